@@ -1,0 +1,96 @@
+"""The pipeline up to the decision: view, facts, hazards, variables, pins, cut, edits. Read-only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx import ModelProto
+
+from onnxamp.constants import Constants
+from onnxamp.edits import Edits, make_edits
+from onnxamp.errors import OpsetError
+from onnxamp.folds import batch_norm_folds
+from onnxamp.graph import View, opset_imports, view_model
+from onnxamp.hazards import Scene, find_hazards, sentinel_paths
+from onnxamp.infer import Types, infer_types
+from onnxamp.islands import activation_groups
+from onnxamp.pins import Pins, find_pins
+from onnxamp.policy import Level, Policy
+from onnxamp.precision import Decision, decide
+from onnxamp.sizes import Shape, infer_shapes
+from onnxamp.variables import Terms, find_variables
+from onnxamp.verdicts import Hazard
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """All that is known about a model under a policy, and what follows from it."""
+
+    policy: Policy
+    view: View
+    types: Types
+    shapes: Sequence[Shape | None]
+    terms: Terms
+    hazards: Sequence[Hazard]
+    pins: Pins
+    decision: Decision
+    edits: Edits
+
+
+def analyse(
+    model: ModelProto, policy: Policy, *, base_dir: Path | None = None, replay: Mapping[str, bool] | None = None
+) -> Analysis:
+    """Decide for every float of the model in which precision it lives.
+
+    Args:
+        base_dir: folder of the model's external data, None where all weights are inline.
+        replay: decisions to repeat (variable key -> low), see :mod:`onnxamp.plan`.
+
+    Raises:
+        ModelError: the model breaks a rule of ONNX. OpsetError: it is too old for the low type.
+        ContradictionError: wishes of the user exclude each other.
+
+    Complexity: near linear in nodes; weights are read twice at most.
+    """
+    check_opset(model, policy)
+    view = view_model(model, freeze_defaults=policy.freeze_defaults)
+    types = infer_types(view)
+    shapes = infer_shapes(view)
+    constants = Constants(view, types, policy.low, base_dir)
+    scene = Scene(view, types, shapes, constants, policy.low)
+    sentinels = sentinel_paths(scene)
+    folds = batch_norm_folds(view, types, constants, policy)
+    groups = [*activation_groups(view, constants), *(sentinels if policy.hazards else []), *map(list, folds)]
+    terms = find_variables(view, types, policy, groups)
+    hazards = find_hazards(scene)
+    pins = find_pins(view, policy, terms, hazards, folded=frozenset(bn for _, bn in folds), replay=replay)
+    decision = decide(view, shapes, constants, terms, pins)
+    edits = make_edits(view, types, terms, decision, policy.low)
+    _halve(edits, sentinels, view, terms, decision, constants)
+    return Analysis(policy, view, types, shapes, terms, hazards, pins, decision, edits)
+
+
+def check_opset(model: ModelProto, policy: Policy) -> None:
+    """Refuse a model whose opset has no Cast to the low type.
+
+    Raises:
+        OpsetError: it has none.
+    """
+    version, low = opset_imports(model).get("", low_version := policy.low.min_opset), policy.low
+    if version < low_version and policy.level != Level.O0:
+        raise OpsetError(
+            f"The model's opset {version} cannot cast to {low.name}, which needs opset {low.min_opset}: convert it"
+            f" with opset={low.min_opset} (--opset {low.min_opset})."
+        )
+
+
+def _halve(
+    edits: Edits, sentinels: Sequence[Sequence[int]], view: View, terms: Terms, decision: Decision, constants: Constants
+) -> None:
+    """Sentinels on a mask path that is low saturate to half the range, so that mask + score stays finite."""
+    for index in {node for path in sentinels for node in path}:
+        node = view.nodes[index]
+        for value, term in zip(node.inputs, terms.consumed[index], strict=True):
+            stats = constants.stats(value) if decision.is_low(term) else None
+            if stats is not None and stats.has_sentinel:
+                edits.halved.add(constants.source(value))

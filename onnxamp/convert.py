@@ -1,0 +1,236 @@
+"""The pipeline, readable on one screen: prepare, analyse, edit a copy, verify, write."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from onnxamp.analysis import analyse
+from onnxamp.errors import ArgumentError, ArgumentTypeError
+from onnxamp.interop import from_graphsurgeon, is_graphsurgeon, to_graphsurgeon
+from onnxamp.plan import Plan, make_plan
+from onnxamp.policy import Policy, Rule, make_policy
+from onnxamp.prepare import prepare
+from onnxamp.rewrite import apply_edits
+from onnxamp.storage import (
+    INLINE_LIMIT, WeightConverter, check_external_data, copy_file, has_external_data, load_external_data, load_model, save_model,
+    weight_bytes,
+)  # fmt: skip
+from onnxamp.summary import Summary, summarize
+from onnxamp.verify import promise
+from onnxamp.weights import ConversionCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What :func:`convert_file` did: the plan, what is in the model now, and what was lost in the weights."""
+
+    source: Path
+    target: Path
+    plan: Plan
+    summary: Summary
+    notes: tuple[str, ...]
+    weights: Mapping[str, ConversionCounts]
+    bytes_before: int
+    bytes_after: int
+
+
+def convert_model(
+    model: Any,
+    level: str = "O2",
+    *,
+    dtype: str = "float16",
+    keep_io_types: bool | Iterable[str] = True,
+    white_list: Iterable[str] | None = None,
+    black_list: Iterable[str] | None = None,
+    lists: str = "default",
+    keep_high: Iterable[str] = (),
+    force_low: Iterable[str] = (),
+    rule: Rule | None = None,
+    target: str = "cuda",
+    opset: int | None = None,
+    strict: bool = False,
+    hazards: bool = True,
+    freeze_defaults: bool = False,
+    keep_functions: bool = False,
+) -> Any:
+    """Convert a float32 ONNX model to mixed precision.
+
+    Args:
+        model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
+        level: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" everything that can be.
+        dtype: the low type, "float16" or "bfloat16".
+        keep_io_types: whether graph inputs and outputs stay float32; or the names of those that do.
+        white_list: op types to lower, added to those of ``lists``; "domain::OpType" outside ai.onnx.
+        black_list: op types to keep in float32, likewise. Both win over the preset.
+        lists: the preset: "default", "fast", "mindspore" or "paddle".
+        keep_high: regular expressions of node names (whole names) to keep in float32.
+        force_low: likewise, to lower whatever lists and hazards say.
+        rule: called with each NodeProto; returns "low", "high", or None for no opinion.
+        target: where the result will run: "cuda", "cpu", or "any" (what ONNX allows, no kernels asked).
+        opset: upgrade the model to this opset first.
+        strict: at O2, lower every op that is not black-listed, whatever its Casts cost.
+        hazards: keep what static knowledge expects to break in float32.
+        freeze_defaults: treat initializers that are graph inputs, too, as weights.
+        keep_functions: leave calls of model-local functions alone instead of inlining them.
+
+    Returns:
+        The converted ModelProto (a Graph for a Graph). Where nothing becomes low it equals the input bit by bit.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: an argument is wrong (also ValueError, TypeError).
+        ModelError: the model cannot be read or is invalid. OnnxAmpError: root of all of them.
+    """
+    policy = make_policy(
+        level, dtype=dtype, keep_io_types=keep_io_types, white_list=white_list, black_list=black_list, lists=lists,
+        keep_high=keep_high, force_low=force_low, rule=rule, target=target, strict=strict, hazards=hazards,
+        freeze_defaults=freeze_defaults, keep_functions=keep_functions,
+    )  # fmt: skip
+    return convert_with(model, policy, opset)
+
+
+def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Plan | None = None) -> Any:
+    if is_graphsurgeon(model):
+        return to_graphsurgeon(convert_with(from_graphsurgeon(model), policy, opset, plan))
+    proto = load_any(model)
+    prepared, _ = prepare(proto, policy, opset)
+    analysis = analyse(prepared, policy, replay=plan.decisions() if plan else None)
+    result = ModelProto()
+    if not analysis.edits:
+        result.CopyFrom(prepared if opset is not None or policy.freeze_defaults else proto)
+        return result
+    kept = promise(analysis.view, analysis.types, policy)
+    result.CopyFrom(prepared)
+    apply_edits(analysis.view, analysis.edits, result, WeightConverter(policy.low, None))
+    kept.check(result)
+    return result
+
+
+def plan_model(model: Any, level: str = "O2", *, opset: int | None = None, **wishes: Any) -> Plan:
+    """Decide without rewriting; takes the arguments of :func:`convert_model`.
+
+    Returns:
+        A :class:`Plan`: print it, save it as JSON, or apply it with :func:`apply_plan`.
+
+    Raises:
+        As :func:`convert_model`.
+    """
+    proto, base_dir = (from_graphsurgeon(model), None) if is_graphsurgeon(model) else _locate(model)
+    policy = make_policy(level, **wishes)
+    prepared, _ = prepare(proto, policy, opset)
+    return make_plan(analyse(prepared, policy, base_dir=base_dir))
+
+
+def apply_plan(model: Any, plan: Plan, *, keep_io_types: bool | Iterable[str] = True) -> Any:
+    """Convert a model as a plan says, which may come from a file (:func:`load_plan`).
+
+    Raises:
+        ArgumentError: the plan was made for another model. Others as :func:`convert_model`.
+    """
+    return convert_with(model, plan_policy(plan, keep_io_types), plan=plan)
+
+
+def plan_policy(plan: Plan, keep_io_types: bool | Iterable[str] = True) -> Policy:
+    """The policy under which a plan is replayed."""
+    return make_policy(plan.level, dtype=plan.dtype, target=plan.target, keep_io_types=keep_io_types)
+
+
+def convert_file(
+    source: str | PathLike[str],
+    target: str | PathLike[str],
+    level: str = "O2",
+    *,
+    opset: int | None = None,
+    plan: Plan | None = None,
+    external_data: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+    **wishes: Any,
+) -> Conversion:
+    """Convert a model file, whatever its size, and write the result whole or not at all.
+
+    Args:
+        source: the model; its external data is memory-mapped and streamed.
+        target: where the result goes; an existing file is replaced once the new one is complete.
+        level, opset, wishes: as :func:`convert_model`.
+        plan: repeat the decisions of this plan instead of deciding.
+        external_data: "auto" (a data file beside the model where the input has one or the result is over 1.9 GB),
+            "always", or "never".
+        progress: called with (bytes written, bytes in all) while weights are written to a data file.
+
+    Raises:
+        As :func:`convert_model`, and OutputError: the target cannot be written.
+    """
+    if external_data not in ("auto", "always", "never"):
+        raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {external_data!r}.")
+    policy = plan_policy(plan, wishes.get("keep_io_types", True)) if plan else make_policy(level, **wishes)
+    source, target = Path(source), Path(target)
+    if target.is_dir():
+        raise ArgumentError(f"The output {str(target)!r} is a folder: name a file.")
+    proto, base_dir = load_model(source), source.resolve().parent
+    check_external_data(proto, base_dir)
+    before = weight_bytes(proto)
+    prepared, notes = prepare(proto, policy, opset)
+    analysis = analyse(prepared, policy, base_dir=base_dir, replay=plan.decisions() if plan else None)
+    made, summary = make_plan(analysis), summarize(analysis)
+    external = _wants_external(external_data, prepared, summary)
+    converter = WeightConverter(policy.low, base_dir, deferred=external)
+    if analysis.edits:
+        kept = promise(analysis.view, analysis.types, policy)
+        apply_edits(analysis.view, analysis.edits, prepared, converter)
+        kept.check(prepared)
+    elif opset is None and not policy.freeze_defaults:
+        prepared = proto
+        if not external or source.resolve().parent == target.resolve().parent:
+            copy_file(source, target)
+            return Conversion(source, target, made, summary, tuple(notes), {}, before, before)
+    total = weight_bytes(prepared)
+    done = 0
+
+    def report(written: int) -> None:
+        nonlocal done
+        done += written
+        if progress is not None:
+            progress(done, total)
+
+    save_model(prepared, target, converter, external=external, progress=report)
+    return Conversion(source, target, made, summary, tuple(notes), converter.counts, before, total)
+
+
+def _wants_external(wish: str, model: ModelProto, summary: Summary) -> bool:
+    """Whether the result's weights go to a data file.
+
+    Raises:
+        ArgumentError: the user wants one file, which protobuf could not hold.
+    """
+    size = weight_bytes(model) - summary.low_weight_bytes // 2
+    if wish == "never" and size > INLINE_LIMIT:
+        raise ArgumentError(
+            f"{size} bytes of weights do not fit into one file: protobuf ends at 2 GiB; use external data."
+        )
+    return wish == "always" or (wish == "auto" and (size > INLINE_LIMIT or has_external_data(model)))
+
+
+def load_any(model: Any) -> ModelProto:
+    """A ModelProto from a ModelProto or a path; external data of a path is loaded.
+
+    Raises:
+        ArgumentTypeError: it is neither. ModelError: the file is no model.
+    """
+    proto, base_dir = _locate(model)
+    if base_dir is not None:
+        load_external_data(proto, base_dir)
+    return proto
+
+
+def _locate(model: Any) -> tuple[ModelProto, Path | None]:
+    if isinstance(model, ModelProto):
+        return model, None
+    if isinstance(model, (str, PathLike)):
+        path = Path(model)
+        return load_model(path), path.resolve().parent
+    raise ArgumentTypeError(
+        f"model must be an onnx.ModelProto, a path or an onnx-graphsurgeon Graph, not {type(model).__name__}."
+    )

@@ -1,0 +1,55 @@
+"""Every error that onnxamp raises on purpose.
+
+    OnnxAmpError
+    ├── ArgumentError (ValueError)         an argument has an impossible value
+    │   └── ContradictionError             two wishes of the user exclude each other
+    ├── ArgumentTypeError (TypeError)      an argument has the wrong type
+    ├── ModelError                         the model cannot be read, or is not valid
+    │   ├── ExternalDataError              its weights are missing, or lie where they must not
+    │   └── OpsetError                     its opset is too old (or too new) for the wish
+    ├── OutputError                        the result cannot be written
+    ├── RuntimeFailure                     ONNX Runtime could not load or run a model
+    └── InternalError                      a promise of onnxamp was about to be broken: a bug
+
+Each message names what, where and what to do. Nothing on disk is harmed when one of them is raised.
+"""
+
+
+class OnnxAmpError(Exception):
+    """Root of all errors raised by onnxamp."""
+
+
+class ArgumentError(OnnxAmpError, ValueError):
+    """An argument has a value that onnxamp does not know, or that makes no sense here."""
+
+
+class ContradictionError(ArgumentError):
+    """Two wishes of the user exclude each other; the message names both."""
+
+
+class ArgumentTypeError(OnnxAmpError, TypeError):
+    """An argument is of a type that the function does not take."""
+
+
+class ModelError(OnnxAmpError):
+    """The model cannot be read, or breaks a rule of ONNX that onnxamp depends on."""
+
+
+class ExternalDataError(ModelError):
+    """Weights stored outside the model file are missing, too short, or outside the model's folder."""
+
+
+class OpsetError(ModelError):
+    """The model's opset does not know the wanted type, or the installed onnx does not know the opset."""
+
+
+class OutputError(OnnxAmpError):
+    """The result cannot be written; what was there before is untouched."""
+
+
+class RuntimeFailure(OnnxAmpError):  # noqa: N818 - "error" would say that onnxamp itself is at fault
+    """ONNX Runtime could not load a model, or failed while it ran."""
+
+
+class InternalError(OnnxAmpError):
+    """onnxamp was about to break one of its own promises; please report the model."""

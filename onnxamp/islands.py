@@ -1,0 +1,244 @@
+"""Ops that belong together: normalisations and softmaxes written out as single ops, and written-out activations.
+
+A normalisation squares and sums, which overflows float16 into *silent zeros*; it stays float32 as a unit. A written-out
+activation (Gelu, SiLU) is harmless, but ONNX Runtime fuses it only if no Cast stands inside: its nodes take one precision.
+"""
+
+from collections.abc import Iterator
+
+from onnxamp.constants import Constants
+from onnxamp.dtypes import FLOAT
+from onnxamp.graph import ABSENT, Node, View
+from onnxamp.infer import Types
+from onnxamp.ops import is_exact, op_facts
+from onnxamp.verdicts import Hazard, Reason
+
+_REACH = 32
+"""Nodes that the search for one island may visit; written-out normalisations have at most about 20."""
+
+
+def norm_islands(view: View, types: Types, constants: Constants) -> Iterator[Hazard]:
+    """x^2 -> mean or sum -> + eps -> root -> divide: every node between the squared value and the result."""
+    for root in view.nodes:
+        if _is_root(root, constants):
+            nodes, bases = _variance(view, root, constants)
+            if bases:
+                nodes |= _scaling(view, types, root, constants, bases)
+                for index in sorted(nodes):
+                    yield Hazard(index, Reason.ISLAND, f"part of the normalisation around {root.label!r}")
+
+
+def softmax_islands(view: View, types: Types) -> Iterator[Hazard]:
+    """Exp -> sum -> divide (or Log), with the subtraction of the maximum before it."""
+    for exp in view.nodes:
+        if exp.key != "Exp" or exp.outputs[0] == ABSENT or types[exp.outputs[0]] != FLOAT:
+            continue
+        sums = [node for node, _ in view.consumers(exp.outputs[0]) if node.key == "ReduceSum"]
+        island = {exp.index}
+        for total in sums:
+            island |= _softmax_end(view, exp, total)
+        if len(island) == 1:
+            continue
+        shift = view.producer(exp.inputs[0])
+        if shift is not None and shift.key == "Sub":
+            island |= {shift.index} | _back_to_reduction(view, shift.input(1), {"ReduceMax"})
+        for index in sorted(island):
+            yield Hazard(index, Reason.ISLAND, f"part of the softmax around {exp.label!r}")
+
+
+def activation_groups(view: View, constants: Constants) -> list[list[int]]:
+    """Written-out Gelu (erf and tanh forms) and SiLU: node groups that take one precision.
+
+    The forms are those of ONNX Runtime's gelu_fusion.cc, fast_gelu_fusion.cc and quick_gelu_fusion.cc.
+    """
+    groups = []
+    for node in view.nodes:
+        if node.key in ("Erf", "Tanh"):
+            group = _gelu(view, node, constants)
+        elif node.key == "Sigmoid":
+            group = _silu(view, node, constants)
+        else:
+            continue
+        if len(group) > 1:
+            groups.append(sorted(group))
+    return groups
+
+
+def _is_root(node: Node, constants: Constants) -> bool:
+    if node.key == "Pow":
+        return constants.uniform(node.input(1)) in (0.5, -0.5)
+    return node.key in ("Sqrt", "com.microsoft::Rsqrt")
+
+
+def _square_of(node: Node, constants: Constants) -> int:
+    """The value that the node squares, ABSENT if it does not."""
+    if node.key == "Mul" and node.input(0) == node.input(1):
+        return node.inputs[0]
+    if node.key == "Pow" and constants.uniform(node.input(1)) == 2.0:
+        return node.inputs[0]
+    return node.inputs[0] if node.key == "ReduceSumSquare" else ABSENT
+
+
+def _variance(view: View, root: Node, constants: Constants) -> tuple[set[int], set[int]]:
+    """Nodes from the squared values to the root, and the values that were squared and summed (none: no island)."""
+    walk, reductions = op_facts().hazard["norm_arithmetic"], op_facts().hazard["reductions"]
+    nodes, bases = {root.index}, set[int]()
+    stack = [root.input(0)]
+    while stack and len(nodes) < _REACH:
+        node = view.producer(stack.pop())
+        if node is None or node.index in nodes or not (node.key in walk or node.key == "ReduceSumSquare"):
+            continue
+        nodes.add(node.index)
+        if node.key == "ReduceSumSquare":
+            bases.add(node.inputs[0])
+        elif node.key in reductions:
+            square = view.producer(node.input(0))
+            squared = ABSENT if square is None else _square_of(square, constants)
+            if square is not None and squared != ABSENT:
+                nodes.add(square.index)
+                bases.add(squared)
+        else:
+            stack += [value for value in node.inputs if value != ABSENT]
+    for base in list(bases):
+        nodes |= _centring(view, base, bases)
+    return nodes, bases
+
+
+def _centring(view: View, base: int, bases: set[int]) -> set[int]:
+    """Where the squared value is x - mean(x): the subtraction and the mean; x joins the bases."""
+    centred = view.producer(base)
+    if centred is None or centred.key != "Sub":
+        return set()
+    mean = _back_to_reduction(view, centred.input(1), op_facts().hazard["reductions"])
+    if not mean:
+        return set()
+    bases.add(centred.inputs[0])
+    return {centred.index} | mean
+
+
+def _back_to_reduction(view: View, value: int, reductions: frozenset[str] | set[str]) -> set[int]:
+    """Nodes from ``value`` back to a reduction through data movement and scaling; empty if none is there."""
+    found: set[int] = set()
+    for _ in range(_REACH):
+        node = view.producer(value)
+        if node is None:
+            return set()
+        found.add(node.index)
+        if node.key in reductions:
+            return found
+        if not is_exact(node.proto) and node.key not in ("Mul", "Div"):
+            return set()
+        value = node.input(0)
+    return set()
+
+
+def _scaling(view: View, types: Types, root: Node, constants: Constants, bases: set[int]) -> set[int]:
+    """Nodes from the root to the normalised result, with the constant gain and bias behind it."""
+    nodes: set[int] = set()
+    stack, normalised = [root.outputs[0]], set[int]()
+    while stack and len(nodes) < _REACH:
+        value = stack.pop()
+        for node, port in view.consumers(value):
+            if node.index in nodes or node.outputs[0] == ABSENT or types[node.outputs[0]] != FLOAT:
+                continue
+            other = node.input(1 - port) if node.key in ("Mul", "Div", "Add", "Sub") else ABSENT
+            done = value in normalised
+            if is_exact(node.proto) or node.key == "Reciprocal":
+                if done:
+                    continue
+            elif node.key in ("Mul", "Div") and not constants.is_constant(other):
+                if done:
+                    continue
+                normalised.add(node.outputs[0])
+                nodes |= _numerator(view, other, bases)
+            elif node.key in ("Mul", "Add", "Sub", "Div") and constants.is_constant(other):
+                if done:
+                    normalised.add(node.outputs[0])
+            else:
+                continue
+            nodes.add(node.index)
+            stack.append(node.outputs[0])
+    return nodes
+
+
+def _numerator(view: View, value: int, bases: set[int]) -> set[int]:
+    """The x - mean(x) that is divided, where it is not the one that was squared."""
+    node = view.producer(value)
+    if node is None or node.key != "Sub" or node.input(0) not in bases:
+        return set()
+    return {node.index} | _back_to_reduction(view, node.input(1), op_facts().hazard["reductions"])
+
+
+def _softmax_end(view: View, exp: Node, total: Node) -> set[int]:
+    """Nodes from the sum of exponentials to the division or logarithm that ends the softmax; empty if none does."""
+    found, value = {total.index}, total.outputs[0]
+    for _ in range(_REACH):
+        readers = [node for node, _ in view.consumers(value)]
+        ends = {n.index for n in readers if n.key == "Log" or (n.key in ("Div", "Mul") and exp.outputs[0] in n.inputs)}
+        if ends:
+            return found | ends
+        onward = next((node for node in readers if is_exact(node.proto) or node.key == "Reciprocal"), None)
+        if onward is None or onward.outputs[0] == ABSENT:
+            return set()
+        found.add(onward.index)
+        value = onward.outputs[0]
+    return set()
+
+
+def _gelu(view: View, core: Node, constants: Constants) -> set[int]:
+    """core -> Add 1 -> Mul by x and by 0.5 in either order, with the polynomial or scaling before the core."""
+    plus = _only_reader(view, core.outputs[0], "Add")
+    if plus is None or constants.uniform(_other(plus, core.outputs[0])) != 1.0:
+        return set()
+    group, value, base = {core.index, plus.index}, plus.outputs[0], ABSENT
+    for _ in range(2):
+        times = _only_reader(view, value, "Mul")
+        if times is None:
+            break
+        group.add(times.index)
+        other, value = _other(times, value), times.outputs[0]
+        if not constants.is_constant(other):
+            half = view.producer(other)
+            if half is not None and half.key == "Mul" and any(constants.uniform(v) == 0.5 for v in half.inputs):
+                group.add(half.index)
+                other = next(v for v in half.inputs if constants.uniform(v) != 0.5)
+            base = other
+    if base == ABSENT:
+        return set()
+    stack = [core.input(0)]
+    while stack:
+        current = stack.pop()
+        node = view.producer(current)
+        if current == base or node is None or node.index in group or constants.is_constant(current):
+            continue
+        if node.key not in ("Add", "Div", "Mul", "Pow") or len(group) > _REACH:
+            return set()
+        group.add(node.index)
+        stack += [v for v in node.inputs if v != ABSENT]
+    return group
+
+
+def _silu(view: View, core: Node, constants: Constants) -> set[int]:
+    """x * Sigmoid(x), and x * Sigmoid(c x)."""
+    source, scaled = core.input(0), view.producer(core.input(0))
+    for node, _ in view.consumers(core.outputs[0]):
+        if node.key != "Mul":
+            continue
+        other = _other(node, core.outputs[0])
+        if other == source:
+            return {core.index, node.index}
+        if scaled is not None and scaled.key == "Mul" and other in scaled.inputs:
+            if any(constants.is_constant(v) for v in scaled.inputs):
+                return {core.index, node.index, scaled.index}
+    return set()
+
+
+def _only_reader(view: View, value: int, key: str) -> Node | None:
+    if value == ABSENT or len(view.uses[value]) != 1 or view.results[value]:
+        return None
+    node = view.nodes[view.uses[value][0][0]]
+    return node if node.key == key and len(node.inputs) == 2 else None
+
+
+def _other(node: Node, value: int) -> int:
+    return node.inputs[1] if node.inputs[0] == value else node.inputs[0]

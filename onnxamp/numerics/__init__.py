@@ -1,0 +1,1 @@
+"""Comparing results, and what each node contributes to their error."""

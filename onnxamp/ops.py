@@ -1,0 +1,93 @@
+"""Facts about op types, read once from ``data/ops.toml``: data for the passes, no logic of theirs."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from onnx import NodeProto, helper
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeAttribute:
+    """The attribute that fixes the element type of a node's first output."""
+
+    attribute: str
+    default: str | None
+    """Element type where the attribute is absent; "input" or "scale" name the input that gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """The tables of ``data/ops.toml``; the comments there say what each means."""
+
+    exact: frozenset[str]
+    exact_when: Mapping[str, Mapping[str, Any]]
+    dtype_attribute: Mapping[str, DtypeAttribute]
+    pinned_parameters: Mapping[str, frozenset[str]]
+    quantize: frozenset[str]
+    dequantize: frozenset[str]
+    folded: frozenset[str]
+    folds_into: frozenset[str]
+    kernel_free: frozenset[str]
+    control_flow: frozenset[str]
+    hazard: Mapping[str, frozenset[str]]
+    index_inputs: Mapping[str, tuple[int, ...]]
+    guarded: Mapping[str, tuple[int, ...]]
+
+
+@cache
+def op_facts() -> OpFacts:
+    """The facts, parsed at the first call."""
+    text = resources.files("onnxamp").joinpath("data/ops.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    hazard = data["hazard"]
+    return OpFacts(
+        exact=frozenset(data["exact"]["ops"]),
+        exact_when=data["exact"]["when"],
+        dtype_attribute={
+            op: DtypeAttribute(row["attribute"], row.get("default")) for op, row in data["dtype_attribute"].items()
+        },
+        pinned_parameters={op: frozenset(names) for op, names in data["pinned_parameters"].items()},
+        quantize=frozenset(data["quantization"]["quantize"]),
+        dequantize=frozenset(data["quantization"]["dequantize"]),
+        folded=frozenset(data["folding"]["batch_norm"]),
+        folds_into=frozenset(data["folding"]["into"]),
+        kernel_free=frozenset(data["kernel_free"]["ops"]),
+        control_flow=frozenset(data["control_flow"]["ops"]),
+        hazard={name: frozenset(ops) for name, ops in hazard.items() if isinstance(ops, list)},
+        index_inputs={op: tuple(ports) for op, ports in hazard["index_inputs"].items()},
+        guarded={op: tuple(ports) for op, ports in hazard["guarded"].items()},
+    )
+
+
+def op_key(node: NodeProto) -> str:
+    """How tables name the node's op: ``Conv``, ``com.microsoft::Gelu``; "ai.onnx" is the default domain."""
+    domain = node.domain
+    return node.op_type if domain in ("", "ai.onnx") else f"{domain}::{node.op_type}"
+
+
+def attribute(node: NodeProto, name: str) -> Any:
+    """Value of the node's attribute, or None where it is absent. Complexity: linear in the attributes."""
+    for item in node.attribute:
+        if item.name == name:
+            return helper.get_attribute_value(item)
+    return None
+
+
+def is_exact(node: NodeProto) -> bool:
+    """Whether the node commutes with rounding, so that its precision changes no number but by one rounding."""
+    facts, key = op_facts(), op_key(node)
+    if key not in facts.exact:
+        return False
+    condition = facts.exact_when.get(key)
+    if condition is None:
+        return True
+    if "absent_output" in condition:
+        position = condition["absent_output"]
+        return len(node.output) <= position or not node.output[position]
+    value = attribute(node, condition["attribute"])
+    text = value.decode() if isinstance(value, bytes) else value
+    return bool((condition["default"] if text is None else text) == condition["equals"])

@@ -1,0 +1,275 @@
+"""From wishes and facts to pins: for each variable the reasons that hold it low or float32, and who wins.
+
+Precedence: what cannot be (schema, kernel) > what the user forces, or keeps > hazards > black list > white list > level.
+A pin to float32 beats a pin to low, and ties share all pins.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnx import NodeProto
+
+from onnxamp.errors import ArgumentError, ContradictionError
+from onnxamp.graph import ABSENT, Node, View
+from onnxamp.kernels import Freedom, freedom
+from onnxamp.ops import is_exact, op_facts
+from onnxamp.policy import Level, Policy
+from onnxamp.variables import Terms, Variable
+from onnxamp.verdicts import Hazard, Reason, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What is settled before the cut.
+
+    ``verdicts``: deciding variable -> its pin; ``implies``: (p, q) variables where p low needs q low;
+    ``exact`` and ``preferred``: variables that cost no accuracy, and those that gain by being low;
+    ``fallbacks``: nodes without a kernel on the target in float32, which run on CPU; ``warnings``: sentences.
+    """
+
+    verdicts: Mapping[int, Verdict]
+    implies: Sequence[tuple[int, int]]
+    exact: frozenset[int]
+    preferred: frozenset[int]
+    fallbacks: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+
+def find_pins(
+    view: View,
+    policy: Policy,
+    terms: Terms,
+    hazards: Sequence[Hazard],
+    *,
+    folded: frozenset[int] = frozenset(),
+    replay: Mapping[str, bool] | None = None,
+) -> Pins:
+    """Judge every variable. Complexity: linear in nodes, with one kernel look-up per distinct binding.
+
+    Args:
+        folded: nodes that the lists do not judge, since they take their producer's precision.
+        replay: decisions of a plan by variable key; they stand for lists, level and hazards.
+    """
+    collector = _Collector(view, policy, terms, folded)
+    for variable in terms.fixed_high:
+        collector.pin(variable, Verdict(variable, False, Reason.TIE, "shares its type with a float32 value"), hard=True)
+    for node in view.nodes:
+        collector.kernels(node)
+        collector.wishes(node)
+    if replay is not None:
+        collector.replay(replay)
+        return collector.finish()
+    for hazard in hazards if policy.hazards else ():
+        for variable in terms.of_node.get(hazard.node, {}).values():
+            collector.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
+    for node in view.nodes:
+        collector.lists(node)
+    return collector.finish()
+
+
+def variable_key(view: View, variable: Variable) -> str:
+    """A name for the variable that survives re-exporting: scopes, node label and type parameter."""
+    if variable.node == ABSENT:
+        value = view.values[variable.value]
+        scope, own = value.scope, f"{value.name}:{variable.param}"
+    else:
+        node = view.nodes[variable.node]
+        scope, own = node.scope, f"{node.label}:{variable.param}"
+    path = [own]
+    while scope:
+        owner = view.nodes[view.scopes[scope].owner]
+        attribute = next(name for name, body in owner.bodies if body == scope)
+        path.append(f"{owner.label}.{attribute}")
+        scope = owner.scope
+    return "/".join(reversed(path))
+
+
+@dataclass(slots=True)
+class _Collector:
+    view: View
+    policy: Policy
+    terms: Terms
+    folded: frozenset[int]
+    hard: dict[int, Verdict] = field(default_factory=dict)
+    forced: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
+    kept: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
+    high: dict[int, Verdict] = field(default_factory=dict)
+    low: dict[int, Verdict] = field(default_factory=dict)
+    implies: list[tuple[int, int]] = field(default_factory=list)
+    exact: set[int] = field(default_factory=set)
+    preferred: set[int] = field(default_factory=set)
+    fallbacks: list[int] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    matched: set[str] = field(default_factory=set)
+    known: dict[object, Freedom] = field(default_factory=dict)
+
+    def pin(self, variable: int, verdict: Verdict, *, hard: bool = False) -> None:
+        """Note a pin; the first one of a kind explains the variable."""
+        root = self.terms.root(variable)
+        pins = self.hard if hard else self.low if verdict.low else self.high
+        pins.setdefault(root, verdict)
+
+    def kernels(self, node: Node) -> None:
+        """Pins and implications from the target's kernels."""
+        variables = self.terms.of_node.get(node.index)
+        bound = self.terms.bound.get(node.index)
+        if not variables or bound is None or node.signature is None:
+            return
+        params = tuple(variables)
+        shape = tuple(bool(name) for name in node.proto.input) if node.signature.has_function else ()
+        body = node.proto.attribute if node.signature.has_function else ()
+        key = (
+            node.key,
+            params,
+            tuple(sorted(bound.items())),
+            shape,
+            tuple(a.SerializeToString() for a in body),
+        )
+        if key not in self.known:
+            policy = self.policy
+            self.known[key] = freedom(policy.target, node.key, node.signature, bound, params, policy.low, node.proto)
+        found = self.known[key]
+        for param in found.high:
+            why = f"no {self.policy.low.name} kernel for {node.key} (opset {node.signature.since}) on {self.policy.target}"
+            self.pin(variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True)
+        self.implies += [(variables[p], variables[q]) for p, q in found.implies]
+        if found.falls_back:
+            self.fallbacks.append(node.index)
+        if found.only_low:
+            self.preferred.update(self.terms.root(variables[param]) for param in params if param not in found.high)
+
+    def wishes(self, node: Node) -> None:
+        """The user's patterns and rule."""
+        names = {node.proto.name, *node.proto.output} - {""}
+        wish: dict[bool, tuple[Reason, str]] = {}
+        for is_low, option, patterns in (
+            (False, "keep_high", self.policy.keep_high),
+            (True, "force_low", self.policy.force_low),
+        ):
+            for pattern in patterns:
+                if any(pattern.fullmatch(name) for name in names):
+                    self.matched.add(pattern.pattern)
+                    wish[is_low] = (Reason.PATTERN, f"{option} {pattern.pattern!r}")
+        opinion = self.opinion(node)
+        if opinion is not None:
+            wish.setdefault(opinion == "low", (Reason.RULE, f"rule says {opinion!r}"))
+            if len(wish) == 2:
+                raise ContradictionError(f"Node {node.label!r}: {wish[True][1]} against {wish[False][1]}; drop one.")
+        if len(wish) == 2:
+            raise ContradictionError(f"Node {node.label!r} matches {wish[True][1]} and {wish[False][1]}; drop one.")
+        for is_low, (reason, detail) in wish.items():
+            variables = self.terms.of_node.get(node.index, {})
+            for variable in variables.values():
+                pins = self.forced if is_low else self.kept
+                pins.setdefault(self.terms.root(variable), (Verdict(variable, is_low, reason, detail), node.label))
+
+    def opinion(self, node: Node) -> str | None:
+        if self.policy.rule is None:
+            return None
+        copy = NodeProto()
+        copy.CopyFrom(node.proto)
+        opinion = self.policy.rule(copy)
+        if opinion not in ("low", "high", None):
+            raise ArgumentError(f"rule returned {opinion!r} for node {node.label!r}: it may say 'low', 'high' or None.")
+        return opinion
+
+    def lists(self, node: Node) -> None:
+        """Black list, white list, and what the level says of all other ops."""
+        policy, exact = self.policy, is_exact(node.proto)
+        if policy.level == Level.O0:
+            for variable in self.terms.of_node.get(node.index, {}).values():
+                self.pin(variable, Verdict(variable, False, Reason.LEVEL, "O0 lowers nothing"))
+        if node.key in op_facts().control_flow or node.key in ("Cast", "Constant") or node.index in self.folded:
+            return
+        for variable in self.terms.of_node.get(node.index, {}).values():
+            root = self.terms.root(variable)
+            if exact:
+                self.exact.add(root)
+            if node.key in policy.black:
+                if policy.level != Level.O3:
+                    self.pin(variable, Verdict(variable, False, Reason.BLACK, node.key))
+                    continue
+            if node.key in policy.white and not exact:
+                self.pin(variable, Verdict(variable, True, Reason.WHITE, node.key))
+            elif exact:
+                if policy.level == Level.O3 or node.key in policy.white or policy.strict:
+                    self.preferred.add(root)
+            elif policy.level == Level.O1:
+                self.pin(variable, Verdict(variable, False, Reason.LEVEL, "O1 lowers white-listed ops alone"))
+            elif policy.level == Level.O3 or policy.strict:
+                self.pin(variable, Verdict(variable, True, Reason.LEVEL, f"{policy.level} lowers all that it can"))
+            else:
+                self.preferred.add(root)
+
+    def replay(self, decisions: Mapping[str, bool]) -> None:
+        """Pin every variable as the plan says; one that the plan does not know is an error of the caller's."""
+        for variable in self.terms.variables:
+            key = variable_key(self.view, variable)
+            if key not in decisions:
+                raise ArgumentError(f"The plan does not know {key!r}: it was made for another model.")
+            low = decisions[key]
+            self.pin(variable.index, Verdict(variable.index, low, Reason.PLAN, "as the plan says"))
+
+    def finish(self) -> Pins:
+        """Settle who wins on each variable, implications included."""
+        self.contradictions()
+        self.spread_forced()
+        settled: dict[int, Verdict] = {}
+        for root in {*self.hard, *self.forced, *self.kept, *self.high, *self.low}:
+            if root in self.hard:
+                settled[root] = self.hard[root]
+                if root in self.forced:
+                    label = self.forced[root][1]
+                    self.warnings.append(f"{label!r} cannot be forced low: {self.hard[root].detail}.")
+            elif root in self.forced or root in self.kept:
+                settled[root] = (self.forced.get(root) or self.kept[root])[0]
+            else:
+                settled[root] = self.high.get(root) or self.low[root]
+        self.spread_high(settled)
+        self.unmatched()
+        pairs = [(self.terms.root(p), self.terms.root(q)) for p, q in self.implies]
+        return Pins(
+            settled,
+            pairs,
+            frozenset(self.exact),
+            frozenset(self.preferred),
+            tuple(self.fallbacks),
+            tuple(self.warnings),
+        )
+
+    def contradictions(self) -> None:
+        for root in self.forced.keys() & self.kept.keys():
+            (low, first), (high, second) = self.forced[root], self.kept[root]
+            raise ContradictionError(
+                f"{first!r} ({low.detail}) and {second!r} ({high.detail}) must have one precision; drop one wish."
+            )
+
+    def spread_forced(self) -> None:
+        """What a forced variable needs low is forced, too."""
+        for p, q in self.implies:
+            p, q = self.terms.root(p), self.terms.root(q)
+            if p in self.forced and q not in self.kept:
+                self.forced.setdefault(q, self.forced[p])
+
+    def spread_high(self, settled: dict[int, Verdict]) -> None:
+        """What needs a float32 variable low is float32, too."""
+        needed_by: dict[int, list[int]] = {}
+        for p, q in self.implies:
+            needed_by.setdefault(self.terms.root(q), []).append(p)
+        stack = [root for root, verdict in settled.items() if not verdict.low]
+        while stack:
+            for p in needed_by.get(stack.pop(), ()):
+                root = self.terms.root(p)
+                if root not in settled or settled[root].low:
+                    why = f"no kernel for these types mixed on {self.policy.target}"
+                    settled[root] = Verdict(p, False, Reason.NO_KERNEL, why)
+                    stack.append(root)
+
+    def unmatched(self) -> None:
+        """A pattern or op type of the user's that matches nothing is probably a slip."""
+        for pattern in (*self.policy.keep_high, *self.policy.force_low):
+            if pattern.pattern not in self.matched:
+                self.warnings.append(f"The pattern {pattern.pattern!r} matches no node name.")
+        present = {node.key for node in self.view.nodes}
+        for op in sorted(self.policy.listed_by_user - present):
+            self.warnings.append(f"The op type {op!r} of your lists does not occur in the model.")

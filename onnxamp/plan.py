@@ -1,0 +1,122 @@
+"""The decision as data: printed, saved as JSON, and replayed on the same model or a re-exported one."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxamp.analysis import Analysis
+from onnxamp.errors import ArgumentError, OutputError
+from onnxamp.graph import ABSENT
+from onnxamp.pins import variable_key
+
+FORMAT = 1
+"""Version of the JSON form."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """What was decided for one variable. ``key`` names scope, node and type parameter."""
+
+    key: str
+    op: str
+    low: bool
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class HazardRow:
+    """A hazard that fired: node, what is wrong there, and the option that would change it."""
+
+    node: str
+    op: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which float lives in which precision, and why. ``str(plan)`` is a table; ``cost`` is that of the cut."""
+
+    level: str
+    dtype: str
+    target: str
+    rows: tuple[PlanRow, ...]
+    hazards: tuple[HazardRow, ...]
+    casts: int
+    cost: int
+    warnings: tuple[str, ...]
+
+    def decisions(self) -> dict[str, bool]:
+        """Variable key -> whether it is low."""
+        return {row.key: row.low for row in self.rows}
+
+    def counts(self) -> Counter[tuple[str, bool]]:
+        """(op type, low) -> number of variables."""
+        return Counter((row.op, row.low) for row in self.rows)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        try:
+            Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"Cannot write the plan {str(path)!r}: {error.strerror}.") from None
+
+    def __str__(self) -> str:
+        head = f"{self.level} {self.dtype} for {self.target}: {self.casts} new Casts, cost {self.cost}"
+        width = max((len(row.key) for row in self.rows), default=0)
+        body = (
+            f"{row.key:<{width}}  {self.dtype if row.low else 'float32':<8}  {row.op}  {row.reason}"
+            + (f": {row.detail}" if row.detail else "")
+            for row in self.rows
+        )
+        return "\n".join([head, *body])
+
+
+def make_plan(analysis: Analysis) -> Plan:
+    """The plan that an analysis amounts to."""
+    view, rows = analysis.view, []
+    for variable, verdict in zip(analysis.terms.variables, analysis.decision.verdicts, strict=True):
+        op = "initializer" if variable.node == ABSENT else view.nodes[variable.node].key
+        rows.append(PlanRow(variable_key(view, variable), op, verdict.low, verdict.reason.value, verdict.detail))
+    hazards = tuple(
+        HazardRow(view.nodes[h.node].label, view.nodes[h.node].key, h.reason.value, h.detail)
+        for h in analysis.hazards
+        if analysis.terms.of_node.get(h.node)
+    )
+    policy = analysis.policy
+    return Plan(
+        str(policy.level), policy.low.name, policy.target, tuple(rows), hazards,
+        len(analysis.edits.casts), analysis.decision.cost, analysis.pins.warnings,
+    )  # fmt: skip
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan that :meth:`Plan.save` wrote.
+
+    Raises:
+        ArgumentError: the file is missing, or no plan.
+    """
+    try:
+        data: Mapping[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise ArgumentError(f"The plan {str(path)!r} has format {data['format']!r}, this onnxamp reads {FORMAT}.")
+        rows = tuple(PlanRow(**row) for row in data["rows"])
+        hazards = tuple(HazardRow(**row) for row in data["hazards"])
+        return Plan(
+            data["level"], data["dtype"], data["target"], rows, hazards,
+            int(data["casts"]), int(data["cost"]), tuple(data["warnings"]),
+        )  # fmt: skip
+    except OSError as error:
+        raise ArgumentError(f"Cannot read the plan {str(path)!r}: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(f"{str(path)!r} is not a plan of onnxamp's: write one with --save-plan.") from None

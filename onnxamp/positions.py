@@ -1,0 +1,93 @@
+"""Integers carried in floats: indices, sizes, counters and positions, which low types hold exactly only to 2048 or 256."""
+
+from collections.abc import Iterator
+
+from onnxamp.constants import Constants
+from onnxamp.dtypes import FLOAT
+from onnxamp.graph import ABSENT, Node, Origin, View
+from onnxamp.infer import Types
+from onnxamp.ops import op_facts
+from onnxamp.verdicts import Hazard, Reason
+
+_INTEGERS = frozenset({"tensor(int32)", "tensor(int64)", "tensor(uint32)", "tensor(uint64)"})
+
+
+def index_paths(view: View, types: Types) -> Iterator[Hazard]:
+    """Backward from Casts to int, and from sizes and scales: the arithmetic that leads there stays float32.
+
+    The walk stops at whatever is no index arithmetic (Conv, MatMul, activations), so that an image that is cast to
+    uint8 at its end does not keep a whole network in float32. Complexity: linear, each node is visited once.
+    """
+    walk, sized = op_facts().hazard["index_arithmetic"], op_facts().index_inputs
+    seen: set[int] = set()
+    stack: list[tuple[int, str]] = []
+    for node in view.nodes:
+        if node.key == "Cast" and node.input(0) != ABSENT and types[node.inputs[0]] == FLOAT:
+            if types[node.outputs[0]] in _INTEGERS:
+                stack.append((node.inputs[0], f"becomes integers at {node.label!r}"))
+        for port in sized.get(node.key, ()):
+            value = node.input(port)
+            if value != ABSENT and types[value] == FLOAT and not (node.key == "Resize" and port == 1):
+                stack.append((value, f"is a size or step of {node.label!r}"))
+                if node.key == "Range" and node.index not in seen:
+                    seen.add(node.index)
+                    yield Hazard(node.index, Reason.INDEX, "counts in floats")
+    while stack:
+        value, why = stack.pop()
+        node = view.producer(value)
+        if node is None or node.index in seen or node.key not in walk:
+            continue
+        seen.add(node.index)
+        yield Hazard(node.index, Reason.INDEX, why)
+        stack += [(source, why) for source in node.inputs if source != ABSENT and types[source] == FLOAT]
+
+
+def position_paths(view: View, types: Types, constants: Constants) -> Iterator[Hazard]:
+    """Forward from counters, Casts from int and graph inputs to Sin, Cos, Floor and Mod: rotary and timestep tables.
+
+    A value is a *position* if it is made of these sources and constants alone, by position arithmetic. Behind Range
+    and CumSum all position arithmetic is kept; behind Casts and inputs only what reaches such a sink
+    (or a comparison, which low positions would answer wrongly).
+    """
+    walk, facts = op_facts().hazard["position_arithmetic"], op_facts().hazard
+    counting, position = set[int](), set[int]()
+    for value in view.values:
+        if types[value.index] == FLOAT and value.scope == 0 and value.origin in (Origin.INPUT, Origin.DEFAULT):
+            position.add(value.index)
+    sinks: list[Node] = []
+    for index in view.order:
+        node = view.nodes[index]
+        sources = [value for value in node.inputs if value != ABSENT and types[value] == FLOAT]
+        from_integers = node.key == "Cast" and node.input(0) != ABSENT and types[node.inputs[0]] in _INTEGERS
+        if node.key in facts["position_sources"]:
+            counting.update(node.outputs)
+            position.update(node.outputs)
+            yield Hazard(index, Reason.INDEX, "counts in floats")
+        elif from_integers:
+            position.update(node.outputs)
+        elif node.key in facts["position_sinks"] and sources and sources[0] in position:
+            sinks.append(node)
+        elif node.key in walk and sources and all(v in position or constants.is_constant(v) for v in sources):
+            if any(value in position for value in sources):
+                position.update(node.outputs)
+            if any(value in counting for value in sources):
+                counting.update(node.outputs)
+                yield Hazard(index, Reason.INDEX, "computes positions")
+    yield from _leading_to(view, sinks, position)
+
+
+def _leading_to(view: View, sinks: list[Node], position: set[int]) -> Iterator[Hazard]:
+    seen = {node.index for node in sinks}
+    stack = list(sinks)
+    while stack:
+        node = stack.pop()
+        yield Hazard(
+            node.index,
+            Reason.INDEX,
+            "works on positions" if node in sinks else "leads to an op that needs exact positions",
+        )
+        for value in node.inputs:
+            producer = view.producer(value)
+            if value in position and producer is not None and producer.index not in seen:
+                seen.add(producer.index)
+                stack.append(producer)

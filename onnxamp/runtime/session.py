@@ -1,0 +1,224 @@
+"""Sessions of ONNX Runtime that run where they are told to, or say why they cannot.
+
+ONNX Runtime falls back to the CPU silently when CUDA does not start; here that is an error. It is imported
+inside functions, so that importing onnxamp stays light.
+"""
+
+import ctypes
+import io
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import cache
+from os import PathLike, fspath
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+from onnx import ModelProto, TensorProto, helper
+
+from onnxamp.errors import ArgumentError, RuntimeFailure
+from onnxamp.runtime.protos import BaseDir
+from onnxamp.runtime.spill import is_large, save_spilled
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+Provider: TypeAlias = Literal["cuda", "cpu"]
+"""On the first CUDA device (with the CPU for ops that CUDA lacks), or on the CPU alone."""
+
+Array: TypeAlias = npt.NDArray[Any]
+Feed: TypeAlias = Array | Sequence[Any] | None
+"""A tensor, a sequence of tensors, or None for an optional input that holds nothing."""
+
+_CUDA: Final = "CUDAExecutionProvider"
+_CPU: Final = "CPUExecutionProvider"
+_CUDA_OPTIONS: Final = {"use_tf32": "0"}
+"""TF32 would round the float32 reference to 11 bits, as float16 does."""
+
+
+@cache
+def cuda_available() -> bool:
+    """Whether a session can run on CUDA here; starts no CUDA session without a device. Asked once."""
+    import onnxruntime as ort  # noqa: PLC0415
+
+    if not _device_present() or _CUDA not in ort.get_available_providers():
+        return False
+    if hasattr(ort, "preload_dlls"):
+        with redirect_stdout(io.StringIO()):  # it prints what it does not find, which the trial below will tell
+            ort.preload_dlls()
+    node = helper.make_node("Neg", ["x"], ["y"])
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    trial = helper.make_model(
+        helper.make_graph([node], "trial", ports[:1], ports[1:]),
+        opset_imports=[helper.make_opsetid("", 13)],
+        ir_version=7,
+    )
+    try:
+        session = _start(trial.SerializeToString(), _session_options(), "cuda")
+        session.run(None, {"x": np.ones(1, np.float32)})
+    except Exception:  # noqa: BLE001 - whatever went wrong, CUDA cannot be used
+        return False
+    return bool(session.get_providers()[0] == _CUDA)
+
+
+def _device_present() -> bool:
+    """Whether the CUDA driver is installed and sees a device. Touches no device."""
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(name)
+        count = ctypes.c_int(0)
+        if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+            return False
+    except (OSError, AttributeError):
+        return False
+    return count.value > 0
+
+
+def make_session(
+    model: ModelProto | str | PathLike[str],
+    provider: Provider = "cpu",
+    *,
+    base_dir: BaseDir = None,
+    optimize: bool = True,
+    threads: int = 0,
+    profile_to: str | PathLike[str] | None = None,
+) -> "ort.InferenceSession":
+    """A session for the model. ONNX Runtime logs errors only.
+
+    Args:
+        model: a proto or the path of a file. Protos above 2 GB, and protos whose weights are not loaded,
+            go through a temporary folder.
+        provider: "cuda" or "cpu". On CUDA, TF32 is off.
+        base_dir: folder of a proto's external data.
+        optimize: run all graph optimisations of ONNX Runtime, or none.
+        threads: threads that one operator may use; 0 leaves the choice to ONNX Runtime.
+        profile_to: prefix of the profile file that the session writes, if one is wanted.
+
+    Raises:
+        ArgumentError: there is no such provider.
+        ExternalDataError: external data of a proto cannot be read.
+        RuntimeFailure: CUDA is wanted but cannot be used, or ONNX Runtime refuses the model.
+    """
+    if provider not in get_args(Provider):
+        raise ArgumentError(f"Unknown provider {provider!r}: choose one of {', '.join(get_args(Provider))}.")
+    if provider == "cuda" and not cuda_available():
+        raise RuntimeFailure(
+            "CUDA cannot be used here: it needs an NVIDIA device, its driver, and onnxruntime-gpu with the"
+            " CUDA and cuDNN libraries."
+        )
+    options = _session_options(optimize=optimize, threads=threads, profile_to=profile_to)
+    name = f"model {model.graph.name!r}" if isinstance(model, ModelProto) else fspath(model)
+    with _source(model, base_dir) as source, _failures(f"load {name} on {provider}"):
+        session = _start(source, options, provider)
+    if provider == "cuda" and session.get_providers()[0] != _CUDA:
+        raise RuntimeFailure(f"ONNX Runtime loaded {name} on the CPU, although CUDA was asked for.")
+    return session
+
+
+def _session_options(
+    *, optimize: bool = True, threads: int = 0, profile_to: str | PathLike[str] | None = None
+) -> "ort.SessionOptions":
+    import onnxruntime as ort  # noqa: PLC0415
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    if profile_to is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = fspath(profile_to)
+    return options
+
+
+def _start(source: bytes | str, options: "ort.SessionOptions", provider: Provider) -> "ort.InferenceSession":
+    import onnxruntime as ort  # noqa: PLC0415
+
+    providers = [(_CUDA, _CUDA_OPTIONS), (_CPU, {})] if provider == "cuda" else [(_CPU, {})]
+    # Without enable_fallback=0 a failure is printed and the model is run on the CPU instead.
+    return ort.InferenceSession(source, options, providers=providers, enable_fallback=0)
+
+
+@contextmanager
+def _source(model: ModelProto | str | PathLike[str], base_dir: BaseDir) -> Iterator[bytes | str]:
+    """What ONNX Runtime reads: bytes, or the path of a file that exists while the context lasts."""
+    if not isinstance(model, ModelProto):
+        yield fspath(model)
+    elif not is_large(model):
+        yield model.SerializeToString()
+    else:
+        # The session may keep the file mapped, and then Windows cannot delete it yet.
+        with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
+            yield fspath(save_spilled(model, Path(folder), base_dir))
+
+
+@contextmanager
+def _failures(action: str) -> Iterator[None]:
+    """Turn whatever ONNX Runtime raises into one sentence: its exceptions have no common base."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text.splitlines()[0])
+        raise RuntimeFailure(f"ONNX Runtime could not {action}: {reason.rstrip('. ')}.") from error
+
+
+def run(
+    session: "ort.InferenceSession", feeds: Mapping[str, Feed], outputs: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Run a session; element types that NumPy lacks come and go as ``ml_dtypes`` arrays.
+
+    Args:
+        session: made by :func:`make_session`.
+        feeds: by input name. Tensors are arrays, sequences are lists of arrays.
+        outputs: names of the wanted outputs; None for all.
+
+    Returns:
+        Arrays (for sequences: lists of arrays; for optionals that hold nothing: None) by output name, in the
+        order asked for.
+
+    Raises:
+        RuntimeFailure: an input is missing or does not fit, or a node failed.
+    """
+    types = {item.name: item.type for item in session.get_outputs()}
+    wanted = list(types if outputs is None else outputs)
+    with _failures(f"run the model ({', '.join(wanted[:3])}{', ...' if len(wanted) > 3 else ''})"):
+        arrays = {name: np.asarray(feed) if isinstance(feed, np.generic) else feed for name, feed in feeds.items()}
+        if not any(_FOREIGN.search(types.get(name, "")) for name in wanted):
+            ready = {name: _ort_value(feed) if _is_foreign(feed) else feed for name, feed in arrays.items()}
+            return dict(zip(wanted, session.run(wanted, ready), strict=True))
+        values = session.run_with_ort_values(wanted, {name: _ort_value(feed) for name, feed in arrays.items()})
+        return {name: _from_ort_value(value) for name, value in zip(wanted, values, strict=True)}
+
+
+_FOREIGN: Final = re.compile(r"\((bfloat16|float8\w*)\)")
+"""Element types that ``session.run`` cannot give to NumPy."""
+
+
+def _is_foreign(feed: Feed) -> bool:
+    return isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 2  # registered by another package
+
+
+def _ort_value(feed: Feed) -> "ort.OrtValue":
+    import onnxruntime as ort  # noqa: PLC0415
+
+    if not isinstance(feed, np.ndarray):
+        raise TypeError("sequences and optionals cannot be fed to a model with bfloat16 outputs")
+    feed = np.asarray(feed, order="C")
+    if not _is_foreign(feed):
+        return ort.OrtValue.ortvalue_from_numpy(feed)
+    elem = helper.np_dtype_to_tensor_dtype(feed.dtype)
+    bits = feed.view(f"u{feed.dtype.itemsize}")
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, elem)
+
+
+def _from_ort_value(value: "ort.OrtValue") -> Any:
+    if not value.is_tensor() or not _FOREIGN.search(value.data_type()):
+        return value.numpy()
+    dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
+    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())  # a copy: the value will be freed
+    return np.frombuffer(bytearray(raw), dtype).reshape(value.shape())

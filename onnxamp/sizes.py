@@ -1,0 +1,83 @@
+"""Element counts of values, best effort: they weigh the costs of the cut and never decide what is legal."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import onnx.shape_inference
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto
+
+from onnxamp.graph import View, scope_graphs
+
+DEFAULT_DIMENSION = 64
+"""What an unknown dimension counts as."""
+DEFAULT_ELEMENTS = 65_536
+"""What a value of unknown rank counts as."""
+
+_KEPT_ELEMENTS = 256
+"""Integer initializers up to this size may be shapes and axes that inference wants to see."""
+
+Shape = tuple[int | None, ...]
+
+
+def infer_shapes(view: View, dims: Mapping[str, int] | None = None) -> Sequence[Shape | None]:
+    """Shape by value index; None for an unknown rank, and inside a shape for an unknown dimension.
+
+    Sources, best first: initializers, then onnx's shape inference (which keeps what the file declares) on a skeleton of
+    the model without its weights. A model that inference cannot digest keeps its declared shapes.
+
+    Args:
+        dims: sizes of named dimensions.
+    """
+    skeleton = _skeleton(view.model)
+    try:
+        skeleton = onnx.shape_inference.infer_shapes(skeleton)
+    except Exception:  # noqa: BLE001 - the C++ code raises several unrelated types; shapes are only weights here
+        skeleton = _skeleton(view.model)
+    shapes: list[Shape | None] = [None] * len(view.values)
+    for scope, graph in zip(view.scopes, scope_graphs(view, skeleton), strict=True):
+        for entry in (*graph.value_info, *graph.output, *graph.input):
+            value = scope.names.get(entry.name)
+            if value is not None and view.values[value].scope == scope.index:
+                shapes[value] = _declared(entry.type, dims or {})
+        for tensor in graph.initializer:
+            shapes[scope.names[tensor.name]] = tuple(tensor.dims)
+    return shapes
+
+
+def elements(shape: Shape | None) -> int:
+    """Element count of a shape; unknown dimensions and ranks count as the defaults above."""
+    if shape is None:
+        return DEFAULT_ELEMENTS
+    return prod(DEFAULT_DIMENSION if dim is None else dim for dim in shape)
+
+
+def _declared(proto: TypeProto, dims: Mapping[str, int]) -> Shape | None:
+    if not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param) for dim in proto.tensor_type.shape.dim
+    )
+
+
+def _skeleton(model: ModelProto) -> ModelProto:
+    """The model without the data of its weights: structure, shapes, and small integer constants."""
+    skeleton = ModelProto()
+    skeleton.ir_version = model.ir_version
+    skeleton.opset_import.extend(model.opset_import)
+    skeleton.functions.extend(model.functions)
+    _strip(model.graph, skeleton.graph)
+    return skeleton
+
+
+def _strip(graph: GraphProto, into: GraphProto) -> None:
+    into.name = graph.name
+    into.input.extend(graph.input)
+    into.output.extend(graph.output)
+    into.value_info.extend(graph.value_info)
+    into.node.extend(graph.node)
+    into.sparse_initializer.extend(graph.sparse_initializer)
+    for tensor in graph.initializer:
+        if tensor.data_type in (TensorProto.INT64, TensorProto.INT32) and prod(tensor.dims) <= _KEPT_ELEMENTS:
+            into.initializer.append(tensor)
+        else:
+            into.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)

@@ -1,0 +1,301 @@
+"""Reading and writing model files: external data by memory map, output whole or not at all.
+
+A model is written under a temporary name, flushed to disk and renamed. Where weights go to a data file beside it, that
+file gets a name that no existing file has, and is complete before the model that refers to it takes its place.
+"""
+
+import contextlib
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+
+from onnxamp.dtypes import LowType
+from onnxamp.errors import ModelError, OutputError
+from onnxamp.weights import ConversionCounts, convert, external_of, read_float32, stored_bytes
+
+INLINE_LIMIT = 1_900_000_000
+"""Bytes of weights up to which a model stays one file; protobuf cannot hold 2 GiB."""
+EXTERNAL_MIN = 1024
+"""Tensors smaller than this stay in the model file even where the others go to a data file."""
+_PENDING = "onnxamp:pending:"
+_IN_FLIGHT = 256 << 20
+_WORKERS = 4
+
+
+def load_model(path: Path) -> ModelProto:
+    """Parse a model file without its external data.
+
+    Raises:
+        ModelError: the file is missing, unreadable, or no ONNX model.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"Cannot read {str(path)!r}: {_reason(error)}.") from None
+    model = ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        raise ModelError(f"{str(path)!r} is not an ONNX model, or is truncated: it cannot be parsed.") from None
+    if not model.HasField("graph") or not (model.ir_version or model.opset_import):
+        raise ModelError(f"{str(path)!r} is not an ONNX model: it holds no graph.")
+    return model
+
+
+@dataclass(slots=True)
+class WeightConverter:
+    """Makes low versions of float32 tensors for :func:`onnxamp.rewrite.apply_edits`, and counts what was lost.
+
+    With ``deferred`` the data is not touched: the result is a placeholder, and :func:`save_model` converts each tensor
+    while it writes.
+    """
+
+    low: LowType
+    base_dir: Path | None
+    deferred: bool = False
+    counts: dict[str, ConversionCounts] = field(default_factory=dict)
+    pending: list[tuple[TensorProto, float]] = field(default_factory=list)
+
+    def __call__(self, tensor: TensorProto, saturate_at: float) -> TensorProto:
+        made = TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=self.low.elem, dims=tensor.dims)
+        made.metadata_props.extend(tensor.metadata_props)
+        if self.deferred and stored_bytes(tensor) >= EXTERNAL_MIN:
+            made.data_location = TensorProto.EXTERNAL
+            made.external_data.add(key="location", value=f"{_PENDING}{len(self.pending)}")
+            source = TensorProto()
+            source.CopyFrom(tensor)
+            self.pending.append((source, saturate_at))
+        else:
+            made.raw_data = self.data(tensor, saturate_at)
+        return made
+
+    def data(self, tensor: TensorProto, saturate_at: float) -> bytes:
+        """The tensor's elements in low precision, as raw bytes."""
+        raw, counts = convert(read_float32(tensor, self.base_dir), self.low, saturate_at)
+        self.counts[tensor.name] = counts
+        return raw
+
+
+def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
+    """All initializers and Constant values, of every subgraph and function, each once. Iterative."""
+    stack: list[Any] = [model.graph, *model.functions]
+    while stack:
+        graph = stack.pop()
+        if isinstance(graph, GraphProto):
+            yield from graph.initializer
+        for node in graph.node:
+            for item in node.attribute:
+                if item.type == AttributeProto.TENSOR:
+                    yield item.t
+                yield from item.tensors
+                if item.HasField("g"):
+                    stack.append(item.g)
+                stack.extend(item.graphs)
+
+
+def weight_bytes(model: ModelProto) -> int:
+    """Bytes of all weights, wherever they are stored."""
+    return sum(stored_bytes(tensor) for tensor in tensors_of(model))
+
+
+def has_external_data(model: ModelProto) -> bool:
+    """Whether any weight lies outside the model file."""
+    return any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model))
+
+
+def check_external_data(model: ModelProto, base_dir: Path) -> None:
+    """Raise ExternalDataError unless all external data is there, large enough, and inside the model's folder."""
+    for tensor in tensors_of(model):
+        external_of(tensor, base_dir)
+
+
+def load_external_data(model: ModelProto, base_dir: Path) -> None:
+    """Bring all external data into the model. ``model`` is changed.
+
+    Raises:
+        ExternalDataError: see :func:`onnxamp.weights.external_of`.
+    """
+    for tensor in tensors_of(model):
+        external = external_of(tensor, base_dir)
+        if external is not None:
+            with external.path.open("rb") as file:
+                file.seek(external.offset)
+                tensor.raw_data = file.read(external.length)
+            del tensor.external_data[:]
+            tensor.data_location = TensorProto.DEFAULT
+
+
+def save_model(
+    model: ModelProto,
+    path: Path,
+    converter: WeightConverter,
+    *,
+    external: bool,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Write a model whole or not at all; returns the bytes written. ``model`` is changed: it then refers to the file.
+
+    Args:
+        converter: holds the weights that are still to be converted.
+        external: put weights of at least EXTERNAL_MIN bytes into a data file beside the model.
+        progress: called with the number of bytes of each weight that was written.
+
+    Raises:
+        OutputError: the folder is missing or read-only, or the disk is full. Nothing was changed then.
+    """
+    data_file: Path | None = None
+    old_data = _own_data_file(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if external:
+            data_file = _write_data(model, path, converter, progress)
+        elif converter.base_dir is not None:
+            load_external_data(model, converter.base_dir)
+        written = _write_atomically(path, model.SerializeToString())
+    except (OSError, ValueError) as error:
+        if data_file is not None:
+            data_file.unlink(missing_ok=True)
+        raise OutputError(
+            f"Cannot write {str(path)!r}: {_reason(error)}. What was there before is untouched."
+        ) from None
+    if data_file is not None:
+        written += data_file.stat().st_size
+    if old_data is not None and not _is_source(old_data, converter):
+        old_data.unlink(missing_ok=True)
+    return written
+
+
+def copy_file(source: Path, target: Path) -> int:
+    """Copy an unchanged model file, whole or not at all.
+
+    Raises:
+        OutputError: the target cannot be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return _write_atomically(target, source.read_bytes())
+    except OSError as error:
+        raise OutputError(
+            f"Cannot write {str(target)!r}: {_reason(error)}. What was there before is untouched."
+        ) from None
+
+
+def _write_atomically(path: Path, data: bytes) -> int:
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return len(data)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _write_data(
+    model: ModelProto, path: Path, converter: WeightConverter, progress: Callable[[int], None] | None
+) -> Path:
+    """Write all large weights to a new data file, converting on the way, and point the model to it."""
+    import onnx_ir as ir  # noqa: PLC0415 - costs 0.4 s, and most models are one file
+    from onnx_ir import external_data  # noqa: PLC0415
+
+    name = f"{path.name}.data"
+    while (path.parent / name).exists():
+        name = f"{path.name}.{secrets.token_hex(4)}.data"
+    protos, sources = [], []
+    for tensor in tensors_of(model):
+        if stored_bytes(tensor) >= EXTERNAL_MIN:
+            protos.append(tensor)
+            sources.append(_source(tensor, converter, ir))
+
+    def written(tensor: Any, _: Any) -> None:
+        if progress is not None:
+            progress(tensor.nbytes)
+
+    data = path.parent / name
+    try:
+        found = external_data.convert_tensors_to_external(
+            sources, path.parent, name, written, max_workers=_WORKERS, max_in_flight_bytes=_IN_FLIGHT, alignment=4096
+        )
+    except BaseException:
+        data.unlink(missing_ok=True)
+        raise
+    for tensor, stored in zip(protos, found, strict=True):
+        tensor.ClearField("raw_data")
+        tensor.ClearField("float_data")
+        tensor.ClearField("int32_data")
+        tensor.ClearField("int64_data")
+        tensor.ClearField("double_data")
+        tensor.ClearField("uint64_data")
+        del tensor.external_data[:]
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", name), ("offset", stored.offset), ("length", stored.length)):
+            tensor.external_data.add(key=key, value=str(value))
+    return data
+
+
+def _source(tensor: TensorProto, converter: WeightConverter, ir: Any) -> Any:
+    """The tensor as onnx-ir writes it: converted while it is written, streamed from its file, or from memory."""
+    location = next((item.value for item in tensor.external_data if item.key == "location"), "")
+    if location.startswith(_PENDING):
+        source, saturate_at = converter.pending[int(location.removeprefix(_PENDING))]
+        dtype = ir.DataType(tensor.data_type)
+
+        def load() -> Any:
+            raw = converter.data(source, saturate_at)
+            return ir.Tensor(np.frombuffer(raw, dtype.numpy()).reshape(tuple(tensor.dims)), dtype=dtype)
+
+        return ir.LazyTensor(load, dtype=dtype, shape=ir.Shape(list(tensor.dims)), name=tensor.name)
+    external = external_of(tensor, converter.base_dir)
+    if external is not None:
+        return ir.ExternalTensor(
+            external.path.name, external.offset, external.length, ir.DataType(tensor.data_type),
+            shape=ir.Shape(list(tensor.dims)), name=tensor.name, base_dir=str(external.path.parent),
+        )  # fmt: skip
+    return ir.serde.deserialize_tensor(tensor)
+
+
+def _own_data_file(path: Path) -> Path | None:
+    """The data file that an earlier save of this very output wrote, to be removed once it is replaced."""
+    if not path.is_file():
+        return None
+    with contextlib.suppress(OSError, ModelError):
+        for tensor in tensors_of(load_model(path)):
+            for item in tensor.external_data:
+                named = (
+                    item.key == "location" and item.value.startswith(f"{path.name}.") and item.value.endswith(".data")
+                )
+                if named and (path.parent / item.value).is_file():
+                    return path.parent / item.value
+    return None
+
+
+def _is_source(data: Path, converter: WeightConverter) -> bool:
+    """Whether the input's weights lie in that file: it is not ours to remove."""
+    return (
+        converter.base_dir is not None
+        and data.parent.resolve() == converter.base_dir.resolve()
+        and any(item.value == data.name for tensor, _ in converter.pending for item in tensor.external_data)
+    )
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error).rstrip(".")

@@ -1,0 +1,52 @@
+"""Why a variable lives where it lives: the words in which every decision is explained."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Reason(Enum):
+    """Which source of facts or wishes spoke."""
+
+    PATTERN = "user pattern"
+    RULE = "user rule"
+    PLAN = "replayed plan"
+    SCHEMA = "schema"
+    NO_KERNEL = "no kernel"
+    RANGE = "constant range"
+    EPSILON = "epsilon"
+    MASK = "mask"
+    ISLAND = "normalisation island"
+    INDEX = "index path"
+    REDUCTION = "large reduction"
+    QDQ = "quantized unit"
+    BLACK = "black list"
+    WHITE = "white list"
+    LEVEL = "level"
+    TIE = "tie"
+    EXACT = "exact op"
+    CUT = "cut"
+
+
+HAZARDS = frozenset(
+    {Reason.RANGE, Reason.EPSILON, Reason.MASK, Reason.ISLAND, Reason.INDEX, Reason.REDUCTION, Reason.QDQ}
+)
+"""Reasons that ``hazards=False`` silences (a quantized unit is kept for speed, the others for the numbers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """A place that static knowledge expects to break, or to be lost, in low precision."""
+
+    node: int
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was decided for one variable, and why."""
+
+    variable: int
+    low: bool
+    reason: Reason
+    detail: str = ""

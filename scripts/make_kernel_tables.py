@@ -1,0 +1,200 @@
+"""Write onnxamp/data/kernels/{cuda,cpu}.json: the kernels of ONNX Runtime, with their opsets and types.
+
+    python scripts/make_kernel_tables.py               read the registry of the installed onnxruntime
+    python scripts/make_kernel_tables.py --from DIR    read raw dumps of it, DIR/cuda.json and DIR/cpu.json
+
+A raw dump holds one row per registration: {"domain", "op", "since", "until", "types"}. A table holds one
+line per op:
+
+    "Abs":[[6,12,{"T":[3,4,5]}],[13,null,{"T":[2,3,4,5]}]]
+
+Its key is the op type, behind "domain::" unless the domain is ai.onnx. A row is the opset range (null: still
+current) and, for each type parameter, indices into the table's "types"; a parameter that a row does not name
+is not restricted. Rows are merged only where that changes nothing in what they accept. The domains
+com.ms.internal.nhwc and com.microsoft.nchwc are dropped: ONNX Runtime's own optimizer writes them, so no
+model holds them.
+
+Nothing is written unless both tables could be made.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+INTERNAL_DOMAINS = {"com.ms.internal.nhwc", "com.microsoft.nchwc"}
+OPEN_ENDED = 2**31 - 1  # what the registry calls a range without an end
+TABLES = Path(__file__).resolve().parents[1] / "onnxamp" / "data" / "kernels"
+
+# type parameter -> the element types that it may have, by name or by index
+Types = Mapping[str, frozenset]
+
+
+class UnreadableError(Exception):
+    """The registry, or a dump of it, cannot be read; the message is one sentence for the terminal."""
+
+
+def merge(rows: Iterable[Types]) -> list[Types]:
+    """Unite rows that agree in all type parameters but one, until none do.
+
+    A row accepts the product of its sets, so uniting one factor of two products that agree in the others adds
+    no combination and loses none. The result does not depend on the order of the rows.
+    """
+    merged = {frozenset(row.items()) for row in rows}
+    while True:
+        before = len(merged)
+        for name in sorted({name for row in merged for name, _ in row}):
+            merged = _unite(merged, name)
+        if len(merged) == before:
+            return [dict(row) for row in merged]
+
+
+def _unite(rows: set[frozenset], name: str) -> set[frozenset]:
+    """Unite on one type parameter the rows that have it and agree in all others."""
+    united = {row for row in rows if all(key != name for key, _ in row)}
+    groups = defaultdict(frozenset)
+    for row in rows - united:
+        others = frozenset(item for item in row if item[0] != name)
+        groups[others] |= dict(row)[name]
+    return united | {others | {(name, types)} for others, types in groups.items()}
+
+
+def table(dump: Mapping) -> str:
+    """The text of a table: a header, then one line per op."""
+    raw = [row for row in dump["kernels"] if row["domain"] not in INTERNAL_DOMAINS]
+    names = sorted({name for row in raw for types in row["types"].values() for name in types})
+    index = {name: i for i, name in enumerate(names)}
+    kernels = defaultdict(lambda: defaultdict(list))
+    for row in raw:
+        key = row["op"] if row["domain"] in ("", "ai.onnx") else f"{row['domain']}::{row['op']}"
+        types = {name: frozenset(index[t] for t in accepted) for name, accepted in row["types"].items()}
+        kernels[key][row["since"], row["until"]].append(types)
+    lines = [f"{_json(key)}:{_json(_rows(kernels[key]))}" for key in sorted(kernels)]
+    return "".join(
+        (
+            f'{{"onnxruntime":{_json(dump["onnxruntime"])},"provider":{_json(dump["provider"])},\n',
+            f'"types":{_json(names)},\n"kernels":{{\n',
+            ",\n".join(lines),
+            "}}\n",
+        )
+    )
+
+
+def _rows(ranges: Mapping[tuple[int, int | None], list[Types]]) -> list:
+    """All rows of one op, merged and in a fixed order."""
+    rows = [
+        [since, until, {name: sorted(types[name]) for name in sorted(types)}]
+        for (since, until), group in ranges.items()
+        for types in merge(group)
+    ]
+    return sorted(rows, key=lambda row: (row[0], OPEN_ENDED if row[1] is None else row[1], _json(row[2])))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def read_dumps(folder: Path) -> dict[str, dict]:
+    """Read the raw dumps of a folder."""
+    dumps = {}
+    for name, provider in PROVIDERS.items():
+        path = folder / f"{name}.json"
+        try:
+            dumps[name] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            message = f"{path} is not a dump of a kernel registry: {error}."
+            raise UnreadableError(message) from error
+        if dumps[name].get("provider") != provider or not dumps[name].get("kernels"):
+            message = f"{path} holds no kernels of {provider}."
+            raise UnreadableError(message)
+    return dumps
+
+
+def read_runtime() -> dict[str, dict]:
+    """Read the registry of the installed onnxruntime.
+
+    In a child process, since the call brings the interpreter down where the library of a provider cannot be
+    loaded.
+    """
+    child = subprocess.run(
+        [sys.executable, __file__, "--child"], capture_output=True, text=True, errors="replace", check=False
+    )
+    if child.returncode or not child.stdout.strip():
+        raise UnreadableError(_what_is_missing(child.returncode, child.stderr))
+    registry = json.loads(child.stdout)
+    dumps = {}
+    for name, provider in PROVIDERS.items():
+        kernels = [row for row in registry["kernels"] if row["provider"] == provider]
+        if not kernels:
+            message = (
+                f"The installed onnxruntime registers no kernels for {provider}: install onnxruntime-gpu."
+            )
+            raise UnreadableError(message)
+        dumps[name] = {"onnxruntime": registry["onnxruntime"], "provider": provider, "kernels": kernels}
+    return dumps
+
+
+def _what_is_missing(returncode: int, stderr: str) -> str:
+    """Say in one sentence why the child process gave no registry."""
+    failures = re.findall(
+        r"Failed to load library (\S+) with error: (\S+?): cannot open shared object", stderr
+    )
+    if failures:
+        needs = ", ".join(f"{Path(library).name} needs {missing}" for library, missing in failures)
+        return f"onnxruntime cannot list its kernels here, since a library is missing: {needs}."
+    last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return f"onnxruntime could not list its kernels (exit code {returncode}): {last}"
+
+
+def print_registry() -> None:
+    """Print the registry as JSON: the part that can crash."""
+    import onnxruntime as ort  # noqa: PLC0415 - reading dumps needs no onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def  # noqa: PLC0415
+
+    rows = []
+    for kernel in get_all_opkernel_def():
+        since, until = kernel.version_range
+        rows.append(
+            {
+                "provider": kernel.provider,
+                "domain": kernel.domain,
+                "op": kernel.op_name,
+                "since": since,
+                "until": None if until == OPEN_ENDED else until,
+                "types": {name: sorted(types) for name, types in kernel.type_constraints.items()},
+            }
+        )
+    print(json.dumps({"onnxruntime": ort.__version__, "kernels": rows}))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Make both tables; the exit code is 0, or 1 with nothing written."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--from", dest="dumps", type=Path, metavar="DIR", help="read the raw dumps in DIR")
+    parser.add_argument(
+        "--to", dest="tables", type=Path, metavar="DIR", default=TABLES, help="write the tables into DIR"
+    )
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.child:
+        print_registry()
+        return 0
+    try:
+        dumps = read_runtime() if options.dumps is None else read_dumps(options.dumps)
+    except UnreadableError as error:
+        print(error, file=sys.stderr)
+        return 1
+    texts = {name: table(dump) for name, dump in dumps.items()}
+    options.tables.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (options.tables / f"{name}.json").write_text(text, encoding="utf-8", newline="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,539 @@
+"""Every minimal graph of the field notes, converted in every way, before the judge; then the sharp assertions.
+
+The numbers in the names of the tests are rows of the field notes.
+"""
+
+from collections.abc import Iterator
+from itertools import chain, combinations
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from graphs import CASES, Case
+from graphs.case import draw, parse
+from judge import judge
+from judge_kernels import Typed, subgraphs, typed_nodes
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+import onnxamp
+from onnxamp.errors import ExternalDataError, OnnxAmpError, OpsetError
+
+LEVELS = ("O1", "O2", "O3")
+DTYPES = ("float16", "bfloat16")
+LOW = "tensor(float16)"
+SINGLE = "tensor(float)"
+
+levels = pytest.mark.parametrize("level", LEVELS)
+
+
+def converted(name: str, level: str = "O2", **options: Any) -> ModelProto:
+    case = CASES[name]
+    return onnxamp.convert_model(case.build(), level, **{**case.options, **options})
+
+
+def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for body in subgraphs(node):
+            yield from all_nodes(body)
+
+
+def count(model: ModelProto, op_type: str = "Cast") -> int:
+    return sum(node.op_type == op_type for node in all_nodes(model.graph))
+
+
+def typed(model: ModelProto, *op_types: str) -> list[Typed]:
+    return [one for one in typed_nodes(model) if one.node.op_type in op_types]
+
+
+def tensors(model: ModelProto, elem: int) -> dict[str, np.ndarray]:
+    """All initializers and tensors of Constant nodes with element type ``elem``."""
+    found = {}
+    for tensor in model.graph.initializer:
+        found[tensor.name] = tensor
+    for node in all_nodes(model.graph):
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.name == "value":
+                found[node.output[0]] = attribute.t
+    return {name: numpy_helper.to_array(t) for name, t in found.items() if t.data_type == elem}
+
+
+def opset(model: ModelProto) -> int:
+    return next(entry.version for entry in model.opset_import if not entry.domain)
+
+
+# --- every case, every way ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep_io", [True, False], ids=["keep_io", "low_io"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@levels
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_judge_has_no_complaint(case: Case, level: str, dtype: str, keep_io: bool) -> None:
+    original = case.build()
+    before = original.SerializeToString()
+    options = {**case.options, "dtype": dtype, "keep_io_types": keep_io}
+    try:
+        result = onnxamp.convert_model(original, level, **options)
+    except OpsetError:
+        if dtype == "bfloat16" and opset(original) < 13:
+            return
+        raise
+    except OnnxAmpError:
+        if not case.loads:
+            return
+        raise
+    complaints = judge(
+        original,
+        result,
+        case.inputs(),
+        dtype=dtype,
+        keep_io=keep_io,
+        tolerance=case.tolerance,
+        loose_integers=case.loose_integers,
+        frozen=case.options.get("freeze_defaults", False),
+        before=before,
+        again=lambda model: onnxamp.convert_model(model, level, **options),
+    )
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_32_all_black_is_bit_identical(case: Case, level: str) -> None:
+    original = case.build()
+    bodies = chain.from_iterable(function.node for function in original.functions)
+    ops = {node.op_type for node in chain(all_nodes(original.graph), bodies)}
+    options = {**case.options, "white_list": (), "black_list": tuple(sorted(ops)), "force_low": ()}
+    try:
+        result = onnxamp.convert_model(original, level, **options)
+    except OnnxAmpError:
+        if case.loads:
+            raise
+        return
+    assert result.SerializeToString() == original.SerializeToString()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_level_0_is_bit_identical(case: Case) -> None:
+    original = case.build()
+    options = {key: value for key, value in case.options.items() if key != "force_low"}
+    result = onnxamp.convert_model(original, "O0", **options)
+    assert result.SerializeToString() == original.SerializeToString()
+
+
+# --- 1a: validity -------------------------------------------------------------------------------------------
+
+
+@levels
+@pytest.mark.parametrize("name", ["cast_int_both_kinds", "cast_int_to_matmul_and_blocked", "cast_int_is_output"])
+def test_01_integers_are_rounded_once(name: str, level: str) -> None:
+    """Each float version of the integers comes from the integers, not from another float version."""
+    model = converted(name, level)
+    casts = {node.output[0] for node in model.graph.node if node.op_type == "Cast"}
+    assert not [node for node in model.graph.node if node.op_type == "Cast" and node.input[0] in casts]
+
+
+def test_01_both_versions_of_the_integers() -> None:
+    model = converted("cast_int_to_matmul_and_blocked", "O2")
+    kinds = {node.attribute[0].i for node in model.graph.node if node.op_type == "Cast" and node.input[0] == "I"}
+    assert kinds == {TensorProto.FLOAT, TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize("name", ["constant_of_shape_default", "random_normal_like", "eye_like_from_integers"])
+def test_02_types_meet(name: str) -> None:
+    for one in typed(converted(name, "O3"), "Mul", "MatMul", "Add"):
+        assert len(set(one.inputs)) == 1
+
+
+def test_02_constant_of_shape_is_made_low() -> None:
+    (one,) = typed(converted("constant_of_shape", "O3"), "ConstantOfShape")
+    assert one.outputs == [LOW]
+
+
+@pytest.mark.parametrize(
+    "name", ["constant_value_float_opset17", "constant_value_floats", "constant_tensor", "shared_constant"]
+)
+def test_03_constants_cost_no_cast(name: str) -> None:
+    """What remains are the Casts of the model's input and output, and of what shared_constant blocks."""
+    model = converted(name, "O3")
+    assert count(model) == 2
+    assert not tensors(model, TensorProto.FLOAT)
+
+
+RESIZES = [
+    "resize_opset11", "resize_opset13", "resize_opset18", "resize_22", "resize_without_roi",
+    "resize_sizes", "resize_sizes_only", "resize_crop", "resize_computed_scales", "resize_scales_from_floats",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESIZES)
+def test_04_scales_stay_float32(name: str) -> None:
+    (one,) = typed(converted(name, "O3"), "Resize")
+    assert one.inputs[0] == LOW
+    assert one.inputs[2] in ("", SINGLE)
+
+
+def test_04_scales_stay_float32_at_opset_10() -> None:
+    (one,) = typed(converted("resize_opset10", "O3"), "Resize")
+    assert one.inputs == [LOW, SINGLE]
+
+
+def test_05_shared_initializer_is_stored_twice() -> None:
+    original, model = CASES["shared_initializer_of_matmul"].build(), converted("shared_initializer_of_matmul")
+    (single,), (low,) = tensors(model, TensorProto.FLOAT).values(), tensors(model, TensorProto.FLOAT16).values()
+    want = numpy_helper.to_array(original.graph.initializer[0])
+    assert single.tobytes() == want.tobytes()
+    assert low.tobytes() == want.astype(np.float16).tobytes()
+    assert count(model) == 2
+
+
+def test_05_shared_constant_is_stored_twice() -> None:
+    model = converted("shared_constant")
+    assert len(tensors(model, TensorProto.FLOAT)) == len(tensors(model, TensorProto.FLOAT16)) == 1
+    (exp,) = typed(model, "Exp")
+    assert exp.inputs == [SINGLE]
+
+
+@pytest.mark.parametrize(
+    ("name", "casts"),
+    [
+        ("two_blocked_consumers", 2),  # the input down, r up once for both
+        ("blocked_twice_the_same", 2),
+        ("blocked_node_is_output", 2),
+        ("output_is_consumed", 2),  # the model output is the float32 version that Exp reads
+        ("output_is_consumed_by_both_kinds", 2),
+        ("fan_out_of_input", 2),
+        ("four_blocked_consumers", 2),
+        ("exact_ops_between", 2),
+        ("matmul_only", 2),
+        ("integers_to_blocked", 0),
+    ],
+)
+def test_06_09_10_39_45_number_of_casts(name: str, casts: int) -> None:
+    assert count(converted(name)) == casts
+
+
+def test_07_casts_sit_where_the_value_is_defined() -> None:
+    """The captured value is cast once, outside the branches."""
+    model = converted("if_capture_then_opset17", "O3")
+    assert all(node.op_type != "Cast" for node in all_nodes(model.graph) if node not in list(model.graph.node))
+
+
+@levels
+def test_07_branches_agree(level: str) -> None:
+    (one,) = typed(converted("if_branches_disagree", level), "If")
+    ends = {output.type.tensor_type.elem_type for body in subgraphs(one.node) for output in body.output}
+    assert len(ends) == 1
+
+
+def test_07_loop_carried_state_is_low_throughout() -> None:
+    model = converted("loop_carried", "O3")
+    (one,) = typed(model, "Loop")
+    assert one.outputs == [LOW, LOW]
+    (body,) = subgraphs(one.node)
+    assert count(model) == 3, "the input, and the two outputs"
+    assert not [node for node in body.node if node.op_type == "Cast"]
+
+
+def test_07_blocked_loop_stays_float32() -> None:
+    (one,) = typed(converted("loop_blocked"), "Loop")
+    assert one.outputs == [SINGLE, SINGLE]
+
+
+def test_08_order_of_untidy_nodes_is_kept() -> None:
+    ops = [node.op_type for node in converted("unsorted_nodes").graph.node if node.op_type != "Cast"]
+    assert ops == ["MatMul", "Exp", "MatMul"]
+
+
+@levels
+def test_11_overridable_default_is_cast_once(level: str) -> None:
+    model = converted("initializer_is_input", level)
+    assert [info.name for info in model.graph.input] == ["X", "w"]
+    assert tensors(model, TensorProto.FLOAT)["w"].shape == (3, 3)
+    assert sum(node.op_type == "Cast" and node.input[0] == "w" for node in model.graph.node) == 1
+
+
+def test_11_weight_of_an_old_file_is_converted() -> None:
+    model = converted("initializer_is_input_ir3")
+    assert model.graph.initializer[0].data_type == TensorProto.FLOAT16
+    assert model.graph.input[1].type.tensor_type.elem_type == TensorProto.FLOAT16
+
+
+def test_11_frozen_default_is_a_weight() -> None:
+    model = converted("initializer_is_input_frozen")
+    assert [tensor.data_type for tensor in model.graph.initializer] == [TensorProto.FLOAT16]
+    assert count(model) == 2
+
+
+@pytest.mark.parametrize("name", ["names_like_ours", "no_node_names", "same_node_names"])
+@levels
+def test_12_names_of_ours_are_new(name: str, level: str) -> None:
+    original, model = CASES[name].build(), converted(name, level)
+    made = [output for node in all_nodes(model.graph) for output in node.output if output]
+    made += [tensor.name for tensor in model.graph.initializer] + [info.name for info in model.graph.input]
+    assert len(made) == len(set(made))
+    old = [node.name for node in original.graph.node]
+    added = [node.name for node in model.graph.node if node.op_type == "Cast" and node.name]
+    assert len(added) == len(set(added))
+    assert not set(added) & set(old)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sequence_construct_opset17", "sequence_blocked_element", "sequence_empty_insert", "sequence_carried_by_loop"],
+)
+@levels
+def test_14_a_sequence_is_one_decision(name: str, level: str) -> None:
+    kinds = {
+        type_
+        for one in typed_nodes(converted(name, level))
+        for type_ in one.inputs + one.outputs
+        if type_.startswith("seq")
+    }
+    assert len(kinds) == 1
+    if level == "O3":
+        assert kinds == {f"seq({LOW})"}
+
+
+def test_15_functions_are_inlined() -> None:
+    model = converted("function_used_twice", "O3")
+    assert not [node for node in model.graph.node if node.domain]
+    assert {one.outputs[0] for one in typed(model, "Mul", "MatMul")} == {LOW}
+
+
+def test_15_functions_are_kept() -> None:
+    original, model = CASES["function_kept"].build(), converted("function_kept", "O3")
+    assert list(model.functions) == list(original.functions)
+    (call,) = typed(model, "Foo")
+    assert call.inputs == [SINGLE]
+
+
+@levels
+@pytest.mark.parametrize("name", ["custom_unknown", "custom_unknown_with_body"])
+def test_16_unknown_ops_stay_float32(name: str, level: str) -> None:
+    (one,) = typed(converted(name, level), "Custom", "Repeat")
+    assert one.inputs == [SINGLE]
+    for body in subgraphs(one.node):
+        assert body == next(iter(subgraphs(CASES[name].build().graph.node[1])))
+
+
+@levels
+def test_16_float_only_contrib_op(level: str) -> None:
+    (one,) = typed(converted("contrib_float_only", level), "MurmurHash3")
+    assert one.inputs == [SINGLE]
+
+
+@levels
+@pytest.mark.parametrize("name", ["qdq_unit", "quantize_dequantize_opset19"])
+def test_17_quantized_units_stay(name: str, level: str) -> None:
+    for one in typed(converted(name, level), "QuantizeLinear", "DequantizeLinear"):
+        assert LOW not in one.inputs + one.outputs
+
+
+@levels
+def test_18_statistics_stay_float32(level: str) -> None:
+    for name in ("layer_norm_three_outputs_opset17", "layer_norm_white"):
+        (one,) = typed(converted(name, level), "LayerNormalization")
+        assert one.outputs[1:] == [SINGLE, SINGLE]
+
+
+def test_18_white_layer_norm_is_low() -> None:
+    (one,) = typed(converted("layer_norm_white"), "LayerNormalization")
+    assert one.outputs[0] == LOW
+
+
+def test_19_bfloat16_needs_opset_13() -> None:
+    with pytest.raises(OpsetError, match="13"):
+        converted("matmul_opset11", dtype="bfloat16")
+
+
+def test_19_opset_is_raised_when_asked() -> None:
+    model = converted("matmul_opset11", dtype="bfloat16", opset=13)
+    assert opset(model) == 13
+    assert count(model) >= 2
+
+
+@levels
+def test_22_the_float16_island_is_kept(level: str) -> None:
+    model = converted("float16_island", level)
+    (relu,) = typed(model, "Relu")
+    assert relu.outputs == [LOW]
+
+
+# --- 1b: numbers --------------------------------------------------------------------------------------------
+
+ISLANDS = [name for name, case in CASES.items() if case.row == 24 and name != "l2_norm"] + ["layer_norm_to_fuse"]
+
+
+@levels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ISLANDS)
+def test_24_islands_stay_float32_as_a_unit(name: str, level: str, dtype: str) -> None:
+    model = converted(name, level, dtype=dtype)
+    for one in typed(model, "Pow", "ReduceMean", "ReduceSum", "Sqrt", "Reciprocal", "Div", "Sub"):
+        assert {*one.inputs, *one.outputs} <= {SINGLE, "tensor(int64)"}, one.node.op_type
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_24_what_surrounds_an_island_is_low(level: str) -> None:
+    model = converted("rms_norm_in_network", level)
+    assert {one.outputs[0] for one in typed(model, "MatMul")} == {LOW}
+
+
+@levels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_25_finite_constants_stay_finite_and_infinite_ones_infinite(case: Case, level: str, dtype: str) -> None:
+    if not case.loads or (dtype == "bfloat16" and opset(case.build()) < 13):
+        return
+    elem = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}[dtype]
+    original, model = case.build(), converted(case.name, level, dtype=dtype)
+    if original.functions:
+        return
+    infinite = any(np.isinf(array).any() for array in tensors(original, TensorProto.FLOAT).values())
+    low = [array.astype(np.float32) for array in tensors(model, elem).values()]
+    if infinite:
+        low += tensors(model, TensorProto.FLOAT).values()
+        assert any(np.isneginf(array).any() for array in low)
+    else:
+        assert all(np.isfinite(array).all() for array in low)
+
+
+def test_25_a_forced_sentinel_leaves_room_for_the_score() -> None:
+    low = tensors(converted("mask_forced_low"), TensorProto.FLOAT16)
+    assert float(np.finfo(np.float16).min) / 2 in {float(array) for array in low.values() if array.size == 1}
+
+
+@levels
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.row == 26])
+def test_26_no_constant_vanishes(name: str, level: str) -> None:
+    if name == "tiny_weights":
+        return
+    for array in tensors(converted(name, level), TensorProto.FLOAT16).values():
+        assert (np.abs(array) >= np.finfo(np.float16).tiny).all() or array.size > 1
+
+
+def test_26_weights_may_flush() -> None:
+    """Tiny weights in a matrix are no reason to keep a MatMul in float32."""
+    (one,) = typed(converted("tiny_weights"), "MatMul")
+    assert one.outputs == [LOW]
+
+
+@levels
+def test_27_what_fits_is_not_clamped(level: str) -> None:
+    values = {float(a) for a in tensors(converted("large_constant_that_fits", level), 10).values()}
+    assert values <= {30000.0}
+
+
+@pytest.mark.parametrize("name", ["large_constant", "large_weights"])
+@levels
+def test_27_what_does_not_fit_stays_float32(name: str, level: str) -> None:
+    single = tensors(converted(name, level), TensorProto.FLOAT)
+    assert max(float(np.abs(array).max()) for array in single.values()) >= 3e5
+
+
+@levels
+@pytest.mark.parametrize("name", ["softmax_by_hand", "softmax_by_hand_in_network"])
+def test_30_softmax_by_hand_is_an_island(name: str, level: str) -> None:
+    for one in typed(converted(name, level), "Exp", "ReduceSum", "Div"):
+        assert LOW not in one.inputs + one.outputs
+
+
+SOFTMAXES = """(float[2,4] X) => (float[2,4] Y) {
+    a = Softmax (X) b = Softmax (a) c = Softmax (b) d = Softmax (c) Y = Softmax (d)
+}"""
+
+
+@pytest.mark.parametrize(("keep_io", "casts"), [(True, 0), (False, 2)])
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_32_a_chain_of_blocked_ops(level: str, keep_io: bool, casts: int) -> None:
+    model = onnxamp.convert_model(parse(SOFTMAXES), level, keep_io_types=keep_io)
+    assert count(model) == casts
+
+
+def test_32_a_chain_between_white_ops() -> None:
+    text = SOFTMAXES.replace("Softmax (X)", "Softmax (m)").replace("a =", "m = MatMul (X, w) a =", 1)
+    original = parse(text.replace("Y = Softmax (d)", "e = Softmax (d) Y = MatMul (e, w)"))
+    original.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    assert count(onnxamp.convert_model(original)) == 4
+    assert count(onnxamp.convert_model(original, keep_io_types=False)) == 2
+
+
+# --- 1c: scale and usability --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["external_initializer", "external_constant"])
+@levels
+def test_37_data_that_is_not_loaded_is_not_relabelled(name: str, level: str) -> None:
+    original = CASES[name].build()
+    try:
+        model = onnxamp.convert_model(original, level)
+    except ExternalDataError:
+        return
+    for tensor in chain(
+        model.graph.initializer, (a.t for n in model.graph.node for a in n.attribute if a.HasField("t"))
+    ):
+        assert tensor.data_location != TensorProto.EXTERNAL or tensor.data_type == TensorProto.FLOAT
+
+
+def test_39_a_float32_path_is_not_rounded() -> None:
+    model = converted("float32_path_through_split")
+    for one in typed(model, "LayerNormalization"):
+        assert set(one.inputs) == {SINGLE}
+    casts = {node.output[0] for node in model.graph.node if node.op_type == "Cast"}
+    assert not [n for n in model.graph.node if n.op_type == "LayerNormalization" and casts & {*n.input}]
+
+
+def fused(model: ModelProto, path: str) -> dict[str, int]:
+    """Fused nodes that ONNX Runtime makes of the model."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = path
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    ops = [node.op_type for node in onnx.load(path).graph.node]
+    return {op: ops.count(op) for op in ("LayerNormalization", "Gelu", "FastGelu", "BiasGelu") if op in ops}
+
+
+@levels
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.row == 40])
+def test_40_fusions_survive(name: str, level: str, tmp_path) -> None:
+    want = fused(CASES[name].build(), str(tmp_path / "original.onnx"))
+    assert fused(converted(name, level), str(tmp_path / "converted.onnx")) == want
+
+
+RESIDUAL = CASES["residual_add"]
+SUBSETS = list(
+    chain.from_iterable(
+        combinations(("Add", "Cast", "Constant", "MatMul", "Mul", "Relu", "Tanh"), size) for size in range(8)
+    )
+)
+
+
+@pytest.mark.parametrize("blocked", SUBSETS, ids="_".join)
+def test_44_every_subset_of_op_types_may_be_blocked(blocked: tuple[str, ...]) -> None:
+    original = RESIDUAL.build()
+    feeds = draw(original, np.random.default_rng(0), {})
+    result = onnxamp.convert_model(original, "O2", black_list=blocked)
+    assert judge(original, result, feeds, dtype="float16", keep_io=True) == []
+    for one in typed(result, *(set(blocked) - {"Cast", "Constant"})):
+        assert LOW not in one.inputs + one.outputs
+
+
+def test_46_weights_are_halved() -> None:
+    model = converted("unused_initializer", "O2")
+    assert not [name for name in tensors(model, TensorProto.FLOAT) if name != "unused"]
+
+
+def test_47_metadata_is_kept() -> None:
+    original, model = CASES["metadata"].build(), converted("metadata", "O3")
+    assert {entry.key: entry.value for entry in model.metadata_props}.items() >= {
+        "sample_rate": "16000",
+        "language": "none",
+    }.items()
+    assert [node.name for node in model.graph.node if node.name.startswith("block/")] == [
+        node.name for node in original.graph.node
+    ]

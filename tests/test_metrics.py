@@ -1,0 +1,183 @@
+"""Properties of the error measures, and the alarms."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from onnxamp.numerics.metrics import Bad, compare, first_bad
+
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
+FINITE = st.floats(-1e6, 1e6, width=32)
+ANY = st.floats(width=32)
+fixed = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+@st.composite
+def pairs(draw, elements=FINITE, shapes=SHAPES):
+    shape = draw(shapes)
+    return tuple(draw(hnp.arrays(np.float32, shape, elements=elements)) for _ in "ab")
+
+
+@fixed
+@given(hnp.arrays(np.float32, SHAPES, elements=ANY))
+def test_nothing_differs_from_itself(x):
+    found = compare("x", x, x.copy())
+    assert (found.mean_abs, found.max_abs, found.max_rel, found.rel_l2, found.rmse) == (0, 0, 0, 0, 0)
+    assert found.required_tolerance == 0
+    assert found.snr_db == math.inf
+    assert found.cosine == pytest.approx(1)
+    assert found.argmax_agreement in (None, 1)
+    assert found.vanished == 0
+    assert found.alarm is None
+
+
+@fixed
+@given(pairs(ANY))
+def test_counts_and_errors_are_symmetric(pair):
+    one, two = compare("x", *pair), compare("x", *pair[::-1])
+    for kind in ("nan", "inf", "zero"):
+        assert getattr(one, f"reference_{kind}") == getattr(two, f"result_{kind}")
+    for measure in ("mean_abs", "max_abs", "rmse", "worst_index"):
+        assert getattr(one, measure) == getattr(two, measure)
+    np.testing.assert_allclose(one.cosine, two.cosine)
+
+
+@fixed
+@given(pairs())
+def test_order_of_the_measures(pair):
+    found = compare("x", *pair)
+    slack = 1 + 1e-9
+    assert found.mean_abs <= found.rmse * slack <= found.max_abs * slack**2
+    assert found.required_tolerance <= found.max_abs
+    assert -1 <= found.cosine <= 1
+    if found.max_abs:
+        a, b = (np.asarray(x, np.float64) for x in pair)
+        assert abs(a - b)[found.worst_index] == found.max_abs
+        assert found.worst_reference == pair[0][found.worst_index]
+        assert found.worst_result == pair[1][found.worst_index]
+        tolerance = found.required_tolerance * slack
+        np.testing.assert_allclose(b, a, rtol=tolerance, atol=tolerance)
+
+
+@fixed
+@given(pairs(), st.integers(-40, 40))
+def test_relative_measures_do_not_see_a_common_scale(pair, exponent):
+    one = compare("x", *pair)
+    two = compare("x", *(x.astype(np.float64) * 2.0**exponent for x in pair))
+    for measure in ("rel_l2", "max_rel", "cosine", "snr_db", "argmax_agreement", "vanished"):
+        assert getattr(one, measure) == pytest.approx(getattr(two, measure), nan_ok=True), measure
+
+
+@fixed
+@given(pairs(), st.sampled_from([0.5, 3, 1e3]))
+def test_cosine_does_not_see_the_scale_of_one_side(pair, factor):
+    a, b = (x.astype(np.float64) for x in pair)
+    assert compare("x", a, b).cosine == pytest.approx(compare("x", a, b * factor).cosine)
+
+
+@fixed
+@given(pairs(shapes=st.just((3, 4))))
+def test_formulas(pair):
+    a, b = (x.astype(np.float64) for x in pair)
+    assume(a.any() and not np.array_equal(a, b))
+    found = compare("x", *pair)
+    assert found.rel_l2 == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(a))
+    assert found.snr_db == pytest.approx(-20 * math.log10(found.rel_l2))
+    assert found.rmse == pytest.approx(math.sqrt(np.mean((a - b) ** 2)))
+    floor = np.maximum(abs(a), 1e-3 * abs(a).max())
+    assert found.max_rel == pytest.approx((abs(a - b) / floor).max())
+    assert found.vanished == np.sum((b == 0) & (abs(a) > 0.05 * abs(a).max()))
+
+
+@fixed
+@given(st.data())
+def test_one_broken_element_is_found(data):
+    a = data.draw(hnp.arrays(np.float32, (2, 3), elements=st.floats(1, 10, width=32)))
+    index = data.draw(st.tuples(st.integers(0, 1), st.integers(0, 2)))
+    kind, value = data.draw(st.sampled_from([("NaN", np.nan), ("Inf", -np.inf), ("zero", -0.0)]))
+    b = a.copy()
+    b[index] = value
+    assert first_bad(a, b) == Bad(kind, index, float(a[index]), 1)
+    found = compare("x", a, b)
+    assert found.worst_index == index or kind == "zero"
+    assert f"the first at {list(index)}" in found.alarm
+    assert "1 of 6 elements" in found.alarm
+    assert math.isinf(found.max_abs) == (kind != "zero")
+
+
+def test_alarms_in_their_order():
+    a = np.array([1, 2, 3, np.nan, np.inf], np.float32)
+    assert compare("x", a, a[:3]).alarm == "The shape is (3,) instead of (5,)."
+    b = np.array([0, np.inf, np.nan, np.nan, np.inf], np.float32)
+    assert compare("x", a, b).alarm.startswith("NaN where the reference is finite: 1 of 5 elements, the first at [2]")
+    b[2] = 3
+    assert compare("x", a, b).alarm.startswith("Inf where the reference is finite")
+    b[1] = 2
+    found = compare("x", a, b)
+    assert found.alarm == (
+        "Values vanished: 1 of 5 elements are exactly zero without cause, the first at [0], where the reference is 1."
+    )
+    assert found.max_abs == 1
+    b[0] = 1
+    assert compare("x", a, b).alarm is None
+
+
+def test_infinities_of_opposite_sign_and_lost_infinities_are_errors():
+    inf = np.array([np.inf, 1.0])
+    for other in (np.array([-np.inf, 1.0]), np.array([5.0, 1.0]), np.array([np.nan, 1.0])):
+        found = compare("x", inf, other)
+        assert (found.max_abs, found.rel_l2, found.snr_db) == (np.inf, np.inf, -np.inf)
+        assert found.alarm is None, "the reference is not finite there"
+        assert found.cosine == pytest.approx(1)
+
+
+def test_small_values_that_flush_are_no_alarm():
+    a = np.array([1.0, 1e-9, 0.049], np.float32)
+    found = compare("x", a, np.array([1.0, 0, 0], np.float32))
+    assert (found.vanished, found.alarm, found.result_zero) == (0, None, 2)
+
+
+def test_zero_reference():
+    zero, one = np.zeros(3, np.float32), np.ones(3, np.float32)
+    found = compare("x", zero, one)
+    assert (found.rel_l2, found.max_rel, found.snr_db, found.cosine) == (np.inf, np.inf, -np.inf, 0)
+    assert compare("x", one, zero).vanished == 3
+
+
+def test_types():
+    low = np.array([[1, 2], [4, 3]], ml_dtypes.bfloat16)
+    found = compare("x", low.astype(np.float32), low)
+    assert (found.max_abs, found.result_dtype, found.reference_dtype) == (0, "bfloat16", "float32")
+    assert compare("x", low, np.zeros_like(low)).vanished == 4
+    assert compare("x", low, np.zeros_like(low)).bad == Bad("zero", (0, 0), 1.0, 4)
+    labels = compare("x", np.array([3, 0]), np.array([0, 0]))
+    assert (labels.max_abs, labels.vanished, labels.alarm) == (3, 0, None)
+    flags = compare("x", np.array([True, False]), np.array([True, True]))
+    assert (flags.mean_abs, flags.worst_index, flags.worst_result) == (0.5, (1,), 1.0)
+    words = compare("x", np.array(["a", "b"], object), np.array(["a", "c"], object))
+    assert (words.mean_abs, words.worst_reference, words.worst_result) == (0.5, "b", "c")
+    assert (words.argmax_agreement, words.alarm) == (None, None)
+    assert compare("x", np.array([b"a"]), np.array([b"a"])).max_abs == 0
+    assert first_bad(np.array(["a"]), np.array(["b"])) is None
+
+
+def test_arg_max_counts_ties_of_the_reference_as_agreement():
+    a = np.array([[1, 1, 0], [0, 2, 3], [5, 4, 4], [0, 1, 0]], np.float32)
+    b = np.array([[1, 2, 0], [0, 3, 2], [5, 4, 4], [0, 1, 0]], np.float32)
+    assert compare("x", a, b).argmax_agreement == 0.75
+    assert compare("x", a[:, :1], b[:, :1]).argmax_agreement is None
+    assert compare("x", a[0, 0], b[0, 0]).argmax_agreement is None
+    assert compare("x", np.zeros((0, 3)), np.zeros((0, 3))).argmax_agreement is None
+
+
+def test_huge_and_tiny_numbers_do_not_overflow():
+    a = np.array([1e200, -1e200])
+    assert compare("x", a, a * 1.5).rel_l2 == pytest.approx(0.5)
+    assert compare("x", a, a * 1.5).cosine == pytest.approx(1)
+    assert compare("x", a * 1e-480, a * 1.5e-480).rel_l2 in (0, pytest.approx(0.5))
+    assert compare("x", np.array([1e308]), np.array([-1e308])).max_abs == np.inf

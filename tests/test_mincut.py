@@ -1,0 +1,83 @@
+"""The minimum cut against brute force, and the traps of the solver underneath."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from onnxamp.errors import InternalError
+from onnxamp.mincut import INFINITE, Network
+
+_BIG = 10**6
+
+
+def _cost(arcs, lows, highs, answer):
+    """Cost of one answer, by definition; infinite arcs count as _BIG."""
+    price = {INFINITE: _BIG}
+    total = sum(price.get(c, c) for u, v, c in arcs if answer[u] and not answer[v])
+    total += sum(price.get(c, c) for q, c in lows if answer[q])
+    return total + sum(price.get(c, c) for q, c in highs if not answer[q])
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_equals_brute_force(seed):
+    rng = random.Random(seed)
+    size = rng.randint(1, 9)
+    pick = lambda: rng.choice([INFINITE, 0, *range(1, 20)])  # noqa: E731
+    arcs = [(rng.randrange(size), rng.randrange(size), pick()) for _ in range(rng.randint(0, 25))]
+    lows = [(rng.randrange(size), pick()) for _ in range(rng.randint(0, 6))]
+    highs = [(rng.randrange(size), pick()) for _ in range(rng.randint(0, 6))]
+    arcs = [(u, v, c) for u, v, c in arcs if u != v]
+    network = Network()
+    network.add(size)
+    for u, v, c in arcs:
+        network.arc(u, v, c)
+    for q, c in lows:
+        network.charge_low(q, c)
+    for q, c in highs:
+        network.charge_high(q, c)
+
+    costs = {a: _cost(arcs, lows, highs, a) for a in itertools.product((False, True), repeat=size)}
+    best = min(costs.values())
+    if best >= _BIG:
+        with pytest.raises(InternalError, match="no solution"):
+            network.solve()
+        return
+    cut = network.solve()
+    answer = tuple(bool(x) for x in cut.low)
+    assert costs[answer] == best == cut.cost
+    fewest = min(sum(a) for a, c in costs.items() if c == best)
+    assert sum(answer) == fewest, "ties go to high"
+
+
+def test_parallel_infinite_arcs_do_not_overflow():
+    network = Network()
+    a, b = network.add(2), 1
+    network.charge_high(a, INFINITE)
+    network.charge_high(a, INFINITE)
+    for _ in range(5):
+        network.arc(a, b, INFINITE)
+    network.charge_low(b, 7)
+    cut = network.solve()
+    assert cut.cost == 7
+    assert list(cut.low) == [True, True]
+
+
+def test_costs_beyond_int32_are_scaled():
+    network = Network()
+    network.add(3)
+    network.charge_high(0, INFINITE)
+    network.arc(0, 1, 3_000_000_000)
+    network.arc(1, 2, 1_000_000_000)
+    network.charge_low(2, INFINITE)
+    assert list(network.solve().low) == [True, True, False]
+
+
+def test_nothing_wants_low():
+    network = Network()
+    network.add(4)
+    network.arc(0, 1, 5)
+    cut = network.solve()
+    assert cut.cost == 0
+    assert not np.any(cut.low)

@@ -1,0 +1,89 @@
+"""The model zoo: reproducible, valid, runnable, and as awkward for lower precision as it is meant to be."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODELS = sorted((ROOT / "models").glob("*.onnx"))
+CPU = ["CPUExecutionProvider"]
+
+
+def feeds(name: str) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, np.float32)
+
+    match name:
+        case "classifier":
+            return [{"image": normal(batch, 3, 32, 32)} for batch in (1, 3)]
+        case "encoder":
+            ids = rng.integers(0, 128, (2, 12))
+            return [{"input_ids": ids, "attention_mask": (np.arange(12) < [[12], [7]]).astype(np.int64)}]
+        case "decoder":
+            return [
+                {
+                    "input_ids": rng.integers(0, 128, (2, length)),
+                    "position_ids": np.arange(past, past + length)[None].repeat(2, 0),
+                    **{f"past_{kind}.{i}": normal(2, 4, past, 16) for kind in ("key", "value") for i in range(2)},
+                }
+                for length, past in ((6, 0), (1, 3001))
+            ]
+        case "unet":
+            return [{"image": normal(1, 1, *size)} for size in ((32, 48), (41, 32))]
+        case "detector":
+            return [{"image": rng.integers(0, 256, (2, 3, 128, 128), np.uint8)}]
+        case "recurrent":
+            inputs = {"features": normal(7, 2, 16), "initial_state": normal(1, 2, 32), "steps": np.array(5)}
+            return [{**inputs, "refine": np.array(refine)} for refine in (True, False)]
+    raise AssertionError(name)
+
+
+def test_regenerates_the_same_bytes(tmp_path):
+    script = ROOT / "scripts" / "make_models.py"
+    done = subprocess.run([sys.executable, script, "--out", tmp_path], check=True, capture_output=True, text=True)
+    assert len(done.stdout.splitlines()) == len(MODELS) == 6
+    for path in MODELS:
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_folder_is_small():
+    assert sum(path.stat().st_size for path in (ROOT / "models").iterdir()) <= 2_000_000
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_valid_and_finite(path):
+    onnx.checker.check_model(path, full_check=True)
+    session = ort.InferenceSession(path, providers=CPU)
+    for inputs in feeds(path.stem):
+        for value, output in zip(session.run(None, inputs), session.get_outputs(), strict=True):
+            assert value.size, output.name
+            assert np.isfinite(value).all(), output.name
+
+
+def test_onnxruntime_fuses_the_encoder(tmp_path):
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3  # it warns that such a file is for this machine only
+    ort.InferenceSession(ROOT / "models" / "encoder.onnx", options, providers=CPU)
+    kinds = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert sum("LayerNormalization" in kind for kind in kinds) == 5
+    assert sum("Gelu" in kind for kind in kinds) == 2
+    assert "Erf" not in kinds
+
+
+def test_decoder_squares_overflow_float16():
+    model = onnx.load(ROOT / "models" / "decoder.onnx")
+    squares = [node.output[0] for node in model.graph.node if node.op_type == "Pow"]
+    for name in squares:
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    session = ort.InferenceSession(model.SerializeToString(), providers=CPU)
+    for square in session.run(squares, feeds("decoder")[0]):
+        assert square.max() > np.finfo(np.float16).max

@@ -1,0 +1,368 @@
+"""Sessions, files of inputs, checks of inputs, and made-up inputs."""
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, load_model, numpy_helper, parser, save_model
+
+from onnxamp.errors import ArgumentError, ExternalDataError, RuntimeFailure
+from onnxamp.runtime import session as session_module
+from onnxamp.runtime import spill
+from onnxamp.runtime.emulate import emulate
+from onnxamp.runtime.inputs import check_inputs, load_inputs, random_inputs
+from onnxamp.runtime.session import cuda_available, make_session, run
+
+
+def graph(inputs, outputs, body, *, defaults="", extra="", opset=21):
+    return parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}{extra}]> g ({inputs}) => ({outputs}) {defaults} {{ {body} }}'
+    )
+
+
+@pytest.fixture
+def double():
+    return graph("float[N] x", "float[N] y", "y = Add(x, x)")
+
+
+class TestSession:
+    def test_onnxruntime_is_imported_late(self):
+        code = "import onnxamp.runtime.inputs, sys; sys.exit('onnxruntime' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+    def test_runs_protos_and_files(self, double, tmp_path):
+        save_model(double, tmp_path / "m.onnx")
+        for model in (double, tmp_path / "m.onnx", str(tmp_path / "m.onnx")):
+            for optimize in (True, False):
+                found = run(make_session(model, optimize=optimize, threads=1), {"x": np.ones(2, np.float32)})
+                np.testing.assert_array_equal(found["y"], [2, 2])
+
+    def test_outputs_in_the_order_asked_for(self):
+        model = graph("float x", "float a, float b, float c", "a = Neg(x) b = Abs(x) c = Sqrt(b)")
+        found = run(make_session(model), {"x": np.float32(-4)}, ["c", "a"])
+        assert list(found.items()) == [("c", 2), ("a", 4)]
+
+    def test_bfloat16_goes_in_and_out(self):
+        model = graph(
+            "bfloat16[M, N] x, float s, bfloat16 z", "bfloat16[N, M] y, float t, bfloat16 w",
+            "y = Transpose(x) t = Neg(s) w = Identity(z)",
+        )  # fmt: skip
+        x = np.arange(12).astype(ml_dtypes.bfloat16).reshape(3, 4)[:, ::2]
+        feeds = {"x": x, "s": np.float32(3), "z": np.array(7, ml_dtypes.bfloat16)}
+        found = run(make_session(model), feeds)
+        np.testing.assert_array_equal(found["y"], x.T)
+        assert (found["y"].dtype, found["w"].shape, found["w"], found["t"]) == (x.dtype, (), 7, -3)
+        found["y"][0] = 0  # the caller owns it
+        assert run(make_session(model), feeds, ["t"])["t"] == -3
+
+    def test_sequences_optionals_and_strings(self):
+        model = graph(
+            "seq(float[N]) s, optional(float[N]) o, string[N] t", "seq(float[N]) a, bool b, string[N] c",
+            "a = Identity(s) b = OptionalHasElement(o) c = Identity(t)",
+        )  # fmt: skip
+        session = make_session(model)
+        feeds = {"s": [np.ones(2, np.float32)] * 2, "o": None, "t": np.array(["p", "q"], object)}
+        found = run(session, feeds)
+        assert [part.tolist() for part in found["a"]] == [[1, 1], [1, 1]]
+        assert not found["b"]
+        assert found["c"].tolist() == ["p", "q"]
+        assert run(session, feeds | {"o": np.ones(1, np.float32)})["b"]
+
+    @pytest.mark.parametrize("limit", [10**9, 2000])
+    def test_large_models_and_external_data_go_through_a_folder(self, limit, monkeypatch, tmp_path):
+        monkeypatch.setattr(spill, "_LIMIT", limit)
+        weight, scale = np.random.default_rng(0).random((30, 40)).astype(np.float16), np.arange(40) / 40
+        model = graph("float[N, 30] x", "float[N, 40] y", "c = Cast <to = 1>(w) m = MatMul(x, c) y = Mul(m, s)")
+        small = helper.make_tensor("s", TensorProto.FLOAT, [40], scale)
+        model.graph.initializer.extend([numpy_helper.from_array(weight, "w"), small])
+        many = helper.make_tensor("unused", TensorProto.INT64, [300], range(300))
+        model.graph.initializer.append(many)
+        assert spill.is_large(model) == (limit < 10**9)
+        x = np.ones((2, 30), np.float32)
+        wanted = x @ weight.astype(np.float32) * scale
+        np.testing.assert_allclose(run(make_session(model), {"x": x})["y"], wanted, rtol=1e-5)
+        save_model(model, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0, location="w.bin")
+        loose = load_model(tmp_path / "m.onnx", load_external_data=False)
+        before = loose.SerializeToString()
+        assert spill.is_large(loose)
+        for proto in (loose, emulate(loose, base_dir=tmp_path)):
+            found = run(make_session(proto, base_dir=tmp_path), {"x": x})["y"]
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        np.testing.assert_allclose(run(make_session(tmp_path / "m.onnx"), {"x": x})["y"], wanted, rtol=1e-5)
+        assert loose.SerializeToString() == before
+        with pytest.raises(ExternalDataError, match="'w'"):
+            make_session(loose)
+
+    def test_failures_are_one_sentence(self, double, tmp_path):
+        with pytest.raises(ArgumentError, match=r"'tpu'.*cuda, cpu"):
+            make_session(double, "tpu")
+        with pytest.raises(RuntimeFailure, match=r"could not load .*none\.onnx on cpu: .*\.$"):
+            make_session(tmp_path / "none.onnx")
+        (tmp_path / "bad.onnx").write_bytes(b"no model")
+        with pytest.raises(RuntimeFailure, match=r"could not load .*bad\.onnx"):
+            make_session(tmp_path / "bad.onnx")
+        custom = graph("float[N] x", "float[N] y", "y = acme.Op(x)", extra=', "acme": 1')
+        with pytest.raises(RuntimeFailure, match=r"load model 'g' on cpu: .*acme") as failure:
+            make_session(custom)
+        assert "ONNXRuntimeError" not in str(failure.value)
+        assert "\n" not in str(failure.value)
+        session = make_session(double)
+        for feeds in ({}, {"x": np.ones(2)}, {"z": np.ones(2, np.float32)}):
+            with pytest.raises(RuntimeFailure, match=r"could not run the model \(y\): "):
+                run(session, feeds)
+        with pytest.raises(RuntimeFailure):
+            run(session, {"x": np.ones(2, np.float32)}, ["nothing"])
+
+    def test_cuda_is_refused_where_it_cannot_run(self, double, monkeypatch):
+        monkeypatch.setattr(session_module, "cuda_available", lambda: False)
+        with pytest.raises(RuntimeFailure, match="CUDA cannot be used"):
+            make_session(double, "cuda")
+
+    def test_silent_fallback_is_a_failure(self, double, monkeypatch):
+        def start(source, options, provider, start=session_module._start):
+            return start(source, options, "cpu")
+
+        monkeypatch.setattr(session_module, "cuda_available", lambda: True)
+        monkeypatch.setattr(session_module, "_start", start)
+        with pytest.raises(RuntimeFailure, match="on the CPU, although"):
+            make_session(double, "cuda")
+
+    def test_without_a_driver_no_cuda_session_is_tried(self, monkeypatch):
+        monkeypatch.setattr(session_module, "_device_present", lambda: False)
+        monkeypatch.setattr(session_module, "_start", None)
+        assert cuda_available.__wrapped__() is False
+
+    def test_profile(self, double, tmp_path):
+        session = make_session(double, profile_to=tmp_path / "profile")
+        run(session, {"x": np.ones(2, np.float32)})
+        assert session.end_profiling().startswith(str(tmp_path / "profile"))
+
+    @pytest.mark.cuda
+    @pytest.mark.skipif(not cuda_available(), reason="no CUDA device")
+    def test_cuda(self, double):
+        low = graph("bfloat16[N] x", "bfloat16[N] y", "y = Add(x, x)")
+        assert run(make_session(double, "cuda"), {"x": np.ones(2, np.float32)})["y"].tolist() == [2, 2]
+        assert run(make_session(low, "cuda"), {"x": np.ones(2, ml_dtypes.bfloat16)})["y"].tolist() == [2, 2]
+
+
+class TestLoadInputs:
+    def test_reads_arrays(self, tmp_path):
+        path = tmp_path / "in.npz"
+        np.savez(path, a=np.arange(3), b=np.ones((1, 2), ml_dtypes.bfloat16), s=np.array(["x", "yz"]))
+        found = load_inputs(path)
+        assert found["a"].tolist() == [0, 1, 2]
+        assert found["s"].tolist() == ["x", "yz"]
+        model = graph("int64[N] a, bfloat16[M, N] b, string[K] s", "int64[N] y", "y = Identity(a)")
+        checked = check_inputs(model, found)
+        assert checked["b"].dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(checked["b"], np.ones((1, 2)))
+
+    def test_what_cannot_be_read(self, tmp_path):
+        with pytest.raises(ArgumentError, match=r"none\.npz: there is no such file"):
+            load_inputs(tmp_path / "none.npz")
+        (tmp_path / "text.npz").write_text("hello")
+        with pytest.raises(ArgumentError, match=r"text\.npz"):
+            load_inputs(tmp_path / "text.npz")
+        np.save(tmp_path / "one.npy", np.ones(2))
+        with pytest.raises(ArgumentError, match=r"^\S*one\.npy holds one array without a name"):
+            load_inputs(tmp_path / "one.npy")
+        np.savez(tmp_path / "pickle.npz", good=np.ones(2), bad=np.array([{}], object))
+        with pytest.raises(ArgumentError, match=r"^Cannot read the array 'bad' of .*pickle\.npz"):
+            load_inputs(tmp_path / "pickle.npz")
+        good = (tmp_path / "pickle.npz").read_bytes()
+        (tmp_path / "cut.npz").write_bytes(good[: len(good) // 2])
+        with pytest.raises(ArgumentError, match=r"cut\.npz"):
+            load_inputs(tmp_path / "cut.npz")
+
+
+class TestCheckInputs:
+    model = graph(
+        "float[N] x, int64 n, bool b, float16[N] h", "float[N] y", "y = Mul(x, w)", defaults="<float w = {2.0}>"
+    )
+    feeds = {  # noqa: RUF012 - read only
+        "x": np.ones(2, np.float32),
+        "n": np.array(3),
+        "b": np.array(True),
+        "h": np.ones(2, np.float16),
+    }
+
+    def test_lossless_casts_are_silent(self):
+        found = check_inputs(
+            self.model,
+            {"x": np.array([0.5, np.nan]), "n": np.int32(3), "b": np.uint8(1), "h": np.array([0.25, 2], np.float32)},
+        )
+        assert [found[name].dtype for name in "xnbh"] == [np.float32, np.int64, bool, np.float16]
+        np.testing.assert_array_equal(found["x"], np.array([0.5, np.nan], np.float32))
+        assert check_inputs(self.model, self.feeds)["x"] is self.feeds["x"]
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"x": np.array([0.1])}, "'x' must be float32; the given float64"),
+            ({"x": np.array([1])}, "'x' must be float32, not int64"),
+            ({"n": np.array(3.0)}, "'n' must be int64, not float64"),
+            ({"b": np.array(2)}, "'b' must be bool; the given int64"),
+            ({"h": np.array([70000.0])}, "'h' must be float16; the given float64"),
+            ({"x": np.array(["a"])}, "'x' must be float32, not <U1"),
+            ({"z": np.ones(1)}, "no input 'z'; it has 'x', 'n', 'b', 'h'"),
+        ],
+    )
+    def test_other_arrays_are_refused(self, change, message):
+        with pytest.raises(ArgumentError, match=message):
+            check_inputs(self.model, self.feeds | change)
+
+    def test_missing_inputs(self):
+        with pytest.raises(ArgumentError, match="'b', 'h' is missing; given: 'x', 'n'"):
+            check_inputs(self.model, {name: self.feeds[name] for name in "xn"})
+
+    def test_defaults_sequences_and_optionals(self):
+        model = graph(
+            "float x, seq(float[N]) s, optional(int64[N]) o", "float y", "y = Mul(x, w)", defaults="<float w = {2.0}>"
+        )
+        model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, []))
+        found = check_inputs(model, {"x": 1.5, "s": [np.ones(2), np.ones(1, np.float32)]})
+        assert [part.dtype for part in found["s"]] == [np.float32] * 2
+        assert found["o"] is None
+        assert "w" not in found
+        found = check_inputs(model, {"x": 1.5, "s": (), "o": np.arange(2, dtype=np.int32), "w": np.float32(1)})
+        assert found["o"].dtype == np.int64
+        assert check_inputs(model, {"x": 1.5, "s": [], "o": None})["o"] is None
+        with pytest.raises(ArgumentError, match=r"'s' is a sequence \(seq\(tensor\(float\)\)\)"):
+            check_inputs(model, {"x": 1.5, "s": np.ones((2, 2))})
+        with pytest.raises(ArgumentError, match=r"'s\[1\]' must be float32"):
+            check_inputs(model, {"x": 1.5, "s": [np.ones(1), np.array([1])]})
+
+
+class TestRandomInputs:
+    def test_same_seed_same_numbers_and_independent_of_other_inputs(self):
+        two = graph("float[B, 4] x, float[B, 4] y", "float[B, 4] z", "z = Add(x, y)")
+        one = graph("float[B, 4] y", "float[B, 4] z", "z = Neg(y)")
+        first, again, other = random_inputs(two), random_inputs(two), random_inputs(two, seed=1)
+        np.testing.assert_array_equal(first["x"], again["x"])
+        assert not np.array_equal(first["x"], first["y"])
+        assert not np.array_equal(first["x"], other["x"])
+        np.testing.assert_array_equal(random_inputs(one)["y"], first["y"])
+        with pytest.raises(ArgumentError, match="seed"):
+            random_inputs(one, seed=-1)
+
+    def test_dimensions(self):
+        model = graph(
+            "float[batch, 3, h, w] x, float[2, batch, k] state, float[seq] flat, float[h] row, float s,"
+            "float[A, 1] mix, float[batch, past] p, float[2, B] q", "float[K] y", "y = Neg(flat)",
+        )  # fmt: skip
+        model.graph.input[5].type.tensor_type.shape.dim[0].dim_param = "past + seq"
+        model.graph.input[7].type.tensor_type.shape.dim[1].dim_param = "past + 1"
+        model.graph.input.append(helper.make_tensor_value_info("rankless", TensorProto.FLOAT, None))
+        model.graph.input.append(helper.make_tensor_value_info("nameless", TensorProto.FLOAT, [None, None, -1]))
+        shapes = {name: x.shape for name, x in random_inputs(model).items()}
+        assert shapes == {
+            "x": (1, 3, 8, 8), "state": (2, 1, 8), "flat": (1,), "row": (8,), "s": (), "mix": (9, 1), "p": (1, 8),
+            "q": (2, 9), "rankless": (1, 8), "nameless": (1, 8, 8),
+        }  # fmt: skip
+        shapes = {name: x.shape for name, x in random_inputs(model, dims={"batch": 3, "past": 0}).items()}
+        assert (shapes["state"], shapes["mix"], shapes["p"]) == ((2, 3, 8), (1, 1), (3, 0))
+        with pytest.raises(ArgumentError, match="no dimension 'n'; they have 'batch', 'h', 'k', 'past'"):
+            random_inputs(model, dims={"n": 3})
+        for size in (-1, 1.5, True):
+            with pytest.raises(ArgumentError, match="'batch' cannot have the size"):
+                random_inputs(model, dims={"batch": size})
+
+    def test_indices_stay_in_their_tables(self):
+        model = graph(
+            "int64[B, S] ids, int32[B, S] kinds, float[B, S] rough, int64[B, 2] nd, int64[B, S] el, int64[N] free,"
+            "bool c",
+            "float[B, S, 4] y, float[B] z, float[B, S] e, float[N] f, float[B, S, 4] r",
+            """u = Unsqueeze(ids, one) q = Squeeze(u, one)
+               a = If (c) <then_branch = t () => (float[B, S, 4] g) { g = Gather(table, q) },
+                           else_branch = e () => (float[B, S, 4] k) { k = Gather(table, ids) }>
+               w = Cast <to = 7>(kinds) b = Gather(few, w) y = Add(a, b)
+               h = Cast <to = 1>(half) i = Cast <to = 7>(rough) r = Gather(h, i) z = GatherND(square, nd)
+               e = GatherElements <axis = 1>(square, el) f = Gather(any, free) any = acme.Op(c)""",
+            defaults="<int64[1] one = {1}>", extra=', "acme": 1',
+        )  # fmt: skip
+        tables = {"table": (50, 4), "few": (3, 4), "half": (7, 4), "square": (9, 6)}
+        for name, shape in tables.items():
+            table = np.zeros(shape, np.float16 if name == "half" else np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(table, name))
+        found = random_inputs(model, dims={"B": 40, "S": 20})
+        largest = {name: int(x.max()) for name, x in found.items()}
+        assert largest == {"ids": 49, "kinds": 2, "rough": 6, "nd": 5, "el": 5, "free": 0, "c": found["c"]}
+        assert found["rough"].dtype == np.float32
+        assert np.array_equal(found["rough"], np.floor(found["rough"]))
+        assert all(x.min() == 0 for name, x in found.items() if name != "c")
+
+    def test_masks_positions_and_sizes(self):
+        model = graph(
+            "int64[B, S] attention_mask, int64[B, S] hidden, float[B, S] keep, int64[B, S] position_ids,"
+            "int64[B, S] position_plain, int64[2] shape, int64 trips, int64 limit, int64[B, S] other,"
+            "uint8[B, S] image, bool[B, S] flags, int64 mask_scalar",
+            "float[B, S] y, int64[N] r",
+            """one = Constant <value = float {1.0}>() m = Cast <to = 1>(hidden) y = Sub(one, m)
+               k = Cast <to = 9>(keep) p = Gather(table, position_ids)
+               e = Expand(one, shape) start = Constant <value_int = 0>() step = Constant <value_int = 1>()
+               r = Range(start, limit, step) go = Constant <value = bool {1}>()
+               s = Loop (trips, go, one) <body = b (int64 i, bool c, float v) => (bool d, float w)
+                   { d = Identity(c) w = Neg(v) }>""",
+            defaults="<float[4] table = {0, 0, 0, 0}>",
+        )  # fmt: skip
+        found = random_inputs(model, dims={"B": 20, "S": 10})
+        for name in ("attention_mask", "hidden", "keep"):
+            rows = found[name]
+            assert set(rows.ravel().tolist()) == {0, 1}
+            assert (rows[:, 0] == 1).all()
+            assert (np.diff(rows.astype(int), axis=1) <= 0).all(), "ones come first"
+        assert found["mask_scalar"] == 1
+        assert found["position_ids"][3].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+        assert found["position_plain"][3].tolist() == list(range(10))
+        for name in ("shape", "trips", "limit"):
+            assert 1 <= found[name].min() <= found[name].max() <= 4
+        assert set(found["other"].ravel().tolist()) == {0, 1}
+        assert found["image"].max() > 100
+        assert set(found["flags"].ravel().tolist()) == {False, True}
+
+    def test_indices_through_loops_and_scans(self):
+        model = graph(
+            "int64[S] rows, int64[S] state, int64 n", "int64[S] last, float[K, S] all, float[S] z, float[S] w",
+            """go = Constant <value = bool {1}>()
+               last, all = Loop (n, go, state) <body = b (int64 i, bool c, int64[S] v)
+                   => (bool d, int64[S] x, float[S] g) { d = Identity(c) x = Identity(v) g = Gather(table, v) }>
+               z = Scan (rows) <num_scan_inputs = 1, body = s (int64 r) => (float t) { t = Gather(wide, r) }>
+               w = Gather(narrow, last)""",
+            defaults="<float[5] table = {0, 0, 0, 0, 0},"
+            " float[6] wide = {0, 0, 0, 0, 0, 0}, float[3] narrow = {0, 0, 0}>",
+        )  # fmt: skip
+        found = random_inputs(model, dims={"S": 100})
+        assert (found["rows"].max(), found["state"].max()) == (5, 2), "the carried state comes out and is used again"
+        assert run(make_session(model), found)["w"].shape == (100,)
+
+    def test_contrib_embedding(self):
+        model = graph(
+            "int32[B, S] ids, int32[B, S] segments, int32[B, S] m", "float[B, S, 4] y, int32[B] i",
+            "y, i = com.microsoft.EmbedLayerNormalization(ids, segments, words, places, kinds, gamma, beta, m)",
+            extra=', "com.microsoft": 1',
+        )  # fmt: skip
+        for name, shape in {"words": (30, 4), "places": (12, 4), "kinds": (2, 4), "gamma": (4,), "beta": (4,)}.items():
+            model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+        found = random_inputs(model, dims={"B": 20, "S": 10})
+        assert (found["ids"].max(), found["segments"].max(), found["m"].max()) == (29, 1, 1)
+        assert (found["m"][:, 0] == 1).all()
+        assert run(make_session(model), found)["y"].shape == (20, 10, 4)
+
+    def test_types(self):
+        model = graph(
+            "string[2] t, bfloat16[B, 3] l, double d, seq(float[B, 3]) s, optional(int64[B]) o, float w",
+            "double y", "y = Neg(d)", defaults="<float w = {1.0}>",
+        )  # fmt: skip
+        found = random_inputs(model)
+        assert found["t"].tolist() == ["a", "a"]
+        assert (found["l"].dtype, found["d"].dtype, found["d"].shape) == (ml_dtypes.bfloat16, np.float64, ())
+        assert [part.shape for part in found["s"]] == [(1, 3), (1, 3)]
+        assert not np.array_equal(*found["s"])
+        assert found["o"].tolist() in ([0], [1])
+        assert "w" not in found, "it has a default"
+        sparse = helper.make_sparse_tensor_value_info("q", TensorProto.FLOAT, [2])
+        model.graph.input.append(sparse)
+        with pytest.raises(ArgumentError, match="Cannot make up input 'q'"):
+            random_inputs(model)
