@@ -58,11 +58,12 @@ def analyse(
     shapes = infer_shapes(view)
     constants = Constants(view, types, policy.low, base_dir)
     scene = Scene(view, types, shapes, constants, policy.low)
-    sentinels = sentinel_paths(scene)
+    judged = policy.level != Level.O0
+    sentinels = sentinel_paths(scene) if judged else []
     folds = batch_norm_folds(view, types, constants, policy)
-    groups = [*activation_groups(view, constants), *(sentinels if policy.hazards else []), *map(list, folds)]
+    groups = [*activation_groups(view, constants), *(sentinels if policy.hazards else []), *map(list, folds)] if judged else []
     terms = find_variables(view, types, policy, groups)
-    hazards = find_hazards(scene)
+    hazards = find_hazards(scene) if judged else []
     pins = find_pins(view, policy, terms, hazards, folded=frozenset(bn for _, bn in folds), replay=replay)
     decision = decide(view, shapes, constants, terms, pins)
     edits = make_edits(view, types, terms, decision, policy.low)

@@ -100,7 +100,7 @@ def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Pla
     analysis = analyse(prepared, policy, replay=plan.decisions() if plan else None)
     result = ModelProto()
     if not analysis.edits:
-        result.CopyFrom(prepared if opset is not None or policy.freeze_defaults else proto)
+        result.CopyFrom(proto if opset is None else prepared)
         return result
     kept = promise(analysis.view, analysis.types, policy)
     result.CopyFrom(prepared)
@@ -181,7 +181,7 @@ def convert_file(
         kept = promise(analysis.view, analysis.types, policy)
         apply_edits(analysis.view, analysis.edits, prepared, converter)
         kept.check(prepared)
-    elif opset is None and not policy.freeze_defaults:
+    elif opset is None:
         prepared = proto
         if not external or source.resolve().parent == target.resolve().parent:
             copy_file(source, target)

@@ -3,6 +3,7 @@
 Edits are data; :mod:`onnxamp.rewrite` applies them. Complexity: linear in ports.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from onnx import TensorProto
@@ -58,13 +59,15 @@ class Edits:
     """Nodes whose dtype attribute (or Constant value) becomes low."""
     weights: set[int] = field(default_factory=set)
     """Initializers that become low in place."""
+    renamed: dict[int, str] = field(default_factory=dict)
+    """Initializers and inputs of bodies that take another name."""
     halved: set[int] = field(default_factory=set)
     """Constants whose sentinels saturate to half the largest number, so that mask + score stays finite."""
 
     def __bool__(self) -> bool:
         return bool(
             self.casts or self.copies or self.moved or self.removed or self.inputs or self.outputs or self.results
-            or self.types or self.result_types or self.attributes or self.weights
+            or self.types or self.result_types or self.attributes or self.weights or self.renamed
         )  # fmt: skip
 
 
@@ -79,10 +82,6 @@ class _Names:
 def make_edits(view: View, types: Types, terms: Terms, decision: Decision, low: LowType) -> Edits:
     """The edits that turn the model into what the decision says."""
     maker = _Maker(view, types, terms, decision, Edits(low), view.all_names())
-    count: dict[str, int] = {}
-    for value in view.values:
-        count[value.name] = count.get(value.name, 0) + 1
-    maker.ambiguous = {name for name, times in count.items() if times > 1}
     for value, term in enumerate(terms.produced):
         if term != NONE:
             maker.value(view.values[value])
@@ -106,6 +105,18 @@ class _Maker:
     aliases: dict[int, int] = field(default_factory=dict)
     """Low value of the user's whose Cast became void -> the float32 value whose low version it is."""
     ambiguous: set[str] = field(default_factory=set)
+    shadowed: dict[int, int] = field(default_factory=dict)
+    """Value of a body -> the outer value whose name it takes."""
+
+    def __post_init__(self) -> None:
+        count = Counter(value.name for value in self.view.values)
+        self.ambiguous = {name for name, times in count.items() if times > 1}
+        for value in self.view.values:
+            scope = self.view.scopes[value.scope].parent if value.name in self.ambiguous else ABSENT
+            while scope != ABSENT and value.index not in self.shadowed:
+                if value.name in self.view.scopes[scope].names:
+                    self.shadowed[value.index] = self.view.scopes[scope].names[value.name]
+                scope = self.view.scopes[scope].parent
 
     def fresh(self, base: str, *, low: bool) -> str:
         """A new name for a value in the other precision."""
@@ -142,7 +153,8 @@ class _Maker:
         assert found is not None
         is_low = self.decision.is_low(self.terms.produced[index])
         if found != FLOAT:
-            self.names[index] = _Names(high=value.name, low=value.name)
+            own = self.own_name(value, is_low=is_low)
+            self.names[index] = _Names(high=own, low=own)
             if is_low:
                 self.edits.types[index] = retyped(found, self.edits.low)
                 self.make_low(value)
@@ -158,7 +170,8 @@ class _Maker:
             self.edits.types[index] = retyped(found, self.edits.low)
         else:
             need_high = True
-        names = _Names(value.name if need_high else None, value.name if need_low else None)
+        own = self.own_name(value, is_low=is_low)
+        names = _Names(own if need_high else None, own if need_low else None)
         self.names[index] = names
         if not (need_high and need_low):
             return
@@ -171,7 +184,7 @@ class _Maker:
             names.low = self.reuse(reused, value)
             return
         other = self.fresh(value.name, low=not keeps_name_low)
-        names.high, names.low = (other, value.name) if keeps_name_low else (value.name, other)
+        names.high, names.low = (other, own) if keeps_name_low else (own, other)
         self.second_version(value, names, is_low=is_low)
 
     def second_version(self, value: Value, names: _Names, *, is_low: bool) -> None:
@@ -179,7 +192,7 @@ class _Maker:
         assert names.high is not None
         assert names.low is not None
         own, other = (names.low, names.high) if is_low else (names.high, names.low)
-        if own != value.name:  # the public name goes to the Cast's output
+        if self.public(value.index) is not None and own != value.name:  # the Cast's output takes the public name
             self.edits.outputs[value.producer, value.port] = own
             self.edits.types.pop(value.index, None)
             if not is_low:
@@ -191,6 +204,23 @@ class _Maker:
         elem = TensorProto.FLOAT if is_low else self.edits.low.elem
         self.edits.casts.append(NewCast(value.scope, value.producer, source, other, elem))
 
+    def own_name(self, value: Value, *, is_low: bool) -> str:
+        """The value's name, or a new one where it shadows an outer value of what would be another type.
+
+        ONNX's inference, and ONNX Runtime's, want one type for a name wherever it is visible.
+        """
+        outer = self.shadowed.get(value.index)
+        if outer is None:
+            return value.name
+        if not is_low and not self.decision.is_low(self.terms.produced[outer]):
+            return value.name
+        name = self.fresh(value.name, low=is_low)
+        if value.origin is Origin.NODE:
+            self.edits.outputs[value.producer, value.port] = name
+        else:
+            self.edits.renamed[value.index] = name
+        return name
+
     def is_constant(self, value: int) -> bool:
         """Whether the value is an initializer or a Constant: wanted in both precisions, it is stored twice."""
         producer = self.view.producer(value)
@@ -198,8 +228,8 @@ class _Maker:
 
     def copy(self, value: Value, names: _Names, *, base_low: bool) -> None:
         """Store a constant twice; the one that keeps the name is float32 unless the model returns it low."""
-        other = self.fresh(value.name, low=not base_low)
-        names.high, names.low = (other, value.name) if base_low else (value.name, other)
+        other, own = self.fresh(value.name, low=not base_low), names.high
+        names.high, names.low = (other, own) if base_low else (own, other)
         self.edits.copies.append(NewConstant(value.index, other, low=not base_low))
         if base_low:
             self.make_low(value)
@@ -267,6 +297,7 @@ class _Maker:
                 self.edits.attributes.add(producer.index)
                 self.edits.types[value] = self.edits.low.tensor
                 own = self.view.values[value]
+                self.names[value].low = name = own.name
                 need_high, _ = self.needs(value)
                 if need_high:
                     high = self.fresh(own.name, low=False)

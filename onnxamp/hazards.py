@@ -14,7 +14,7 @@ from onnxamp.constants import Constants
 from onnxamp.dtypes import FLOAT, LowType
 from onnxamp.graph import ABSENT, Node, View
 from onnxamp.infer import Types
-from onnxamp.islands import norm_islands, softmax_islands
+from onnxamp.islands import cast_swallowing_norms, norm_islands, softmax_islands
 from onnxamp.ops import is_exact, op_facts
 from onnxamp.positions import index_paths, position_paths
 from onnxamp.sizes import Shape
@@ -57,14 +57,23 @@ def constant_ranges(scene: Scene) -> Iterator[Hazard]:
     """Constants beyond the low range that are no sentinels keep their consumers in float32, and what these make."""
     for node in scene.view.nodes:
         for _, value in scene.float_inputs(node):
-            stats = scene.constants.stats(value)
-            if stats is None or stats.out_of_range is None or _carries(scene, node):
+            beyond = _beyond(scene, node, value)
+            if beyond is None or _carries(scene, node):
                 continue
             name = scene.view.values[value].name
-            why = f"{name!r} holds {stats.out_of_range:.6g}, beyond ±{scene.low.max_finite:.6g}"
+            why = f"{name!r} holds {beyond:.6g}; {scene.low.name} ends at {scene.low.max_finite:.6g}"
             yield Hazard(node.index, Reason.RANGE, why)
             for reader in _readers(scene, node):
                 yield Hazard(reader.index, Reason.RANGE, f"reads what {node.label!r} made of a constant out of range")
+
+
+def _beyond(scene: Scene, node: Node, value: int) -> float | None:
+    """A number of the constant that is out of range, or a factor that brings values of a few units out of it."""
+    stats = scene.constants.stats(value)
+    if stats is None:
+        return None
+    grows = node.key == "Mul" and stats.uniform is not None and scene.low.max_finite / 8 < abs(stats.uniform) < SENTINEL
+    return stats.uniform if grows else stats.out_of_range
 
 
 def epsilons(scene: Scene) -> Iterator[Hazard]:
@@ -108,15 +117,22 @@ def _is_lost(number: float, low: LowType, key: str) -> bool:
 
 
 def masks(scene: Scene) -> Iterator[Hazard]:
-    """Out-of-range constants that are no sentinels on their way to a Softmax: the whole way stays float32."""
+    """Large constants that are no sentinels on their way to a Softmax: the whole way stays float32.
+
+    Large means that the low type steps by more than 1 there, so that score + mask forgets the score: a row that is
+    masked as a whole would lose the differences that float32 keeps.
+    """
     for node in scene.view.nodes:
         if node.key not in op_facts().hazard["mask_arithmetic"]:
             continue
         for _, value in scene.float_inputs(node):
             stats = scene.constants.stats(value)
-            if stats is not None and stats.out_of_range is not None:
-                for index in mask_path(scene, node):
-                    yield Hazard(index, Reason.MASK, f"carries the mask value {stats.out_of_range:.6g} to its Softmax")
+            if stats is None:
+                continue
+            large = stats.uniform if stats.uniform is not None and 1 <= abs(stats.uniform) * scene.low.epsilon else None
+            found = large if large is not None and abs(large) < SENTINEL else stats.out_of_range
+            for index in mask_path(scene, node) if found is not None else ():
+                yield Hazard(index, Reason.MASK, f"carries the mask value {found:.6g} to its Softmax")
 
 
 def sentinel_paths(scene: Scene) -> list[list[int]]:
@@ -204,6 +220,7 @@ def islands(scene: Scene) -> Iterator[Hazard]:
     """Normalisations and softmaxes written out as single ops; see :mod:`onnxamp.islands`."""
     yield from norm_islands(scene.view, scene.types, scene.constants)
     yield from softmax_islands(scene.view, scene.types)
+    yield from cast_swallowing_norms(scene.view, scene.types)
 
 
 RULES: tuple[Rule, ...] = (

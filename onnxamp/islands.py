@@ -22,8 +22,9 @@ def norm_islands(view: View, types: Types, constants: Constants) -> Iterator[Haz
     for root in view.nodes:
         if _is_root(root, constants):
             nodes, bases = _variance(view, root, constants)
-            if bases:
-                nodes |= _scaling(view, types, root, constants, bases)
+            scaling = _scaling(view, types, root, constants, bases) if bases else set()
+            if scaling:
+                nodes |= scaling
                 for index in sorted(nodes):
                     yield Hazard(index, Reason.ISLAND, f"part of the normalisation around {root.label!r}")
 
@@ -44,6 +45,24 @@ def softmax_islands(view: View, types: Types) -> Iterator[Hazard]:
             island |= {shift.index} | _back_to_reduction(view, shift.input(1), {"ReduceMax"})
         for index in sorted(island):
             yield Hazard(index, Reason.ISLAND, f"part of the softmax around {exp.label!r}")
+
+
+def cast_swallowing_norms(view: View, types: Types) -> Iterator[Hazard]:
+    """Producers whose up-cast would stand alone in front of a written-out LayerNorm at opset 17 or later.
+
+    ONNX Runtime's layer_norm_fusion.cc takes a Cast that feeds the mean and the subtraction alone into the fused node,
+    and then cannot load the model: from opset 17 on, LayerNormalization wants one type for input and scale
+    (seen with 1.31.1). With the producer in float32, the Casts move to its inputs, and are no more than before.
+    """
+    for mean in view.nodes:
+        if mean.key != "ReduceMean" or view.book.opsets.get("", 0) < 17 or types[mean.inputs[0]] != FLOAT:
+            continue
+        value, producer = mean.inputs[0], view.producer(mean.inputs[0])
+        readers = [node for node, _ in view.consumers(mean.outputs[0])]
+        centring = all(node.key == "Sub" and node.input(0) == value for node in readers)
+        if producer is not None and readers and centring:
+            why = f"a Cast in front of {mean.label!r} would be swallowed by the LayerNorm fusion, and nothing would load"
+            yield Hazard(producer.index, Reason.FUSION, why)
 
 
 def activation_groups(view: View, constants: Constants) -> list[list[int]]:
@@ -67,7 +86,7 @@ def activation_groups(view: View, constants: Constants) -> list[list[int]]:
 def _is_root(node: Node, constants: Constants) -> bool:
     if node.key == "Pow":
         return constants.uniform(node.input(1)) in (0.5, -0.5)
-    return node.key in ("Sqrt", "com.microsoft::Rsqrt")
+    return node.key in ("ReduceL2", "Sqrt", "com.microsoft::Rsqrt")
 
 
 def _square_of(node: Node, constants: Constants) -> int:
@@ -83,6 +102,8 @@ def _variance(view: View, root: Node, constants: Constants) -> tuple[set[int], s
     """Nodes from the squared values to the root, and the values that were squared and summed (none: no island)."""
     walk, reductions = op_facts().hazard["norm_arithmetic"], op_facts().hazard["reductions"]
     nodes, bases = {root.index}, set[int]()
+    if root.key == "ReduceL2":  # squares, sums and takes the root by itself
+        return nodes, {root.inputs[0]}
     stack = [root.input(0)]
     while stack and len(nodes) < _REACH:
         node = view.producer(stack.pop())

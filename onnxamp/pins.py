@@ -53,14 +53,17 @@ def find_pins(
     collector = _Collector(view, policy, terms, folded)
     for variable in terms.fixed_high:
         collector.pin(variable, Verdict(variable, False, Reason.TIE, "shares its type with a float32 value"), hard=True)
+    for variable in terms.wanted_low:
+        collector.pin(variable, Verdict(variable, True, Reason.LEVEL, "inputs and outputs shall be low"))
     for node in view.nodes:
         collector.kernels(node)
         collector.wishes(node)
     if replay is not None:
         collector.replay(replay)
         return collector.finish()
-    for hazard in hazards if policy.hazards else ():
-        for variable in terms.of_node.get(hazard.node, {}).values():
+    for hazard in hazards:
+        keeps = policy.hazards or (hazard.reason is Reason.FUSION and policy.level != Level.O3)
+        for variable in terms.of_node.get(hazard.node, {}).values() if keeps else ():
             collector.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
     for node in view.nodes:
         collector.lists(node)
@@ -179,7 +182,11 @@ class _Collector:
         if policy.level == Level.O0:
             for variable in self.terms.of_node.get(node.index, {}).values():
                 self.pin(variable, Verdict(variable, False, Reason.LEVEL, "O0 lowers nothing"))
-        if node.key in op_facts().control_flow or node.key in ("Cast", "Constant") or node.index in self.folded:
+        if node.key in op_facts().control_flow:
+            for variable in self.terms.of_node.get(node.index, {}).values() if node.key in policy.black else ():
+                self.pin(variable, Verdict(variable, False, Reason.BLACK, node.key))
+            return
+        if node.key in ("Cast", "Constant") or node.index in self.folded:
             return
         for variable in self.terms.of_node.get(node.index, {}).values():
             root = self.terms.root(variable)
@@ -191,14 +198,11 @@ class _Collector:
                     continue
             if node.key in policy.white and not exact:
                 self.pin(variable, Verdict(variable, True, Reason.WHITE, node.key))
-            elif exact:
-                if policy.level == Level.O3 or node.key in policy.white or policy.strict:
-                    self.preferred.add(root)
-            elif policy.level == Level.O1:
-                self.pin(variable, Verdict(variable, False, Reason.LEVEL, "O1 lowers white-listed ops alone"))
-            elif policy.level == Level.O3 or policy.strict:
+            elif policy.level == Level.O3 or (policy.strict and policy.level == Level.O2):
                 self.pin(variable, Verdict(variable, True, Reason.LEVEL, f"{policy.level} lowers all that it can"))
-            else:
+            elif policy.level == Level.O1 and not exact:
+                self.pin(variable, Verdict(variable, False, Reason.LEVEL, "O1 lowers white-listed ops alone"))
+            elif not exact or node.key in policy.white:
                 self.preferred.add(root)
 
     def replay(self, decisions: Mapping[str, bool]) -> None:

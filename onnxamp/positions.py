@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 from onnxamp.constants import Constants
-from onnxamp.dtypes import FLOAT
+from onnxamp.dtypes import FLOAT, LOW_TYPES
 from onnxamp.graph import ABSENT, Node, Origin, View
 from onnxamp.infer import Types
 from onnxamp.ops import op_facts
 from onnxamp.verdicts import Hazard, Reason
 
+_FLOATS = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 _INTEGERS = frozenset({"tensor(int32)", "tensor(int64)", "tensor(uint32)", "tensor(uint64)"})
 
 
@@ -52,12 +53,12 @@ def position_paths(view: View, types: Types, constants: Constants) -> Iterator[H
     walk, facts = op_facts().hazard["position_arithmetic"], op_facts().hazard
     counting, position = set[int](), set[int]()
     for value in view.values:
-        if types[value.index] == FLOAT and value.scope == 0 and value.origin in (Origin.INPUT, Origin.DEFAULT):
+        if types[value.index] in _FLOATS and value.scope == 0 and value.origin in (Origin.INPUT, Origin.DEFAULT):
             position.add(value.index)
     sinks: list[Node] = []
     for index in view.order:
         node = view.nodes[index]
-        sources = [value for value in node.inputs if value != ABSENT and types[value] == FLOAT]
+        sources = [value for value in node.inputs if value != ABSENT and types[value] in _FLOATS]
         from_integers = node.key == "Cast" and node.input(0) != ABSENT and types[node.inputs[0]] in _INTEGERS
         if node.key in facts["position_sources"]:
             counting.update(node.outputs)
@@ -67,6 +68,9 @@ def position_paths(view: View, types: Types, constants: Constants) -> Iterator[H
             position.update(node.outputs)
         elif node.key in facts["position_sinks"] and sources and sources[0] in position:
             sinks.append(node)
+            if node.key in facts["rounding_ops"]:
+                counting.update(node.outputs)
+                position.update(node.outputs)
         elif node.key in walk and sources and all(v in position or constants.is_constant(v) for v in sources):
             if any(value in position for value in sources):
                 position.update(node.outputs)

@@ -61,7 +61,7 @@ def _by_scope(view: View, edits: Edits) -> dict[int, _Local]:
     for kind in ("attributes", "moved", "removed"):
         for node in sorted(getattr(edits, kind)):
             getattr(local(view.nodes[node].scope), kind).append(node)
-    for value in (*edits.types, *edits.weights):
+    for value in (*edits.types, *edits.weights, *edits.renamed):
         local(view.values[value].scope)
     for scope, _ in (*edits.results, *edits.result_types):
         local(scope)
@@ -72,8 +72,10 @@ def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, con
     scope = local.scope
     _initializers(view, edits, local, graph, convert)
     for entry in (*graph.input, *graph.value_info):
-        if scope.names.get(entry.name) in edits.types:
+        value = scope.names.get(entry.name, ABSENT)
+        if value in edits.types:
             lower_type(entry.type, edits.low)
+        entry.name = edits.renamed.get(value, entry.name)
     for position, entry in enumerate(graph.output):
         if (scope.index, position) in edits.result_types:
             lower_type(entry.type, edits.low)
@@ -92,6 +94,7 @@ def _initializers(view: View, edits: Edits, local: _Local, graph: GraphProto, co
     for tensor in graph.initializer:
         value = local.scope.names[tensor.name]
         copy, is_low = copies.get(value), value in edits.weights
+        tensor.name = edits.renamed.get(value, tensor.name)
         if copy is None and not is_low:
             continue
         low = convert(tensor, _saturation(edits, value))

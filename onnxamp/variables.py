@@ -12,7 +12,7 @@ from onnxamp.graph import ABSENT, Node, Origin, Value, View
 from onnxamp.infer import Types, bind, body_sources, body_targets, carried
 from onnxamp.kernels import carries
 from onnxamp.ops import attribute, op_facts
-from onnxamp.policy import Policy
+from onnxamp.policy import Level, Policy
 from onnxamp.signature import Port
 
 HIGH: Final = -1
@@ -54,6 +54,8 @@ class Terms:
     bound: Mapping[int, Mapping[str, str]]
     fixed_high: frozenset[int]
     """Variables tied to a port that is float32 in any case."""
+    wanted_low: frozenset[int]
+    """Sequences and optionals of the signature that the user wants low."""
 
     def root(self, term: int) -> int:
         """The deciding variable of a term; constants are returned as they are."""
@@ -93,6 +95,7 @@ class _Finder:
     lowered: dict[int, int] = field(default_factory=dict)
     bound: dict[int, dict[str, str]] = field(default_factory=dict)
     fixed_high: set[int] = field(default_factory=set)
+    wanted_low: set[int] = field(default_factory=set)
     doubly_named: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -127,6 +130,7 @@ class _Finder:
         return Terms(
             tuple(self.variables), self.produced, self.consumed, self.returned, self.of_node,
             frozenset(self.free), self.lowered, roots, self.bound, frozenset(self.fixed_high),
+            frozenset(self.wanted_low),
         )  # fmt: skip
 
     def is_float(self, value: int) -> bool:
@@ -153,8 +157,13 @@ class _Finder:
         names = {value.name} | {
             self.view.scopes[0].proto.output[port].name for s, port in self.view.results[value.index] if s == 0
         }
-        kept = any(self.policy.keeps_io(name) for name in names) or self.types[value.index] != FLOAT
-        return HIGH if kept else LOW
+        if self.policy.level == Level.O0 or any(self.policy.keeps_io(name) for name in names):
+            return HIGH
+        if self.types[value.index] == FLOAT:
+            return LOW
+        variable = self.new(ABSENT, "signature", value.index)  # containers follow their readers if these cannot be low
+        self.wanted_low.add(variable)
+        return variable
 
     def node(self, node: Node) -> None:
         if node.signature is None or self.view.scopes[node.scope].opaque:
@@ -302,9 +311,9 @@ class _Finder:
                     self.returned[scope.index, position] = term
 
     def containers(self) -> None:
-        """Sequences and optionals cannot be cast: producer, consumers and the ops around them decide together."""
+        """Sequences, optionals and sparse constants cannot be cast: producer, consumers and the ops around them decide together."""
         for value, found in enumerate(self.types):
-            if found is None or found == FLOAT or not holds_float(found):
+            if not holds_float(found) or (found == FLOAT and not self.is_sparse(value)):
                 continue
             terms = [self.produced[value]]
             terms += [self.consumed[node.index][port] for node, port in self.view.consumers(value)]
@@ -314,6 +323,12 @@ class _Finder:
                 if node is not None and node.key not in op_facts().control_flow:
                     terms += self.of_node.get(node.index, {}).values()
             self.join(terms)
+
+    def is_sparse(self, value: int) -> bool:
+        """Whether the value is a sparse constant, which neither converts nor casts."""
+        producer = self.view.producer(value)
+        is_node = producer is not None and attribute(producer.proto, "sparse_value") is not None
+        return is_node or self.view.values[value].origin is Origin.SPARSE
 
     def join(self, terms: Sequence[int]) -> None:
         variables = [term for term in terms if term >= 0]

@@ -18,6 +18,7 @@ class Reason(Enum):
     ISLAND = "normalisation island"
     INDEX = "index path"
     REDUCTION = "large reduction"
+    FUSION = "runtime fusion"
     QDQ = "quantized unit"
     BLACK = "black list"
     WHITE = "white list"

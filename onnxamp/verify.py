@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, ValueInfoProto
 
-from onnxamp.dtypes import FLOAT
+from onnxamp.dtypes import retyped
 from onnxamp.errors import InternalError
 from onnxamp.graph import ABSENT, Node, Origin, View, view_model
 from onnxamp.infer import Types, bind, body_sources, declared_type, infer_types
@@ -51,8 +51,8 @@ class Promise:
             return [f"the graph's {kind}s changed their names or order"]
         found = []
         for (name, was), (_, now) in zip(before, after, strict=True):
-            free = was == FLOAT and (not self.policy.keeps_io(name) or (kind == "input" and name in self.weights))
-            if was != now and not (free and now == self.policy.low.tensor):
+            free = not self.policy.keeps_io(name) or (kind == "input" and name in self.weights)
+            if was != now and not (free and was is not None and now == retyped(was, self.policy.low)):
                 found.append(f"{kind} {name!r} changed from {was} to {now}")
         return found
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
+import onnx.inliner
 import onnxruntime.capi.onnxruntime_pybind11_state as ort_state
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
@@ -159,8 +160,29 @@ def has_kernel(domain: str, op_type: str, since: int, bound: Mapping[str, Iterab
 def missing_kernels(model: ModelProto) -> dict[str, str]:
     """Low-precision nodes that CUDA cannot run though it runs them in float32: op and types -> where.
 
-    An op without any kernel runs on the CPU, or as its function body, whatever its types are.
+    Where an op has no kernel for its types, ONNX Runtime runs its function body, if the schema has one: then
+    its nodes must have kernels.
     """
+    missing = nodes_without_kernel(model)
+    functions = {
+        (typed.node.domain, typed.node.op_type)
+        for typed in typed_nodes(model)
+        if any(what.startswith(f"{typed.node.op_type}-") for what in missing)
+        and has_body(schema_for(model, typed.node))
+    }
+    if not functions:
+        return missing
+    inlined = onnx.inliner.inline_selected_functions(model, sorted(functions), False, True)
+    return nodes_without_kernel(inlined)
+
+
+def has_body(schema: Any) -> bool:
+    """Schemas that ONNX Runtime alone has do not tell."""
+    return isinstance(schema, onnx.defs.OpSchema) and (schema.has_function or schema.has_context_dependent_function)
+
+
+def nodes_without_kernel(model: ModelProto) -> dict[str, str]:
+    """As above, by kernels alone. An op that has none in float32 either goes to the CPU with any types."""
     missing = {}
     for typed in typed_nodes(model):
         node, schema = typed.node, schema_for(model, typed.node)

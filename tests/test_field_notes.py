@@ -100,12 +100,16 @@ def test_judge_has_no_complaint(case: Case, level: str, dtype: str, keep_io: boo
     assert not complaints, "\n".join(complaints)
 
 
+UNFROZEN = {name: case for name, case in CASES.items() if "freeze_defaults" not in case.options}
+
+
 @pytest.mark.parametrize("level", ["O1", "O2"])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", UNFROZEN.values(), ids=UNFROZEN)
 def test_32_all_black_is_bit_identical(case: Case, level: str) -> None:
     original = case.build()
     bodies = chain.from_iterable(function.node for function in original.functions)
-    ops = {node.op_type for node in chain(all_nodes(original.graph), bodies)}
+    nodes = chain(all_nodes(original.graph), bodies)
+    ops = {f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes}
     options = {**case.options, "white_list": (), "black_list": tuple(sorted(ops)), "force_low": ()}
     try:
         result = onnxamp.convert_model(original, level, **options)
@@ -116,7 +120,7 @@ def test_32_all_black_is_bit_identical(case: Case, level: str) -> None:
     assert result.SerializeToString() == original.SerializeToString()
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", UNFROZEN.values(), ids=UNFROZEN)
 def test_level_0_is_bit_identical(case: Case) -> None:
     original = case.build()
     options = {key: value for key, value in case.options.items() if key != "force_low"}
@@ -499,10 +503,19 @@ def fused(model: ModelProto, path: str) -> dict[str, int]:
 
 
 @levels
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.row == 40])
+@pytest.mark.parametrize("name", ["layer_norm_to_fuse", "skip_layer_norm_to_fuse", "layer_norm_decomposed_in_network"])
 def test_40_fusions_survive(name: str, level: str, tmp_path) -> None:
     want = fused(CASES[name].build(), str(tmp_path / "original.onnx"))
     assert fused(converted(name, level), str(tmp_path / "converted.onnx")) == want
+
+
+@levels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["gelu_erf", "gelu_tanh"])
+def test_40_written_out_activations_are_cut_at_their_border(name: str, level: str, dtype: str) -> None:
+    """The CPU provider fuses in float32 only, so what it would fuse cannot be counted: no Cast may stand inside."""
+    inside = typed(converted(name, level, dtype=dtype), "Div", "Erf", "Add", "Mul", "Pow", "Tanh")
+    assert len({type_ for one in inside for type_ in one.inputs + one.outputs}) == 1
 
 
 RESIDUAL = CASES["residual_add"]

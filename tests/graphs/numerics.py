@@ -50,7 +50,7 @@ CASES: tuple[Case, ...] = (
         magnitude=400,
         weights={**WIDE, "gain": (8,), "bias": (8,)},
     ),
-    norm("l2_norm", "p = ReduceL2 <axes = [-1]> (X) a = Max (p, e) Y = Div (X, a)", magnitude=30000),
+    norm("l2_norm", "p = ReduceL2 <axes = [-1]> (X) a = Max (p, e) Y = Div (X, a)", magnitude=50),
     graph(
         "epsilon_clip",
         26,
@@ -87,7 +87,12 @@ CASES: tuple[Case, ...] = (
         f"{ROWS} {{ Y = MatMul (X, w) }}",
         weights={"w": np.geomspace(1e-9, 1, 64, dtype=np.float32).reshape(8, 8)},
     ),
-    graph("large_constant_that_fits", 27, f"{ROWS} <float k = {{30000.0}}> {{ Y = Mul (X, k) }}"),
+    graph(
+        "large_constant_that_fits",
+        27,
+        f"{ROWS} <float k = {{30000.0}}> {{ Y = Mul (X, k) }}",
+        feeds={"X": around(1)},
+    ),
     graph(
         "large_constant",
         27,
