@@ -139,8 +139,8 @@ def plan_policy(plan: Plan, keep_io_types: bool | Iterable[str] = True) -> Polic
 
 
 def convert_file(
-    source: str | PathLike[str],
-    target: str | PathLike[str],
+    src: str | PathLike[str],
+    dst: str | PathLike[str],
     level: str = "O2",
     *,
     opset: int | None = None,
@@ -152,8 +152,8 @@ def convert_file(
     """Convert a model file, whatever its size, and write the result whole or not at all.
 
     Args:
-        source: the model; its external data is memory-mapped and streamed.
-        target: where the result goes; an existing file is replaced once the new one is complete.
+        src: the model; its external data is memory-mapped and streamed.
+        dst: where the result goes; an existing file is replaced once the new one is complete.
         level, opset, wishes: as :func:`convert_model`.
         plan: repeat the decisions of this plan instead of deciding.
         external_data: "auto" (a data file beside the model where the input has one or the result is over 1.9 GB),
@@ -166,7 +166,7 @@ def convert_file(
     if external_data not in ("auto", "always", "never"):
         raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {external_data!r}.")
     policy = plan_policy(plan, wishes.get("keep_io_types", True)) if plan else make_policy(level, **wishes)
-    source, target = Path(source), Path(target)
+    source, target = Path(src), Path(dst)
     if target.is_dir():
         raise ArgumentError(f"The output {str(target)!r} is a folder: name a file.")
     proto, base_dir = load_model(source), source.resolve().parent

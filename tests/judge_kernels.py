@@ -172,8 +172,21 @@ def missing_kernels(model: ModelProto) -> dict[str, str]:
     }
     if not functions:
         return missing
-    inlined = onnx.inliner.inline_selected_functions(model, sorted(functions), False, True)
+    inlined = onnx.inliner.inline_selected_functions(told(model), sorted(functions), False, True)
     return nodes_without_kernel(inlined)
+
+
+def told(model: ModelProto) -> ModelProto:
+    """The model with the types that onnx cannot find behind ops which it does not know, or does not inline."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    known = declared_types(model.graph)
+    for typed in typed_nodes(model):
+        for name, type_ in zip(typed.node.output, typed.outputs, strict=True):
+            if not typed.scope and name not in known and type_.startswith("tensor("):
+                elem = next(number for number in NAMES if tensor_of(number) == type_)
+                result.graph.value_info.append(onnx.helper.make_tensor_value_info(name, elem, None))
+    return result
 
 
 def has_body(schema: Any) -> bool:

@@ -128,6 +128,43 @@ def test_level_0_is_bit_identical(case: Case) -> None:
     assert result.SerializeToString() == original.SerializeToString()
 
 
+UPGRADES = {name: case for name, case in CASES.items() if case.loads and "keep_functions" not in case.options}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", UPGRADES.values(), ids=UPGRADES)
+def test_19_an_upgrade_of_the_opset_changes_no_answer(case: Case, dtype: str) -> None:
+    original = case.build()
+    if not at_opset_22(original):
+        pytest.skip("ONNX Runtime does not have every op of this model at opset 22")
+    options = {**case.options, "dtype": dtype, "opset": 22}
+    try:
+        result = onnxamp.convert_model(original, "O2", **options)
+    except OpsetError:
+        return  # onnx cannot upgrade every model, and then says so
+    complaints = judge(
+        original,
+        result,
+        case.inputs(),
+        dtype=dtype,
+        keep_io=True,
+        tolerance=case.tolerance,
+        loose_integers=case.loose_integers,
+        frozen=case.options.get("freeze_defaults", False),
+        opset=22,
+        again=lambda model: onnxamp.convert_model(model, "O2", **options),
+    )
+    assert not complaints, "\n".join(complaints)
+
+
+def at_opset_22(model: ModelProto) -> bool:
+    """Whether ONNX Runtime has all of the model's ops at opset 22, judged by their names alone."""
+    return not any(node.op_type in NOT_AT_22 for node in all_nodes(model.graph))
+
+
+NOT_AT_22 = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+
+
 # --- 1a: validity -------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,5 @@
+"""``python -m onnxamp``."""
+
+from onnxamp.cli import main
+
+main()

@@ -1,0 +1,89 @@
+"""``onnxamp convert``."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from onnxamp.cli.common import LEVELS, as_arguments, errors_end_here, parse_dims, wishes
+from onnxamp.convert import convert_file
+from onnxamp.numerics.validate import Validation, validate
+from onnxamp.plan import load_plan
+from onnxamp.report.machine import conversion_json
+from onnxamp.report.terminal import conversion_report, make_console
+from onnxamp.runtime.inputs import load_inputs
+
+_SUFFIX = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+@click.command("convert")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the result goes [MODEL_fp16.onnx].")
+@click.option("--level", type=click.Choice(LEVELS), default="O2", show_default=True, help="How much becomes low.")
+@wishes
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Repeat the decisions of a saved plan.")
+@click.option("--save-plan", type=click.Path(path_type=Path), help="Write every decision and its reason as JSON.")
+@click.option("--external-data", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
+              help="Whether weights go to a data file beside the model.")  # fmt: skip
+@click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
+@click.option("--inputs", type=click.Path(path_type=Path), help="Inputs for the validation (.npz).")
+@click.option("--dim", "dims", metavar="NAME=N", multiple=True, help="Size of a dynamic dimension of made-up inputs.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of made-up inputs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@click.option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks.")
+def command(model: Path, **options: Any) -> None:
+    """Convert MODEL to mixed precision, validate the result, and report.
+
+    Exit codes: 0 the result is good, 1 it could not be made or failed its validation, 2 wrong usage.
+    """
+    with errors_end_here(verbose=options["verbose"]):
+        _convert(model, options)
+
+
+def _convert(model: Path, options: dict[str, Any]) -> None:
+    dims = parse_dims(options["dims"])
+    feeds = load_inputs(options["inputs"]) if options["inputs"] else None
+    plan = load_plan(options["plan_file"]) if options["plan_file"] else None
+    dtype = plan.dtype if plan else options["dtype"]
+    target = options["output"] or model.with_name(f"{model.stem}_{_SUFFIX[dtype]}.onnx")
+    with _progress(quiet=options["quiet"]) as (phase, progress):
+        phase("converting")
+        made = convert_file(model, target, options["level"], plan=plan, progress=progress,
+                            external_data=options["external_data"], **as_arguments(options))  # fmt: skip
+        if options["save_plan"]:
+            made.plan.save(options["save_plan"])
+        validation = None
+        if not options["no_validate"]:
+            phase("validating")
+            validation = validate(model, target, dtype, feeds=feeds, dims=dims, seed=options["seed"])
+    if options["as_json"]:
+        click.echo(conversion_json(made, validation))
+    elif not options["quiet"]:
+        make_console().print(conversion_report(made, validation, verbose=options["verbose"]))
+    _finish(validation, target)
+
+
+def _finish(validation: Validation | None, target: Path) -> None:
+    if validation is not None and validation.failure:
+        raise click.ClickException(f"{target} was written, but failed its validation: {validation.failure}")
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
+    """What is being done, and how far it is, on standard error; nothing where that is no terminal."""
+    console = make_console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def phase(text: str) -> None:
+            bar.update(task, description=text, total=None, completed=0)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield phase, progress

@@ -1,0 +1,93 @@
+"""``onnxamp inspect``."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+from onnx import ModelProto
+from rich.console import Group
+from rich.text import Text
+
+from onnxamp.analysis import Analysis, analyse
+from onnxamp.cli.common import as_arguments, errors_end_here, wishes
+from onnxamp.errors import OpsetError
+from onnxamp.graph import ABSENT, opset_imports
+from onnxamp.plan import Plan, make_plan
+from onnxamp.policy import make_policy
+from onnxamp.prepare import prepare
+from onnxamp.report.machine import as_data
+from onnxamp.report.terminal import level_table, make_console, operator_table, plain, size, verdict_table
+from onnxamp.storage import load_model, weight_bytes
+from onnxamp.summary import summarize
+
+_LEVELS = ("O1", "O2", "O3")
+
+
+@click.command("inspect")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--level", "levels", type=click.Choice(_LEVELS), multiple=True, help="Levels to show [all]. Repeatable.")
+@wishes
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks.")
+def command(model: Path, **options: Any) -> None:
+    """Show what is in MODEL, and what each level would do and why. Nothing is written."""
+    with errors_end_here(verbose=options["verbose"]):
+        _inspect(model, options)
+
+
+def _inspect(path: Path, options: dict[str, Any]) -> None:
+    proto, base_dir = load_model(path), path.resolve().parent
+    plans: dict[str, tuple[Plan, dict[str, int]]] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    wanted = options["levels"] or _LEVELS
+    for level in ("O0", *wanted):
+        arguments = as_arguments(options)
+        opset = arguments.pop("opset")
+        policy = make_policy(level, **arguments)
+        try:
+            analysis = analyse(prepare(proto, policy, opset)[0], policy, base_dir=base_dir)
+        except OpsetError:
+            if level == "O0":
+                raise
+            continue
+        if level == "O0":
+            counts = _operators(analysis)
+        else:
+            plans[level] = (make_plan(analysis), dict(summarize(analysis).nodes))
+    if options["as_json"]:
+        facts = {"operators": counts, "levels": {level: plan for level, (plan, _) in plans.items()}}
+        click.echo(json.dumps(as_data(facts), indent=1))
+        return
+    _print(path, proto, counts, plans, options)
+
+
+def _print(
+    path: Path,
+    proto: ModelProto,
+    counts: Counter[tuple[str, str]],
+    plans: dict[str, tuple[Plan, dict[str, int]]],
+    options: dict[str, Any],
+) -> None:
+    console = make_console()
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opset_imports(proto).items())
+    head = f"IR version {proto.ir_version}, opsets: {opsets}; weights {size(weight_bytes(proto))}"
+    console.print(Group(plain(str(path)), Text(head, style="dim"), "", operator_table(counts), ""))
+    if plans:
+        console.print(level_table(plans))
+    else:
+        console.print(f"No level applies: {options['dtype']} needs a newer opset (--opset).")
+    for level, (plan, _) in plans.items() if options["verbose"] or options["levels"] else ():
+        console.print(Group("", Text(level, style="bold"), verdict_table(plan)))
+
+
+def _operators(analysis: Analysis) -> Counter[tuple[str, str]]:
+    """(op type, precision) -> nodes; a node counts for the lowest precision among its values."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for node in analysis.view.nodes:
+        found = {analysis.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
+        names = ("float16", "bfloat16", "float")
+        name = next((n for n in names if any(t is not None and f"tensor({n})" in t for t in found)), "other")
+        counts[node.key, "float32" if name == "float" else name] += 1
+    return counts

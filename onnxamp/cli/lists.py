@@ -1,0 +1,24 @@
+"""``onnxamp lists``."""
+
+import json
+
+import click
+from rich.console import Group
+from rich.text import Text
+
+from onnxamp.policy import PRESETS, preset
+from onnxamp.report.terminal import list_table, make_console
+
+
+@click.command("lists")
+@click.argument("presets", nargs=-1, type=click.Choice(PRESETS))
+@click.option("--json", "as_json", is_flag=True, help="Print the lists as JSON.")
+def command(presets: tuple[str, ...], *, as_json: bool) -> None:
+    """Show the white and black lists of PRESETS (all of them by default), with the source of each entry."""
+    chosen = [preset(name) for name in presets or PRESETS]
+    if as_json:
+        click.echo(json.dumps({p.name: {"white": dict(p.white), "black": dict(p.black)} for p in chosen}, indent=1))
+        return
+    for found in chosen:
+        head = Text.assemble((found.name, "bold"), f"  {found.summary}")
+        make_console().print(Group(head, list_table("white", found.white), list_table("black", found.black), ""))

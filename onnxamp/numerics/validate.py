@@ -1,0 +1,172 @@
+"""Validation of a conversion: the original and the result on the same inputs, on CUDA or by honest emulation."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, helper
+
+from onnxamp.errors import OnnxAmpError, RuntimeFailure
+from onnxamp.numerics.metrics import TensorDiff, compare, first_bad
+from onnxamp.runtime.emulate import emulate
+from onnxamp.runtime.inputs import Feed, check_inputs, random_inputs
+from onnxamp.runtime.session import Provider, cuda_available, make_session, run
+from onnxamp.storage import load_model
+
+TOLERANCES: Mapping[str, float] = {"float16": 1e-2, "bfloat16": 5e-2}
+"""Relative L2 error per output up to which a conversion counts as accurate."""
+
+_VALUES_AT_A_TIME = 64
+"""Intermediate values that one run returns while the first bad one is searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBad:
+    """The first value of the graph, in execution order, that goes wrong: its name, its node, and how."""
+
+    value: str
+    op: str
+    alarm: str
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What the comparison ran on and found.
+
+    ``ran_on`` is "CUDA" or "CPU, emulated <dtype>"; ``inputs`` says where the numbers came from; ``skipped`` says why
+    nothing could be compared; ``failure`` is one sentence if the result is broken, ``warnings`` what is merely inexact.
+    """
+
+    ran_on: str
+    inputs: str
+    outputs: tuple[TensorDiff, ...] = ()
+    first_bad: FirstBad | None = None
+    skipped: str | None = None
+    failure: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def validate(
+    original: Path,
+    result: Path,
+    dtype: str,
+    *,
+    feeds: Mapping[str, Feed] | None = None,
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+    provider: Provider | None = None,
+) -> Validation:
+    """Run both models on the same inputs and compare their outputs.
+
+    On CUDA the result runs as it is, and the original in float32 with TF32 off. On CPU, where ONNX Runtime would compute
+    float16 in float32 and hide what a GPU does, the result is emulated (:func:`onnxamp.runtime.emulate.emulate`).
+
+    Args:
+        feeds: inputs by name; made up (seeded, see :mod:`onnxamp.runtime.random_inputs`) where None.
+        dims: sizes of named dimensions for made-up inputs.
+        provider: "cuda" or "cpu"; None for CUDA where there is one.
+
+    Raises:
+        ArgumentError: ``feeds`` or ``dims`` do not fit the model.
+    """
+    chosen: Provider = provider or ("cuda" if cuda_available() else "cpu")
+    ran_on = "CUDA" if chosen == "cuda" else f"CPU, emulated {dtype}"
+    proto = load_model(original)
+    source = "given inputs" if feeds is not None else f"made-up inputs (seed {seed})"
+    checked = check_inputs(proto, feeds) if feeds is not None else random_inputs(proto, seed=seed, dims=dims)
+    try:
+        reference = run(make_session(original, chosen), checked)
+    except RuntimeFailure as error:
+        hint = "" if feeds is not None else " Real inputs (--inputs data.npz) or sizes (--dim name=N) may help."
+        return Validation(ran_on, source, skipped=f"The original model does not run: {error}{hint}")
+    try:
+        found = run(*_prepared(result, chosen, checked))
+    except OnnxAmpError as error:
+        return Validation(ran_on, source, failure=f"The converted model does not run: {error}")
+    diffs = tuple(diff for name in reference for diff in _compare(name, reference[name], found[name]))
+    alarms = [f"Output {diff.name!r}: {diff.alarm}" for diff in diffs if diff.alarm and not _shape_only(diff)]
+    bad = _search(proto, original, result, chosen, checked) if alarms else None
+    return Validation(ran_on, source, diffs, bad, None, alarms[0] if alarms else None, _warnings(diffs, dtype))
+
+
+def _shape_only(diff: TensorDiff) -> bool:
+    """Outputs whose size depends on the data may differ by an element that crossed a threshold."""
+    return diff.reference_shape != diff.result_shape
+
+
+def _warnings(diffs: Sequence[TensorDiff], dtype: str) -> tuple[str, ...]:
+    limit, found = TOLERANCES[dtype], []
+    for diff in diffs:
+        if _shape_only(diff):
+            found.append(f"Output {diff.name!r} has shape {diff.result_shape}, the original {diff.reference_shape}.")
+        elif diff.alarm is None and diff.rel_l2 > limit and diff.reference_dtype.startswith(("float", "bfloat")):
+            found.append(f"Output {diff.name!r} is off by {diff.rel_l2:.2g} (relative L2; {limit:g} is usual for {dtype}).")
+    return tuple(found)
+
+
+def _prepared(result: Path, provider: Provider, feeds: Mapping[str, Feed]) -> tuple[Any, dict[str, Feed]]:
+    """Session and feeds for the result: itself on CUDA, its emulation on CPU."""
+    proto, folder = load_model(result), result.resolve().parent
+    wanted = {entry.name: entry.type.tensor_type.elem_type for entry in proto.graph.input}
+    if provider == "cpu":
+        return make_session(emulate(proto, base_dir=folder), "cpu"), dict(feeds)
+    rounded = {name: _as_declared(feed, wanted.get(name, 0)) for name, feed in feeds.items()}
+    return make_session(result, "cuda"), rounded
+
+
+def _as_declared(feed: Feed, elem: int) -> Feed:
+    """A float32 feed for an input that the conversion made low."""
+    if not elem or not isinstance(feed, np.ndarray) or feed.dtype != np.float32:
+        return feed
+    dtype = helper.tensor_dtype_to_np_dtype(elem)
+    return feed if dtype == feed.dtype else feed.astype(dtype)
+
+
+def _compare(name: str, reference: Any, found: Any) -> Iterator[TensorDiff]:
+    if isinstance(reference, list) and isinstance(found, list):
+        for position, (one, other) in enumerate(zip(reference, found, strict=False)):
+            yield from _compare(f"{name}[{position}]", one, other)
+    elif isinstance(reference, np.ndarray) and isinstance(found, np.ndarray):
+        yield compare(name, reference, found)
+
+
+def _search(
+    original: ModelProto, source: Path, result: Path, provider: Provider, feeds: Mapping[str, Feed]
+) -> FirstBad | None:
+    """The first intermediate value of the main graph that goes wrong, searched a few values at a time."""
+    converted, folder = load_model(result), result.resolve().parent
+    lowered = converted if provider == "cuda" else emulate(converted, base_dir=folder)
+    theirs = {name for node in lowered.graph.node for name in node.output}
+    pairs = []
+    for node in original.graph.node:
+        for name in node.output:
+            other = next((n for n in (name, f"{name}_fp16", f"{name}_bf16", f"{name}_fp32") if n in theirs), None)
+            if name and other is not None:
+                pairs.append((name, other, node.op_type))
+    for start in range(0, len(pairs), _VALUES_AT_A_TIME):
+        group = pairs[start : start + _VALUES_AT_A_TIME]
+        try:
+            one = _run_with(original, source.resolve().parent, provider, feeds, [name for name, _, _ in group])
+            two = _run_with(lowered, folder, provider, feeds, [name for _, name, _ in group])
+        except OnnxAmpError:
+            return None
+        for name, other, op in group:
+            a, b = one[name], two[other]
+            if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.shape == b.shape and first_bad(a, b):
+                return FirstBad(name, op, str(compare(name, a, b).alarm))
+    return None
+
+
+def _run_with(
+    model: ModelProto, folder: Path, provider: Provider, feeds: Mapping[str, Feed], names: Sequence[str]
+) -> dict[str, Any]:
+    """Run a model with other outputs: some of its intermediate values."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    for name in dict.fromkeys(names):
+        copy.graph.output.add(name=name)
+    return run(make_session(copy, provider, base_dir=folder, optimize=False), feeds)

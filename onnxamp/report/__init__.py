@@ -1,0 +1,1 @@
+"""What onnxamp found, for people and for programs."""
