@@ -13,7 +13,7 @@ from onnxamp.folds import batch_norm_folds
 from onnxamp.graph import View, opset_imports, view_model
 from onnxamp.hazards import Scene, find_hazards, sentinel_paths
 from onnxamp.infer import Types, infer_types
-from onnxamp.islands import activation_groups
+from onnxamp.islands import activation_groups, norm_groups
 from onnxamp.pins import Pins, find_pins
 from onnxamp.policy import Level, Policy
 from onnxamp.precision import Decision, decide
@@ -60,8 +60,9 @@ def analyse(
     scene = Scene(view, types, shapes, constants, policy.low)
     judged = policy.level != Level.O0
     sentinels = sentinel_paths(scene) if judged else []
-    folds = batch_norm_folds(view, types, constants, policy)
-    groups = [*activation_groups(view, constants), *(sentinels if policy.hazards else []), *map(list, folds)] if judged else []
+    folds = batch_norm_folds(view, types, constants, policy) if judged else []
+    groups = [*activation_groups(view, constants), *norm_groups(view, types, constants)] if judged else []
+    groups += [*map(list, folds), *(sentinels if policy.hazards else [])]
     terms = find_variables(view, types, policy, groups)
     hazards = find_hazards(scene) if judged else []
     pins = find_pins(view, policy, terms, hazards, folded=frozenset(bn for _, bn in folds), replay=replay)

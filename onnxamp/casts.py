@@ -72,7 +72,7 @@ class _Removal:
                 self.drop(node, source)
                 continue
             key = (source, target, node.scope)
-            if key in existing and not attribute(node.proto, "saturate") == 0:
+            if key in existing and attribute(node.proto, "saturate") != 0:
                 self.drop(node, existing[key])
             elif self.view.values[node.outputs[0]].name not in self.ambiguous:
                 existing[key] = node.outputs[0]

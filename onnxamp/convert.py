@@ -10,15 +10,23 @@ from onnx import ModelProto
 
 from onnxamp.analysis import analyse
 from onnxamp.errors import ArgumentError, ArgumentTypeError
+from onnxamp.hints import opset_hint
 from onnxamp.interop import from_graphsurgeon, is_graphsurgeon, to_graphsurgeon
 from onnxamp.plan import Plan, make_plan
 from onnxamp.policy import Policy, Rule, make_policy
 from onnxamp.prepare import prepare
 from onnxamp.rewrite import apply_edits
 from onnxamp.storage import (
-    INLINE_LIMIT, WeightConverter, check_external_data, copy_file, has_external_data, load_external_data, load_model, save_model,
+    INLINE_LIMIT,
+    WeightConverter,
+    check_external_data,
+    copy_file,
+    has_external_data,
+    load_external_data,
+    load_model,
+    save_model,
     weight_bytes,
-)  # fmt: skip
+)
 from onnxamp.summary import Summary, summarize
 from onnxamp.verify import promise
 from onnxamp.weights import ConversionCounts
@@ -175,6 +183,8 @@ def convert_file(
     prepared, notes = prepare(proto, policy, opset)
     analysis = analyse(prepared, policy, base_dir=base_dir, replay=plan.decisions() if plan else None)
     made, summary = make_plan(analysis), summarize(analysis)
+    hint = opset_hint(prepared, analysis, base_dir)
+    notes += [hint] if hint else []
     external = _wants_external(external_data, prepared, summary)
     converter = WeightConverter(policy.low, base_dir, deferred=external)
     if analysis.edits:

@@ -32,6 +32,8 @@ class LowType:
     """All integers up to this magnitude are represented exactly."""
     min_opset: int
     """First opset whose Cast knows the type."""
+    suffix: str
+    """What names of low values and files end in."""
 
     @property
     def tensor(self) -> str:
@@ -40,7 +42,7 @@ class LowType:
 
 
 FLOAT16: Final = LowType(
-    "float16", TensorProto.FLOAT16, 65504.0, 65520.0, 2.0**-14, 2.0**-24, 2.0**-10, 2048, min_opset=6
+    "float16", TensorProto.FLOAT16, 65504.0, 65520.0, 2.0**-14, 2.0**-24, 2.0**-10, 2048, 6, "fp16"
 )
 BFLOAT16: Final = LowType(
     "bfloat16",
@@ -51,13 +53,14 @@ BFLOAT16: Final = LowType(
     2.0**-133,
     2.0**-7,
     256,
-    min_opset=13,
+    13,
+    "bf16",
 )
 LOW_TYPES: Final = {low.name: low for low in (FLOAT16, BFLOAT16)}
 
 FLOAT: Final = "tensor(float)"
 
-ELEM_NAMES: Final = {
+ELEM_NAMES: Final[dict[int, str]] = {
     TensorProto.FLOAT: "float",
     TensorProto.UINT8: "uint8",
     TensorProto.INT8: "int8",
@@ -81,6 +84,8 @@ ELEM_NAMES: Final = {
     TensorProto.UINT4: "uint4",
     TensorProto.INT4: "int4",
     TensorProto.FLOAT4E2M1: "float4e2m1",
+    25: "uint2",
+    26: "int2",
 }
 """Element types by number; a number that is missing here is spelled ``elemN`` (see :func:`tensor_type`)."""
 

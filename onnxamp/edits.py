@@ -25,6 +25,7 @@ class NewCast:
     source: str
     target: str
     elem: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class NewConstant:
 
     value: int
     name: str
+    node_name: str
     low: bool
 
 
@@ -120,12 +122,21 @@ class _Maker:
 
     def fresh(self, base: str, *, low: bool) -> str:
         """A new name for a value in the other precision."""
-        suffix = {"float16": "fp16", "bfloat16": "bf16"}[self.edits.low.name] if low else "fp32"
-        name, number = f"{base}_{suffix}", 1
+        return self.unique(f"{base}_{self.edits.low.suffix if low else 'fp32'}")
+
+    def unique(self, base: str) -> str:
+        """A name, of a value or node, that no scope has: ``base`` if possible."""
+        name, number = base, 1
         while name in self.taken:
-            name, number = f"{base}_{suffix}_{number}", number + 1
+            name, number = f"{base}_{number}", number + 1
         self.taken.add(name)
         return name
+
+    def add_cast(self, value: Value, source: str, target: str, elem: int) -> None:
+        """A Cast right behind the value's producer."""
+        self.edits.casts.append(
+            NewCast(value.scope, value.producer, source, target, elem, self.unique(f"{target}/Cast"))
+        )
 
     def needs(self, value: int) -> tuple[bool, bool]:
         """Whether somebody reads or returns the value in float32, and in low precision, the user's Casts apart."""
@@ -202,7 +213,7 @@ class _Maker:
         if value.index in self.terms.free and producer is not None:
             source = producer.proto.input[0]
         elem = TensorProto.FLOAT if is_low else self.edits.low.elem
-        self.edits.casts.append(NewCast(value.scope, value.producer, source, other, elem))
+        self.add_cast(value, source, other, elem)
 
     def own_name(self, value: Value, *, is_low: bool) -> str:
         """The value's name, or a new one where it shadows an outer value of what would be another type.
@@ -211,7 +222,7 @@ class _Maker:
         """
         outer = self.shadowed.get(value.index)
         if outer is None:
-            return value.name
+            return self.public_name(value) if is_low else value.name
         if not is_low and not self.decision.is_low(self.terms.produced[outer]):
             return value.name
         name = self.fresh(value.name, low=is_low)
@@ -220,6 +231,17 @@ class _Maker:
         else:
             self.edits.renamed[value.index] = name
         return name
+
+    def public_name(self, value: Value) -> str:
+        """The name of the output that a Cast of the user's made of a value that is low now; the Cast goes."""
+        producible = value.origin is Origin.NODE and value.scope == 0 and not self.view.results[value.index]
+        for node in self.down_casts(value.index) if producible else ():
+            result = self.view.values[node.outputs[0]]
+            if node.scope == 0 and self.view.results[result.index]:
+                self.edits.removed.add(node.index)
+                self.edits.outputs[value.producer, value.port] = result.name
+                return result.name
+        return value.name
 
     def is_constant(self, value: int) -> bool:
         """Whether the value is an initializer or a Constant: wanted in both precisions, it is stored twice."""
@@ -230,7 +252,8 @@ class _Maker:
         """Store a constant twice; the one that keeps the name is float32 unless the model returns it low."""
         other, own = self.fresh(value.name, low=not base_low), names.high
         names.high, names.low = (other, own) if base_low else (own, other)
-        self.edits.copies.append(NewConstant(value.index, other, low=not base_low))
+        node_name = self.unique(f"{other}/Constant") if value.producer != ABSENT else ""
+        self.edits.copies.append(NewConstant(value.index, other, node_name, low=not base_low))
         if base_low:
             self.make_low(value)
             self.edits.types[value.index] = self.edits.low.tensor
@@ -302,7 +325,7 @@ class _Maker:
                 if need_high:
                     high = self.fresh(own.name, low=False)
                     self.names[value].high = high
-                    self.edits.casts.append(NewCast(own.scope, own.producer, name, high, TensorProto.FLOAT))
+                    self.add_cast(own, name, high, TensorProto.FLOAT)
 
     def low_name(self, value: int) -> str:
         """Name of a low value of the user's, through Casts that were removed."""

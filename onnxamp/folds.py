@@ -26,9 +26,9 @@ def batch_norm_folds(view: View, types: Types, constants: Constants, policy: Pol
         result = producer.outputs[0]
         alone = len(view.uses[result]) == 1 and not view.results[result] and producer.scope == node.scope
         parameters = (*node.inputs[1:], *(value for value in producer.inputs[1:] if value != ABSENT))
-        if alone and _is_inference(node) and all(constants.is_constant(value) for value in parameters):
-            if _can_be_low(node, types, policy):
-                pairs.append((producer.index, node.index))
+        constant = all(constants.is_constant(value) for value in parameters)
+        if alone and constant and _is_inference(node) and _can_be_low(node, types, policy):
+            pairs.append((producer.index, node.index))
     return pairs
 
 

@@ -6,12 +6,13 @@ list nodes out of order and ONNX Runtime accepts them. An inner definition shado
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper
+from onnx.defs import onnx_opset_version
 
 from onnxamp.errors import ModelError
 from onnxamp.ops import op_facts, op_key
@@ -119,8 +120,12 @@ class View:
 
 
 def opset_imports(model: ModelProto) -> dict[str, int]:
-    """Domain -> version, with "" for ai.onnx."""
-    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+    """Domain -> version, with "" for ai.onnx: where it is missing, the newest that the IR version may hold."""
+    found = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+    if "" not in found:
+        newest = [row[2] for row in helper.VERSION_TABLE if row[1] <= model.ir_version]
+        found[""] = max(newest, default=onnx_opset_version())
+    return found
 
 
 def view_model(model: ModelProto, *, freeze_defaults: bool = False) -> View:
@@ -232,7 +237,7 @@ class _Builder:
 
     def find(self, name: str, scope: int) -> int:
         """Value index of a name as seen from a scope; notes which outer nodes depend on it."""
-        path = []
+        path: list[int] = []
         while scope != ABSENT:
             value = self.scopes[scope].names.get(name)
             if value is not None:
@@ -262,12 +267,9 @@ class _Builder:
             signature = self.book.get(proto.domain, proto.op_type)
             bodies = tuple(self.bodies.get(index, ()))
             self.nodes.append(Node(index, scope, proto, op_key(proto), signature, tuple(inputs), outputs, bodies))
-        for position, scope in enumerate(self.scopes):
-            outputs = tuple(self._result(entry.name, scope, port) for port, entry in enumerate(scope.proto.output))
-            self.scopes[position] = Scope(
-                scope.index, scope.parent, scope.owner, scope.proto, scope.opaque, scope.names, scope.nodes,
-                scope.inputs, outputs,
-            )  # fmt: skip
+        for position, found in enumerate(self.scopes):
+            outputs = tuple(self._result(entry.name, found, port) for port, entry in enumerate(found.proto.output))
+            self.scopes[position] = replace(found, outputs=outputs)
 
     def _result(self, name: str, scope: Scope, port: int) -> int:
         value = self.find(name, scope.index)

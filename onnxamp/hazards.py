@@ -129,7 +129,7 @@ def masks(scene: Scene) -> Iterator[Hazard]:
             stats = scene.constants.stats(value)
             if stats is None:
                 continue
-            large = stats.uniform if stats.uniform is not None and 1 <= abs(stats.uniform) * scene.low.epsilon else None
+            large = stats.uniform if stats.uniform is not None and abs(stats.uniform) * scene.low.epsilon >= 1 else None
             found = large if large is not None and abs(large) < SENTINEL else stats.out_of_range
             for index in mask_path(scene, node) if found is not None else ():
                 yield Hazard(index, Reason.MASK, f"carries the mask value {found:.6g} to its Softmax")

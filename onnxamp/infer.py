@@ -4,7 +4,7 @@ Types are schema strings ("tensor(float)", "seq(tensor(int64))"); None means unk
 an output's type open and no rule knows it, what the file declares decides.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
@@ -171,8 +171,8 @@ def output_types(
     count = len(proto.output)
     if signature is None:
         return [None] * count
-    first = _first_output(proto, key, inputs)
     bound = bind(signature, inputs)
+    first = _first_output(proto, key, signature, bound, inputs)
     result: list[str | None] = []
     for position in range(count):
         port = signature.output(position)
@@ -191,7 +191,9 @@ def _only(allowed: frozenset[str]) -> str | None:
     return next(iter(allowed)) if len(allowed) == 1 else None
 
 
-def _first_output(proto: NodeProto, key: str, inputs: Sequence[str | None]) -> str | None:
+def _first_output(
+    proto: NodeProto, key: str, signature: Signature, bound: Mapping[str, str], inputs: Sequence[str | None]
+) -> str | None:
     """Type of output 0 where an attribute, a Constant's value or a container decides it."""
     if key == "Constant":
         return _constant_type(proto)
@@ -203,18 +205,15 @@ def _first_output(proto: NodeProto, key: str, inputs: Sequence[str | None]) -> s
         if isinstance(value, bytes):  # Cast before opset 6 spells the type
             return tensor_type(TensorProto.DataType.Value(value.decode()))
         number = int(value or 0)
-        found = tensor_type(number) if number else _default(rule.default, inputs)
+        shared = bound.get(signature.outputs[0].type)  # QuantizeLinear: the zero point decides before the default
+        found = tensor_type(number) if number else shared or _default(rule.default, inputs)
         return f"seq({found})" if key == "SequenceEmpty" and found else found
-    if key == "CastLike":
-        return inputs[1]
-    unwrap = _CONTAINERS.get(key)
-    source = inputs[0] if inputs else None
-    if unwrap is None:
-        return None
+    source = inputs[1] if key == "CastLike" else inputs[0] if inputs else None
     if key == "Optional" and source is None:
         declared = attribute(proto, "type")
         source = declared_type(declared) if declared is not None else None
-    return None if source is None else unwrap(source)
+    unwrap = _CONTAINERS.get(key)
+    return None if source is None or unwrap is None else unwrap(source)
 
 
 def _default(default: str | None, inputs: Sequence[str | None]) -> str | None:
@@ -229,7 +228,8 @@ def inner_type(text: str) -> str:
     return text[text.index("(") + 1 : -1] if text.startswith(("seq(", "optional(")) else text
 
 
-_CONTAINERS = {
+_CONTAINERS: Mapping[str, Callable[[str], str]] = {
+    "CastLike": str,
     "ConcatFromSequence": inner_type,
     "Optional": "optional({})".format,
     "OptionalGetElement": lambda text: inner_type(text) if text.startswith("optional(") else text,
@@ -237,7 +237,7 @@ _CONTAINERS = {
     "SequenceConstruct": "seq({})".format,
     "SplitToSequence": "seq({})".format,
 }
-"""Op -> type of its output from that of its first input."""
+"""Op -> type of its output from that of its first input (CastLike: its second)."""
 
 _CONSTANT_TYPES = {
     "value_float": "tensor(float)",

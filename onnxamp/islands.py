@@ -1,7 +1,8 @@
 """Ops that belong together: normalisations and softmaxes written out as single ops, and written-out activations.
 
-A normalisation squares and sums, which overflows float16 into *silent zeros*; it stays float32 as a unit. A written-out
-activation (Gelu, SiLU) is harmless, but ONNX Runtime fuses it only if no Cast stands inside: its nodes take one precision.
+A normalisation squares and sums, which overflows float16 into *silent zeros*; it stays float32 as a unit. A
+written-out activation (Gelu, SiLU) is harmless, but ONNX Runtime fuses it only if no Cast stands inside: its nodes
+take one precision.
 """
 
 from collections.abc import Iterator
@@ -18,15 +19,25 @@ _REACH = 32
 
 
 def norm_islands(view: View, types: Types, constants: Constants) -> Iterator[Hazard]:
-    """x^2 -> mean or sum -> + eps -> root -> divide: every node between the squared value and the result."""
+    """Every node of a written-out normalisation stays float32."""
+    for root, nodes in _norms(view, types, constants):
+        for index in nodes:
+            yield Hazard(index, Reason.ISLAND, f"part of the normalisation around {root.label!r}")
+
+
+def norm_groups(view: View, types: Types, constants: Constants) -> list[list[int]]:
+    """The nodes of each written-out normalisation, which take one precision where they may be low."""
+    return [nodes for _, nodes in _norms(view, types, constants)]
+
+
+def _norms(view: View, types: Types, constants: Constants) -> Iterator[tuple[Node, list[int]]]:
+    """x^2 -> mean or sum -> + eps -> root -> divide: the root, and every node between squared value and result."""
     for root in view.nodes:
         if _is_root(root, constants):
             nodes, bases = _variance(view, root, constants)
             scaling = _scaling(view, types, root, constants, bases) if bases else set()
             if scaling:
-                nodes |= scaling
-                for index in sorted(nodes):
-                    yield Hazard(index, Reason.ISLAND, f"part of the normalisation around {root.label!r}")
+                yield root, sorted(nodes | scaling)
 
 
 def softmax_islands(view: View, types: Types) -> Iterator[Hazard]:
@@ -61,7 +72,9 @@ def cast_swallowing_norms(view: View, types: Types) -> Iterator[Hazard]:
         readers = [node for node, _ in view.consumers(mean.outputs[0])]
         centring = all(node.key == "Sub" and node.input(0) == value for node in readers)
         if producer is not None and readers and centring:
-            why = f"a Cast in front of {mean.label!r} would be swallowed by the LayerNorm fusion, and nothing would load"
+            why = (
+                f"a Cast in front of {mean.label!r} would be swallowed by the LayerNorm fusion, and nothing would load"
+            )
             yield Hazard(producer.index, Reason.FUSION, why)
 
 
@@ -207,7 +220,7 @@ def _softmax_end(view: View, exp: Node, total: Node) -> set[int]:
 
 
 def _gelu(view: View, core: Node, constants: Constants) -> set[int]:
-    """core -> Add 1 -> Mul by x and by 0.5 in either order, with the polynomial or scaling before the core."""
+    """Core -> Add 1 -> Mul by x and by 0.5 in either order, with the polynomial or scaling before the core."""
     plus = _only_reader(view, core.outputs[0], "Add")
     if plus is None or constants.uniform(_other(plus, core.outputs[0])) != 1.0:
         return set()
@@ -240,7 +253,7 @@ def _gelu(view: View, core: Node, constants: Constants) -> set[int]:
 
 
 def _silu(view: View, core: Node, constants: Constants) -> set[int]:
-    """x * Sigmoid(x), and x * Sigmoid(c x)."""
+    """Swish: x * Sigmoid(x), and x * Sigmoid(c x)."""
     source, scaled = core.input(0), view.producer(core.input(0))
     for node, _ in view.consumers(core.outputs[0]):
         if node.key != "Mul":
@@ -248,9 +261,9 @@ def _silu(view: View, core: Node, constants: Constants) -> set[int]:
         other = _other(node, core.outputs[0])
         if other == source:
             return {core.index, node.index}
-        if scaled is not None and scaled.key == "Mul" and other in scaled.inputs:
-            if any(constants.is_constant(v) for v in scaled.inputs):
-                return {core.index, node.index, scaled.index}
+        is_scaled = scaled is not None and scaled.key == "Mul" and other in scaled.inputs
+        if scaled is not None and is_scaled and any(constants.is_constant(v) for v in scaled.inputs):
+            return {core.index, node.index, scaled.index}
     return set()
 
 

@@ -25,7 +25,8 @@ from onnxamp.infer import bind, infer_types
 from onnxamp.ops import op_facts
 from onnxamp.signature import Signature
 
-TARGETS = ("cuda", "cpu", "any")
+_PROVIDERS = ("cuda", "cpu")
+TARGETS = (*_PROVIDERS, "any")
 """Where the result will run; "any" asks for what ONNX allows and looks at no kernel."""
 
 Binding = Mapping[str, str]
@@ -93,11 +94,14 @@ def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
 
 def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
     """Whether the provider runs the op at these types, by a kernel of its own or through its function body."""
-    if key in op_facts().kernel_free or any(
-        kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())
-    ):
+    if key in op_facts().kernel_free or key in op_facts().control_flow:
         return True
-    if not signature.has_function or key in op_facts().control_flow:
+    if provider == "any":
+        if not signature.has_function or any(kernel_table(name).get(key) for name in _PROVIDERS):
+            return True
+    elif any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
+        return True
+    if not signature.has_function:
         return False
     types = tuple(_input_type(signature, bound, position, name) for position, name in enumerate(proto.input))
     return _body_runs(provider, key, signature, types, proto.SerializeToString())
@@ -128,13 +132,15 @@ def freedom(
     All 2^k assignments are tried (k is at most 4 in practice). The legal ones are closed under element-wise minimum and
     maximum (a test holds the tables to that), so pins and pairwise implications describe them exactly.
     """
-    if target == "any" or not params:
+    if not params:
         return Freedom()
     legal = _legal(target, key, signature, bound, params, low, proto)
     everything_high = (False,) * len(params)
     falls_back = everything_high not in legal
-    if not legal and target != "cpu":
-        if low is not BFLOAT16:  # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts: they load
+    typed_by_attribute = key in op_facts().dtype_attribute
+    if target != "cpu" and (not legal or (target == "any" and typed_by_attribute)):
+        # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts: they load, unless an attribute types them.
+        if low is not BFLOAT16 and not typed_by_attribute:
             return Freedom(falls_back=True)
         legal = _legal("cpu", key, signature, bound, params, low, proto)
     only_low = falls_back and any(any(choice) for choice in legal)
@@ -179,10 +185,7 @@ def _input_type(signature: Signature, bound: Binding, position: int, name: str) 
 def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str | None, ...], serialized: bytes) -> bool:
     """Whether every node of the op's function body is typed consistently and runs on the provider."""
     node = NodeProto.FromString(serialized)
-    if any(
-        name and (found is None or not found.startswith("tensor("))
-        for name, found in zip(node.input, types, strict=True)
-    ):
+    if any(name and _elem(found or "") not in ELEM_NUMBERS for name, found in zip(node.input, types, strict=True)):
         return False
     view = _expanded(node, signature, types)
     if view is None or any(inner.key == key for inner in view.nodes):
@@ -219,7 +222,7 @@ def is_consistent(signature: Signature, bound: Binding, inputs: Sequence[str | N
 def _expanded(node: NodeProto, signature: Signature, types: Sequence[str | None]) -> View | None:
     """A model that holds the op's function body alone, or None where the body does not fit these types."""
     inputs = [
-        helper.make_tensor_value_info(f"in{position}", _elem(found), None)
+        helper.make_tensor_value_info(f"in{position}", ELEM_NUMBERS[_elem(found)], None)
         for position, found in enumerate(types)
         if found is not None
     ]
@@ -240,5 +243,5 @@ def _expanded(node: NodeProto, signature: Signature, types: Sequence[str | None]
         return None
 
 
-def _elem(type_name: str) -> int:
-    return ELEM_NUMBERS[type_name.removeprefix("tensor(").removesuffix(")")]
+def _elem(type_name: str) -> str:
+    return type_name.removeprefix("tensor(").removesuffix(")")

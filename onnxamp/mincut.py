@@ -5,7 +5,6 @@ Solved exactly by ``scipy.sparse.csgraph.maximum_flow``; of all optimal answers 
 is returned (what the source still reaches in the residual graph), so ties go to high and the result is deterministic.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 

@@ -1,6 +1,6 @@
-"""From wishes and facts to pins: for each variable the reasons that hold it low or float32, and who wins.
+"""From wishes and facts to pins: for each variable what holds it low or float32, and who wins.
 
-Precedence: what cannot be (schema, kernel) > what the user forces, or keeps > hazards > black list > white list > level.
+Precedence: what cannot be (schema, kernel), what the user forces or keeps, hazards, black list, white list, level.
 A pin to float32 beats a pin to low, and ties share all pins.
 """
 
@@ -133,7 +133,8 @@ class _Collector:
             self.known[key] = freedom(policy.target, node.key, node.signature, bound, params, policy.low, node.proto)
         found = self.known[key]
         for param in found.high:
-            why = f"no {self.policy.low.name} kernel for {node.key} (opset {node.signature.since}) on {self.policy.target}"
+            kernel = f"{self.policy.low.name} kernel for {node.key} (opset {node.signature.since})"
+            why = f"no {kernel} on {self.policy.target}"
             self.pin(variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True)
         self.implies += [(variables[p], variables[q]) for p, q in found.implies]
         if found.falls_back:
@@ -192,11 +193,9 @@ class _Collector:
             root = self.terms.root(variable)
             if exact:
                 self.exact.add(root)
-            if node.key in policy.black:
-                if policy.level != Level.O3:
-                    self.pin(variable, Verdict(variable, False, Reason.BLACK, node.key))
-                    continue
-            if node.key in policy.white and not exact:
+            if node.key in policy.black and policy.level != Level.O3:
+                self.pin(variable, Verdict(variable, False, Reason.BLACK, node.key))
+            elif node.key in policy.white and not exact:
                 self.pin(variable, Verdict(variable, True, Reason.WHITE, node.key))
             elif policy.level == Level.O3 or (policy.strict and policy.level == Level.O2):
                 self.pin(variable, Verdict(variable, True, Reason.LEVEL, f"{policy.level} lowers all that it can"))
@@ -250,8 +249,8 @@ class _Collector:
 
     def spread_forced(self) -> None:
         """What a forced variable needs low is forced, too."""
-        for p, q in self.implies:
-            p, q = self.terms.root(p), self.terms.root(q)
+        for first, second in self.implies:
+            p, q = self.terms.root(first), self.terms.root(second)
             if p in self.forced and q not in self.kept:
                 self.forced.setdefault(q, self.forced[p])
 

@@ -99,7 +99,7 @@ def get_black_list(lists: str = "default") -> list[str]:
     return list(preset(lists).black)
 
 
-def make_policy(  # noqa: PLR0917 - keyword-only in the public functions
+def make_policy(
     level: str = "O2",
     *,
     dtype: str = "float16",

@@ -1,4 +1,4 @@
-"""Integers carried in floats: indices, sizes, counters and positions, which low types hold exactly only to 2048 or 256."""
+"""Integers carried in floats: indices, sizes, counters, positions. Low types are exact only to 2048 or 256."""
 
 from collections.abc import Iterator
 
@@ -23,9 +23,9 @@ def index_paths(view: View, types: Types) -> Iterator[Hazard]:
     seen: set[int] = set()
     stack: list[tuple[int, str]] = []
     for node in view.nodes:
-        if node.key == "Cast" and node.input(0) != ABSENT and types[node.inputs[0]] == FLOAT:
-            if types[node.outputs[0]] in _INTEGERS:
-                stack.append((node.inputs[0], f"becomes integers at {node.label!r}"))
+        is_cast = node.key == "Cast" and node.input(0) != ABSENT and types[node.inputs[0]] == FLOAT
+        if is_cast and types[node.outputs[0]] in _INTEGERS:
+            stack.append((node.inputs[0], f"becomes integers at {node.label!r}"))
         for port in sized.get(node.key, ()):
             value = node.input(port)
             if value != ABSENT and types[value] == FLOAT and not (node.key == "Resize" and port == 1):
@@ -35,12 +35,12 @@ def index_paths(view: View, types: Types) -> Iterator[Hazard]:
                     yield Hazard(node.index, Reason.INDEX, "counts in floats")
     while stack:
         value, why = stack.pop()
-        node = view.producer(value)
-        if node is None or node.index in seen or node.key not in walk:
+        producer = view.producer(value)
+        if producer is None or producer.index in seen or producer.key not in walk:
             continue
-        seen.add(node.index)
-        yield Hazard(node.index, Reason.INDEX, why)
-        stack += [(source, why) for source in node.inputs if source != ABSENT and types[source] == FLOAT]
+        seen.add(producer.index)
+        yield Hazard(producer.index, Reason.INDEX, why)
+        stack += [(source, why) for source in producer.inputs if source != ABSENT and types[source] == FLOAT]
 
 
 def position_paths(view: View, types: Types, constants: Constants) -> Iterator[Hazard]:

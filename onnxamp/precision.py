@@ -96,10 +96,21 @@ class _Problem:
         for p, q in self.pins.implies:
             self.network.arc(p, q, INFINITE)
         for node in self.view.nodes:
+            if node.key == "Cast":
+                self.idle_cast(node)
             for variable in self.terms.of_node.get(node.index, {}).values():
                 root = self.terms.root(variable)
                 if root in self.pins.preferred and root not in self.pins.verdicts:
                     self.network.charge_high(root, self.gain(node))
+
+    def idle_cast(self, node: Node) -> None:
+        """A Cast of the user's from float32 to float32 becomes a real one if its sides differ."""
+        sides = self.terms.of_node.get(node.index, {})
+        if len(sides) == 2:
+            cost = cast_cost(elements(self.shapes[node.inputs[0]]), self.trips[node.scope])
+            one, other = (self.terms.root(side) for side in sides.values())
+            self.network.arc(one, other, cost)
+            self.network.arc(other, one, cost)
 
     def gain(self, node: Node) -> int:
         """What a node saves by touching two bytes less per element; below the cost of the Cast pair it could need."""
@@ -152,7 +163,7 @@ class _Problem:
 
     def edge(self, first: int, second: int, cost: int, *, up: bool) -> None:
         """Charge when ``first`` is low and ``second`` float32 (``up``), or the other way round."""
-        if first == LOW or first == HIGH:
+        if first in (LOW, HIGH):
             (self.network.charge_high if up else self.network.charge_low)(second, cost)
         elif up:
             self.network.arc(first, second, cost)

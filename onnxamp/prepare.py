@@ -2,7 +2,7 @@
 
 import onnx.inliner
 import onnx.version_converter
-from onnx import ModelProto
+from onnx import ModelProto, helper
 
 from onnxamp.errors import ArgumentError, ArgumentTypeError, OpsetError
 from onnxamp.graph import opset_imports
@@ -18,10 +18,10 @@ def prepare(model: ModelProto, policy: Policy, opset: int | None) -> tuple[Model
         OpsetError: the model cannot be brought to the wanted opset.
     """
     notes: list[str] = []
-    if opset is not None:
-        model = _upgrade(model, opset, notes)
     if model.functions and not policy.keep_functions and policy.level != Level.O0:
         model = _inline(model, notes)
+    if opset is not None:
+        model = _upgrade(model, opset, notes)
     if policy.freeze_defaults and model.ir_version >= 4:
         model = _freeze(model, notes)
     return model, notes
@@ -36,18 +36,47 @@ def _upgrade(model: ModelProto, opset: int, notes: list[str]) -> ModelProto:
     if opset <= current:
         notes.append(f"The model has opset {current} already; --opset {opset} changes nothing.")
         return model
+    if model.functions:
+        raise OpsetError("onnx cannot upgrade a model with functions of its own; let them be inlined (at O1 to O3).")
     try:
         result = onnx.version_converter.convert_version(model, opset)
     except Exception as error:  # noqa: BLE001 - the C++ converter raises untyped errors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise OpsetError(f"onnx cannot convert the model from opset {current} to {opset}: {reason}") from None
-    for name in ("producer_name", "producer_version", "domain", "doc_string", "model_version"):
-        setattr(result, name, getattr(model, name))  # the converter drops these
-    del result.metadata_props[:]
-    result.metadata_props.extend(model.metadata_props)
-    result.graph.doc_string = model.graph.doc_string
+    _restore(model, result, current)
     notes.append(f"Upgraded from opset {current} to {opset}.")
     return result
+
+
+def _restore(model: ModelProto, result: ModelProto, before: int) -> None:
+    """Put back what onnx's converter drops (metadata, documentation, declarations) or gets wrong (Resize)."""
+    for name in ("producer_name", "producer_version", "domain", "doc_string", "model_version"):
+        setattr(result, name, getattr(model, name))
+    graph, kept = result.graph, model.graph
+    for ours, theirs in (
+        (result.metadata_props, model.metadata_props),
+        (graph.metadata_props, kept.metadata_props),
+        (graph.quantization_annotation, kept.quantization_annotation),
+        (graph.input, kept.input),
+        (graph.output, kept.output),
+    ):
+        del ours[:]
+        ours.extend(theirs)  # type: ignore[arg-type]
+    del graph.value_info[:]  # written by the converter's own inference, from declarations that may be stale
+    graph.doc_string = kept.doc_string
+    nodes = {node.output[0]: node for node in kept.node if node.output}
+    for node in graph.node:
+        original = nodes.get(node.output[0]) if node.output else None
+        if original is None:
+            continue
+        node.doc_string = original.doc_string
+        del node.metadata_props[:]
+        node.metadata_props.extend(original.metadata_props)
+        if node.op_type == "Resize" and before < 11 <= opset_imports(result)[""]:
+            # Resize-10 had one rule; Resize-11 names it, and has another one by default.
+            kind = {item.name for item in node.attribute}
+            rules = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            node.attribute.extend(helper.make_attribute(k, v) for k, v in rules.items() if k not in kind)
 
 
 def _inline(model: ModelProto, notes: list[str]) -> ModelProto:

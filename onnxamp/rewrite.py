@@ -28,6 +28,8 @@ def apply_edits(view: View, edits: Edits, model: ModelProto, convert: Converter)
     graphs = scope_graphs(view, model)
     for index in sorted(local, reverse=True):  # bodies first: rebuilding a node list copies its nodes
         _apply_scope(view, edits, local[index], graphs[index], convert)
+    if edits.casts and not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
+        model.opset_import.add(domain="", version=view.book.opsets[""])
 
 
 @dataclass(slots=True)
@@ -130,7 +132,7 @@ def _nodes(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: 
     for node in local.moved:
         behind.setdefault(edits.moved[node], []).append(protos[node - first])
     for cast in local.casts:
-        made = helper.make_node("Cast", [cast.source], [cast.target], name=f"{cast.target}/Cast", to=cast.elem)
+        made = helper.make_node("Cast", [cast.source], [cast.target], name=cast.name, to=cast.elem)
         behind.setdefault(cast.after, []).append(made)
     dropped = {*local.removed, *local.moved}
     if not behind and not dropped:
@@ -151,7 +153,7 @@ def _constant_copy(proto: NodeProto, copy: NewConstant, edits: Edits, convert: C
     made = NodeProto()
     made.CopyFrom(proto)
     made.output[0] = copy.name
-    made.name = f"{copy.name}/Constant"
+    made.name = copy.node_name
     if copy.low:
         _lower_constant(made, edits, copy.value, convert)
     return made

@@ -102,15 +102,11 @@ def lookup(domain: str, op_type: str, version: int) -> Signature | None:
 
 
 def newer_versions(signature: Signature) -> list[Signature]:
-    """All later versions of the op that onnx knows, oldest first (for "this works from opset M on")."""
-    rows = (
-        _from_onnx(schema)
-        for schema in onnx.defs.get_all_schemas_with_history()
-        if (schema.domain, schema.name) == (signature.domain, signature.op_type)
-        and schema.since_version > signature.since
-        and not schema.deprecated
-    )
-    return sorted(rows, key=lambda row: row.since)
+    """All later versions of an ai.onnx op that onnx knows, oldest first (for "this works from opset M on")."""
+    versions = range(signature.since + 1, onnx.defs.onnx_opset_version() + 1)
+    found = (lookup(signature.domain, signature.op_type, version) for version in versions)
+    unique = {row.since: row for row in found if row is not None and row.since > signature.since}
+    return [unique[since] for since in sorted(unique)]
 
 
 def _from_onnx(schema: onnx.defs.OpSchema) -> Signature:
@@ -126,7 +122,7 @@ def _from_onnx(schema: onnx.defs.OpSchema) -> Signature:
         ports(schema.inputs),
         ports(schema.outputs),
         {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
-        bool(schema.has_function or schema.has_context_dependent_function),
+        bool(schema.has_function or schema.has_context_dependent_function),  # type: ignore[attr-defined]
     )
 
 

@@ -6,7 +6,7 @@ from math import prod
 import onnx.shape_inference
 from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
-from onnxamp.graph import View, scope_graphs
+from onnxamp.graph import ABSENT, View, scope_graphs
 
 DEFAULT_DIMENSION = 64
 """What an unknown dimension counts as."""
@@ -41,6 +41,16 @@ def infer_shapes(view: View, dims: Mapping[str, int] | None = None) -> Sequence[
                 shapes[value] = _declared(entry.type, dims or {})
         for tensor in graph.initializer:
             shapes[scope.names[tensor.name]] = tuple(tensor.dims)
+    for index in (
+        *view.order,
+        *reversed(view.order),
+    ):  # a Cast changes no shape: what is known on one side holds on both
+        node = view.nodes[index]
+        if node.key == "Cast" and ABSENT not in (node.input(0), *node.outputs):
+            ends = (node.inputs[0], node.outputs[0])
+            known = next((shapes[v] for v in ends if shapes[v] is not None and None not in (shapes[v] or ())), None)
+            for value in ends if known is not None else ():
+                shapes[value] = known
     return shapes
 
 

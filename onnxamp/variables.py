@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from onnxamp.dtypes import FLOAT, LowType, holds_float, retyped
+from onnxamp.dtypes import FLOAT, holds_float, retyped
 from onnxamp.graph import ABSENT, Node, Origin, Value, View
 from onnxamp.infer import Types, bind, body_sources, body_targets, carried
 from onnxamp.kernels import carries
@@ -246,15 +246,15 @@ class _Finder:
     def cast(self, node: Node) -> None:
         """The user's Casts, each with its own meaning; see the design's section on existing Casts."""
         source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
-        if source == ABSENT or result == ABSENT:
+        if ABSENT in (source, result):
             return
         before, after, low = self.types[source], self.types[result], self.policy.low.tensor
         if before == FLOAT:
             self.consumed[node.index][0] = LOW if after == low else self.new(node.index, "T1")
         if after != FLOAT:
             return
-        if before == FLOAT:
-            self.produced[result] = self.consumed[node.index][0]
+        if before == FLOAT:  # a Cast that changes nothing yet reads and writes either precision
+            self.produced[result] = self.new(node.index, "T2")
         elif before == low:
             visible = self.view.values[source].name not in self.doubly_named
             self.produced[result] = LOW if visible else HIGH
@@ -297,7 +297,9 @@ class _Finder:
         found = self.types[value]
         assert found is not None
         assert node.signature is not None
-        movable = carries(self.policy.target, node.key, node.signature, retyped(found, self.policy.low))
+        wanted = retyped(found, self.policy.low)
+        admitted = any(wanted in allowed for allowed in node.signature.params.values())
+        movable = admitted and carries(self.policy.target, node.key, node.signature, wanted)
         return self.new(node.index, param) if movable else HIGH
 
     def results(self) -> None:
@@ -311,7 +313,7 @@ class _Finder:
                     self.returned[scope.index, position] = term
 
     def containers(self) -> None:
-        """Sequences, optionals and sparse constants cannot be cast: producer, consumers and the ops around them decide together."""
+        """What cannot be cast (sequences, optionals, sparse constants): all ops that touch it decide together."""
         for value, found in enumerate(self.types):
             if not holds_float(found) or (found == FLOAT and not self.is_sparse(value)):
                 continue

@@ -94,12 +94,13 @@ def external_of(tensor: TensorProto, base_dir: Path | None) -> External | None:
 
 def stored_bytes(tensor: TensorProto) -> int:
     """Bytes of the tensor's elements as raw data."""
-    bits = {TensorProto.UINT4: 4, TensorProto.INT4: 4, TensorProto.FLOAT4E2M1: 4}.get(tensor.data_type)
+    packed: dict[int, int] = {TensorProto.UINT4: 4, TensorProto.INT4: 4, TensorProto.FLOAT4E2M1: 4}
+    bits = packed.get(tensor.data_type)
     count = prod(tensor.dims)
     if bits is not None:
         return (count * bits + 7) // 8
     try:
-        return count * int(np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize)
+        return int(count * np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize)
     except (KeyError, TypeError):
         return 0
 

@@ -16,7 +16,7 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 
 def ensure(extra: str = "") -> None:
     """Make `.venv` hold onnxamp, editable, with the dependencies of ``extra`` ("dev" or none)."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - whoever runs this has not installed anything yet
         sys.exit(f"onnxamp needs Python 3.11 or later; this is {sys.version.split()[0]}.")
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
     stamps = [VENV / f"onnxamp-{name}.stamp" for name in {extra, "dev"}]
@@ -26,7 +26,9 @@ def ensure(extra: str = "") -> None:
         print("Making .venv ...", file=sys.stderr)
         made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=False, capture_output=True, text=True)
         if made.returncode:
-            sys.exit(f"Cannot make a virtual environment (on Debian: apt install python3-venv).\n{made.stdout}{made.stderr}")
+            sys.exit(
+                f"Cannot make a virtual environment (on Debian: apt install python3-venv).\n{made.stdout}{made.stderr}"
+            )
     print("Installing onnxamp and what it needs into .venv (about 300 MB, once) ...", file=sys.stderr)
     target = f"{ROOT}[{extra}]" if extra else str(ROOT)
     run([str(BIN / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", target])

@@ -1,6 +1,6 @@
 """Convert a model of the zoo and show the report. Sets up its own environment.
 
-    python3 scripts/demo.py [arguments of `onnxamp convert`]
+python3 scripts/demo.py [arguments of `onnxamp convert`]
 """
 
 import sys

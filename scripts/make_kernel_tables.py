@@ -131,9 +131,7 @@ def read_runtime() -> dict[str, dict]:
     for name, provider in PROVIDERS.items():
         kernels = [row for row in registry["kernels"] if row["provider"] == provider]
         if not kernels:
-            message = (
-                f"The installed onnxruntime registers no kernels for {provider}: install onnxruntime-gpu."
-            )
+            message = f"The installed onnxruntime registers no kernels for {provider}: install onnxruntime-gpu."
             raise UnreadableError(message)
         dumps[name] = {"onnxruntime": registry["onnxruntime"], "provider": provider, "kernels": kernels}
     return dumps
@@ -141,9 +139,7 @@ def read_runtime() -> dict[str, dict]:
 
 def _what_is_missing(returncode: int, stderr: str) -> str:
     """Say in one sentence why the child process gave no registry."""
-    failures = re.findall(
-        r"Failed to load library (\S+) with error: (\S+?): cannot open shared object", stderr
-    )
+    failures = re.findall(r"Failed to load library (\S+) with error: (\S+?): cannot open shared object", stderr)
     if failures:
         needs = ", ".join(f"{Path(library).name} needs {missing}" for library, missing in failures)
         return f"onnxruntime cannot list its kernels here, since a library is missing: {needs}."

@@ -21,9 +21,7 @@ def classifier() -> gs.Graph:
     """Image classifier of Conv-BatchNormalization-Relu blocks, one of them residual."""
     g = gs.Graph(name="classifier", opset=17)
 
-    def block(
-        name: str, x: gs.Tensor, size: tuple[int, int], *, stride: int = 1, relu: bool = True
-    ) -> gs.Variable:
+    def block(name: str, x: gs.Tensor, size: tuple[int, int], *, stride: int = 1, relu: bool = True) -> gs.Variable:
         x = g.conv(f"{name}/conv", x, size, stride=stride, bias=False)
         x = g.batch_norm(f"{name}/norm", x, size[1])
         return g.op("Relu", f"{name}/relu", x) if relu else x
@@ -48,9 +46,7 @@ def encoder() -> gs.Graph:
     ids = g.input("input_ids", np.int64, "batch", "sequence")
     mask = g.input("attention_mask", np.int64, "batch", "sequence")
 
-    words = g.op(
-        "Gather", "embeddings/words", g.weight("embeddings/word_table", VOCABULARY, HIDDEN, fan_in=1), ids
-    )
+    words = g.op("Gather", "embeddings/words", g.weight("embeddings/word_table", VOCABULARY, HIDDEN, fan_in=1), ids)
     length = g.op("Unsqueeze", "embeddings/length", g.dimension("embeddings/sequence", ids, 1), [0])
     places = g.op("Slice", "embeddings/places", np.arange(64)[None], [0], length, [1])
     table = g.weight("embeddings/position_table", 64, HIDDEN, fan_in=1, gain=0.3)
@@ -58,9 +54,7 @@ def encoder() -> gs.Graph:
     x = g.layer_norm("embeddings/norm", x, HIDDEN)
 
     # 0 where a token is, the lowest float32 where padding is: in float16, 0 * -inf is NaN.
-    mask = g.op(
-        "Cast", "mask/cast", g.op("Unsqueeze", "mask/unsqueeze", mask, [1, 2]), to=onnx.TensorProto.FLOAT
-    )
+    mask = g.op("Cast", "mask/cast", g.op("Unsqueeze", "mask/unsqueeze", mask, [1, 2]), to=onnx.TensorProto.FLOAT)
     mask = g.op("Mul", "mask/lowest", g.op("Sub", "mask/invert", 1.0, mask), LOWEST)
     for index in range(2):
         x = encoder_layer(g, f"encoder/{index}", x, mask)
@@ -95,10 +89,7 @@ def decoder() -> gs.Graph:
     ids = g.input("input_ids", np.int64, "batch", "sequence")
     positions = g.input("position_ids", np.int64, "batch", "sequence")
     past = [
-        [
-            g.input(f"past_{kind}.{i}", np.float32, "batch", HEADS, "past", HEAD_SIZE)
-            for kind in ("key", "value")
-        ]
+        [g.input(f"past_{kind}.{i}", np.float32, "batch", HEADS, "past", HEAD_SIZE) for kind in ("key", "value")]
         for i in range(2)
     ]
     table = g.weight("embeddings/table", VOCABULARY, HIDDEN, fan_in=1)
@@ -118,9 +109,7 @@ def decoder() -> gs.Graph:
     return g
 
 
-def decoder_layer(
-    g: gs.Graph, name: str, x: gs.Tensor, rotary: list, past: list, *, mask: gs.Tensor
-) -> tuple:
+def decoder_layer(g: gs.Graph, name: str, x: gs.Tensor, rotary: list, past: list, *, mask: gs.Tensor) -> tuple:
     """Pre-norm attention over cache and new tokens, then a gated feed-forward network."""
     normed = g.rms_norm(f"{name}/attention/norm", x, HIDDEN)
 
@@ -141,9 +130,7 @@ def decoder_layer(
 
     normed = g.rms_norm(f"{name}/mlp/norm", x, HIDDEN)
     gate = g.silu(f"{name}/mlp/silu", g.linear(f"{name}/mlp/gate", normed, (HIDDEN, INNER), bias=False))
-    inner = g.op(
-        "Mul", f"{name}/mlp/gated", gate, g.linear(f"{name}/mlp/up", normed, (HIDDEN, INNER), bias=False)
-    )
+    inner = g.op("Mul", f"{name}/mlp/gated", gate, g.linear(f"{name}/mlp/up", normed, (HIDDEN, INNER), bias=False))
     inner = g.linear(f"{name}/mlp/down", inner, (INNER, HIDDEN), gain=200.0, bias=False)
     return g.op("Add", f"{name}/mlp/residual", x, inner), (key, value)
 
@@ -152,9 +139,7 @@ def unet() -> gs.Graph:
     """U-Net with a different way up at each of its three levels."""
     g = gs.Graph(name="unet", opset=18)
 
-    def block(
-        name: str, x: gs.Tensor, size: tuple[int, int], kind: str = "Relu", **attrs: float
-    ) -> gs.Variable:
+    def block(name: str, x: gs.Tensor, size: tuple[int, int], kind: str = "Relu", **attrs: float) -> gs.Variable:
         x = g.instance_norm(f"{name}/norm", g.conv(f"{name}/conv", x, size), size[1])
         return g.op(kind, f"{name}/activation", x, **attrs)
 
@@ -197,9 +182,7 @@ def detector() -> gs.Graph:
     for index, size in enumerate([(3, 16), (16, 32), (32, 48)]):
         x = g.silu(f"backbone/{index}/silu", g.conv(f"backbone/{index}/conv", x, size, stride=2))
     x = g.conv("head/conv", x, (48, 4 + classes), kernel=1)
-    x = g.op(
-        "Transpose", "head/transpose", g.op("Reshape", "head/flat", x, [0, 4 + classes, -1]), perm=[0, 2, 1]
-    )
+    x = g.op("Transpose", "head/transpose", g.op("Reshape", "head/flat", x, [0, 4 + classes, -1]), perm=[0, 2, 1])
     centre, extent, score = g.op("Split", "head/split", x, [2, 2, classes], axis=2, outputs=3)
 
     grid = np.stack(np.meshgrid(np.arange(cells), np.arange(cells)), -1).reshape(1, -1, 2).astype(np.float32)
@@ -245,9 +228,7 @@ def recurrent() -> gs.Graph:
     recurrence = g.weight("lstm/recurrence", 1, 4 * size, size, fan_in=size)
     bias = g.uniform("lstm/bias", (1, 8 * size), -0.1, 0.1)
     # No sequence lengths, no initial cell, no peepholes: one gap among the inputs and two at their end.
-    lstm = g.op(
-        "LSTM", "lstm", x, weights, recurrence, bias, None, start, None, None, outputs=3, hidden_size=size
-    )
+    lstm = g.op("LSTM", "lstm", x, weights, recurrence, bias, None, start, None, None, outputs=3, hidden_size=size)
     summary = g.op("Tanh", "summary", g.op("ReduceMean", "mean", lstm[0], axes=[0, 1], keepdims=0))
     last = g.op("Squeeze", "last", lstm[1], [0])
     g.output(lstm[2], "cell", np.float32, 1, "batch", size)
@@ -296,9 +277,7 @@ MODELS = [classifier, encoder, decoder, unet, detector, recurrent]
 def main() -> None:
     """Write every model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("models"), help="folder to write to (default: models)"
-    )
+    parser.add_argument("--out", type=Path, default=Path("models"), help="folder to write to (default: models)")
     folder = parser.parse_args().out
     folder.mkdir(parents=True, exist_ok=True)
     for build in MODELS:

@@ -43,9 +43,7 @@ def serialize(graph: gs.Graph) -> bytes:
 
 
 @gs.Graph.register()
-def op(
-    self: gs.Graph, kind: str, name: str, *inputs: Operand, outputs: int = 1, **attrs: object
-) -> gs.Variable:
+def op(self: gs.Graph, kind: str, name: str, *inputs: Operand, outputs: int = 1, **attrs: object) -> gs.Variable:
     """Append one node. Returns its output, or the list of them if there are several."""
     tensors = [operand(f"{name}/in_{i}", value) for i, value in enumerate(inputs)]
     results = [gs.Variable(f"{name}:{i}") for i in range(outputs)]
@@ -85,13 +83,9 @@ def weight(self: gs.Graph, name: str, *shape: int, fan_in: int, gain: float = 1.
 
 
 @gs.Graph.register()
-def linear(
-    self: gs.Graph, name: str, x: gs.Tensor, size: tuple[int, int], *, gain: float = 1.0, bias: bool = True
-):
+def linear(self: gs.Graph, name: str, x: gs.Tensor, size: tuple[int, int], *, gain: float = 1.0, bias: bool = True):
     """MatMul and, unless told otherwise, the Add of a bias."""
-    x = self.op(
-        "MatMul", f"{name}/matmul", x, self.weight(f"{name}/weight", *size, fan_in=size[0], gain=gain)
-    )
+    x = self.op("MatMul", f"{name}/matmul", x, self.weight(f"{name}/weight", *size, fan_in=size[0], gain=gain))
     return self.op("Add", f"{name}/add", x, self.uniform(f"{name}/bias", size[1:], -0.1, 0.1)) if bias else x
 
 
@@ -114,9 +108,7 @@ def conv(
     bias: bool = True,
 ):
     """2-D Conv that keeps height and width (over the stride); gain √2 makes up for the Relu after it."""
-    weight = self.weight(
-        f"{name}/weight", *reversed(size), kernel, kernel, fan_in=size[0] * kernel**2, gain=2**0.5
-    )
+    weight = self.weight(f"{name}/weight", *reversed(size), kernel, kernel, fan_in=size[0] * kernel**2, gain=2**0.5)
     extra = [self.uniform(f"{name}/bias", size[1:], -0.1, 0.1)] if bias else []
     shape = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [kernel // 2] * 4}
     return self.op("Conv", name, x, weight, *extra, **shape)
@@ -134,9 +126,7 @@ def batch_norm(self: gs.Graph, name: str, x: gs.Tensor, channels: int) -> gs.Var
 def instance_norm(self: gs.Graph, name: str, x: gs.Tensor, channels: int) -> gs.Variable:
     """InstanceNormalization with an affine transform."""
     scale = self.uniform(f"{name}/scale", (channels,), 0.8, 1.2)
-    return self.op(
-        "InstanceNormalization", name, x, scale, self.uniform(f"{name}/bias", (channels,), -0.2, 0.2)
-    )
+    return self.op("InstanceNormalization", name, x, scale, self.uniform(f"{name}/bias", (channels,), -0.2, 0.2))
 
 
 @gs.Graph.register()
@@ -227,10 +217,7 @@ def rotary_angles(self: gs.Graph, positions: gs.Tensor) -> list[gs.Variable]:
     frequencies = 10000.0 ** -(np.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
     angle = self.op("MatMul", "rotary/angle", place, frequencies[None])
     angle = self.op("Concat", "rotary/angles", angle, angle, axis=-1)
-    return [
-        self.op("Unsqueeze", f"rotary/{f}/heads", self.op(f, f"rotary/{f}", angle), [1])
-        for f in ("Cos", "Sin")
-    ]
+    return [self.op("Unsqueeze", f"rotary/{f}/heads", self.op(f, f"rotary/{f}", angle), [1]) for f in ("Cos", "Sin")]
 
 
 @gs.Graph.register()
@@ -238,9 +225,7 @@ def causal_mask(self: gs.Graph, ids: gs.Tensor, past: gs.Tensor) -> gs.Variable:
     """0 where a query may see a key, the lowest float32 elsewhere: [sequence, total]."""
     before = self.dimension("mask/past", past, 2)
     total = self.op("Add", "mask/total", before, self.dimension("mask/sequence", ids, 1))
-    queries = self.op(
-        "Unsqueeze", "mask/queries", self.op("Range", "mask/query_range", before, total, 1), [1]
-    )
+    queries = self.op("Unsqueeze", "mask/queries", self.op("Range", "mask/query_range", before, total, 1), [1])
     visible = self.op("LessOrEqual", "mask/visible", self.op("Range", "mask/keys", 0, total, 1), queries)
     lowest = self.op("Constant", "mask/lowest", value=operand("mask/lowest/value", LOWEST))
     return self.op("Where", "mask/where", visible, 0.0, lowest)

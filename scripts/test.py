@@ -1,6 +1,6 @@
 """Run the test suite. Sets up its own environment.
 
-    python3 scripts/test.py [arguments of pytest]
+python3 scripts/test.py [arguments of pytest]
 """
 
 import os

@@ -172,20 +172,27 @@ def missing_kernels(model: ModelProto) -> dict[str, str]:
     }
     if not functions:
         return missing
-    inlined = onnx.inliner.inline_selected_functions(told(model), sorted(functions), False, True)
+    try:
+        inlined = onnx.inliner.inline_selected_functions(told(model), sorted(functions), False, True)
+    except RuntimeError:  # it wants a type even for an input that is left out
+        return missing
     return nodes_without_kernel(inlined)
 
 
 def told(model: ModelProto) -> ModelProto:
-    """The model with the types that onnx cannot find behind ops which it does not know, or does not inline."""
+    """The model with all types written down: the inliner knows neither initializers nor what ORT alone knows."""
     result = ModelProto()
     result.CopyFrom(model)
-    known = declared_types(model.graph)
+    graph = result.graph
+    known = {info.name for info in (*graph.input, *graph.output, *graph.value_info)}
+    found = declared_types(graph)
     for typed in typed_nodes(model):
-        for name, type_ in zip(typed.node.output, typed.outputs, strict=True):
-            if not typed.scope and name not in known and type_.startswith("tensor("):
-                elem = next(number for number in NAMES if tensor_of(number) == type_)
-                result.graph.value_info.append(onnx.helper.make_tensor_value_info(name, elem, None))
+        if not typed.scope:
+            found |= dict(zip(typed.node.output, typed.outputs, strict=True))
+    for name, type_ in found.items():
+        if name and name not in known and type_.startswith("tensor("):
+            elem = next(number for number in NAMES if tensor_of(number) == type_)
+            graph.value_info.append(onnx.helper.make_tensor_value_info(name, elem, None))
     return result
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
 from graphs import CASES, Case
 from graphs.case import draw, parse
@@ -273,6 +274,17 @@ def test_kernels(op: str, opset: int, elem: int, missing: bool) -> None:
     original = parse(f"(float[1,2,3] X) => (float[1,2,D] Y) {{ Y = {op} (X) }}", opset, 10)
     found = verdict(original, model, dtype="bfloat16" if elem == 16 else "float16")
     assert found == (["kernel"] if missing else [])
+
+
+@needs_kernels
+@pytest.mark.parametrize(("opset", "missing"), [(13, ["Less", "Where"]), (22, ["Less"])])
+def test_kernels_of_a_function_body(opset: int, missing: list[str]) -> None:
+    """CUDA has no bfloat16 Clip, and its body needs Less and Where (bfloat16 from opset 16 on)."""
+    text = "(float[4] X) => (float[4] Y) { x = Cast <to = 16> (X) y = Clip (x, low, high) Y = Cast <to = 1> (y) }"
+    model = parse(text, opset, 10)
+    for name in ("low", "high"):
+        model.graph.initializer.append(onnx.helper.make_tensor(name, TensorProto.BFLOAT16, [], [1.0]))
+    assert sorted({key.split("-")[0] for key in missing_kernels(model)}) == missing
 
 
 @needs_kernels

@@ -22,7 +22,7 @@ def wishes(function: F) -> F:
                      help="The low type."),
         click.option("--lists", type=click.Choice(PRESETS), default="default", show_default=True,
                      help="Preset of white and black lists; 'onnxamp lists' shows them."),
-        click.option("--white", metavar="OP", multiple=True, help="Op type to lower, besides the preset's. Repeatable."),
+        click.option("--white", metavar="OP", multiple=True, help="Op type to lower, too. Repeatable."),
         click.option("--black", metavar="OP", multiple=True,
                      help="Op type to keep in float32, besides the preset's. Repeatable."),
         click.option("--keep-fp32", "keep_high", metavar="REGEX", multiple=True,

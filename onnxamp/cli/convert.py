@@ -10,13 +10,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Te
 
 from onnxamp.cli.common import LEVELS, as_arguments, errors_end_here, parse_dims, wishes
 from onnxamp.convert import convert_file
+from onnxamp.dtypes import low_type
 from onnxamp.numerics.validate import Validation, validate
 from onnxamp.plan import load_plan
 from onnxamp.report.machine import conversion_json
 from onnxamp.report.terminal import conversion_report, make_console
 from onnxamp.runtime.inputs import load_inputs
-
-_SUFFIX = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 @click.command("convert")
@@ -49,7 +48,7 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
     feeds = load_inputs(options["inputs"]) if options["inputs"] else None
     plan = load_plan(options["plan_file"]) if options["plan_file"] else None
     dtype = plan.dtype if plan else options["dtype"]
-    target = options["output"] or model.with_name(f"{model.stem}_{_SUFFIX[dtype]}.onnx")
+    target = options["output"] or model.with_name(f"{model.stem}_{low_type(dtype).suffix}.onnx")
     with _progress(quiet=options["quiet"]) as (phase, progress):
         phase("converting")
         made = convert_file(model, target, options["level"], plan=plan, progress=progress,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from onnx import ModelProto, helper
 from onnxamp.errors import OnnxAmpError, RuntimeFailure
 from onnxamp.numerics.metrics import TensorDiff, compare, first_bad
 from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.inputs import Feed, check_inputs, random_inputs
-from onnxamp.runtime.session import Provider, cuda_available, make_session, run
+from onnxamp.runtime.inputs import check_inputs, random_inputs
+from onnxamp.runtime.session import Feed, Provider, cuda_available, make_session, run
 from onnxamp.storage import load_model
 
 TOLERANCES: Mapping[str, float] = {"float16": 1e-2, "bfloat16": 5e-2}
@@ -61,8 +60,8 @@ def validate(
 ) -> Validation:
     """Run both models on the same inputs and compare their outputs.
 
-    On CUDA the result runs as it is, and the original in float32 with TF32 off. On CPU, where ONNX Runtime would compute
-    float16 in float32 and hide what a GPU does, the result is emulated (:func:`onnxamp.runtime.emulate.emulate`).
+    On CUDA the result runs as it is, and the original in float32 with TF32 off. On CPU, where ONNX Runtime would
+    compute float16 in float32 and hide what a GPU does, the result is emulated (:mod:`onnxamp.runtime.emulate`).
 
     Args:
         feeds: inputs by name; made up (seeded, see :mod:`onnxamp.runtime.random_inputs`) where None.
@@ -103,7 +102,8 @@ def _warnings(diffs: Sequence[TensorDiff], dtype: str) -> tuple[str, ...]:
         if _shape_only(diff):
             found.append(f"Output {diff.name!r} has shape {diff.result_shape}, the original {diff.reference_shape}.")
         elif diff.alarm is None and diff.rel_l2 > limit and diff.reference_dtype.startswith(("float", "bfloat")):
-            found.append(f"Output {diff.name!r} is off by {diff.rel_l2:.2g} (relative L2; {limit:g} is usual for {dtype}).")
+            usual = f"relative L2; up to {limit:g} is usual for {dtype}"
+            found.append(f"Output {diff.name!r} is off by {diff.rel_l2:.2g} ({usual}).")
     return tuple(found)
 
 

@@ -62,7 +62,9 @@ def _numbers(made: Conversion) -> RenderableType:
     if computing.get("mixed"):
         table.add_row("nodes in both", "", str(computing["mixed"]))
     table.add_row("nodes in float32", str(sum(computing.values())), str(computing.get("float32", 0)))
-    table.add_row("nodes without floats", str(summary.nodes.get("no floats", 0)), str(summary.nodes.get("no floats", 0)))
+    table.add_row(
+        "nodes without floats", str(summary.nodes.get("no floats", 0)), str(summary.nodes.get("no floats", 0))
+    )
     after = casts + summary.casts_added - summary.casts_removed
     change = f"{after}  (+{summary.casts_added} −{summary.casts_removed})"
     table.add_row("Casts", str(casts), change if after != casts else str(after))
@@ -192,8 +194,6 @@ def _line(mark: str | Text, text: Text) -> RenderableType:
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_row("", mark, text)
     return grid
-
-
 
 
 def list_table(kind: str, entries: Mapping[str, str]) -> RenderableType:

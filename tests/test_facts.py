@@ -1,0 +1,234 @@
+"""Facts held against their sources: op names and ports against schemas, float formats against NumPy and ml_dtypes."""
+
+import itertools
+import tomllib
+from collections.abc import Iterator
+from importlib import resources
+
+import ml_dtypes
+import numpy as np
+import onnx.defs
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+from onnxamp.dtypes import BFLOAT16, ELEM_NUMBERS, FLOAT16, LOW_TYPES, LowType, holds_float, is_lossless, retyped
+from onnxamp.ops import op_facts
+from onnxamp.policy import PRESETS, preset
+from onnxamp.signature import Signature, lookup
+
+LOWS = pytest.mark.parametrize("low", LOW_TYPES.values(), ids=LOW_TYPES)
+NUMPY = {
+    "bool": np.bool_,
+    "int8": np.int8,
+    "int16": np.int16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint8": np.uint8,
+    "uint16": np.uint16,
+    "uint32": np.uint32,
+    "uint64": np.uint64,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float": np.float32,
+    "double": np.float64,
+}
+FLOATS = ("float16", "bfloat16", "float", "double")
+INTEGERS = [name for name in NUMPY if name not in FLOATS]
+KNOWN_RUNTIME = (1, 31)
+"""The ONNX Runtime whose ops the tables know; with an older one some have no schema."""
+
+needs_known_runtime = pytest.mark.skipif(
+    tuple(map(int, ort.__version__.split(".")[:2])) < KNOWN_RUNTIME, reason="the tables know a newer onnxruntime"
+)
+
+
+# --- op names and ports ---------------------------------------------------------------------------------------
+
+
+def facts() -> dict:
+    return tomllib.loads(resources.files("onnxamp").joinpath("data/ops.toml").read_text(encoding="utf-8"))
+
+
+def newest(op: str) -> Signature | None:
+    """The op's last version that was not deprecated."""
+    domain, _, name = op.rpartition("::")
+    found = (lookup(domain, name, version) for version in range(onnx.defs.onnx_opset_version(), 0, -1))
+    return next((signature for signature in found if signature is not None and signature.outputs), None)
+
+
+def named_ops() -> Iterator[tuple[str, str]]:
+    """(where, op) of every op type that ops.toml names."""
+    data = facts()
+    for table in ("exact", "kernel_free", "control_flow"):
+        yield from ((table, op) for op in data[table]["ops"])
+    for table in ("quantization", "folding"):
+        yield from ((f"{table}.{key}", op) for key, ops in data[table].items() for op in ops)
+    for table in ("dtype_attribute", "pinned_parameters"):
+        yield from ((table, op) for op in data[table])
+    yield from (("exact.when", op) for op in data["exact"]["when"])
+    for key, ops in data["hazard"].items():
+        yield from ((f"hazard.{key}", op) for op in ops)
+
+
+@needs_known_runtime
+def test_every_op_exists() -> None:
+    schemas = itertools.chain(onnx.defs.get_all_schemas(), get_all_operator_schema())
+    known = {f"{schema.domain}::{schema.name}" if schema.domain else schema.name for schema in schemas}
+    assert [(where, op) for where, op in named_ops() if op not in known] == []
+
+
+def test_no_op_is_named_twice_in_a_list() -> None:
+    seen: set[tuple[str, str]] = set()
+    assert [row for row in named_ops() if row in seen or seen.add(row)] == []
+
+
+def test_conditions_are_of_exact_ops() -> None:
+    assert set(facts()["exact"]["when"]) <= set(facts()["exact"]["ops"])
+
+
+def test_exact_ops_are_no_control_flow() -> None:
+    assert not op_facts().exact & op_facts().control_flow
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_black_ops_are_not_exact(name: str) -> None:
+    """An exact op in float32 saves no accuracy: on a black list it could only cost Casts."""
+    assert not set(preset(name).black) & op_facts().exact
+
+
+@needs_known_runtime
+@pytest.mark.parametrize("op", op_facts().dtype_attribute)
+def test_dtype_attributes_exist(op: str) -> None:
+    domain, _, name = op.rpartition("::")
+    assert op_facts().dtype_attribute[op].attribute in onnx.defs.get_schema(name, domain).attributes
+
+
+@needs_known_runtime
+@pytest.mark.parametrize("op", op_facts().pinned_parameters)
+def test_pinned_parameters_exist(op: str) -> None:
+    signature = newest(op)
+    assert signature is not None
+    assert op_facts().pinned_parameters[op] <= set(signature.params)
+
+
+@pytest.mark.parametrize("table", [op_facts().index_inputs, op_facts().guarded], ids=["index_inputs", "guarded"])
+def test_ports_exist(table: dict[str, tuple[int, ...]]) -> None:
+    for op, ports in table.items():
+        signature = newest(op)
+        assert signature is not None
+        assert all(signature.input(port) is not None for port in ports), op
+
+
+# --- float formats --------------------------------------------------------------------------------------------
+
+
+@LOWS
+def test_limits(low: LowType) -> None:
+    info = ml_dtypes.finfo(NUMPY[low.name])
+    assert low.max_finite == float(info.max)
+    assert low.smallest_normal == float(info.smallest_normal)
+    assert low.smallest_subnormal == float(info.smallest_subnormal)
+    assert low.epsilon == float(info.eps)
+    assert low.elem == TensorProto.DataType.Value(low.name.upper())
+    assert low.tensor == f"tensor({low.name})"
+
+
+@LOWS
+def test_overflow_is_where_rounding_ends(low: LowType) -> None:
+    below = np.nextafter(np.float32(low.overflow), np.float32(0))
+    with np.errstate(over="ignore"):
+        rounded = np.asarray([below, low.overflow], np.float32).astype(NUMPY[low.name]).astype(np.float32)
+    assert list(rounded) == [low.max_finite, np.inf]
+
+
+@LOWS
+def test_exact_integers(low: LowType) -> None:
+    numbers = np.arange(low.exact_integers + 2)
+    kept = numbers.astype(np.float32).astype(NUMPY[low.name]).astype(np.int64) == numbers
+    assert kept[:-1].all()
+    assert not kept[-1]
+
+
+@LOWS
+def test_first_opset_of_the_cast(low: LowType) -> None:
+    targets = [
+        "T2" in (signature := lookup("", "Cast", version)).params and low.tensor in signature.params["T2"]
+        for version in range(6, 14)
+    ]
+    assert targets.index(True) + 6 == low.min_opset
+
+
+def test_element_names_are_those_of_onnx() -> None:
+    for name, number in ELEM_NUMBERS.items():
+        assert helper.tensor_dtype_to_string(number).split(".")[1].lower() == name
+
+
+def test_retyped() -> None:
+    assert retyped("seq(tensor(float))", FLOAT16) == "seq(tensor(float16))"
+    assert retyped("optional(seq(tensor(float)))", BFLOAT16) == "optional(seq(tensor(bfloat16)))"
+    assert retyped("tensor(float16)", BFLOAT16) == "tensor(float16)"
+    assert retyped("tensor(float8e4m3fn)", FLOAT16) == "tensor(float8e4m3fn)"
+    assert [name for name in ("map(int64,tensor(float))", "tensor(double)", None) if holds_float(name)] == []
+
+
+# --- is_lossless ----------------------------------------------------------------------------------------------
+
+
+def survives(values: np.ndarray, target: str) -> bool:
+    """Whether all values are the same after a cast to ``target``; NaN counts as kept where it stays NaN."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        there = values.astype(NUMPY[target])
+        return bool(np.array_equal(there.astype(np.float64), values.astype(np.float64), equal_nan=True))
+
+
+@pytest.mark.parametrize("target", FLOATS)
+@pytest.mark.parametrize("source", ["float16", "bfloat16"])
+def test_lossless_over_all_patterns(source: str, target: str) -> None:
+    patterns = np.arange(1 << 16, dtype=np.uint16).view(NUMPY[source])
+    assert is_lossless(source, target) == survives(patterns, target)
+
+
+@pytest.mark.parametrize("target", FLOATS)
+@pytest.mark.parametrize("source", ["float", "double"])
+def test_lossless_of_wide_floats(source: str, target: str) -> None:
+    info = np.finfo(NUMPY[source])
+    ends = np.asarray([info.max, info.smallest_subnormal, 1 + info.eps, -info.smallest_normal], NUMPY[source])
+    assert is_lossless(source, target) == survives(ends, target)
+
+
+def boundaries(name: str) -> list[int]:
+    """Integers of the type around powers of two, where formats end."""
+    if name == "bool":
+        return [0, 1]
+    info = np.iinfo(NUMPY[name])
+    powers = (sign * (1 << bits) + step for bits in range(65) for sign in (1, -1) for step in (-1, 0, 1))
+    return sorted({number for number in powers if info.min <= number <= info.max})
+
+
+def keeps(number: int, source: str, target: str) -> bool:
+    """Whether one integer survives, in Python's exact arithmetic."""
+    if target in INTEGERS:
+        return boundaries(target)[0] <= number <= boundaries(target)[-1]
+    with np.errstate(over="ignore"):
+        found = float(np.asarray([number], NUMPY[source]).astype(NUMPY[target])[0])
+    return np.isfinite(found) and int(found) == number
+
+
+@pytest.mark.parametrize("target", NUMPY)
+@pytest.mark.parametrize("source", INTEGERS)
+def test_lossless_of_integers(source: str, target: str) -> None:
+    assert is_lossless(source, target) == all(keeps(number, source, target) for number in boundaries(source))
+
+
+@pytest.mark.parametrize("source", FLOATS)
+def test_no_integer_holds_floats(source: str) -> None:
+    assert not any(is_lossless(source, target) for target in INTEGERS)
+
+
+def test_unknown_types_are_lossless_to_themselves() -> None:
+    assert is_lossless("string", "string")
+    assert is_lossless("float8e5m2", "float8e5m2")
+    assert not is_lossless("float8e5m2", "float16")
+    assert not is_lossless("float", "string")
