@@ -7,7 +7,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxamp.constants import Constants
-from onnxamp.edits import Edits, make_edits
+from onnxamp.edits import Edits
 from onnxamp.errors import OpsetError
 from onnxamp.folds import batch_norm_folds
 from onnxamp.graph import View, opset_imports, view_model
@@ -15,10 +15,12 @@ from onnxamp.hazards import Scene, find_hazards, sentinel_paths
 from onnxamp.infer import Types, infer_types
 from onnxamp.islands import activation_groups, norm_groups
 from onnxamp.pins import Pins, find_pins
+from onnxamp.placement import make_edits
 from onnxamp.policy import Level, Policy
 from onnxamp.precision import Decision, decide
 from onnxamp.sizes import Shape, infer_shapes
-from onnxamp.variables import Terms, find_variables
+from onnxamp.terms import Terms
+from onnxamp.variables import find_variables
 from onnxamp.verdicts import Hazard
 
 

@@ -14,7 +14,7 @@ from onnxamp.graph import ABSENT, Node, View
 from onnxamp.kernels import Freedom, freedom
 from onnxamp.ops import is_exact, op_facts
 from onnxamp.policy import Level, Policy
-from onnxamp.variables import Terms, Variable
+from onnxamp.terms import Terms, Variable
 from onnxamp.verdicts import Hazard, Reason, Verdict
 
 

@@ -15,7 +15,7 @@ from onnxamp.mincut import INFINITE, Network
 from onnxamp.ops import attribute
 from onnxamp.pins import Pins
 from onnxamp.sizes import Shape, elements
-from onnxamp.variables import HIGH, LOW, NONE, Terms
+from onnxamp.terms import HIGH, LOW, NONE, Terms
 from onnxamp.verdicts import Reason, Verdict
 
 LAUNCH = 64

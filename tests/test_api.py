@@ -1,0 +1,284 @@
+"""The Python interface: signatures, what goes in and comes out, and errors that name what, where and what to do."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+from graphs.case import parse
+from onnx import ModelProto, TensorProto
+
+import onnxamp
+from onnxamp import OnnxAmpError
+
+MODELS = Path(__file__).parents[1] / "models"
+TEXT = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}> {
+    [first] h = MatMul (X, w)
+    [second] s = Softmax (h)
+    [third] Y = MatMul (s, w)
+}"""
+
+
+@pytest.fixture
+def model() -> ModelProto:
+    return parse(TEXT)
+
+
+def ops(model: ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def weight_types(model: ModelProto) -> set[int]:
+    return {tensor.data_type for tensor in model.graph.initializer}
+
+
+# --- signatures -------------------------------------------------------------------------------------------------
+
+
+def test_convert_model_signature() -> None:
+    wanted = """(model, level='O2', *, dtype='float16', keep_io_types=True, white_list=None, black_list=None,
+        lists='default', keep_high=(), force_low=(), rule=None, target='cuda', opset=None, strict=False, hazards=True,
+        freeze_defaults=False, keep_functions=False)"""
+    assert bare(onnxamp.convert_model) == " ".join(wanted.split())
+
+
+def test_entry_points_of_mindspore() -> None:
+    assert bare(onnxamp.auto_mixed_precision) == "(model, amp_level='O0', dtype='float16')"
+    wanted = "(model, *, white_list=None, black_list=None, dtype='float16')"
+    assert bare(onnxamp.custom_mixed_precision) == wanted
+    assert bare(onnxamp.get_white_list) == bare(onnxamp.get_black_list) == "(lists='default')"
+
+
+def bare(function: Any) -> str:
+    """The signature without annotations."""
+    signature = inspect.signature(function)
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def test_plan_model_takes_the_same_wishes(model: ModelProto) -> None:
+    wishes = {
+        name: parameter.default
+        for name, parameter in inspect.signature(onnxamp.convert_model).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert onnxamp.plan_model(model, **wishes) == onnxamp.plan_model(model)
+
+
+# --- what goes in and comes out ---------------------------------------------------------------------------------
+
+
+def test_takes_a_proto_a_path_and_a_string(tmp_path: Path, model: ModelProto) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    results = [onnxamp.convert_model(given) for given in (model, path, str(path))]
+    assert all(isinstance(result, ModelProto) for result in results)
+    assert results[0] == results[1] == results[2]
+    assert weight_types(results[0]) == {TensorProto.FLOAT16}
+
+
+def test_takes_a_graphsurgeon_graph(model: ModelProto) -> None:
+    graph = gs.import_onnx(model)
+    before = [(node.op, [tensor.name for tensor in node.inputs]) for node in graph.nodes]
+    result = onnxamp.convert_model(graph)
+    assert isinstance(result, gs.Graph)
+    assert [node.op for node in result.nodes] == ["Cast", "MatMul", "Cast", "Softmax", "Cast", "MatMul", "Cast"]
+    assert before == [(node.op, [tensor.name for tensor in node.inputs]) for node in graph.nodes]
+    assert {tensor.dtype for tensor in graph.tensors().values() if isinstance(tensor, gs.Constant)} == {np.float32}
+    assert ops(gs.export_onnx(result)) == ops(onnxamp.convert_model(model))
+
+
+def test_a_graph_may_be_planned(model: ModelProto) -> None:
+    assert onnxamp.plan_model(gs.import_onnx(model)).casts == 4
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("path", sorted(MODELS.glob("*.onnx")), ids=lambda path: path.stem)
+def test_the_input_is_never_changed(path: Path, level: str) -> None:
+    original = onnx.load(path)
+    before = original.SerializeToString(deterministic=True)
+    onnxamp.convert_model(original, level)
+    onnxamp.plan_model(original, level)
+    assert original.SerializeToString(deterministic=True) == before
+
+
+def test_the_result_shares_nothing_with_the_input(model: ModelProto) -> None:
+    result = onnxamp.convert_model(model, "O0")
+    assert result is not model
+    result.graph.node[0].name = "changed"
+    assert model.graph.node[0].name == "first"
+
+
+def test_results_are_deterministic() -> None:
+    original = onnx.load(MODELS / "decoder.onnx")
+    first, second = (onnxamp.convert_model(original).SerializeToString(deterministic=True) for _ in range(2))
+    assert first == second
+
+
+def test_every_level_and_type() -> None:
+    found = {
+        (level, dtype): weight_types(onnxamp.convert_model(parse(TEXT), level, dtype=dtype))
+        for level in ("O0", "O1", "O2", "O3")
+        for dtype in ("float16", "bfloat16")
+    }
+    for (level, dtype), types in found.items():
+        assert types == {TensorProto.FLOAT if level == "O0" else TensorProto.DataType.Value(dtype.upper())}
+
+
+def test_sequences_of_names_may_be_of_any_kind(model: ModelProto) -> None:
+    wanted = onnxamp.convert_model(model, black_list=["MatMul"], keep_high=["first"])
+    for kind in (tuple, set, frozenset, iter):
+        assert onnxamp.convert_model(model, black_list=kind(["MatMul"]), keep_high=kind(["first"])) == wanted
+
+
+# --- errors -----------------------------------------------------------------------------------------------------
+
+BAD_VALUES = {
+    "level": ({"level": "O4"}, "O4"),
+    "level in lower case": ({"level": "o2"}, "o2"),
+    "auto": ({"level": "auto"}, "auto"),
+    "dtype": ({"dtype": "float8"}, "float8"),
+    "target": ({"target": "npu"}, "npu"),
+    "lists": ({"lists": "tensorrt"}, "tensorrt"),
+    "both lists": ({"white_list": ["MatMul", "Conv"], "black_list": ["MatMul"]}, "MatMul"),
+    "pattern": ({"keep_high": ["(unbalanced"]}, "(unbalanced"),
+    "opset too new": ({"opset": 10_000}, "10000"),
+    "rule": ({"rule": lambda node: "float16"}, "first"),
+    "rule that answers True": ({"rule": lambda node: True}, "first"),
+}
+
+
+@pytest.mark.parametrize(("wishes", "named"), BAD_VALUES.values(), ids=BAD_VALUES)
+def test_impossible_values(model: ModelProto, wishes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=".") as caught:
+        onnxamp.convert_model(model, **wishes)
+    assert isinstance(caught.value, OnnxAmpError)
+    assert named in str(caught.value)
+    assert one_sentence(caught.value)
+
+
+BAD_TYPES = {
+    "model": {"model": 3},
+    "model None": {"model": None},
+    "bytes": {"model": b"onnx"},
+    "level": {"level": 2},
+    "dtype": {"dtype": np.float16},
+    "white_list": {"white_list": "MatMul"},
+    "black_list": {"black_list": 1},
+    "black_list of numbers": {"black_list": [1]},
+    "keep_io_types": {"keep_io_types": "X"},
+    "keep_high of numbers": {"keep_high": [1]},
+    "keep_high": {"keep_high": 1},
+    "force_low": {"force_low": None},
+    "rule": {"rule": "low"},
+    "opset": {"opset": "17"},
+    "opset bool": {"opset": True},
+    "lists": {"lists": 1},
+    "lists None": {"lists": None},
+    "target": {"target": ["cuda"]},
+}
+
+
+@pytest.mark.parametrize("wishes", BAD_TYPES.values(), ids=BAD_TYPES)
+def test_wrong_types(model: ModelProto, wishes: dict[str, Any]) -> None:
+    with pytest.raises(TypeError) as caught:
+        onnxamp.convert_model(**{"model": model, **wishes})
+    assert isinstance(caught.value, OnnxAmpError)
+    assert one_sentence(caught.value)
+
+
+def one_sentence(error: BaseException) -> bool:
+    return "\n" not in str(error) and str(error).endswith(".")
+
+
+def test_auto_says_what_there_is() -> None:
+    with pytest.raises(onnxamp.ArgumentError, match="not available yet: choose one of O0, O1, O2, O3"):
+        onnxamp.convert_model(parse(TEXT), "auto")
+
+
+@pytest.mark.parametrize("wishes", [{"force_low": ["f.*"]}, {"rule": lambda node: "low"}], ids=["force_low", "rule"])
+def test_contradictions_name_both(model: ModelProto, wishes: dict[str, Any]) -> None:
+    with pytest.raises(onnxamp.ContradictionError) as caught:
+        onnxamp.convert_model(model, keep_high=["first"], **wishes)
+    for word in ("first", "keep_high 'first'", "force_low 'f.*'" if "force_low" in wishes else "rule says 'low'"):
+        assert word in str(caught.value)
+
+
+def test_contradictions_through_a_tie() -> None:
+    text = """(float[2,2] X, int64 i) => (float[2,2] Y) {
+        [one] s = SequenceConstruct (X) [two] Y = SequenceAt (s, i) }"""
+    with pytest.raises(onnxamp.ContradictionError, match="'two'.*'one'|'one'.*'two'"):
+        onnxamp.convert_model(parse(text), keep_high=["one"], force_low=["two"])
+
+
+def test_a_callback_that_raises_is_not_hidden(model: ModelProto) -> None:
+    with pytest.raises(ZeroDivisionError):
+        onnxamp.convert_model(model, rule=lambda node: 1 / 0)
+
+
+def test_the_rule_gets_a_copy(model: ModelProto) -> None:
+    before = model.SerializeToString()
+
+    def rule(node: onnx.NodeProto) -> None:
+        node.op_type = "Nonsense"
+
+    assert "Nonsense" not in ops(onnxamp.convert_model(model, rule=rule))
+    assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x07"], ids=["empty", "text", "half a header"])
+def test_files_that_are_no_models(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(content)
+    with pytest.raises(onnxamp.ModelError, match=r"broken\.onnx") as caught:
+        onnxamp.convert_model(path)
+    assert one_sentence(caught.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(onnxamp.ModelError, match=r"nothing\.onnx.*No such file"):
+        onnxamp.convert_model(tmp_path / "nothing.onnx")
+    with pytest.raises(onnxamp.ModelError, match="directory"):
+        onnxamp.convert_model(tmp_path)
+
+
+INVALID = {
+    "name defined twice": "(float[2] X) => (float[2] Y) { a = Relu (X) a = Abs (X) Y = Add (a, a) }",
+    "name never defined": "(float[2] X) => (float[2] Y) { Y = Add (X, nowhere) }",
+    "output never made": "(float[2] X) => (float[2] Y) { a = Relu (X) }",
+    "cycle": "(float[2] X) => (float[2] Y) { a = Add (X, b) b = Relu (a) Y = Relu (b) }",
+}
+
+
+@pytest.mark.parametrize("text", INVALID.values(), ids=INVALID)
+def test_invalid_models(text: str) -> None:
+    with pytest.raises(onnxamp.ModelError) as caught:
+        onnxamp.convert_model(parse(text))
+    assert one_sentence(caught.value)
+
+
+# --- opsets -----------------------------------------------------------------------------------------------------
+
+
+def test_bfloat16_needs_opset_13() -> None:
+    model = parse(TEXT, opset=12, ir=7)
+    with pytest.raises(onnxamp.OpsetError, match="--opset 13"):
+        onnxamp.convert_model(model, dtype="bfloat16")
+    assert weight_types(onnxamp.convert_model(model, dtype="bfloat16", opset=13)) == {TensorProto.BFLOAT16}
+    assert onnxamp.convert_model(model, "O0", dtype="bfloat16") == model
+
+
+def test_an_upgrade_alone(model: ModelProto) -> None:
+    model.producer_name, model.doc_string = "maker", "kept"
+    result = onnxamp.convert_model(model, "O0", opset=18)
+    assert [entry.version for entry in result.opset_import] == [18]
+    assert (result.producer_name, result.doc_string) == ("maker", "kept")
+    assert onnxamp.convert_model(model, "O0", opset=9) == model
+
+
+def test_a_model_newer_than_onnx() -> None:
+    with pytest.raises(onnxamp.OpsetError, match="upgrade onnx"):
+        onnxamp.convert_model(parse(TEXT, opset=10_000))

@@ -1,0 +1,138 @@
+"""The decision against brute force: no assignment that respects the pins costs less than the one that is chosen."""
+
+import itertools
+import random
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxamp.analysis import analyse
+from onnxamp.policy import make_policy
+from onnxamp.precision import DUPLICATE, cast_cost, loop_trips
+from onnxamp.sizes import elements
+from onnxamp.terms import HIGH, LOW, NONE
+
+_UNARY = ("Relu", "Tanh", "Exp", "Softmax", "Neg", "Sigmoid", "Identity")
+_BINARY = ("Add", "Mul", "MatMul", "Max", "Concat")
+_CASTS = (TensorProto.FLOAT16, TensorProto.FLOAT)
+
+
+def random_model(seed):
+    """A connected graph of 4 to 9 nodes over [4, 4] values, with shared weights, user's Casts and several outputs."""
+    rng = random.Random(seed)
+    weights = [f"w{i}" for i in range(rng.randint(0, 2))]
+    values, nodes = ["X", *weights], []
+    for index in range(rng.randint(4, 9)):
+        result = f"v{index}"
+        kind = rng.random()
+        if kind < 0.15:
+            source = rng.choice(values)
+            half = f"{result}_half"
+            nodes.append(helper.make_node("Cast", [source], [half], to=TensorProto.FLOAT16))
+            nodes.append(helper.make_node("Cast", [half], [result], to=TensorProto.FLOAT))
+        elif kind < 0.55:
+            nodes.append(helper.make_node(rng.choice(_UNARY), [rng.choice(values)], [result]))
+        else:
+            op, pair = rng.choice(_BINARY), [rng.choice(values), rng.choice(values)]
+            wide = f"{result}_wide"
+            if op == "Concat":  # keep all values square
+                nodes.append(helper.make_node("Concat", pair, [wide], axis=0))
+                nodes.append(helper.make_node("Slice", [wide, "zero", "four"], [result]))
+            else:
+                nodes.append(helper.make_node(op, pair, [result]))
+        values.append(result)
+    read = {name for node in nodes for name in node.input}
+    ends = [name for name in values if name.startswith("v") and name not in read]
+    inner = [name for name in values if name.startswith("v") and name in read]
+    ends += rng.sample(inner, k=min(1, len(inner)))
+    graph = helper.make_graph(
+        nodes,
+        "random",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [4, 4])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in dict.fromkeys(ends)],
+        [numpy_helper.from_array(np.full((4, 4), 0.5 + i, np.float32), name) for i, name in enumerate(weights)]
+        + [numpy_helper.from_array(np.array([0]), "zero"), numpy_helper.from_array(np.array([4]), "four")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def price(analysis, low):
+    """What an assignment costs, by definition: one Cast per value and precision, plus the gains that are missed."""
+    view, terms, pins = analysis.view, analysis.terms, analysis.pins
+    trips = loop_trips(view, None)
+    pure = _purely_high(analysis)
+
+    def is_low(term):
+        return term == LOW or (term >= 0 and low[terms.root(term)])
+
+    total = 0
+    for value, term in enumerate(terms.produced):
+        readers = {terms.consumed[n][p] for n, p in view.uses[value]}
+        readers |= {terms.returned[key] for key in view.results[value] if key in terms.returned}
+        readers = {terms.root(t) for t in readers} - {NONE, terms.root(term)}
+        if term == NONE or not readers:
+            continue
+        producer = view.producer(value)
+        stored_twice = value in terms.free and (producer is None or producer.key != "Cast")
+        count = elements(analysis.shapes[value])
+        cost = DUPLICATE if stored_twice else cast_cost(count, trips[view.values[value].scope])
+        if is_low(term) and not all(map(is_low, readers)):
+            total += cost * (2 + min(64, 1 + len(readers))) if value in pure else cost
+        if not is_low(term) and any(map(is_low, readers)):
+            total += cost
+    for node in view.nodes:
+        for variable in terms.of_node.get(node.index, {}).values():
+            root = terms.root(variable)
+            if root in pins.preferred and root not in pins.verdicts and not low[root]:
+                total += 1  # [4, 4] values move less than the bytes of one cost unit
+    return total
+
+
+def _purely_high(analysis):
+    """Outputs of exact ops that a float32 source reaches through exact ops alone."""
+    view, terms, pins = analysis.view, analysis.terms, analysis.pins
+    pure, found = set(), set()
+    for value, term in enumerate(terms.produced):
+        pin = pins.verdicts.get(terms.root(term))
+        if term == HIGH or value in terms.free or (pin is not None and not pin.low):
+            pure.add(value)
+    for node in (view.nodes[index] for index in view.order):
+        for value in node.outputs:
+            exact = terms.root(terms.produced[value]) in pins.exact
+            if exact and value not in pure and any(v in pure for v in node.inputs):
+                pure.add(value)
+                found.add(value)
+    return found
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("seed", range(120))
+def test_no_assignment_is_cheaper(seed, level):
+    model = random_model(seed)
+    onnx.checker.check_model(model, full_check=True)
+    analysis = analyse(model, make_policy(level))
+    terms, pins, chosen = analysis.terms, analysis.pins, analysis.decision
+    roots = sorted(set(terms.roots))
+    open_roots = [root for root in roots if root not in pins.verdicts]
+    fixed = {root: pins.verdicts[root].low for root in roots if root in pins.verdicts}
+    assert len(open_roots) <= 14
+    costs = {}
+    for answer in itertools.product((False, True), repeat=len(open_roots)):
+        low = {**fixed, **dict(zip(open_roots, answer, strict=True))}
+        if all(low[q] or not low[p] for p, q in pins.implies):
+            costs[answer] = price(analysis, low)
+    best = min(costs.values())
+    answer = tuple(chosen.low[root] for root in open_roots)
+    assert costs[answer] == best
+    assert sum(answer) == min(sum(a) for a, c in costs.items() if c == best), "ties go to float32"
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_casts_in_the_result_are_those_of_the_cut(seed):
+    """The rewriting adds exactly the Casts that the decision pays for, never two of one value and type."""
+    model = random_model(seed)
+    analysis = analyse(model, make_policy("O2"))
+    pairs = [(cast.source, cast.elem) for cast in analysis.edits.casts]
+    assert len(pairs) == len(set(pairs))
