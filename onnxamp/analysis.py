@@ -63,8 +63,10 @@ def analyse(
     judged = policy.level != Level.O0
     sentinels = sentinel_paths(scene) if judged else []
     folds = batch_norm_folds(view, types, constants, policy) if judged else []
-    groups = [*activation_groups(view, constants), *norm_groups(view, types, constants)] if judged else []
-    groups += [*map(list, folds), *(sentinels if policy.hazards else [])]
+    groups = []
+    if judged and replay is None:  # a plan has settled these already, perhaps otherwise
+        groups = [*activation_groups(view, constants), *norm_groups(view, types, constants), *map(list, folds)]
+        groups += sentinels if policy.hazards else []
     terms = find_variables(view, types, policy, groups)
     hazards = find_hazards(scene) if judged else []
     pins = find_pins(view, policy, terms, hazards, folded=frozenset(bn for _, bn in folds), replay=replay)

@@ -205,8 +205,10 @@ class _Collector:
                 self.preferred.add(root)
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
-        """Pin every variable as the plan says; one that the plan does not know is an error of the caller's."""
+        """Pin the variables of all nodes as the plan says. Constants follow their readers, whatever they are called."""
         for variable in self.terms.variables:
+            if variable.node == ABSENT or self.view.nodes[variable.node].key == "Constant":
+                continue
             key = variable_key(self.view, variable)
             if key not in decisions:
                 raise ArgumentError(f"The plan does not know {key!r}: it was made for another model.")

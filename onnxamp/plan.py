@@ -46,6 +46,8 @@ class Plan:
     target: str
     rows: tuple[PlanRow, ...]
     hazards: tuple[HazardRow, ...]
+    heeded: bool
+    """Whether the hazards were kept in float32, or only noted (``hazards=False``)."""
     casts: int
     cost: int
     warnings: tuple[str, ...]
@@ -93,7 +95,7 @@ def make_plan(analysis: Analysis) -> Plan:
     )
     policy = analysis.policy
     return Plan(
-        str(policy.level), policy.low.name, policy.target, tuple(rows), hazards,
+        str(policy.level), policy.low.name, policy.target, tuple(rows), hazards, policy.hazards,
         len(analysis.edits.casts), analysis.decision.cost, analysis.pins.warnings,
     )  # fmt: skip
 
@@ -111,7 +113,7 @@ def load_plan(path: str | Path) -> Plan:
         rows = tuple(PlanRow(**row) for row in data["rows"])
         hazards = tuple(HazardRow(**row) for row in data["hazards"])
         return Plan(
-            data["level"], data["dtype"], data["target"], rows, hazards,
+            data["level"], data["dtype"], data["target"], rows, hazards, bool(data["heeded"]),
             int(data["casts"]), int(data["cost"]), tuple(data["warnings"]),
         )  # fmt: skip
     except OSError as error:

@@ -154,7 +154,6 @@ def save_model(
     data_file: Path | None = None
     old_data = _own_data_file(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if external:
             data_file = _write_data(model, path, converter, progress)
         elif converter.base_dir is not None:
@@ -180,7 +179,6 @@ def copy_file(source: Path, target: Path) -> int:
         OutputError: the target cannot be written.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         return _write_atomically(target, source.read_bytes())
     except OSError as error:
         raise OutputError(

@@ -15,7 +15,8 @@ from onnxamp.numerics.validate import Validation, validate
 from onnxamp.plan import load_plan
 from onnxamp.report.machine import conversion_json
 from onnxamp.report.terminal import conversion_report, make_console
-from onnxamp.runtime.inputs import load_inputs
+from onnxamp.runtime.inputs import check_inputs, load_inputs
+from onnxamp.storage import load_model
 
 
 @click.command("convert")
@@ -48,7 +49,9 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
     feeds = load_inputs(options["inputs"]) if options["inputs"] else None
     plan = load_plan(options["plan_file"]) if options["plan_file"] else None
     dtype = plan.dtype if plan else options["dtype"]
-    target = options["output"] or model.with_name(f"{model.stem}_{low_type(dtype).suffix}.onnx")
+    target = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"
+    if feeds is not None:
+        check_inputs(load_model(model), feeds)
     with _progress(quiet=options["quiet"]) as (phase, progress):
         phase("converting")
         made = convert_file(model, target, options["level"], plan=plan, progress=progress,

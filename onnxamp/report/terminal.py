@@ -81,7 +81,8 @@ def _hazards(plan: Plan, *, verbose: bool) -> list[RenderableType]:
     groups: dict[tuple[str, str], list[str]] = {}
     for row in plan.hazards:
         groups.setdefault((row.reason, row.detail), []).append(row.node)
-    parts: list[RenderableType] = [_heading(f"Hazards: {len({row.node for row in plan.hazards})} nodes stay float32")]
+    fate = "stay float32" if plan.heeded else "are at risk (--no-hazards)"
+    parts: list[RenderableType] = [_heading(f"Hazards: {len({row.node for row in plan.hazards})} nodes {fate}")]
     for reason, count in Counter(row.reason for row in plan.hazards).most_common():
         parts.append(_line(f"{count:>4}", Text(_HAZARD_KINDS.get(reason, reason))))
     table = _table("node", "because", right=())
@@ -96,7 +97,8 @@ def _hazards(plan: Plan, *, verbose: bool) -> list[RenderableType]:
     parts.append(Padding(table, (0, 0, 0, 2)))
     if len(shown) < len(groups):
         parts.append(_line("", Text(f"… and {len(groups) - len(shown)} more reasons (-v shows all)", style="dim")))
-    parts.append(_line("", Text("--force-low NODE lowers one of them all the same, --no-hazards all", style="dim")))
+    if plan.heeded:
+        parts.append(_line("", Text("--force-low NODE lowers one of them all the same, --no-hazards all", style="dim")))
     return parts
 
 
@@ -137,7 +139,9 @@ def _validation(found: Validation) -> list[RenderableType]:
     if found.outputs:
         table = _table("output", "shape", "rel. L2", "max abs", "SNR dB", "cosine", "NaN", "Inf", "")
         for d in found.outputs:
-            mark = Text("✘", style="red") if d.alarm else Text("✔", style="green")
+            inexact = any(repr(d.name) in warning for warning in found.warnings)
+            good = Text("≈", style="yellow") if inexact else Text("✔", style="green")
+            mark = Text("✘", style="red") if d.alarm else good
             table.add_row(
                 plain(d.name), "×".join(map(str, d.result_shape)) or "scalar", f"{d.rel_l2:.2e}", f"{d.max_abs:.2e}",
                 f"{d.snr_db:.1f}", f"{d.cosine:.6f}", str(d.result_nan), str(d.result_inf), mark,
