@@ -201,7 +201,7 @@ def convert_file(
         prepared = proto
         if not external or source.resolve().parent == target.resolve().parent:
             copy_file(source, target)
-            return Conversion(source, target, made, summary, tuple(notes), {}, before, before)
+            return Conversion(source, target, made, summary, (), {}, before, before)
     total = weight_bytes(prepared)
     done = 0
 
