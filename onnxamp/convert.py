@@ -132,23 +132,21 @@ def plan_model(model: Any, level: str = "O2", *, opset: int | None = None, **wis
     return make_plan(analyse(prepared, policy, base_dir=base_dir))
 
 
-def apply_plan(model: Any, plan: Plan, *, keep_io_types: bool | Iterable[str] = True) -> Any:
+def apply_plan(model: Any, plan: Plan) -> Any:
     """Convert a model as a plan says, which may come from a file (:func:`load_plan`).
 
     Raises:
         ArgumentError: the plan was made for another model. Others as :func:`convert_model`.
     """
-    return convert_with(model, plan_policy(plan, {"keep_io_types": keep_io_types}), plan=plan)
+    return convert_with(model, plan_policy(plan), plan=plan)
 
 
-_BESIDE_A_PLAN = ("keep_io_types", "freeze_defaults", "keep_functions")
-"""Wishes that a plan does not contain: they say what the model is, or looks like from outside."""
-
-
-def plan_policy(plan: Plan, wishes: Mapping[str, Any]) -> Policy:
+def plan_policy(plan: Plan) -> Policy:
     """The policy under which a plan is replayed."""
-    beside = {name: wishes[name] for name in _BESIDE_A_PLAN if name in wishes}
-    return make_policy(plan.level, dtype=plan.dtype, target=plan.target, hazards=plan.heeded, **beside)
+    return make_policy(
+        plan.level, dtype=plan.dtype, target=plan.target, hazards=plan.heeded, keep_io_types=plan.keep_io_types,
+        freeze_defaults=plan.freeze_defaults, keep_functions=plan.keep_functions,
+    )  # fmt: skip
 
 
 def convert_file(
@@ -168,8 +166,7 @@ def convert_file(
         src: the model; its external data is memory-mapped and streamed.
         dst: where the result goes; an existing file is replaced once the new one is complete.
         level, opset, wishes: as :func:`convert_model`.
-        plan: repeat the decisions of this plan instead of deciding; of the wishes, keep_io_types, freeze_defaults and
-            keep_functions still count.
+        plan: repeat the decisions of this plan instead of deciding; level and wishes do not count then.
         external_data: "auto" (a data file beside the model where the input has one or the result is over 1.9 GB),
             "always", or "never".
         progress: called with (bytes written, bytes in all) while weights are written to a data file.
@@ -179,7 +176,7 @@ def convert_file(
     """
     if external_data not in ("auto", "always", "never"):
         raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {external_data!r}.")
-    policy = plan_policy(plan, wishes) if plan else make_policy(level, **wishes)
+    policy = plan_policy(plan) if plan else make_policy(level, **wishes)
     source, target = Path(src), Path(dst)
     if target.is_dir():
         raise ArgumentError(f"The output {str(target)!r} is a folder: name a file.")

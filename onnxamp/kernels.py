@@ -19,7 +19,7 @@ import onnx.inliner
 from onnx import NodeProto, helper
 
 from onnxamp.dtypes import BFLOAT16, ELEM_NUMBERS, LowType, retyped
-from onnxamp.errors import ArgumentError, ModelError
+from onnxamp.errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp.graph import ABSENT, View, view_model
 from onnxamp.infer import bind, infer_types
 from onnxamp.ops import op_facts
@@ -70,11 +70,13 @@ def check_target(target: object) -> str:
     """``target`` if it is one of TARGETS.
 
     Raises:
-        ArgumentError: it is not.
+        ArgumentError: it is not. ArgumentTypeError: it is no string.
     """
+    if not isinstance(target, str):
+        raise ArgumentTypeError(f"target must be a string such as 'cuda', not {type(target).__name__}.")
     if target not in TARGETS:
         raise ArgumentError(f"Unknown target {target!r}: choose one of {', '.join(TARGETS)}.")
-    return str(target)
+    return target
 
 
 @cache

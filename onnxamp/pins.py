@@ -4,6 +4,7 @@ Precedence: what cannot be (schema, kernel), what the user forces or keeps, haza
 A pin to float32 beats a pin to low, and ties share all pins.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -70,8 +71,20 @@ def find_pins(
     return collector.finish()
 
 
-def variable_key(view: View, variable: Variable) -> str:
-    """A name for the variable that survives re-exporting: scopes, node label and type parameter."""
+def variable_keys(view: View, variables: Sequence[Variable]) -> list[str]:
+    """A name for each variable that survives re-exporting: scopes, node label and type parameter.
+
+    Where nodes share a label, the later ones are numbered.
+    """
+    found, taken = [], Counter[str]()
+    for variable in variables:
+        key = _variable_key(view, variable)
+        taken[key] += 1
+        found.append(key if taken[key] == 1 else f"{key} ({taken[key]})")
+    return found
+
+
+def _variable_key(view: View, variable: Variable) -> str:
     if variable.node == ABSENT:
         value = view.values[variable.value]
         scope, own = value.scope, f"{value.name}:{variable.param}"
@@ -206,10 +219,10 @@ class _Collector:
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
         """Pin the variables of all nodes as the plan says. Constants follow their readers, whatever they are called."""
-        for variable in self.terms.variables:
+        keys = variable_keys(self.view, self.terms.variables)
+        for variable, key in zip(self.terms.variables, keys, strict=True):
             if variable.node == ABSENT or self.view.nodes[variable.node].key == "Constant":
                 continue
-            key = variable_key(self.view, variable)
             if key not in decisions:
                 raise ArgumentError(f"The plan does not know {key!r}: it was made for another model.")
             low = decisions[key]

@@ -10,7 +10,7 @@ from typing import Any
 from onnxamp.analysis import Analysis
 from onnxamp.errors import ArgumentError, OutputError
 from onnxamp.graph import ABSENT
-from onnxamp.pins import variable_key
+from onnxamp.pins import variable_keys
 
 FORMAT = 1
 """Version of the JSON form."""
@@ -44,6 +44,9 @@ class Plan:
     level: str
     dtype: str
     target: str
+    keep_io_types: bool | tuple[str, ...]
+    freeze_defaults: bool
+    keep_functions: bool
     rows: tuple[PlanRow, ...]
     hazards: tuple[HazardRow, ...]
     heeded: bool
@@ -84,10 +87,12 @@ class Plan:
 
 def make_plan(analysis: Analysis) -> Plan:
     """The plan that an analysis amounts to."""
-    view, rows = analysis.view, []
-    for variable, verdict in zip(analysis.terms.variables, analysis.decision.verdicts, strict=True):
+    view, rows, variables = analysis.view, [], analysis.terms.variables
+    for key, variable, verdict in zip(
+        variable_keys(view, variables), variables, analysis.decision.verdicts, strict=True
+    ):
         op = "initializer" if variable.node == ABSENT else view.nodes[variable.node].key
-        rows.append(PlanRow(variable_key(view, variable), op, verdict.low, verdict.reason.value, verdict.detail))
+        rows.append(PlanRow(key, op, verdict.low, verdict.reason.value, verdict.detail))
     hazards = tuple(
         HazardRow(view.nodes[h.node].label, view.nodes[h.node].key, h.reason.value, h.detail)
         for h in analysis.hazards
@@ -95,7 +100,9 @@ def make_plan(analysis: Analysis) -> Plan:
     )
     policy = analysis.policy
     return Plan(
-        str(policy.level), policy.low.name, policy.target, tuple(rows), hazards, policy.hazards,
+        str(policy.level), policy.low.name, policy.target,
+        policy.keep_io if isinstance(policy.keep_io, bool) else tuple(sorted(policy.keep_io)),
+        policy.freeze_defaults, policy.keep_functions, tuple(rows), hazards, policy.hazards,
         len(analysis.edits.casts), analysis.decision.cost, analysis.pins.warnings,
     )  # fmt: skip
 
@@ -112,8 +119,10 @@ def load_plan(path: str | Path) -> Plan:
             raise ArgumentError(f"The plan {str(path)!r} has format {data['format']!r}, this onnxamp reads {FORMAT}.")
         rows = tuple(PlanRow(**row) for row in data["rows"])
         hazards = tuple(HazardRow(**row) for row in data["hazards"])
+        kept = data["keep_io_types"]
         return Plan(
-            data["level"], data["dtype"], data["target"], rows, hazards, bool(data["heeded"]),
+            data["level"], data["dtype"], data["target"], kept if isinstance(kept, bool) else tuple(kept),
+            bool(data["freeze_defaults"]), bool(data["keep_functions"]), rows, hazards, bool(data["heeded"]),
             int(data["casts"]), int(data["cost"]), tuple(data["warnings"]),
         )  # fmt: skip
     except OSError as error:

@@ -74,15 +74,21 @@ class Policy:
         return self.keep_io if isinstance(self.keep_io, bool) else name in self.keep_io
 
 
-@cache
 def preset(lists: str) -> Preset:
     """A list preset.
 
     Raises:
-        ArgumentError: no preset has that name.
+        ArgumentError: no preset has that name. ArgumentTypeError: the name is no string.
     """
+    if not isinstance(lists, str):
+        raise ArgumentTypeError(f"lists must be a string such as 'default', not {type(lists).__name__}.")
     if lists not in PRESETS:
         raise ArgumentError(f"Unknown lists {lists!r}: choose one of {', '.join(PRESETS)}.")
+    return _read_preset(lists)
+
+
+@cache
+def _read_preset(lists: str) -> Preset:
     text = resources.files("onnxamp").joinpath(f"data/oplists/{lists}.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
     folds = bool(data.get("folds_batch_norm", False))
@@ -131,6 +137,8 @@ def make_policy(
     base = Preset("none", "", {}, {}, folds_batch_norm=False) if lists is None else preset(lists)
     if rule is not None and not callable(rule):
         raise ArgumentTypeError(f"rule must be a function of a NodeProto, not {type(rule).__name__}.")
+    if keep_io_types is None:
+        raise ArgumentTypeError("keep_io_types must be a bool or a list of names, not None.")
     keep_io = keep_io_types if isinstance(keep_io_types, bool) else _names("keep_io_types", keep_io_types)
     return Policy(
         level=check_level(level),
@@ -181,6 +189,8 @@ def _patterns(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]
     compiled = []
     if isinstance(patterns, str):
         patterns = (patterns,)
+    if not isinstance(patterns, Iterable):
+        raise ArgumentTypeError(f"{what} must be a list of regular expressions, not {type(patterns).__name__}.")
     for text in patterns:
         if not isinstance(text, str):
             raise ArgumentTypeError(f"{what} must hold regular expressions, not {type(text).__name__}.")

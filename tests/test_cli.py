@@ -1,0 +1,211 @@
+"""``onnxamp convert``: what it prints, what it writes, and how it ends."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+from commands import CLASSIFIER, MODELS, NORM, is_one_sentence, report_of, run, saved, small
+from onnx import TensorProto
+
+import onnxamp
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(folder: str) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+# --- convert ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_converts_every_model(path: Path) -> None:
+    shutil.copy(path, path.name)
+    result = run("convert", path.name)
+    assert result.exit_code == 0, result.output
+    target = Path(f"{path.stem}_fp16.onnx")
+    assert str(target) in result.output
+    assert re.search(r"Validation on (CUDA|CPU, emulated float16), made-up inputs \(seed 0\)", result.output)
+    assert "✘" not in result.output
+    assert onnx.load(target) == onnxamp.convert_model(path)
+    assert names(".") == [path.name, target.name]
+
+
+def test_where_the_result_goes() -> None:
+    small()
+    Path("deep").mkdir()
+    shutil.move("model.onnx", "deep/model.onnx")
+    assert run("convert", "deep/model.onnx", "-q").exit_code == 0
+    assert run("convert", "deep/model.onnx", "-q", "--dtype", "bfloat16").exit_code == 0
+    assert run("convert", "deep/model.onnx", "-q", "-o", "name.onnx").exit_code == 0
+    assert names("deep") == ["model.onnx", "model_bf16.onnx", "model_fp16.onnx"]
+    assert names(".") == ["deep", "name.onnx"]
+
+
+def test_quiet() -> None:
+    assert run("convert", small(), "-q").output == ""
+
+
+def test_no_validation() -> None:
+    result = run("convert", small(), "--no-validate")
+    assert result.exit_code == 0
+    assert "Validation" not in result.output
+
+
+def test_level_0_says_that_nothing_changed() -> None:
+    path = small()
+    result = run("convert", path, "--level", "O0", "-o", "out.onnx")
+    assert "nothing changed" in result.output
+    assert Path("out.onnx").read_bytes() == path.read_bytes()
+
+
+def test_options_reach_the_engine() -> None:
+    path = saved(NORM)
+    options = ["--level", "O3", "--keep-fp32", "mean", "--force-low", "project", "--io-types", "low", "--lists", "fast",
+               "--white", "Sqrt", "--black", "Add", "--target", "any", "--opset", "18"]  # fmt: skip
+    assert run("convert", path, "-q", "--no-validate", "-o", "out.onnx", *options).exit_code == 0
+    wanted = onnxamp.convert_model(
+        path, "O3", keep_high=["mean"], force_low=["project"], keep_io_types=False, lists="fast", white_list=["Sqrt"],
+        black_list=["Add"], target="any", opset=18,
+    )  # fmt: skip
+    assert onnx.load("out.onnx") == wanted
+
+
+def test_json() -> None:
+    result = run("convert", small(), "--json")
+    report = json.loads(result.output)
+    assert report["target"] == "model_fp16.onnx"
+    assert report["plan"]["casts"] == report["summary"]["casts_added"] == 2
+    assert report["validation"]["failure"] is None
+    assert [output["name"] for output in report["validation"]["outputs"]] == ["Y"]
+    assert report["bytes_after"] * 2 == report["bytes_before"]
+
+
+def test_verdicts() -> None:
+    result = run("convert", small(), "-v")
+    assert re.search(r"first:T +MatMul +float16 +white list: MatMul", result.output)
+
+
+def test_plans_repeat_a_conversion() -> None:
+    shutil.copy(CLASSIFIER, "model.onnx")
+    options = ["--level", "O3", "--keep-fp32", ".*conv.*", "--no-validate", "-q"]
+    assert run("convert", "model.onnx", "-o", "first.onnx", "--save-plan", "plan.json", *options).exit_code == 0
+    assert run("convert", "model.onnx", "-o", "second.onnx", "--plan", "plan.json", "-q").exit_code == 0
+    assert Path("first.onnx").read_bytes() == Path("second.onnx").read_bytes()
+    assert onnxamp.load_plan("plan.json").level == "O3"
+
+
+def test_slips_are_mentioned() -> None:
+    result = run("convert", small(), "--keep-fp32", "nobody", "--white", "Convv")
+    assert result.exit_code == 0
+    assert "The pattern 'nobody' matches no node name." in result.output
+    assert "The op type 'Convv' of your lists does not occur in the model." in result.output
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------
+
+
+def test_a_broken_result_is_kept_and_explained() -> None:
+    path = saved(NORM)
+    result = run("convert", path, "--level", "O3", "--no-hazards")
+    assert result.exit_code == 1
+    assert "It starts at 'q' (Pow)." in result.output
+    assert "Values vanished" in result.output
+    assert "model_fp16.onnx was written, but failed its validation" in result.output
+    assert onnx.load("model_fp16.onnx").graph.initializer[0].data_type == TensorProto.FLOAT16
+    assert run("convert", path, "--level", "O3").exit_code == 0, "the hazards are there for this"
+
+
+def test_a_broken_result_as_json() -> None:
+    result = run("convert", saved(NORM), "--level", "O3", "--no-hazards", "--json")
+    assert result.exit_code == 1
+    assert report_of(result)["validation"]["first_bad"]["value"] == "q"
+
+
+NO_MODELS = {
+    "empty": b"",
+    "text": b"x",
+    "truncated": CLASSIFIER.read_bytes()[:5000],
+    "other": b"\x08\x07",
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("command", ["convert", "inspect"])
+@pytest.mark.parametrize("content", NO_MODELS.values(), ids=NO_MODELS)
+def test_what_is_no_model(content: bytes | None, command: str) -> None:
+    if content is not None:
+        Path("model.onnx").write_bytes(content)
+    result = run(command, "model.onnx")
+    assert result.exit_code == 1
+    assert is_one_sentence(result)
+    assert "model.onnx" in result.output
+    assert not Path("model_fp16.onnx").exists()
+
+
+@pytest.mark.parametrize("command", ["convert", "inspect"])
+def test_a_folder_is_no_model(command: str) -> None:
+    result = run(command, ".")
+    assert result.exit_code == 1
+    assert is_one_sentence(result)
+
+
+FAILURES = {
+    "level auto": ["--level", "auto"],
+    "pattern": ["--keep-fp32", "("],
+    "contradiction": ["--keep-fp32", "first", "--force-low", "first"],
+    "op in both lists": ["--white", "Conv", "--black", "Conv"],
+    "opset": ["--opset", "9999"],
+    "no such plan": ["--plan", "nothing.json"],
+    "no plan": ["--plan", "model.onnx"],
+    "no inputs": ["--inputs", "nothing.npz"],
+    "output is a folder": ["-o", "."],
+    "output in no folder": ["-o", "nowhere/model.onnx"],
+}
+
+
+@pytest.mark.parametrize("options", FAILURES.values(), ids=FAILURES)
+def test_failures_end_with_1_and_a_sentence(options: list[str]) -> None:
+    result = run("convert", small(), *options)
+    assert result.exit_code == 1
+    assert is_one_sentence(result), result.output
+
+
+USAGE = {
+    "no model": ["convert"],
+    "level": ["convert", "model.onnx", "--level", "O4"],
+    "dtype": ["convert", "model.onnx", "--dtype", "int8"],
+    "dimension": ["convert", "model.onnx", "--dim", "batch=two"],
+    "option": ["convert", "model.onnx", "--fast"],
+    "command": ["convret", "model.onnx"],
+    "preset": ["lists", "pytorch"],
+}
+
+
+@pytest.mark.parametrize("arguments", USAGE.values(), ids=USAGE)
+def test_wrong_usage_ends_with_2(arguments: list[str]) -> None:
+    small()
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("content", [b"", CLASSIFIER.read_bytes()[:5000]], ids=["empty", "truncated"])
+def test_a_good_output_survives_a_failure(content: bytes) -> None:
+    Path("model.onnx").write_bytes(content)
+    Path("model_fp16.onnx").write_bytes(b"a good model")
+    assert run("convert", "model.onnx").exit_code == 1
+    assert Path("model_fp16.onnx").read_bytes() == b"a good model"
+
+
+def test_verbose_shows_tracebacks() -> None:
+    result = run("convert", "nothing.onnx", "-v")
+    assert isinstance(result.exception, onnxamp.ModelError)

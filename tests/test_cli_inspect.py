@@ -1,0 +1,96 @@
+"""Names from models do no harm on a terminal; ``onnxamp inspect``, ``lists`` and ``--help``."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import CLASSIFIER, NORM, run, saved, small
+from graphs.case import parse
+
+import onnxamp
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+EVIL = ("[red]x[/red]", "\x1b[31mred", "line\nbreak", "back\\slash [/]", "\u202eright to left")
+
+
+@pytest.mark.parametrize("command", ["convert", "inspect"])
+@pytest.mark.parametrize("name", EVIL, ids=["markup", "escape", "newline", "tag", "bidi"])
+def test_names_are_shown_not_obeyed(name: str, command: str) -> None:
+    model = parse(NORM)
+    for node in model.graph.node:
+        node.name = f"{name} {node.name}"
+        for names in (node.input, node.output):
+            names[:] = [name if value == "Y" else value for value in names]
+    model.graph.output[0].name = name
+    result = run(command, saved(model), "-v")
+    assert result.exit_code == 0, result.output
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
+    assert f"{shown} square" in result.output
+    assert all(c.isprintable() or c == "\n" for c in result.output)
+
+
+def test_file_names_are_shown_not_obeyed() -> None:
+    path = saved("(float[1] X) => (float[1] Y) { Y = Tanh (X) }", "\x1b[31m[red]x.onnx")
+    for result in (run("convert", path), run("convert", "\x1b[31mmissing.onnx")):
+        assert "\x1b" not in result.output
+        assert "\\x1b[31m" in result.output
+
+
+# --- inspect, lists, and the rest -------------------------------------------------------------------------------
+
+
+def test_inspect() -> None:
+    result = run("inspect", CLASSIFIER)
+    assert result.exit_code == 0
+    for text in ("IR version 9", "ai.onnx 17", "BatchNormalization", "O1", "O2", "O3"):
+        assert text in result.output
+    assert "white list" not in result.output, "verdicts are for one level, or for -v"
+    assert not list(Path().iterdir()), "nothing is written"
+
+
+def test_inspect_one_level() -> None:
+    path = small()
+    result = run("inspect", path, "--level", "O2")
+    assert re.search(r"first:T +MatMul +float16 +white list: MatMul", result.output)
+    report = json.loads(run("inspect", path, "--json").output)
+    assert sorted(report["levels"]) == ["O1", "O2", "O3"]
+    assert report["operators"] == {"MatMul float32": 1}
+
+
+def test_inspect_of_a_model_too_old_for_bfloat16() -> None:
+    path = saved(parse("(float[1] X) => (float[1] Y) { Y = Tanh (X) }", opset=12, ir=7))
+    result = run("inspect", path, "--dtype", "bfloat16")
+    assert result.exit_code == 0
+    assert "--opset" in result.output
+
+
+def test_lists() -> None:
+    result = run("lists", "mindspore")
+    assert result.exit_code == 0
+    assert "mindspore.amp.get_black_list(): nn.LayerNorm" in result.output
+    report = json.loads(run("lists", "--json").output)
+    assert sorted(report) == ["default", "fast", "mindspore", "paddle"]
+    assert list(report["paddle"]["white"]) == onnxamp.get_white_list("paddle")
+
+
+@pytest.mark.parametrize("command", [[], ["convert"], ["inspect"], ["lists"]], ids="-".join)
+def test_help(command: list[str]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage: " in result.output
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "onnxamp", "--version"], capture_output=True, text=True, check=True)
+    assert onnxamp.__version__ in done.stdout
