@@ -69,6 +69,8 @@ def _explain(variable: int, terms: Terms, pins: Pins, low: Sequence[bool]) -> Ve
         if pin.variable == variable or terms.variables[pin.variable].node == terms.variables[variable].node:
             return Verdict(variable, pin.low, pin.reason, pin.detail)
         return Verdict(variable, pin.low, Reason.TIE, f"shares its precision: {pin.reason.value}, {pin.detail}")
+    if terms.variables[variable].param == "value":
+        return Verdict(variable, low[variable], Reason.CONSTANT, "as its readers")
     reason = Reason.EXACT if root in pins.exact else Reason.CUT
     return Verdict(variable, low[variable], reason, "fewest Casts")
 

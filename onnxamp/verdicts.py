@@ -25,6 +25,7 @@ class Reason(Enum):
     LEVEL = "level"
     TIE = "tie"
     EXACT = "exact op"
+    CONSTANT = "constant"
     CUT = "cut"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 from commands import CLASSIFIER, MODELS, NORM, is_one_sentence, report_of, run, saved, small
+from graphs.case import parse
 from onnx import TensorProto
 
 import onnxamp
@@ -108,6 +109,14 @@ def test_slips_are_mentioned() -> None:
     assert result.exit_code == 0
     assert "The pattern 'nobody' matches no node name." in result.output
     assert "The op type 'Convv' of your lists does not occur in the model." in result.output
+
+
+def test_an_upgrade_that_would_help_is_mentioned() -> None:
+    text = """(float[1,2] X) => (float[1,2] Y) <float[2,2] w = {1, 2, 3, 4}, float high = {6}> {
+        h = MatMul (X, w) c = Clip (h, , high) Y = MatMul (c, w) }"""
+    path = saved(parse(text, opset=11, ir=7))
+    assert "2 of 4 new Casts vanish with --opset 12: Clip" in run("convert", path).output
+    assert "vanish" not in run("convert", path, "--opset", "12").output
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------

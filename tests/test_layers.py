@@ -11,7 +11,7 @@ import pytest
 
 import onnxamp
 
-MAX_MODULE_LINES = 370
+MAX_MODULE_LINES = 360
 MAX_FUNCTION_LINES = 50
 """Without signature and docstring, which are there to be read."""
 
