@@ -5,7 +5,7 @@ from typing import Any
 
 from onnxamp.convert import convert_model, convert_with
 from onnxamp.errors import ArgumentError
-from onnxamp.policy import make_policy
+from onnxamp.policy import Preset, make_policy
 
 
 def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float16") -> Any:
@@ -36,5 +36,6 @@ def custom_mixed_precision(
         given = "neither is" if white_list is None else "both are"
         raise ArgumentError(f"Pass exactly one of white_list and black_list; {given} given.")
     level, strict = ("O1", False) if white_list is not None else ("O2", True)
-    policy = make_policy(level, dtype=dtype, white_list=white_list, black_list=black_list, lists=None, strict=strict)
+    nothing = Preset("none", "", {}, {}, folds_batch_norm=False)
+    policy = make_policy(level, dtype=dtype, white_list=white_list, black_list=black_list, base=nothing, strict=strict)
     return convert_with(model, policy)

@@ -22,6 +22,7 @@ from onnxamp.sizes import Shape, infer_shapes
 from onnxamp.terms import Terms
 from onnxamp.variables import find_variables
 from onnxamp.verdicts import Hazard
+from onnxamp.wishes import find_wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +63,18 @@ def analyse(
     scene = Scene(view, types, shapes, constants, policy.low)
     judged = policy.level != Level.O0
     sentinels = sentinel_paths(scene) if judged else []
+    wishes = find_wishes(view, policy)
     folds = batch_norm_folds(view, types, constants, policy) if judged else []
-    groups = []
+    folds = [pair for pair in folds if not wishes.of_node.keys() & set(pair)]
+    groups: list[Sequence[int]] = []
     if judged and replay is None:  # a plan has settled these already, perhaps otherwise
-        groups = [*activation_groups(view, constants), *norm_groups(view, types, constants), *map(list, folds)]
-        groups += sentinels if policy.hazards else []
+        soft = [group for group in activation_groups(view, constants) if not wishes.of_node.keys() & set(group)]
+        groups = [*soft, *folds, *norm_groups(view, types, constants), *(sentinels if policy.hazards else ())]
     terms = find_variables(view, types, policy, groups)
     hazards = find_hazards(scene) if judged else []
-    pins = find_pins(view, policy, terms, hazards, folded=frozenset(bn for _, bn in folds), replay=replay)
+    pins = find_pins(
+        view, policy, terms, hazards, wishes=wishes, folded=frozenset(bn for _, bn in folds), replay=replay
+    )
     decision = decide(view, shapes, constants, terms, pins)
     edits = make_edits(view, types, terms, decision, policy.low)
     _halve(edits, sentinels, view, terms, decision, constants)

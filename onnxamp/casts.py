@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto
 
 from onnxamp.dtypes import FLOAT, LOW_TYPES, is_lossless
 from onnxamp.errors import ArgumentTypeError
-from onnxamp.graph import ABSENT, Node, View, scope_graphs, view_model
+from onnxamp.graph import ABSENT, Node, View, scope_graphs, shadowing, view_model
 from onnxamp.infer import Types, infer_types
 from onnxamp.ops import attribute
 
@@ -55,8 +55,8 @@ class _Removal:
         self.alias: dict[int, int] = {}
         """Output of a removed Cast -> the value that stands for it."""
         self.removed: set[int] = set()
-        seen: set[str] = set()
-        self.ambiguous = {value.name for value in view.values if value.name in seen or seen.add(value.name)}  # type: ignore[func-returns-value]
+        self.hidden = frozenset(shadowing(view).values())
+        """Values that a body's value of the same name hides: nothing else may come to read them."""
 
     def run(self) -> None:
         """Decide, producers first, so that chains collapse in one sweep."""
@@ -78,7 +78,7 @@ class _Removal:
                 if key in existing and attribute(node.proto, "saturate") != 0:
                     self.drop(node, existing[key])
                     continue
-            if self.view.values[node.outputs[0]].name not in self.ambiguous:
+            if node.outputs[0] not in self.hidden:
                 existing.setdefault(key, node.outputs[0])
 
     def orphans(self) -> None:
@@ -105,7 +105,7 @@ class _Removal:
         source = self.alias.get(node.inputs[0], node.inputs[0])
         while (producer := self.view.producer(source)) is not None and producer.key == "Cast":
             before = self.source.get(producer.index, ABSENT)
-            if before == ABSENT or self.view.values[before].name in self.ambiguous:
+            if before == ABSENT or before in self.hidden:
                 break
             if not self.may_skip(before, source, node.outputs[0]):
                 break
@@ -123,7 +123,7 @@ class _Removal:
         return bool(self.view.results[node.outputs[0]])
 
     def drop(self, node: Node, stands_in: int) -> None:
-        if self.view.values[stands_in].name not in self.ambiguous:
+        if stands_in not in self.hidden:
             self.removed.add(node.index)
             self.alias[node.outputs[0]] = stands_in
 

@@ -19,8 +19,8 @@ from onnxamp.rewrite import apply_edits
 from onnxamp.storage import (
     INLINE_LIMIT,
     WeightConverter,
-    check_external_data,
     copy_file,
+    data_files,
     has_external_data,
     load_external_data,
     load_model,
@@ -180,8 +180,11 @@ def convert_file(
     source, target = Path(src), Path(dst)
     if target.is_dir():
         raise ArgumentError(f"The output {str(target)!r} is a folder: name a file.")
-    proto, base_dir = load_model(source), source.resolve().parent
-    check_external_data(proto, base_dir)
+    proto, base_dir = load_model(source), source.absolute().parent
+    target = target.resolve() if target.is_symlink() else target
+    is_same = target.exists() and target.samefile(source)
+    needed = data_files(proto, base_dir)
+    keep = frozenset() if is_same else needed
     before = weight_bytes(proto)
     prepared, notes = prepare(proto, policy, opset)
     analysis = analyse(prepared, policy, base_dir=base_dir, replay=plan.decisions() if plan else None)
@@ -196,8 +199,8 @@ def convert_file(
         kept.check(prepared)
     elif opset is None:
         prepared = proto
-        if not external or source.resolve().parent == target.resolve().parent:
-            copy_file(source, target)
+        if bool(needed) == external and (not needed or base_dir.resolve() == target.resolve().parent):
+            copy_file(source, target, keep | needed)
             return Conversion(source, target, made, summary, (), {}, before, before)
     total = weight_bytes(prepared)
     done = 0
@@ -208,7 +211,7 @@ def convert_file(
         if progress is not None:
             progress(done, total)
 
-    save_model(prepared, target, converter, external=external, progress=report)
+    save_model(prepared, target, converter, external=external, keep=keep, progress=report)
     return Conversion(source, target, made, summary, tuple(notes), converter.counts, before, total)
 
 
@@ -243,7 +246,7 @@ def _locate(model: Any) -> tuple[ModelProto, Path | None]:
         return model, None
     if isinstance(model, (str, PathLike)):
         path = Path(model)
-        return load_model(path), path.resolve().parent
+        return load_model(path), path.absolute().parent
     raise ArgumentTypeError(
         f"model must be an onnx.ModelProto, a path or an onnx-graphsurgeon Graph, not {type(model).__name__}."
     )

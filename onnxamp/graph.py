@@ -166,6 +166,21 @@ def node_bodies(node: NodeProto) -> list[tuple[str, GraphProto]]:
     return found
 
 
+def shadowing(view: View) -> dict[int, int]:
+    """Value of a body -> the nearest outer value whose name it takes: the outer one cannot be read from there on.
+
+    Complexity: values times nesting depth.
+    """
+    found: dict[int, int] = {}
+    for value in view.values:
+        scope = view.scopes[value.scope].parent
+        while scope != ABSENT and value.index not in found:
+            if value.name in view.scopes[scope].names:
+                found[value.index] = view.scopes[scope].names[value.name]
+            scope = view.scopes[scope].parent
+    return found
+
+
 def scope_graphs(view: View, model: ModelProto) -> list[GraphProto]:
     """The graphs of ``model``, a copy of the view's model or a skeleton of it, in the order of the view's scopes."""
     graphs = [model.graph]

@@ -42,8 +42,8 @@ def opset_hint(model: ModelProto, analysis: Analysis, base_dir: Path | None) -> 
     saved, before = len(analysis.edits.casts) - casts, len(analysis.edits.casts)
     ops = ", ".join(sorted({key for (key, _), version in known.items() if version}))
     if saved > 0:
-        return f"{saved} of {before} new Casts vanish with --opset {wanted}: {ops} have low kernels there."
-    return f"{ops} stay float32 at opset {current}; they have low kernels with --opset {wanted}."
+        return f"{saved} of {before} new Casts vanish with --opset {wanted}, which brings low kernels for {ops}."
+    return f"--opset {wanted} brings low kernels for {ops}; at opset {current} there are none."
 
 
 def _is_held_back(analysis: Analysis, node: Node) -> bool:

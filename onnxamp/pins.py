@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnx import NodeProto
-
 from onnxamp.errors import ArgumentError, ContradictionError
 from onnxamp.graph import ABSENT, Node, View
 from onnxamp.kernels import Freedom, freedom
@@ -17,6 +15,7 @@ from onnxamp.ops import is_exact, op_facts
 from onnxamp.policy import Level, Policy
 from onnxamp.terms import Terms, Variable
 from onnxamp.verdicts import Hazard, Reason, Verdict
+from onnxamp.wishes import Wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,14 @@ def find_pins(
     terms: Terms,
     hazards: Sequence[Hazard],
     *,
+    wishes: Wishes,
     folded: frozenset[int] = frozenset(),
     replay: Mapping[str, bool] | None = None,
 ) -> Pins:
     """Judge every variable. Complexity: linear in nodes, with one kernel look-up per distinct binding.
 
     Args:
+        wishes: what the user says of single nodes.
         folded: nodes that the lists do not judge, since they take their producer's precision.
         replay: decisions of a plan by variable key; they stand for lists, level and hazards.
     """
@@ -58,7 +59,7 @@ def find_pins(
         collector.pin(variable, Verdict(variable, True, Reason.LEVEL, "inputs and outputs shall be low"))
     for node in view.nodes:
         collector.kernels(node)
-        collector.wishes(node)
+    collector.wishes(wishes)
     if replay is not None:
         collector.replay(replay)
         return collector.finish()
@@ -116,7 +117,6 @@ class _Collector:
     preferred: set[int] = field(default_factory=set)
     fallbacks: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    matched: set[str] = field(default_factory=set)
     known: dict[object, Freedom] = field(default_factory=dict)
 
     def pin(self, variable: int, verdict: Verdict, *, hard: bool = False) -> None:
@@ -155,40 +155,14 @@ class _Collector:
         if found.only_low:
             self.preferred.update(self.terms.root(variables[param]) for param in params if param not in found.high)
 
-    def wishes(self, node: Node) -> None:
-        """The user's patterns and rule."""
-        names = {node.proto.name, *node.proto.output} - {""}
-        wish: dict[bool, tuple[Reason, str]] = {}
-        for is_low, option, patterns in (
-            (False, "keep_high", self.policy.keep_high),
-            (True, "force_low", self.policy.force_low),
-        ):
-            for pattern in patterns:
-                if any(pattern.fullmatch(name) for name in names):
-                    self.matched.add(pattern.pattern)
-                    wish[is_low] = (Reason.PATTERN, f"{option} {pattern.pattern!r}")
-        opinion = self.opinion(node)
-        if opinion is not None:
-            wish.setdefault(opinion == "low", (Reason.RULE, f"rule says {opinion!r}"))
-            if len(wish) == 2:
-                raise ContradictionError(f"Node {node.label!r}: {wish[True][1]} against {wish[False][1]}; drop one.")
-        if len(wish) == 2:
-            raise ContradictionError(f"Node {node.label!r} matches {wish[True][1]} and {wish[False][1]}; drop one.")
-        for is_low, (reason, detail) in wish.items():
-            variables = self.terms.of_node.get(node.index, {})
-            for variable in variables.values():
-                pins = self.forced if is_low else self.kept
-                pins.setdefault(self.terms.root(variable), (Verdict(variable, is_low, reason, detail), node.label))
-
-    def opinion(self, node: Node) -> str | None:
-        if self.policy.rule is None:
-            return None
-        copy = NodeProto()
-        copy.CopyFrom(node.proto)
-        opinion = self.policy.rule(copy)
-        if opinion not in ("low", "high", None):
-            raise ArgumentError(f"rule returned {opinion!r} for node {node.label!r}: it may say 'low', 'high' or None.")
-        return opinion
+    def wishes(self, wishes: Wishes) -> None:
+        """What the user says of single nodes."""
+        self.warnings += wishes.warnings
+        for index, wish in wishes.of_node.items():
+            pins = self.forced if wish.low else self.kept
+            for variable in self.terms.of_node.get(index, {}).values():
+                verdict = Verdict(variable, wish.low, wish.reason, wish.detail)
+                pins.setdefault(self.terms.root(variable), (verdict, self.view.nodes[index].label))
 
     def lists(self, node: Node) -> None:
         """Black list, white list, and what the level says of all other ops."""
@@ -244,7 +218,6 @@ class _Collector:
             else:
                 settled[root] = self.high.get(root) or self.low[root]
         self.spread_high(settled)
-        self.unmatched()
         pairs = [(self.terms.root(p), self.terms.root(q)) for p, q in self.implies]
         return Pins(
             settled,
@@ -282,12 +255,3 @@ class _Collector:
                     why = f"no kernel for these types mixed on {self.policy.target}"
                     settled[root] = Verdict(p, False, Reason.NO_KERNEL, why)
                     stack.append(root)
-
-    def unmatched(self) -> None:
-        """A pattern or op type of the user's that matches nothing is probably a slip."""
-        for pattern in (*self.policy.keep_high, *self.policy.force_low):
-            if pattern.pattern not in self.matched:
-                self.warnings.append(f"The pattern {pattern.pattern!r} matches no node name.")
-        present = {node.key for node in self.view.nodes}
-        for op in sorted(self.policy.listed_by_user - present):
-            self.warnings.append(f"The op type {op!r} of your lists does not occur in the model.")

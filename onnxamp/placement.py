@@ -3,14 +3,13 @@
 Complexity: linear in ports.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
 from onnxamp.dtypes import FLOAT, LowType, retyped
 from onnxamp.edits import Edits, NewCast, NewConstant
-from onnxamp.graph import ABSENT, Node, Origin, Value, View
+from onnxamp.graph import ABSENT, Node, Origin, Value, View, shadowing
 from onnxamp.infer import Types
 from onnxamp.ops import op_facts
 from onnxamp.precision import Decision
@@ -50,19 +49,13 @@ class _Maker:
     names: dict[int, _Names] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
     """Low value of the user's whose Cast became void -> the float32 value whose low version it is."""
-    ambiguous: set[str] = field(default_factory=set)
     shadowed: dict[int, int] = field(default_factory=dict)
     """Value of a body -> the outer value whose name it takes."""
+    hidden: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        count = Counter(value.name for value in self.view.values)
-        self.ambiguous = {name for name, times in count.items() if times > 1}
-        for value in self.view.values:
-            scope = self.view.scopes[value.scope].parent if value.name in self.ambiguous else ABSENT
-            while scope != ABSENT and value.index not in self.shadowed:
-                if value.name in self.view.scopes[scope].names:
-                    self.shadowed[value.index] = self.view.scopes[scope].names[value.name]
-                scope = self.view.scopes[scope].parent
+        self.shadowed = shadowing(self.view)
+        self.hidden = frozenset(self.shadowed.values())
 
     def fresh(self, base: str, *, low: bool) -> str:
         """A new name for a value in the other precision."""
@@ -235,7 +228,7 @@ class _Maker:
         """A Cast of the user's that can serve all low readers of a float32 value."""
         scope = self.view.values[value].scope
         for node in self.down_casts(value):
-            if node.scope == scope and self.view.values[node.outputs[0]].name not in self.ambiguous:
+            if node.scope == scope and node.outputs[0] not in self.hidden:
                 return node
         return None
 

@@ -112,7 +112,8 @@ def make_policy(
     keep_io_types: bool | Iterable[str] = True,
     white_list: Iterable[str] | None = None,
     black_list: Iterable[str] | None = None,
-    lists: str | None = "default",
+    lists: str = "default",
+    base: Preset | None = None,
     keep_high: Iterable[str] = (),
     force_low: Iterable[str] = (),
     rule: Rule | None = None,
@@ -125,7 +126,7 @@ def make_policy(
     """Validate the user's wishes; see :func:`onnxamp.convert_model` for what each means.
 
     Args:
-        lists: a preset's name, or None for empty lists to which white_list and black_list add.
+        base: the lists to which white_list and black_list add, in place of the preset called ``lists``.
 
     Raises:
         ArgumentError: a value is not known. ContradictionError: an op is in both lists.
@@ -134,7 +135,7 @@ def make_policy(
     white, black = _names("white_list", white_list), _names("black_list", black_list)
     if both := sorted(white & black):
         raise ContradictionError(f"{', '.join(both)}: in white_list and in black_list; take it out of one of them.")
-    base = Preset("none", "", {}, {}, folds_batch_norm=False) if lists is None else preset(lists)
+    base = base or preset(lists)
     if rule is not None and not callable(rule):
         raise ArgumentTypeError(f"rule must be a function of a NodeProto, not {type(rule).__name__}.")
     if keep_io_types is None:

@@ -30,6 +30,8 @@ def prepare(model: ModelProto, policy: Policy, opset: int | None) -> tuple[Model
 def _upgrade(model: ModelProto, opset: int, notes: list[str]) -> ModelProto:
     if isinstance(opset, bool) or not isinstance(opset, int):
         raise ArgumentTypeError(f"opset must be an integer, not {type(opset).__name__}.")
+    if opset < 1:
+        raise ArgumentError(f"There is no opset {opset}.")
     newest, current = onnx.defs.onnx_opset_version(), opset_imports(model).get("", 0)
     if opset > newest:
         raise ArgumentError(f"The installed onnx {onnx.__version__} knows opsets up to {newest}: {opset} is too new.")

@@ -111,12 +111,6 @@ def has_external_data(model: ModelProto) -> bool:
     return any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model))
 
 
-def check_external_data(model: ModelProto, base_dir: Path) -> None:
-    """Raise ExternalDataError unless all external data is there, large enough, and inside the model's folder."""
-    for tensor in tensors_of(model):
-        external_of(tensor, base_dir)
-
-
 def load_external_data(model: ModelProto, base_dir: Path) -> None:
     """Bring all external data into the model. ``model`` is changed.
 
@@ -139,13 +133,15 @@ def save_model(
     converter: WeightConverter,
     *,
     external: bool,
+    keep: frozenset[Path] = frozenset(),
     progress: Callable[[int], None] | None = None,
-) -> int:
-    """Write a model whole or not at all; returns the bytes written. ``model`` is changed: it then refers to the file.
+) -> None:
+    """Write a model whole or not at all. ``model`` is changed: it then refers to what was written.
 
     Args:
         converter: holds the weights that are still to be converted.
         external: put weights of at least EXTERNAL_MIN bytes into a data file beside the model.
+        keep: data files that somebody else needs; the one of an earlier result is removed otherwise.
         progress: called with the number of bytes of each weight that was written.
 
     Raises:
@@ -158,35 +154,50 @@ def save_model(
             data_file = _write_data(model, path, converter, progress)
         elif converter.base_dir is not None:
             load_external_data(model, converter.base_dir)
-        written = _write_atomically(path, model.SerializeToString())
-    except (OSError, ValueError) as error:
+        _write_atomically(path, model.SerializeToString())
+    except BaseException as error:
         if data_file is not None:
             data_file.unlink(missing_ok=True)
-        raise OutputError(
-            f"Cannot write {str(path)!r}: {_reason(error)}. What was there before is untouched."
-        ) from None
-    if data_file is not None:
-        written += data_file.stat().st_size
-    if old_data is not None and not _is_source(old_data, converter):
-        old_data.unlink(missing_ok=True)
-    return written
+        if isinstance(error, (OSError, ValueError)):
+            raise _unwritable(path, error) from None
+        raise
+    _remove_old(old_data, keep)
 
 
-def copy_file(source: Path, target: Path) -> int:
-    """Copy an unchanged model file, whole or not at all.
+def copy_file(source: Path, target: Path, keep: frozenset[Path]) -> None:
+    """Copy an unchanged model file, whole or not at all; ``keep`` as in :func:`save_model`.
 
     Raises:
         OutputError: the target cannot be written.
     """
+    old_data = _own_data_file(target)
     try:
-        return _write_atomically(target, source.read_bytes())
+        _write_atomically(target, source.read_bytes())
     except OSError as error:
-        raise OutputError(
-            f"Cannot write {str(target)!r}: {_reason(error)}. What was there before is untouched."
-        ) from None
+        raise _unwritable(target, error) from None
+    _remove_old(old_data, keep)
 
 
-def _write_atomically(path: Path, data: bytes) -> int:
+def data_files(model: ModelProto, base_dir: Path) -> frozenset[Path]:
+    """The data files that the model refers to, resolved.
+
+    Raises:
+        ExternalDataError: one is missing, too short, or outside the model's folder.
+    """
+    found = (external_of(tensor, base_dir) for tensor in tensors_of(model))
+    return frozenset(external.path for external in found if external is not None)
+
+
+def _unwritable(path: Path, error: Exception) -> OutputError:
+    return OutputError(f"Cannot write {str(path)!r}: {_reason(error)}. What was there before is untouched.")
+
+
+def _remove_old(data: Path | None, keep: frozenset[Path]) -> None:
+    if data is not None and data.resolve() not in keep:
+        data.unlink(missing_ok=True)
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -199,7 +210,6 @@ def _write_atomically(path: Path, data: bytes) -> int:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    return len(data)
 
 
 def _umask() -> int:
@@ -210,19 +220,25 @@ def _umask() -> int:
 
 def _write_data(
     model: ModelProto, path: Path, converter: WeightConverter, progress: Callable[[int], None] | None
-) -> Path:
-    """Write all large weights to a new data file, converting on the way, and point the model to it."""
+) -> Path | None:
+    """Write all large weights to a new data file, converting on the way, and point the model to it.
+
+    Returns None, and writes nothing, where there are none.
+    """
     import onnx_ir as ir  # noqa: PLC0415 - costs 0.4 s, and most models are one file
     from onnx_ir import external_data  # noqa: PLC0415
 
-    name = f"{path.name}.data"
-    while (path.parent / name).exists():
-        name = f"{path.name}.{secrets.token_hex(4)}.data"
     protos, sources = [], []
     for tensor in tensors_of(model):
         if stored_bytes(tensor) >= EXTERNAL_MIN:
             protos.append(tensor)
             sources.append(_source(tensor, converter, ir))
+
+    if not protos:
+        return None
+    name = f"{path.name}.data"
+    while (path.parent / name).exists():
+        name = f"{path.name}.{secrets.token_hex(4)}.data"
 
     def written(tensor: Any, _: Any) -> None:
         if progress is not None:
@@ -284,15 +300,6 @@ def _own_data_file(path: Path) -> Path | None:
                 if named and (path.parent / item.value).is_file():
                     return path.parent / item.value
     return None
-
-
-def _is_source(data: Path, converter: WeightConverter) -> bool:
-    """Whether the input's weights lie in that file: it is not ours to remove."""
-    return (
-        converter.base_dir is not None
-        and data.parent.resolve() == converter.base_dir.resolve()
-        and any(item.value == data.name for tensor, _ in converter.pending for item in tensor.external_data)
-    )
 
 
 def _reason(error: Exception) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from onnxamp.dtypes import FLOAT, holds_float, retyped
-from onnxamp.graph import ABSENT, Node, Origin, Value, View
+from onnxamp.graph import ABSENT, Node, Origin, Value, View, shadowing
 from onnxamp.infer import Types, bind, body_sources, body_targets, carried
 from onnxamp.kernels import carries
 from onnxamp.ops import attribute, op_facts
@@ -47,14 +47,13 @@ class _Finder:
     bound: dict[int, dict[str, str]] = field(default_factory=dict)
     fixed_high: set[int] = field(default_factory=set)
     wanted_low: set[int] = field(default_factory=set)
-    doubly_named: set[str] = field(default_factory=set)
+    hidden: frozenset[int] = frozenset()
+    """Values that a body's value of the same name hides."""
 
     def __post_init__(self) -> None:
         self.produced = [NONE] * len(self.view.values)
         self.consumed = [[NONE] * len(node.inputs) for node in self.view.nodes]
-        seen: set[str] = set()
-        for value in self.view.values:
-            (self.doubly_named if value.name in seen else seen).add(value.name)
+        self.hidden = frozenset(shadowing(self.view).values())
 
     # -- variables and ties ------------------------------------------------------------------------------------
 
@@ -207,7 +206,7 @@ class _Finder:
         if before == FLOAT:  # a Cast that changes nothing yet reads and writes either precision
             self.produced[result] = self.new(node.index, "T2")
         elif before == low:
-            visible = self.view.values[source].name not in self.doubly_named
+            visible = source not in self.hidden
             self.produced[result] = LOW if visible else HIGH
             if visible:
                 self.lowered[result] = source

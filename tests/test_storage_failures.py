@@ -142,7 +142,6 @@ def test_a_missing_folder(model: Path) -> None:
     assert files(model.parent) == ["model.onnx", "weights.bin"]
 
 
-@pytest.mark.xfail(reason="the data file stays behind", strict=True)
 def test_an_interruption_leaves_nothing_behind(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -72,7 +72,7 @@ def _numbers(made: Conversion) -> RenderableType:
     head = Text.assemble(("✔ ", "green"), plain(str(made.target)), f"   {plan.level} {plan.dtype} for {plan.target}")
     if not summary.casts_added and not made.bytes_before > made.bytes_after and not computing.get("low"):
         head.append("   nothing changed")
-    return Group(head, Padding(table, (0, 0, 0, 2)))
+    return Group(head, Padding(table, (0, 0, 0, 2), expand=False))
 
 
 def _hazards(plan: Plan, *, verbose: bool) -> list[RenderableType]:
@@ -94,7 +94,7 @@ def _hazards(plan: Plan, *, verbose: bool) -> list[RenderableType]:
         elif len(nodes) > 1:
             names.append(f"  and {len(nodes) - 1} more", style="dim")
         table.add_row(names, plain(f"{reason}: {detail}"))
-    parts.append(Padding(table, (0, 0, 0, 2)))
+    parts.append(Padding(table, (0, 0, 0, 2), expand=False))
     if len(shown) < len(groups):
         parts.append(_line("", Text(f"… and {len(groups) - len(shown)} more reasons (-v shows all)", style="dim")))
     if plan.heeded:
@@ -124,7 +124,7 @@ def _losses(made: Conversion, *, verbose: bool) -> list[RenderableType]:
             c = lost[name]
             table.add_row(plain(name), f"{c.elements:,}", f"{c.overflowed:,}", f"{c.flushed:,}", f"{c.subnormal:,}")
         head = f"Weights: {len(lost)} of {len(made.weights)} converted tensors lose elements"
-        parts += [_heading(head), Padding(table, (0, 0, 0, 2))]
+        parts += [_heading(head), Padding(table, (0, 0, 0, 2), expand=False)]
     if subnormal and not verbose:
         elements = sum(c.elements for c in made.weights.values())
         text = f"{subnormal:,} of {elements:,} converted weight elements became subnormal, with fewer digits"
@@ -146,7 +146,7 @@ def _validation(found: Validation) -> list[RenderableType]:
                 plain(d.name), "×".join(map(str, d.result_shape)) or "scalar", f"{d.rel_l2:.2e}", f"{d.max_abs:.2e}",
                 f"{d.snr_db:.1f}", f"{d.cosine:.6f}", str(d.result_nan), str(d.result_inf), mark,
             )  # fmt: skip
-        parts.append(Padding(table, (0, 0, 0, 2)))
+        parts.append(Padding(table, (0, 0, 0, 2), expand=False))
     if found.failure:
         parts.append(_line(Text("✘", style="bold red"), plain(found.failure)))
         if found.first_bad:
@@ -205,7 +205,7 @@ def list_table(kind: str, entries: Mapping[str, str]) -> RenderableType:
     table = _table(f"{kind}: {len(entries)}", "source", right=())
     for op, source in entries.items():
         table.add_row(op, Text(source, style="dim"))
-    return Padding(table, (0, 0, 0, 2))
+    return Padding(table, (0, 0, 0, 2), expand=False)
 
 
 def operator_table(counts: Mapping[tuple[str, str], int]) -> Table:

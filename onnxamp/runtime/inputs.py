@@ -40,8 +40,10 @@ def load_inputs(path: str | PathLike[str]) -> dict[str, Array]:
         raise
     except FileNotFoundError as error:
         raise ArgumentError(f"Cannot read inputs from {name}: there is no such file.") from error
+    except OSError as error:
+        raise ArgumentError(f"Cannot read inputs from {name}: {error.strerror or error}.") from error
     except _UNREADABLE as error:
-        raise ArgumentError(f"Cannot read inputs from {name}: {error}.") from error
+        raise ArgumentError(f"Cannot read inputs from {name}: it is not an .npz file of plain arrays.") from error
 
 
 def _arrays(name: str, loaded: "Array | np.lib.npyio.NpzFile") -> dict[str, Array]:
