@@ -188,7 +188,7 @@ class _Collector:
                 self.pin(variable, Verdict(variable, True, Reason.LEVEL, f"{policy.level} lowers all that it can"))
             elif policy.level == Level.O1 and not exact:
                 self.pin(variable, Verdict(variable, False, Reason.LEVEL, "O1 lowers white-listed ops alone"))
-            elif not exact or node.key in policy.white:
+            elif policy.level == Level.O2 or node.key in policy.white:
                 self.preferred.add(root)
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
