@@ -13,7 +13,8 @@ from onnxamp.folds import batch_norm_folds
 from onnxamp.graph import View, opset_imports, view_model
 from onnxamp.hazards import Scene, find_hazards, sentinel_paths
 from onnxamp.infer import Types, infer_types
-from onnxamp.islands import activation_groups, norm_groups
+from onnxamp.islands import activation_groups, cast_swallowing_inputs, norm_groups
+from onnxamp.ops import is_exact
 from onnxamp.pins import Pins, find_pins
 from onnxamp.placement import make_edits
 from onnxamp.policy import Level, Policy
@@ -58,10 +59,11 @@ def analyse(
     check_opset(model, policy)
     view = view_model(model, freeze_defaults=policy.freeze_defaults)
     types = infer_types(view)
-    shapes = infer_shapes(view)
+    shapes = infer_shapes(view, types)
     constants = Constants(view, types, policy.low, base_dir)
-    scene = Scene(view, types, shapes, constants, policy.low)
     judged = policy.level != Level.O0
+    swallowing = cast_swallowing_inputs(view, types, shapes, constants, policy.low) if judged else {}
+    scene = Scene(view, types, shapes, constants, policy.low, swallowing)
     sentinels = sentinel_paths(scene) if judged else []
     wishes = find_wishes(view, policy)
     folds = batch_norm_folds(view, types, constants, policy) if judged else []
@@ -72,11 +74,11 @@ def analyse(
         groups = [*soft, *folds, *norm_groups(view, types, constants), *(sentinels if policy.hazards else ())]
     terms = find_variables(view, types, policy, groups)
     hazards = find_hazards(scene) if judged else []
-    pins = find_pins(
-        view, policy, terms, hazards, wishes=wishes, folded=frozenset(bn for _, bn in folds), replay=replay
-    )
+    moved = frozenset(node.index for node in view.nodes if constants.feed(node) and is_exact(node.proto))
+    folded = frozenset(bn for _, bn in folds)
+    pins = find_pins(view, policy, terms, hazards, wishes=wishes, folded=folded, moved=moved, replay=replay)
     decision = decide(view, shapes, constants, terms, pins)
-    edits = make_edits(view, types, terms, decision, policy.low)
+    edits = make_edits(view, types, terms, decision, policy.low, frozenset(swallowing))
     _halve(edits, sentinels, view, terms, decision, constants)
     return Analysis(policy, view, types, shapes, terms, hazards, pins, decision, edits)
 

@@ -1,14 +1,15 @@
 """Constants of a model: which values are constant, through data movement and Casts, and what is in them."""
 
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from onnxamp.dtypes import FLOAT, LowType
-from onnxamp.graph import ABSENT, Origin, View
+from onnxamp.graph import ABSENT, Node, Origin, View
 from onnxamp.infer import Types
 from onnxamp.ops import attribute
 from onnxamp.weights import ConstantStats, constant_stats, read_float32
@@ -29,6 +30,10 @@ _CARRIERS = frozenset(
     }
 )
 """Ops whose output holds elements of input 0 and no others."""
+
+
+_FEW = 64
+"""Elements up to which an integer constant may be axes or sizes."""
 
 
 @dataclass(slots=True)
@@ -81,10 +86,28 @@ class Constants:
             "ConstantOfShape",
         )
 
+    def feed(self, node: Node) -> bool:
+        """Whether all float32 inputs of the node are constants, and there is one."""
+        values = [value for value in node.inputs if value != ABSENT and self.types[value] == FLOAT]
+        return bool(values) and all(self.is_constant(value) for value in values)
+
     def uniform(self, value: int) -> float | None:
         """The number that all elements of the constant have, if it is such a constant."""
         stats = self.stats(value)
         return None if stats is None else stats.uniform
+
+    def integers(self, value: int) -> list[int] | None:
+        """Elements of a small integer constant; None where it is not one, or lies outside the model file."""
+        tensor, producer = self._tensors.get(value), self.view.producer(value)
+        if tensor is None and producer is not None and producer.key == "Constant":
+            numbers = attribute(producer.proto, "value_ints")
+            found = attribute(producer.proto, "value")
+            if numbers is not None:
+                return list(numbers)
+            tensor = found if isinstance(found, TensorProto) else None
+        if tensor is None or tensor.data_location == TensorProto.EXTERNAL or prod(tensor.dims) > _FEW:
+            return None
+        return [int(number) for number in numpy_helper.to_array(tensor).reshape(-1)]
 
     def _maker(self, value: int) -> str | None:
         producer = self.view.producer(value)

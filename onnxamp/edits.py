@@ -15,6 +15,9 @@ class NewCast:
     target: str
     elem: int
     name: str
+    shield: str = ""
+    """Name of the Cast's own output where a one-input Max stands between it and ``target``: an op that changes nothing,
+    and that no optimisation of the runtime removes, where a fusion would swallow the bare Cast."""
 
 
 @dataclass(frozen=True, slots=True)

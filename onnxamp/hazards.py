@@ -4,7 +4,7 @@ Every rule is a function that reads the view and yields hazards; :func:`find_haz
 of the chosen low type. Matching looks through Casts and data movement.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -14,7 +14,7 @@ from onnxamp.constants import Constants
 from onnxamp.dtypes import FLOAT, LowType
 from onnxamp.graph import ABSENT, Node, View
 from onnxamp.infer import Types
-from onnxamp.islands import cast_swallowing_norms, norm_islands, softmax_islands
+from onnxamp.islands import magnitudes, norm_islands, softmax_islands
 from onnxamp.ops import is_exact, op_facts
 from onnxamp.positions import index_paths, position_paths
 from onnxamp.sizes import Shape
@@ -31,6 +31,8 @@ class Scene:
     shapes: Sequence[Shape | None]
     constants: Constants
     low: LowType
+    swallowing: Mapping[int, str]
+    """See :func:`onnxamp.islands.cast_swallowing_inputs`."""
 
     def float_inputs(self, node: Node) -> Iterator[tuple[int, int]]:
         """(position, value) of the node's float32 tensor inputs."""
@@ -93,17 +95,41 @@ def epsilons(scene: Scene) -> Iterator[Hazard]:
 
 def _guarded(scene: Scene, node: Node) -> Iterator[Hazard]:
     """Ops behind an epsilon whose result explodes if the guarded value becomes zero on the way."""
-    guarded, stack, seen = op_facts().guarded, list(node.outputs[:1]), set()
+    guarded, why = op_facts().guarded, f"{node.label!r} guards its input with an epsilon"
+    previous: dict[int, int] = {}
+    stack = [node]
     while stack:
-        value = stack.pop()
-        for reader, port in scene.view.consumers(value):
-            if reader.index in seen:
+        last = stack.pop()
+        for reader, port in scene.view.consumers(last.outputs[0]) if last.outputs[0] != ABSENT else ():
+            if reader.index in previous or reader.index == node.index:
                 continue
-            seen.add(reader.index)
+            previous[reader.index] = last.index
             if port in guarded.get(reader.key, ()):
-                yield Hazard(reader.index, Reason.EPSILON, f"{node.label!r} guards its input with an epsilon")
+                yield Hazard(reader.index, Reason.EPSILON, why)
+                between = last.index
+                while between != node.index:  # what carries the guarded value must not flush it on the way
+                    yield Hazard(between, Reason.EPSILON, why)
+                    between = previous[between]
+                if reader.key == "Log":
+                    yield from _small_numbers(scene, node)
             if (is_exact(reader.proto) or reader.key == "Sqrt") and scene.is_float_output(reader):
-                stack.append(reader.outputs[0])
+                stack.append(reader)
+
+
+def _small_numbers(scene: Scene, node: Node) -> Iterator[Hazard]:
+    """What computes the argument of a logarithm that is guarded by a tiny number: such numbers occur in it."""
+    walk, stack, seen = op_facts().hazard["spectral_arithmetic"], [node], {node.index}
+    while stack and len(seen) < _SPECTRAL_REACH:
+        for _, value in scene.float_inputs(stack.pop()):
+            producer = scene.view.producer(value)
+            if producer is not None and producer.index not in seen and producer.key in walk:
+                seen.add(producer.index)
+                stack.append(producer)
+                yield Hazard(producer.index, Reason.EPSILON, f"computes small numbers for the guarded {node.label!r}")
+
+
+_SPECTRAL_REACH = 16
+"""Nodes that the walk back from a guarded logarithm may visit."""
 
 
 def _is_lost(number: float, low: LowType, key: str) -> bool:
@@ -140,11 +166,17 @@ def sentinel_paths(scene: Scene) -> list[list[int]]:
     groups = []
     for node in scene.view.nodes:
         if node.key in op_facts().hazard["mask_arithmetic"]:
-            stats = [scene.constants.stats(value) for _, value in scene.float_inputs(node)]
-            if any(found is not None and found.has_sentinel and found.largest >= SENTINEL for found in stats):
-                path = mask_path(scene, node)
-                groups += [path] if path else []
+            values = [value for _, value in scene.float_inputs(node) if _holds_sentinel(scene, value)]
+            path = mask_path(scene, node) if values else []
+            # What makes the sentinel goes along: cast down from float32 it would be minus infinity.
+            makers = [scene.view.producer(scene.constants.source(value)) for value in values]
+            groups += [[*path, *(maker.index for maker in makers if maker is not None)]] if path else []
     return groups
+
+
+def _holds_sentinel(scene: Scene, value: int) -> bool:
+    stats = scene.constants.stats(value)
+    return stats is not None and stats.has_sentinel and stats.largest >= SENTINEL
 
 
 def mask_path(scene: Scene, start: Node) -> list[int]:
@@ -210,6 +242,30 @@ def quantized_units(scene: Scene) -> Iterator[Hazard]:
             yield Hazard(node.index, Reason.QDQ, "stands between dequantize and quantize nodes")
 
 
+def integer_products(scene: Scene) -> Iterator[Hazard]:
+    """From an integer product's sum to its scaled result: out of range before, and one fused kernel together."""
+    for node in scene.view.nodes:
+        if node.key not in op_facts().hazard["integer_products"]:
+            continue
+        stack, seen = [node], {node.index}
+        while stack:
+            for reader, _ in scene.view.consumers(stack.pop().outputs[0]):
+                scales = reader.key == "Mul" or (reader.key == "Add" and _adds_constant(scene, reader))
+                if reader.index in seen or not (scales or reader.key == "Cast"):
+                    continue
+                seen.add(reader.index)
+                stack.append(reader)
+                yield Hazard(reader.index, Reason.QDQ, f"scales what {node.label!r} sums up in integers")
+                makers = [scene.view.producer(value) for _, value in scene.float_inputs(reader)]
+                for maker in makers if reader.key == "Mul" else ():
+                    if maker is not None and maker.key == "Mul":
+                        yield Hazard(maker.index, Reason.QDQ, f"makes the scale of {node.label!r}")
+
+
+def _adds_constant(scene: Scene, node: Node) -> bool:
+    return any(scene.constants.is_constant(value) for _, value in scene.float_inputs(node))
+
+
 def index_hazards(scene: Scene) -> Iterator[Hazard]:
     """Integers, positions and sizes carried in floats; see :mod:`onnxamp.positions`."""
     yield from index_paths(scene.view, scene.types)
@@ -220,12 +276,29 @@ def islands(scene: Scene) -> Iterator[Hazard]:
     """Normalisations and softmaxes written out as single ops; see :mod:`onnxamp.islands`."""
     yield from norm_islands(scene.view, scene.types, scene.constants)
     yield from softmax_islands(scene.view, scene.types)
-    yield from cast_swallowing_norms(scene.view, scene.types)
+    yield from magnitudes(scene.view, scene.types, scene.constants)
+
+
+def swallowed_casts(scene: Scene) -> Iterator[Hazard]:
+    """Producers whose up-cast a fusion would swallow: in float32 instead, the Casts are no more than before."""
+    for value, mean in scene.swallowing.items():
+        producer = scene.view.producer(value)
+        if producer is not None:
+            why = f"a Cast in front of {mean!r} would be swallowed by the LayerNorm fusion, and nothing would load"
+            yield Hazard(producer.index, Reason.FUSION, why)
 
 
 RULES: tuple[Rule, ...] = (
-    constant_ranges, epsilons, masks, large_reductions, quantized_units, index_hazards, islands,
-)  # fmt: skip
+    constant_ranges,
+    epsilons,
+    masks,
+    large_reductions,
+    quantized_units,
+    integer_products,
+    index_hazards,
+    islands,
+    swallowed_casts,
+)
 
 
 def _carries(scene: Scene, node: Node) -> bool:

@@ -5,13 +5,14 @@ written-out activation (Gelu, SiLU) is harmless, but ONNX Runtime fuses it only 
 take one precision.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from onnxamp.constants import Constants
-from onnxamp.dtypes import FLOAT
+from onnxamp.dtypes import FLOAT, LowType
 from onnxamp.graph import ABSENT, Node, View
 from onnxamp.infer import Types
-from onnxamp.ops import is_exact, op_facts
+from onnxamp.ops import attribute, is_exact, op_facts
+from onnxamp.sizes import Shape
 from onnxamp.verdicts import Hazard, Reason
 
 _REACH = 32
@@ -40,6 +41,19 @@ def _norms(view: View, types: Types, constants: Constants) -> Iterator[tuple[Nod
                 yield root, sorted(nodes | scaling)
 
 
+def magnitudes(view: View, types: Types, constants: Constants) -> Iterator[Hazard]:
+    """sqrt(a^2 + b^2): the squares need twice the range of their root, and rounding before it costs the same Casts."""
+    for root in view.nodes:
+        total = view.producer(root.input(0)) if root.key == "Sqrt" else None
+        if total is None or total.key not in ("Add", "Sum") or types[total.outputs[0]] != FLOAT:
+            continue
+        terms = [view.producer(value) for value in total.inputs]
+        squares = [node for node in terms if node is not None and _square_of(node, constants) != ABSENT]
+        if len(squares) >= 2:
+            for index in sorted({root.index, total.index, *(node.index for node in squares)}):
+                yield Hazard(index, Reason.ISLAND, f"part of the magnitude {root.label!r}")
+
+
 def softmax_islands(view: View, types: Types) -> Iterator[Hazard]:
     """Exp -> sum -> divide (or Log), with the subtraction of the maximum before it."""
     for exp in view.nodes:
@@ -58,24 +72,38 @@ def softmax_islands(view: View, types: Types) -> Iterator[Hazard]:
             yield Hazard(index, Reason.ISLAND, f"part of the softmax around {exp.label!r}")
 
 
-def cast_swallowing_norms(view: View, types: Types) -> Iterator[Hazard]:
-    """Producers whose up-cast would stand alone in front of a written-out LayerNorm at opset 17 or later.
+def cast_swallowing_inputs(
+    view: View, types: Types, shapes: Sequence[Shape | None], constants: Constants, low: LowType
+) -> dict[int, str]:
+    """Inputs of written-out LayerNorms in front of which a Cast must not stand alone, with the name of the mean.
 
     ONNX Runtime's layer_norm_fusion.cc takes a Cast that feeds the mean and the subtraction alone into the fused node,
-    and then cannot load the model: from opset 17 on, LayerNormalization wants one type for input and scale
-    (seen with 1.31.1). With the producer in float32, the Casts move to its inputs, and are no more than before.
+    and then cannot load the model: from opset 17 on, LayerNormalization wants one type for input and scale, and in
+    bfloat16 no kernel takes two (seen with 1.31.1).
     """
-    for mean in view.nodes:
-        if mean.key != "ReduceMean" or view.book.opsets.get("", 0) < 17 or types[mean.inputs[0]] != FLOAT:
-            continue
-        value, producer = mean.inputs[0], view.producer(mean.inputs[0])
-        readers = [node for node, _ in view.consumers(mean.outputs[0])]
-        centring = all(node.key == "Sub" and node.input(0) == value for node in readers)
-        if producer is not None and readers and centring:
-            why = (
-                f"a Cast in front of {mean.label!r} would be swallowed by the LayerNorm fusion, and nothing would load"
-            )
-            yield Hazard(producer.index, Reason.FUSION, why)
+    found: dict[int, str] = {}
+    if view.book.opsets.get("", 0) < 17 and low.name != "bfloat16":
+        return found
+    for _, nodes in _norms(view, types, constants):
+        for mean in (view.nodes[index] for index in nodes):
+            if mean.key != "ReduceMean" or types[mean.inputs[0]] != FLOAT or not _reduces_last(mean, shapes, constants):
+                continue
+            readers = [node for node, _ in view.consumers(mean.outputs[0])]
+            if readers and all(node.key == "Sub" and node.input(0) == mean.inputs[0] for node in readers):
+                found[mean.inputs[0]] = mean.label
+    return found
+
+
+def _reduces_last(mean: Node, shapes: Sequence[Shape | None], constants: Constants) -> bool:
+    """Whether the axes are the last ones, as far as is known; only then it can be a LayerNormalization."""
+    axes = attribute(mean.proto, "axes")
+    if axes is None and mean.input(1) != ABSENT:
+        axes = constants.integers(mean.inputs[1])
+    shape = shapes[mean.inputs[0]]
+    if not axes:
+        return True
+    rank = len(shape) if shape is not None else None
+    return -1 in axes or rank is None or rank - 1 in axes
 
 
 def activation_groups(view: View, constants: Constants) -> list[list[int]]:

@@ -43,6 +43,7 @@ def find_pins(
     *,
     wishes: Wishes,
     folded: frozenset[int] = frozenset(),
+    moved: frozenset[int] = frozenset(),
     replay: Mapping[str, bool] | None = None,
 ) -> Pins:
     """Judge every variable. Complexity: linear in nodes, with one kernel look-up per distinct binding.
@@ -50,9 +51,10 @@ def find_pins(
     Args:
         wishes: what the user says of single nodes.
         folded: nodes that the lists do not judge, since they take their producer's precision.
+        moved: exact ops on constants alone, which follow their readers at every level.
         replay: decisions of a plan by variable key; they stand for lists, level and hazards.
     """
-    collector = _Collector(view, policy, terms, folded)
+    collector = _Collector(view, policy, terms, folded, moved)
     for variable in terms.fixed_high:
         collector.pin(variable, Verdict(variable, False, Reason.TIE, "shares its type with a float32 value"), hard=True)
     for variable in terms.wanted_low:
@@ -64,7 +66,9 @@ def find_pins(
         collector.replay(replay)
         return collector.finish()
     for hazard in hazards:
-        keeps = policy.hazards or (hazard.reason is Reason.FUSION and policy.level != Level.O3)
+        keeps = policy.hazards
+        if hazard.reason is Reason.FUSION:  # a white-listed producer stays low: its Cast is shielded instead
+            keeps = (keeps or policy.level != Level.O3) and view.nodes[hazard.node].key not in policy.white
         for variable in terms.of_node.get(hazard.node, {}).values() if keeps else ():
             collector.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
     for node in view.nodes:
@@ -107,6 +111,7 @@ class _Collector:
     policy: Policy
     terms: Terms
     folded: frozenset[int]
+    moved: frozenset[int]
     hard: dict[int, Verdict] = field(default_factory=dict)
     forced: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
     kept: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
@@ -166,30 +171,32 @@ class _Collector:
 
     def lists(self, node: Node) -> None:
         """Black list, white list, and what the level says of all other ops."""
-        policy, exact = self.policy, is_exact(node.proto)
-        if policy.level == Level.O0:
-            for variable in self.terms.of_node.get(node.index, {}).values():
-                self.pin(variable, Verdict(variable, False, Reason.LEVEL, "O0 lowers nothing"))
-        if node.key in op_facts().control_flow:
-            for variable in self.terms.of_node.get(node.index, {}).values() if node.key in policy.black else ():
-                self.pin(variable, Verdict(variable, False, Reason.BLACK, node.key))
-            return
-        if node.key in ("Cast", "Constant") or node.index in self.folded:
-            return
+        exact = is_exact(node.proto)
+        follows = node.key in _FOLLOWERS | op_facts().control_flow or node.index in self.folded | self.moved
+        pin = self.listed(node, exact=exact, follows=follows)
         for variable in self.terms.of_node.get(node.index, {}).values():
             root = self.terms.root(variable)
             if exact:
                 self.exact.add(root)
-            if node.key in policy.black and policy.level != Level.O3:
-                self.pin(variable, Verdict(variable, False, Reason.BLACK, node.key))
-            elif node.key in policy.white and not exact:
-                self.pin(variable, Verdict(variable, True, Reason.WHITE, node.key))
-            elif policy.level == Level.O3 or (policy.strict and policy.level == Level.O2):
-                self.pin(variable, Verdict(variable, True, Reason.LEVEL, f"{policy.level} lowers all that it can"))
-            elif policy.level == Level.O1 and not exact:
-                self.pin(variable, Verdict(variable, False, Reason.LEVEL, "O1 lowers white-listed ops alone"))
-            elif policy.level == Level.O2 or node.key in policy.white:
+            if pin is not None:
+                self.pin(variable, Verdict(variable, *pin))
+            elif not follows and (self.policy.level == Level.O2 or node.key in self.policy.white):
                 self.preferred.add(root)
+
+    def listed(self, node: Node, *, exact: bool, follows: bool) -> tuple[bool, Reason, str] | None:
+        """Whether lists or level want the node low, and why; None where they leave it to the cut."""
+        policy = self.policy
+        if policy.level == Level.O0:
+            return False, Reason.LEVEL, "O0 lowers nothing"
+        if node.key in policy.black and (policy.level != Level.O3 or node.key in op_facts().control_flow):
+            return None if node.index in self.folded else (False, Reason.BLACK, node.key)
+        if node.key in policy.white and not exact and not follows:
+            return True, Reason.WHITE, node.key
+        if not follows and (policy.level == Level.O3 or (policy.strict and policy.level == Level.O2)):
+            return True, Reason.LEVEL, f"{policy.level} lowers all that it can"
+        if policy.level == Level.O1 and not exact and not follows:
+            return False, Reason.LEVEL, "O1 lowers white-listed ops alone"
+        return None
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
         """Pin the variables of all nodes as the plan says. Constants follow their readers, whatever they are called."""
@@ -255,3 +262,7 @@ class _Collector:
                     why = f"no kernel for these types mixed on {self.policy.target}"
                     settled[root] = Verdict(p, False, Reason.NO_KERNEL, why)
                     stack.append(root)
+
+
+_FOLLOWERS = frozenset({"Cast", "Constant"})
+"""Ops that have no precision of their own to gain by."""

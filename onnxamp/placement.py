@@ -24,9 +24,15 @@ class _Names:
     low: str | None = None
 
 
-def make_edits(view: View, types: Types, terms: Terms, decision: Decision, low: LowType) -> Edits:
-    """The edits that turn the model into what the decision says."""
-    maker = _Maker(view, types, terms, decision, Edits(low), view.all_names())
+def make_edits(
+    view: View, types: Types, terms: Terms, decision: Decision, low: LowType, swallowing: frozenset[int] = frozenset()
+) -> Edits:
+    """The edits that turn the model into what the decision says.
+
+    Args:
+        swallowing: values whose up-cast a fusion of the runtime would swallow if it were not shielded.
+    """
+    maker = _Maker(view, types, terms, decision, Edits(low), view.all_names(), swallowing)
     for value, term in enumerate(terms.produced):
         if term != NONE:
             maker.value(view.values[value])
@@ -34,6 +40,7 @@ def make_edits(view: View, types: Types, terms: Terms, decision: Decision, low: 
     for node in view.nodes:
         maker.node(node)
     maker.returns()
+    maker.idle_casts()
     maker.dead_casts()
     return maker.edits
 
@@ -46,6 +53,7 @@ class _Maker:
     decision: Decision
     edits: Edits
     taken: set[str]
+    swallowing: frozenset[int]
     names: dict[int, _Names] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
     """Low value of the user's whose Cast became void -> the float32 value whose low version it is."""
@@ -71,9 +79,10 @@ class _Maker:
 
     def add_cast(self, value: Value, source: str, target: str, elem: int) -> None:
         """A Cast right behind the value's producer."""
-        self.edits.casts.append(
-            NewCast(value.scope, value.producer, source, target, elem, self.unique(f"{target}/Cast"))
-        )
+        shielded = elem == TensorProto.FLOAT and value.index in self.swallowing
+        shield = self.unique(f"{target}_cast") if shielded else ""
+        name = self.unique(f"{target}/Cast")
+        self.edits.casts.append(NewCast(value.scope, value.producer, source, target, elem, name, shield))
 
     def needs(self, value: int) -> tuple[bool, bool]:
         """Whether somebody reads or returns the value in float32, and in low precision, the user's Casts apart."""
@@ -284,6 +293,20 @@ class _Maker:
                 continue
             if all(self.edits.inputs.get(key, name) != name for key in reads):
                 self.edits.removed.add(producer.index)
+
+    def idle_casts(self) -> None:
+        """The user's Casts from float32 to float32 that read and write low: they go, unless the model returns them."""
+        for node in self.view.nodes:
+            sides = self.terms.of_node.get(node.index, {}) if node.key == "Cast" else {}
+            if len(sides) < 2 or not all(self.decision.low[side] for side in sides.values()):
+                continue
+            source, result = node.inputs[0], node.outputs[0]
+            stands_in, names = self.names[source].low, self.names[result]
+            if self.view.results[result] or names.high is not None or stands_in is None or source in self.hidden:
+                continue
+            self.edits.removed.add(node.index)
+            for reader, port in self.view.uses[result]:
+                self.edits.inputs[reader, port] = stands_in
 
     # -- readers -----------------------------------------------------------------------------------------------
 

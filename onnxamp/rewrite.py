@@ -132,8 +132,11 @@ def _nodes(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: 
     for node in local.moved:
         behind.setdefault(edits.moved[node], []).append(protos[node - first])
     for cast in local.casts:
-        made = helper.make_node("Cast", [cast.source], [cast.target], name=cast.name, to=cast.elem)
-        behind.setdefault(cast.after, []).append(made)
+        output = cast.shield or cast.target
+        place = behind.setdefault(cast.after, [])
+        place.append(helper.make_node("Cast", [cast.source], [output], name=cast.name, to=cast.elem))
+        if cast.shield:
+            place.append(helper.make_node("Max", [output], [cast.target], name=f"{cast.shield}/Max"))
     dropped = {*local.removed, *local.moved}
     if not behind and not dropped:
         return

@@ -6,6 +6,7 @@ from math import prod
 import onnx.shape_inference
 from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
+from onnxamp.dtypes import ELEM_NUMBERS
 from onnxamp.graph import ABSENT, View, scope_graphs
 
 DEFAULT_DIMENSION = 64
@@ -19,16 +20,21 @@ _KEPT_ELEMENTS = 256
 Shape = tuple[int | None, ...]
 
 
-def infer_shapes(view: View, dims: Mapping[str, int] | None = None) -> Sequence[Shape | None]:
+def infer_shapes(
+    view: View, types: Sequence[str | None] = (), dims: Mapping[str, int] | None = None
+) -> Sequence[Shape | None]:
     """Shape by value index; None for an unknown rank, and inside a shape for an unknown dimension.
 
     Sources, best first: initializers, then onnx's shape inference (which keeps what the file declares) on a skeleton of
     the model without its weights. A model that inference cannot digest keeps its declared shapes.
 
     Args:
+        types: type by value index, where known: onnx's inference goes on behind ops that it does not know.
         dims: sizes of named dimensions.
     """
     skeleton = _skeleton(view.model)
+    if types:
+        _declare(skeleton.graph, view, types)
     try:
         skeleton = onnx.shape_inference.infer_shapes(skeleton)
     except Exception:  # noqa: BLE001 - the C++ code raises several unrelated types; shapes are only weights here
@@ -67,6 +73,17 @@ def _declared(proto: TypeProto, dims: Mapping[str, int]) -> Shape | None:
     return tuple(
         dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param) for dim in proto.tensor_type.shape.dim
     )
+
+
+def _declare(graph: GraphProto, view: View, types: Sequence[str | None]) -> None:
+    """Tell the skeleton the element types of what ops outside ai.onnx make, where it does not declare them itself."""
+    declared = {entry.name for entry in (*graph.value_info, *graph.output)}
+    unknown = (value for node in view.nodes if node.scope == 0 and "::" in node.key for value in node.outputs)
+    for value in unknown:
+        elem = ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1]) if value != ABSENT else None
+        if elem is not None and view.values[value].name not in declared:
+            entry = graph.value_info.add(name=view.values[value].name)
+            entry.type.tensor_type.elem_type = elem
 
 
 def _skeleton(model: ModelProto) -> ModelProto:

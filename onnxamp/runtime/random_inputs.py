@@ -78,7 +78,7 @@ def random_inputs(model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] |
     fed = {view.scopes[0].names[entry.name]: entry for entry in model.graph.input}
     fed = {value: entry for value, entry in fed.items() if view.values[value].origin is Origin.INPUT}
     sizes = _sizes(list(fed.values()), dims or {})
-    shapes = infer_shapes(view, sizes)
+    shapes = infer_shapes(view, dims=sizes)
     feeds = {}
     for value, entry in fed.items():
         generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
