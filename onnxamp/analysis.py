@@ -11,14 +11,16 @@ from onnxamp.edits import Edits
 from onnxamp.errors import OpsetError
 from onnxamp.folds import batch_norm_folds
 from onnxamp.graph import View, opset_imports, view_model
-from onnxamp.hazards import Scene, find_hazards, sentinel_paths
+from onnxamp.hazards import find_hazards
 from onnxamp.infer import Types, infer_types
 from onnxamp.islands import activation_groups, cast_swallowing_inputs, norm_groups
+from onnxamp.masks import sentinel_paths
 from onnxamp.ops import is_exact
 from onnxamp.pins import Pins, find_pins
 from onnxamp.placement import make_edits
 from onnxamp.policy import Level, Policy
 from onnxamp.precision import Decision, decide
+from onnxamp.scene import Scene
 from onnxamp.sizes import Shape, infer_shapes
 from onnxamp.terms import Terms
 from onnxamp.variables import find_variables

@@ -4,46 +4,20 @@ Every rule is a function that reads the view and yields hazards; :func:`find_haz
 of the chosen low type. Matching looks through Casts and data movement.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from math import prod
 
 import numpy as np
 
-from onnxamp.constants import Constants
-from onnxamp.dtypes import FLOAT, LowType
-from onnxamp.graph import ABSENT, Node, View
-from onnxamp.infer import Types
+from onnxamp.dtypes import LowType
+from onnxamp.graph import ABSENT, Node
 from onnxamp.islands import magnitudes, norm_islands, softmax_islands
+from onnxamp.masks import masks
 from onnxamp.ops import is_exact, op_facts
 from onnxamp.positions import index_paths, position_paths
-from onnxamp.sizes import Shape
+from onnxamp.scene import Scene
 from onnxamp.verdicts import Hazard, Reason
 from onnxamp.weights import SENTINEL
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """What the rules look at."""
-
-    view: View
-    types: Types
-    shapes: Sequence[Shape | None]
-    constants: Constants
-    low: LowType
-    swallowing: Mapping[int, str]
-    """See :func:`onnxamp.islands.cast_swallowing_inputs`."""
-
-    def float_inputs(self, node: Node) -> Iterator[tuple[int, int]]:
-        """(position, value) of the node's float32 tensor inputs."""
-        for position, value in enumerate(node.inputs):
-            if value != ABSENT and self.types[value] == FLOAT:
-                yield position, value
-
-    def is_float_output(self, node: Node) -> bool:
-        """Whether output 0 is a float32 tensor."""
-        return bool(node.outputs) and node.outputs[0] != ABSENT and self.types[node.outputs[0]] == FLOAT
-
 
 Rule = Callable[[Scene], Iterator[Hazard]]
 
@@ -140,73 +114,6 @@ def _is_lost(number: float, low: LowType, key: str) -> bool:
         return True
     rounded = round(abs(number) / low.smallest_subnormal) * low.smallest_subnormal
     return abs(rounded - abs(number)) > 4 * low.epsilon * abs(number)
-
-
-def masks(scene: Scene) -> Iterator[Hazard]:
-    """Large constants that are no sentinels on their way to a Softmax: the whole way stays float32.
-
-    Large means that the low type steps by more than 1 there, so that score + mask forgets the score: a row that is
-    masked as a whole would lose the differences that float32 keeps.
-    """
-    for node in scene.view.nodes:
-        if node.key not in op_facts().hazard["mask_arithmetic"]:
-            continue
-        for _, value in scene.float_inputs(node):
-            stats = scene.constants.stats(value)
-            if stats is None:
-                continue
-            large = stats.uniform if stats.uniform is not None and abs(stats.uniform) * scene.low.epsilon >= 1 else None
-            found = large if large is not None and abs(large) < SENTINEL else stats.out_of_range
-            for index in mask_path(scene, node) if found is not None else ():
-                yield Hazard(index, Reason.MASK, f"carries the mask value {found:.6g} to its Softmax")
-
-
-def sentinel_paths(scene: Scene) -> list[list[int]]:
-    """Node groups that take one precision: the ops between a sentinel constant and its Softmax, with the Softmax."""
-    groups = []
-    for node in scene.view.nodes:
-        if node.key in op_facts().hazard["mask_arithmetic"]:
-            values = [value for _, value in scene.float_inputs(node) if _holds_sentinel(scene, value)]
-            path = mask_path(scene, node) if values else []
-            # What makes the sentinel goes along: cast down from float32 it would be minus infinity.
-            makers = [scene.view.producer(scene.constants.source(value)) for value in values]
-            groups += [[*path, *(maker.index for maker in makers if maker is not None)]] if path else []
-    return groups
-
-
-def _holds_sentinel(scene: Scene, value: int) -> bool:
-    stats = scene.constants.stats(value)
-    return stats is not None and stats.has_sentinel and stats.largest >= SENTINEL
-
-
-def mask_path(scene: Scene, start: Node) -> list[int]:
-    """Nodes from ``start`` through mask arithmetic to each Softmax that it reaches, both ends included."""
-    walk, sinks = op_facts().hazard["mask_arithmetic"], op_facts().hazard["mask_sinks"]
-    previous: dict[int, list[int]] = {start.index: []}
-    stack, found = [start], []
-    while stack:
-        node = stack.pop()
-        if node.key in sinks:
-            found.append(node.index)
-            continue
-        if node.key not in walk or not scene.is_float_output(node):
-            continue
-        for reader, _ in scene.view.consumers(node.outputs[0]):
-            if reader.index not in previous and len(previous) < _MASK_REACH:
-                previous[reader.index] = []
-                stack.append(reader)
-            previous.get(reader.index, []).append(node.index)
-    path: set[int] = set()
-    while found:
-        index = found.pop()
-        if index not in path:
-            path.add(index)
-            found += previous[index]
-    return sorted(path)
-
-
-_MASK_REACH = 4096
-"""Nodes that one mask's walk may visit; deep models share one mask among all layers."""
 
 
 def large_reductions(scene: Scene) -> Iterator[Hazard]:

@@ -264,5 +264,5 @@ class _Collector:
                     stack.append(root)
 
 
-_FOLLOWERS = frozenset({"Cast", "Constant"})
+_FOLLOWERS = frozenset({"Cast", "Constant", "ConstantOfShape"})
 """Ops that have no precision of their own to gain by."""

@@ -12,7 +12,7 @@ from onnx import TensorProto
 from onnxamp.constants import Constants
 from onnxamp.graph import ABSENT, Node, View
 from onnxamp.mincut import INFINITE, Network
-from onnxamp.ops import attribute
+from onnxamp.ops import attribute, op_facts
 from onnxamp.pins import Pins
 from onnxamp.sizes import Shape, elements
 from onnxamp.terms import HIGH, LOW, NONE, Terms
@@ -191,7 +191,7 @@ class _Problem:
         found: set[int] = set()
         for index in self.view.order:
             node = self.view.nodes[index]
-            for value in node.outputs:
+            for value in node.outputs if node.key not in op_facts().control_flow else ():
                 if (
                     value == ABSENT
                     or self.terms.root(self.terms.produced[value]) not in self.pins.exact
