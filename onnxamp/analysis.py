@@ -10,16 +10,17 @@ from onnxamp.constants import Constants
 from onnxamp.edits import Edits
 from onnxamp.errors import OpsetError
 from onnxamp.folds import batch_norm_folds
-from onnxamp.graph import View, opset_imports, view_model
+from onnxamp.graph import View, opset_imports
 from onnxamp.hazards import find_hazards
 from onnxamp.infer import Types, infer_types
-from onnxamp.islands import activation_groups, cast_swallowing_inputs, norm_groups
+from onnxamp.islands import activation_groups, cast_swallowing_inputs, written_out_norms
 from onnxamp.masks import sentinel_paths
 from onnxamp.ops import is_exact
 from onnxamp.pins import Pins, find_pins
 from onnxamp.placement import make_edits
 from onnxamp.policy import Level, Policy
 from onnxamp.precision import Decision, decide
+from onnxamp.resolve import view_model
 from onnxamp.scene import Scene
 from onnxamp.sizes import Shape, infer_shapes
 from onnxamp.terms import Terms
@@ -44,12 +45,18 @@ class Analysis:
 
 
 def analyse(
-    model: ModelProto, policy: Policy, *, base_dir: Path | None = None, replay: Mapping[str, bool] | None = None
+    model: ModelProto,
+    policy: Policy,
+    *,
+    base_dir: Path | None = None,
+    replay: Mapping[str, bool] | None = None,
+    opsets: Mapping[str, int] | None = None,
 ) -> Analysis:
     """Decide for every float of the model in which precision it lives.
 
     Args:
         base_dir: folder of the model's external data, None where all weights are inline.
+        opsets: decide as if the model had these opset imports.
         replay: decisions to repeat (variable key -> low), see :mod:`onnxamp.plan`.
 
     Raises:
@@ -59,13 +66,14 @@ def analyse(
     Complexity: near linear in nodes; weights are read twice at most.
     """
     check_opset(model, policy)
-    view = view_model(model, freeze_defaults=policy.freeze_defaults)
+    view = view_model(model, freeze_defaults=policy.freeze_defaults, opsets=opsets)
     types = infer_types(view)
     shapes = infer_shapes(view, types)
     constants = Constants(view, types, policy.low, base_dir)
     judged = policy.level != Level.O0
-    swallowing = cast_swallowing_inputs(view, types, shapes, constants, policy.low) if judged else {}
-    scene = Scene(view, types, shapes, constants, policy.low, swallowing)
+    norms = written_out_norms(view, types, constants) if judged else []
+    swallowing = cast_swallowing_inputs(view, types, shapes, constants, policy.low, norms)
+    scene = Scene(view, types, shapes, constants, policy.low, norms, swallowing)
     sentinels = sentinel_paths(scene) if judged else []
     wishes = find_wishes(view, policy)
     folds = batch_norm_folds(view, types, constants, policy) if judged else []
@@ -73,7 +81,7 @@ def analyse(
     groups: list[Sequence[int]] = []
     if judged and replay is None:  # a plan has settled these already, perhaps otherwise
         soft = [group for group in activation_groups(view, constants) if not wishes.of_node.keys() & set(group)]
-        groups = [*soft, *folds, *norm_groups(view, types, constants), *(sentinels if policy.hazards else ())]
+        groups = [*soft, *folds, *(nodes for _, nodes in norms), *(sentinels if policy.hazards else ())]
     terms = find_variables(view, types, policy, groups)
     hazards = find_hazards(scene) if judged else []
     moved = frozenset(node.index for node in view.nodes if constants.feed(node) and is_exact(node.proto))
@@ -91,8 +99,8 @@ def check_opset(model: ModelProto, policy: Policy) -> None:
     Raises:
         OpsetError: it has none.
     """
-    version, low = opset_imports(model).get("", low_version := policy.low.min_opset), policy.low
-    if version < low_version and policy.level != Level.O0:
+    version, low = opset_imports(model)[""], policy.low
+    if version < low.min_opset and policy.level != Level.O0:
         raise OpsetError(
             f"The model's opset {version} cannot cast to {low.name}, which needs opset {low.min_opset}: convert it"
             f" with opset={low.min_opset} (--opset {low.min_opset})."

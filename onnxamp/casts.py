@@ -15,9 +15,10 @@ from onnx import GraphProto, ModelProto
 
 from onnxamp.dtypes import FLOAT, LOW_TYPES, is_lossless
 from onnxamp.errors import ArgumentTypeError
-from onnxamp.graph import ABSENT, Node, View, scope_graphs, shadowing, view_model
+from onnxamp.graph import ABSENT, Node, View, scope_graphs, shadowing
 from onnxamp.infer import Types, infer_types
 from onnxamp.ops import attribute
+from onnxamp.resolve import view_model
 
 
 def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:

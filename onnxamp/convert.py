@@ -10,6 +10,7 @@ from onnx import ModelProto
 
 from onnxamp.analysis import analyse
 from onnxamp.errors import ArgumentError, ArgumentTypeError
+from onnxamp.graph import opset_imports
 from onnxamp.hints import opset_hint
 from onnxamp.interop import from_graphsurgeon, is_graphsurgeon, to_graphsurgeon
 from onnxamp.plan import Plan, make_plan
@@ -21,6 +22,7 @@ from onnxamp.storage import (
     WeightConverter,
     copy_file,
     data_files,
+    folder_of,
     has_external_data,
     load_external_data,
     load_model,
@@ -108,7 +110,7 @@ def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Pla
     analysis = analyse(prepared, policy, replay=plan.decisions() if plan else None)
     result = ModelProto()
     if not analysis.edits:
-        result.CopyFrom(proto if opset is None else prepared)
+        result.CopyFrom(prepared if opset_imports(prepared) != opset_imports(proto) else proto)
         return result
     kept = promise(analysis.view, analysis.types, policy)
     result.CopyFrom(prepared)
@@ -129,7 +131,7 @@ def plan_model(model: Any, level: str = "O2", *, opset: int | None = None, **wis
     proto, base_dir = (from_graphsurgeon(model), None) if is_graphsurgeon(model) else _locate(model)
     policy = make_policy(level, **wishes)
     prepared, _ = prepare(proto, policy, opset)
-    return make_plan(analyse(prepared, policy, base_dir=base_dir))
+    return make_plan(analyse(prepared, policy, base_dir=base_dir), opset)
 
 
 def apply_plan(model: Any, plan: Plan) -> Any:
@@ -138,7 +140,7 @@ def apply_plan(model: Any, plan: Plan) -> Any:
     Raises:
         ArgumentError: the plan was made for another model. Others as :func:`convert_model`.
     """
-    return convert_with(model, plan_policy(plan), plan=plan)
+    return convert_with(model, plan_policy(plan), plan.opset, plan)
 
 
 def plan_policy(plan: Plan) -> Policy:
@@ -180,28 +182,30 @@ def convert_file(
     source, target = Path(src), Path(dst)
     if target.is_dir():
         raise ArgumentError(f"The output {str(target)!r} is a folder: name a file.")
-    proto, base_dir = load_model(source), source.absolute().parent
+    proto, base_dir = load_model(source), folder_of(source)
     target = target.resolve() if target.is_symlink() else target
     is_same = target.exists() and target.samefile(source)
     needed = data_files(proto, base_dir)
     keep = frozenset() if is_same else needed
     before = weight_bytes(proto)
+    opset = plan.opset if plan else opset
     prepared, notes = prepare(proto, policy, opset)
+    upgraded = opset_imports(prepared) != opset_imports(proto)
     analysis = analyse(prepared, policy, base_dir=base_dir, replay=plan.decisions() if plan else None)
-    made, summary = make_plan(analysis), summarize(analysis)
-    hint = opset_hint(prepared, analysis, base_dir)
-    notes += [hint] if hint else []
+    made, summary = make_plan(analysis, opset), summarize(analysis)
+    hint = None if plan else opset_hint(prepared, analysis, base_dir)
+    hints = (hint,) if hint else ()
     external = _wants_external(external_data, prepared, summary)
     converter = WeightConverter(policy.low, base_dir, deferred=external)
     if analysis.edits:
         kept = promise(analysis.view, analysis.types, policy)
         apply_edits(analysis.view, analysis.edits, prepared, converter)
         kept.check(prepared)
-    elif opset is None:
-        prepared = proto
+    elif not upgraded:
+        prepared, notes = proto, []
         if bool(needed) == external and (not needed or base_dir.resolve() == target.resolve().parent):
             copy_file(source, target, keep | needed)
-            return Conversion(source, target, made, summary, (), {}, before, before)
+            return Conversion(source, target, made, summary, hints, {}, before, before)
     total = weight_bytes(prepared)
     done = 0
 
@@ -212,7 +216,7 @@ def convert_file(
             progress(done, total)
 
     save_model(prepared, target, converter, external=external, keep=keep, progress=report)
-    return Conversion(source, target, made, summary, tuple(notes), converter.counts, before, total)
+    return Conversion(source, target, made, summary, (*notes, *hints), converter.counts, before, total)
 
 
 def _wants_external(wish: str, model: ModelProto, summary: Summary) -> bool:
@@ -246,7 +250,7 @@ def _locate(model: Any) -> tuple[ModelProto, Path | None]:
         return model, None
     if isinstance(model, (str, PathLike)):
         path = Path(model)
-        return load_model(path), path.absolute().parent
+        return load_model(path), folder_of(path)
     raise ArgumentTypeError(
         f"model must be an onnx.ModelProto, a path or an onnx-graphsurgeon Graph, not {type(model).__name__}."
     )

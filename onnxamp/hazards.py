@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxamp.dtypes import LowType
 from onnxamp.graph import ABSENT, Node
-from onnxamp.islands import magnitudes, norm_islands, softmax_islands
+from onnxamp.islands import magnitudes, softmax_islands
 from onnxamp.masks import masks
 from onnxamp.ops import is_exact, op_facts
 from onnxamp.positions import index_paths, position_paths
@@ -181,7 +181,9 @@ def index_hazards(scene: Scene) -> Iterator[Hazard]:
 
 def islands(scene: Scene) -> Iterator[Hazard]:
     """Normalisations and softmaxes written out as single ops; see :mod:`onnxamp.islands`."""
-    yield from norm_islands(scene.view, scene.types, scene.constants)
+    for root, nodes in scene.norms:
+        for index in nodes:
+            yield Hazard(index, Reason.ISLAND, f"part of the normalisation around {root.label!r}")
     yield from softmax_islands(scene.view, scene.types)
     yield from magnitudes(scene.view, scene.types, scene.constants)
 

@@ -20,7 +20,7 @@ def opset_hint(model: ModelProto, analysis: Analysis, base_dir: Path | None) -> 
     M is the first opset at which all those ops that ever get a low kernel have one. The model is analysed a second
     time as if it had that opset; nothing is upgraded.
     """
-    current, wanted, known = analysis.view.book.opsets.get("", 0), 0, dict[tuple[str, int], int]()
+    current, wanted, known = analysis.view.book.opsets[""], 0, dict[tuple[str, int], int]()
     for node in analysis.view.nodes:
         if node.signature is None or node.signature.domain or not _is_held_back(analysis, node):
             continue
@@ -30,13 +30,9 @@ def opset_hint(model: ModelProto, analysis: Analysis, base_dir: Path | None) -> 
         wanted = max(wanted, known[key])
     if wanted <= current:
         return None
-    trial = ModelProto()
-    trial.CopyFrom(model)
-    for entry in trial.opset_import:
-        if entry.domain in ("", "ai.onnx"):
-            entry.version = wanted
+    opsets = {**analysis.view.book.opsets, "": wanted}
     try:
-        casts = len(analyse(trial, analysis.policy, base_dir=base_dir).edits.casts)
+        casts = len(analyse(model, analysis.policy, base_dir=base_dir, opsets=opsets).edits.casts)
     except OnnxAmpError:
         return None
     saved, before = len(analysis.edits.casts) - casts, len(analysis.edits.casts)

@@ -19,26 +19,16 @@ _REACH = 32
 """Nodes that the search for one island may visit; written-out normalisations have at most about 20."""
 
 
-def norm_islands(view: View, types: Types, constants: Constants) -> Iterator[Hazard]:
-    """Every node of a written-out normalisation stays float32."""
-    for root, nodes in _norms(view, types, constants):
-        for index in nodes:
-            yield Hazard(index, Reason.ISLAND, f"part of the normalisation around {root.label!r}")
-
-
-def norm_groups(view: View, types: Types, constants: Constants) -> list[list[int]]:
-    """The nodes of each written-out normalisation, which take one precision where they may be low."""
-    return [nodes for _, nodes in _norms(view, types, constants)]
-
-
-def _norms(view: View, types: Types, constants: Constants) -> Iterator[tuple[Node, list[int]]]:
+def written_out_norms(view: View, types: Types, constants: Constants) -> list[tuple[Node, list[int]]]:
     """x^2 -> mean or sum -> + eps -> root -> divide: the root, and every node between squared value and result."""
+    found = []
     for root in view.nodes:
         if _is_root(root, constants):
             nodes, bases = _variance(view, root, constants)
             scaling = _scaling(view, types, root, constants, bases) if bases else set()
             if scaling:
-                yield root, sorted(nodes | scaling)
+                found.append((root, sorted(nodes | scaling)))
+    return found
 
 
 def magnitudes(view: View, types: Types, constants: Constants) -> Iterator[Hazard]:
@@ -73,7 +63,12 @@ def softmax_islands(view: View, types: Types) -> Iterator[Hazard]:
 
 
 def cast_swallowing_inputs(
-    view: View, types: Types, shapes: Sequence[Shape | None], constants: Constants, low: LowType
+    view: View,
+    types: Types,
+    shapes: Sequence[Shape | None],
+    constants: Constants,
+    low: LowType,
+    norms: Sequence[tuple[Node, Sequence[int]]],
 ) -> dict[int, str]:
     """Inputs of written-out LayerNorms in front of which a Cast must not stand alone, with the name of the mean.
 
@@ -82,9 +77,9 @@ def cast_swallowing_inputs(
     bfloat16 no kernel takes two (seen with 1.31.1).
     """
     found: dict[int, str] = {}
-    if view.book.opsets.get("", 0) < 17 and low.name != "bfloat16":
+    if view.book.opsets[""] < 17 and low.name != "bfloat16":
         return found
-    for _, nodes in _norms(view, types, constants):
+    for _, nodes in norms:
         for mean in (view.nodes[index] for index in nodes):
             if mean.key != "ReduceMean" or types[mean.inputs[0]] != FLOAT or not _reduces_last(mean, shapes, constants):
                 continue

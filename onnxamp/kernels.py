@@ -20,9 +20,10 @@ from onnx import NodeProto, helper
 
 from onnxamp.dtypes import BFLOAT16, ELEM_NUMBERS, LowType, retyped
 from onnxamp.errors import ArgumentError, ArgumentTypeError, ModelError
-from onnxamp.graph import ABSENT, View, view_model
+from onnxamp.graph import ABSENT, View
 from onnxamp.infer import bind, infer_types
 from onnxamp.ops import op_facts
+from onnxamp.resolve import view_model
 from onnxamp.signature import Signature
 
 _PROVIDERS = ("cuda", "cpu")

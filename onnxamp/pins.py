@@ -1,7 +1,7 @@
 """From wishes and facts to pins: for each variable what holds it low or float32, and who wins.
 
-Precedence: what cannot be (schema, kernel), what the user forces or keeps, hazards, black list, white list, level.
-A pin to float32 beats a pin to low, and ties share all pins.
+Precedence: what cannot be (kernels, ties), what the user says of single nodes, then hazards and black list (or a plan),
+then white list and level: there a pin to float32 beats one to low. Ties share all pins.
 """
 
 from collections import Counter

@@ -29,10 +29,11 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class HazardRow:
-    """A hazard that fired: node, what is wrong there, and the option that would change it."""
+    """A hazard that fired: node, what is wrong there, and whether the node is low all the same."""
 
     node: str
     op: str
+    low: bool
     reason: str
     detail: str
 
@@ -47,6 +48,8 @@ class Plan:
     keep_io_types: bool | tuple[str, ...]
     freeze_defaults: bool
     keep_functions: bool
+    opset: int | None
+    """The opset that the model was upgraded to on request."""
     rows: tuple[PlanRow, ...]
     hazards: tuple[HazardRow, ...]
     heeded: bool
@@ -85,8 +88,8 @@ class Plan:
         return "\n".join([head, *body])
 
 
-def make_plan(analysis: Analysis) -> Plan:
-    """The plan that an analysis amounts to."""
+def make_plan(analysis: Analysis, opset: int | None = None) -> Plan:
+    """The plan that an analysis amounts to; ``opset`` is what the model was to be upgraded to before."""
     view, rows, variables = analysis.view, [], analysis.terms.variables
     for key, variable, verdict in zip(
         variable_keys(view, variables), variables, analysis.decision.verdicts, strict=True
@@ -94,7 +97,7 @@ def make_plan(analysis: Analysis) -> Plan:
         op = "initializer" if variable.node == ABSENT else view.nodes[variable.node].key
         rows.append(PlanRow(key, op, verdict.low, verdict.reason.value, verdict.detail))
     hazards = tuple(
-        HazardRow(view.nodes[h.node].label, view.nodes[h.node].key, h.reason.value, h.detail)
+        HazardRow(view.nodes[h.node].label, view.nodes[h.node].key, _is_low(analysis, h.node), h.reason.value, h.detail)
         for h in analysis.hazards
         if analysis.terms.of_node.get(h.node)
     )
@@ -102,9 +105,14 @@ def make_plan(analysis: Analysis) -> Plan:
     return Plan(
         str(policy.level), policy.low.name, policy.target,
         policy.keep_io if isinstance(policy.keep_io, bool) else tuple(sorted(policy.keep_io)),
-        policy.freeze_defaults, policy.keep_functions, tuple(rows), hazards, policy.hazards,
+        policy.freeze_defaults, policy.keep_functions, opset, tuple(rows), hazards, policy.hazards,
         len(analysis.edits.casts), analysis.decision.cost, analysis.pins.warnings,
     )  # fmt: skip
+
+
+def _is_low(analysis: Analysis, node: int) -> bool:
+    """Whether any part of the node is low."""
+    return any(analysis.decision.low[variable] for variable in analysis.terms.of_node[node].values())
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -122,7 +130,8 @@ def load_plan(path: str | Path) -> Plan:
         kept = data["keep_io_types"]
         return Plan(
             data["level"], data["dtype"], data["target"], kept if isinstance(kept, bool) else tuple(kept),
-            bool(data["freeze_defaults"]), bool(data["keep_functions"]), rows, hazards, bool(data["heeded"]),
+            bool(data["freeze_defaults"]), bool(data["keep_functions"]),
+            None if data["opset"] is None else int(data["opset"]), rows, hazards, bool(data["heeded"]),
             int(data["casts"]), int(data["cost"]), tuple(data["warnings"]),
         )  # fmt: skip
     except OSError as error:

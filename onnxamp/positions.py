@@ -28,7 +28,7 @@ def index_paths(view: View, types: Types) -> Iterator[Hazard]:
             stack.append((node.inputs[0], f"becomes integers at {node.label!r}"))
         for port in sized.get(node.key, ()):
             value = node.input(port)
-            if value != ABSENT and types[value] == FLOAT and not (node.key == "Resize" and port == 1):
+            if value != ABSENT and types[value] == FLOAT and not _is_roi(node, port):
                 stack.append((value, f"is a size or step of {node.label!r}"))
                 if node.key == "Range" and node.index not in seen:
                     seen.add(node.index)
@@ -41,6 +41,11 @@ def index_paths(view: View, types: Types) -> Iterator[Hazard]:
         seen.add(producer.index)
         yield Hazard(producer.index, Reason.INDEX, why)
         stack += [(source, why) for source in producer.inputs if source != ABSENT and types[source] == FLOAT]
+
+
+def _is_roi(node: Node, port: int) -> bool:
+    """Resize has its scales at input 1 up to opset 10, and a region of interest there since."""
+    return node.key == "Resize" and port == 1 and node.signature is not None and node.signature.since > 10
 
 
 def position_paths(view: View, types: Types, constants: Constants) -> Iterator[Hazard]:
@@ -81,14 +86,14 @@ def position_paths(view: View, types: Types, constants: Constants) -> Iterator[H
 
 
 def _leading_to(view: View, sinks: list[Node], position: set[int]) -> Iterator[Hazard]:
-    seen = {node.index for node in sinks}
-    stack = list(sinks)
+    ends = {node.index for node in sinks}
+    seen, stack = set(ends), list(sinks)
     while stack:
         node = stack.pop()
         yield Hazard(
             node.index,
             Reason.INDEX,
-            "works on positions" if node in sinks else "leads to an op that needs exact positions",
+            "works on positions" if node.index in ends else "leads to an op that needs exact positions",
         )
         for value in node.inputs:
             producer = view.producer(value)

@@ -19,6 +19,8 @@ class Scene:
     shapes: Sequence[Shape | None]
     constants: Constants
     low: LowType
+    norms: Sequence[tuple[Node, Sequence[int]]]
+    """See :func:`onnxamp.islands.written_out_norms`."""
     swallowing: Mapping[int, str]
     """See :func:`onnxamp.islands.cast_swallowing_inputs`."""
 

@@ -36,6 +36,8 @@ class Signature:
     params: Mapping[str, frozenset[str]]
     """Type parameter -> the types it admits."""
     has_function: bool
+    min_inputs: int
+    min_outputs: int
 
     def input(self, position: int) -> Port | None:
         """Formal of the node's input at ``position``; a trailing variadic formal covers all further ones."""
@@ -123,6 +125,8 @@ def _from_onnx(schema: onnx.defs.OpSchema) -> Signature:
         ports(schema.outputs),
         {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
         bool(schema.has_function or schema.has_context_dependent_function),  # type: ignore[attr-defined]
+        schema.min_input,
+        schema.min_output,
     )
 
 
@@ -147,6 +151,8 @@ def _runtime_schemas() -> Mapping[tuple[str, str], tuple[Signature, ...]]:
             ports(schema.outputs),
             {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
             has_function=False,
+            min_inputs=schema.min_input,
+            min_outputs=schema.min_output,
         )
         found[key] = (*found.get(key, ()), row)
     return found

@@ -30,6 +30,11 @@ _IN_FLIGHT = 256 << 20
 _WORKERS = 4
 
 
+def folder_of(path: Path) -> Path:
+    """The folder that a model's external data is looked for in: the one that the given path names."""
+    return path.absolute().parent
+
+
 def load_model(path: Path) -> ModelProto:
     """Parse a model file without its external data.
 
@@ -189,6 +194,8 @@ def data_files(model: ModelProto, base_dir: Path) -> frozenset[Path]:
 
 
 def _unwritable(path: Path, error: Exception) -> OutputError:
+    if not path.parent.is_dir():
+        return OutputError(f"Cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it.")
     return OutputError(f"Cannot write {str(path)!r}: {_reason(error)}. What was there before is untouched.")
 
 
@@ -230,7 +237,7 @@ def _write_data(
 
     protos, sources = [], []
     for tensor in tensors_of(model):
-        if stored_bytes(tensor) >= EXTERNAL_MIN:
+        if stored_bytes(tensor) >= EXTERNAL_MIN and tensor.data_type != TensorProto.STRING:
             protos.append(tensor)
             sources.append(_source(tensor, converter, ir))
 

@@ -10,7 +10,6 @@ class Reason(Enum):
     PATTERN = "user pattern"
     RULE = "user rule"
     PLAN = "replayed plan"
-    SCHEMA = "schema"
     NO_KERNEL = "no kernel"
     RANGE = "constant range"
     EPSILON = "epsilon"
@@ -27,12 +26,6 @@ class Reason(Enum):
     EXACT = "exact op"
     CONSTANT = "constant"
     CUT = "cut"
-
-
-HAZARDS = frozenset(
-    {Reason.RANGE, Reason.EPSILON, Reason.MASK, Reason.ISLAND, Reason.INDEX, Reason.REDUCTION, Reason.QDQ}
-)
-"""Reasons that ``hazards=False`` silences (a quantized unit is kept for speed, the others for the numbers)."""
 
 
 @dataclass(frozen=True, slots=True)

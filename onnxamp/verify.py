@@ -10,11 +10,12 @@ from onnx import ModelProto, ValueInfoProto
 
 from onnxamp.dtypes import retyped
 from onnxamp.errors import InternalError
-from onnxamp.graph import ABSENT, Node, Origin, View, view_model
+from onnxamp.graph import ABSENT, Node, Origin, View
 from onnxamp.infer import Types, bind, body_sources, declared_type, infer_types
 from onnxamp.kernels import is_consistent
 from onnxamp.ops import op_facts
 from onnxamp.policy import Policy
+from onnxamp.resolve import view_model
 
 _Entries = tuple[tuple[str, str | None], ...]
 
@@ -29,7 +30,7 @@ class Promise:
     weights: frozenset[str]
     """Graph inputs that are weights of the old style: their declarations follow the initializer."""
     known: frozenset[str]
-    """Complaints that the original has itself."""
+    """Places where the original is wrong itself."""
 
     def check(self, result: ModelProto) -> None:
         """Prove that the result is well typed and keeps the signature. Complexity: linear in nodes.
@@ -38,7 +39,8 @@ class Promise:
             InternalError: it is not, or does not.
         """
         view = view_model(result, freeze_defaults=self.policy.freeze_defaults)
-        new = [text for text in complaints(view, infer_types(view)) if text not in self.known]
+        found = complaints(view, infer_types(view))
+        new = [text for where, text in found.items() if where not in self.known]
         new += self._changed("input", self.inputs, _entries(result.graph.input))
         new += self._changed("output", self.outputs, _entries(result.graph.output))
         if new:
@@ -65,48 +67,50 @@ def promise(view: View, types: Types, policy: Policy) -> Promise:
     return Promise(policy, _entries(graph.input), _entries(graph.output), weights, known)
 
 
-def complaints(view: View, types: Types) -> list[str]:
-    """What is wrong with the typing of a model, one sentence a finding."""
-    found = []
+def complaints(view: View, types: Types) -> dict[str, str]:
+    """What is wrong with the typing of a model: place -> what is found there."""
+    found: dict[str, str] = {}
     for node in view.nodes:
         if node.signature is None or view.scopes[node.scope].opaque:
             continue
         inputs = [None if value == ABSENT else types[value] for value in node.inputs]
         if not is_consistent(node.signature, bind(node.signature, inputs), inputs):
-            found.append(f"node {node.label!r} ({node.key}) takes {', '.join(str(t) for t in inputs)}")
+            where = f"node {node.label!r} ({node.key})"
+            found[where] = f"{where} takes {', '.join(str(t) for t in inputs)}"
         if node.key in op_facts().control_flow:
-            found += _bodies(view, types, node)
+            found |= _bodies(view, types, node)
     for value, entry in zip(view.scopes[0].outputs, view.model.graph.output, strict=True):
-        found += _mismatch(f"output {entry.name!r}", declared_type(entry.type), types[value])
+        found |= _mismatch(f"output {entry.name!r}", declared_type(entry.type), types[value])
     return found
 
 
-def _bodies(view: View, types: Types, node: Node) -> list[str]:
+def _bodies(view: View, types: Types, node: Node) -> dict[str, str]:
     """Declared types of body inputs and outputs against what flows through, and branches against each other."""
-    found = []
+    found: dict[str, str] = {}
     for name, body in node.bodies:
         scope = view.scopes[body]
         for value, entry in zip(scope.outputs, scope.proto.output, strict=True):
             where = f"output {entry.name!r} of {name} of {node.label!r}"
-            found += _mismatch(where, declared_type(entry.type), types[value])
+            found |= _mismatch(where, declared_type(entry.type), types[value])
         if node.key == "SequenceMap":
             continue
         for entry, source in zip(scope.proto.input, body_sources(node, len(scope.inputs)), strict=True):
             outer = node.input(source) if source >= 0 else ABSENT
             if outer != ABSENT:
                 where = f"input {entry.name!r} of {name} of {node.label!r}"
-                found += _mismatch(where, declared_type(entry.type), types[outer])
+                found |= _mismatch(where, declared_type(entry.type), types[outer])
     if node.key == "If":
         branches = [[types[value] for value in view.scopes[body].outputs] for _, body in node.bodies]
         if any(None not in (a, b) and a != b for a, b in zip(*branches, strict=False)):
-            found.append(f"the branches of {node.label!r} return different types")
+            where = f"the branches of {node.label!r}"
+            found[where] = f"{where} return different types"
     return found
 
 
-def _mismatch(where: str, declared: str | None, found: str | None) -> list[str]:
+def _mismatch(where: str, declared: str | None, found: str | None) -> dict[str, str]:
     if declared is None or found is None or declared == found:
-        return []
-    return [f"{where} is declared {declared} but is {found}"]
+        return {}
+    return {where: f"{where} is declared {declared} but is {found}"}
 
 
 def _entries(entries: Sequence[ValueInfoProto]) -> _Entries:

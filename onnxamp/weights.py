@@ -37,7 +37,6 @@ class External:
 class ConstantStats:
     """What the hazard rules ask about a float32 constant; magnitudes are of finite elements."""
 
-    size: int
     largest: float
     uniform: float | None
     """The value where all elements are equal."""
@@ -93,10 +92,10 @@ def external_of(tensor: TensorProto, base_dir: Path | None) -> External | None:
 
 
 def stored_bytes(tensor: TensorProto) -> int:
-    """Bytes of the tensor's elements as raw data."""
-    packed: dict[int, int] = {TensorProto.UINT4: 4, TensorProto.INT4: 4, TensorProto.FLOAT4E2M1: 4}
+    """Bytes of the tensor's elements as raw data; 0 for strings, which have no such form."""
+    packed: dict[int, int] = {TensorProto.UINT4: 4, TensorProto.INT4: 4, TensorProto.FLOAT4E2M1: 4, 25: 2, 26: 2}
     bits = packed.get(tensor.data_type)
-    count = prod(tensor.dims)
+    count = prod(tensor.dims) if tensor.data_type != TensorProto.STRING else 0
     if bits is not None:
         return (count * bits + 7) // 8
     try:
@@ -128,7 +127,7 @@ def read_float32(tensor: TensorProto, base_dir: Path | None) -> NDArray[np.float
 def constant_stats(array: NDArray[np.float32], low: LowType) -> ConstantStats:
     """Statistics of a constant. Two passes over the data; more only where something is out of range."""
     if array.size == 0:
-        return ConstantStats(0, 0.0, None, None, has_sentinel=False)
+        return ConstantStats(0.0, None, None, has_sentinel=False)
     top, bottom = float(array.max()), float(array.min())
     uniform = top if top == bottom else None
     largest = max(abs(top), abs(bottom))
@@ -140,7 +139,7 @@ def constant_stats(array: NDArray[np.float32], low: LowType) -> ConstantStats:
         has_sentinel = bool((flat >= max(SENTINEL, low.overflow)).any())
     else:
         out_of_range, has_sentinel = None, False
-    return ConstantStats(array.size, largest, uniform, out_of_range, has_sentinel)
+    return ConstantStats(largest, uniform, out_of_range, has_sentinel)
 
 
 def convert(array: NDArray[np.float32], low: LowType, saturate_at: float) -> tuple[bytes, ConversionCounts]:

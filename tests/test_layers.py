@@ -24,7 +24,7 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, 
 
 FACTS = frozenset({"dtypes", "errors", "kernels", "ops", "policy", "signature", "verdicts"})
 """What is known before a model is seen. ``kernels`` reads graphs, too: it looks into an op's function body."""
-READERS = frozenset({"graph", "infer", "sizes", "weights"})
+READERS = frozenset({"graph", "resolve", "infer", "sizes", "weights"})
 """What reads a model, and decides nothing: ``kernels`` may use it."""
 FRONT = frozenset({"amp", "convert", "numerics", "report", "runtime", "train"})
 """What puts passes together, or works on whole models."""

@@ -137,7 +137,7 @@ def test_a_read_only_folder(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_folder(model: Path) -> None:
-    with pytest.raises(onnxamp.OutputError, match=r"nowhere.*No such file"):
+    with pytest.raises(onnxamp.OutputError, match=r"nowhere.*does not exist; create it"):
         convert_file(model, model.parent / "nowhere" / "low.onnx")
     assert files(model.parent) == ["model.onnx", "weights.bin"]
 

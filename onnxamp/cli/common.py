@@ -88,7 +88,7 @@ def parse_dims(pairs: tuple[str, ...]) -> dict[str, int]:
     dims = {}
     for pair in pairs:
         name, _, number = pair.rpartition("=")
-        if not name or not number.isdigit():
+        if not name or not number.isdecimal():
             raise click.BadParameter(f"{pair!r} is not of the form NAME=N.", param_hint="--dim")
         dims[name] = int(number)
     return dims

@@ -11,11 +11,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Te
 from onnxamp.cli.common import LEVELS, as_arguments, errors_end_here, parse_dims, wishes
 from onnxamp.convert import convert_file
 from onnxamp.dtypes import low_type
+from onnxamp.errors import ArgumentError
 from onnxamp.numerics.validate import Validation, validate
 from onnxamp.plan import load_plan
 from onnxamp.report.machine import conversion_json
 from onnxamp.report.terminal import conversion_report, make_console
-from onnxamp.runtime.inputs import check_inputs, load_inputs
+from onnxamp.runtime.inputs import check_inputs, load_inputs, random_inputs
 from onnxamp.storage import load_model
 
 
@@ -38,7 +39,8 @@ from onnxamp.storage import load_model
 def command(model: Path, **options: Any) -> None:
     """Convert MODEL to mixed precision, validate the result, and report.
 
-    Exit codes: 0 the result is good, 1 it could not be made or failed its validation, 2 wrong usage.
+    Exit codes: 0 the result was written and, where the original runs here, agrees with it; 1 it could not be made or
+    failed its validation; 2 wrong usage.
     """
     with errors_end_here(verbose=options["verbose"]):
         _convert(model, options)
@@ -52,6 +54,10 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
     target = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"
     if feeds is not None:
         check_inputs(load_model(model), feeds)
+    elif dims:
+        random_inputs(load_model(model), dims=dims)
+    if options["save_plan"] and not options["save_plan"].absolute().parent.is_dir():
+        raise ArgumentError(f"The folder of the plan {str(options['save_plan'])!r} does not exist; create it.")
     with _progress(quiet=options["quiet"]) as (phase, progress):
         phase("converting")
         made = convert_file(model, target, options["level"], plan=plan, progress=progress,
@@ -66,12 +72,14 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
         click.echo(conversion_json(made, validation))
     elif not options["quiet"]:
         make_console().print(conversion_report(made, validation, verbose=options["verbose"]))
-    _finish(validation, target)
+    _finish(validation, target, quiet=options["quiet"])
 
 
-def _finish(validation: Validation | None, target: Path) -> None:
+def _finish(validation: Validation | None, target: Path, *, quiet: bool) -> None:
     if validation is not None and validation.failure:
         raise click.ClickException(f"{target} was written, but failed its validation: {validation.failure}")
+    if quiet and validation is not None and validation.skipped:
+        click.echo(f"Not validated: {validation.skipped}", err=True)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from onnxamp.policy import make_policy
 from onnxamp.prepare import prepare
 from onnxamp.report.machine import as_data
 from onnxamp.report.terminal import level_table, make_console, operator_table, plain, size, verdict_table
-from onnxamp.storage import load_model, weight_bytes
+from onnxamp.storage import folder_of, load_model, weight_bytes
 from onnxamp.summary import summarize
 
 _LEVELS = ("O1", "O2", "O3")
@@ -38,7 +38,7 @@ def command(model: Path, **options: Any) -> None:
 
 
 def _inspect(path: Path, options: dict[str, Any]) -> None:
-    proto, base_dir = load_model(path), path.resolve().parent
+    proto, base_dir = load_model(path), folder_of(path)
     plans: dict[str, tuple[Plan, dict[str, int]]] = {}
     counts: Counter[tuple[str, str]] = Counter()
     wanted = options["levels"] or _LEVELS

@@ -42,7 +42,8 @@ class TensorDiff:
     ``rel_l2``              ‖*a* - *b*‖ / ‖*a*‖
     ``rmse``                sqrt(mean *e*²)
     ``snr_db``              20 log10(‖*a*‖ / ‖*a* - *b*‖), signal-to-noise ratio in decibels; inf if equal
-    ``cosine``              *a* · *b* / (‖*a*‖ ‖*b*‖) where both are finite; 1 if both are zero
+    ``cosine``              *a* · *b* / (‖*a*‖ ‖*b*‖) where both are finite; 1 if both are zero,
+                            NaN if no position is finite on both sides
     ``argmax_agreement``    share of rows (last axis) in which *b*'s largest element is a largest one of *a*
     ``vanished``            number of floats that are exactly 0 in *b*, with |*a*| > 0.05 max|*a*|: what is
                             left of an overflow that was divided away, or of a scale that was flushed
@@ -217,6 +218,7 @@ def _measures(a: Array, b: Array, errors: Array) -> dict[str, float]:
     x, y = x / scale[0], y / scale[1]
     norms = float(np.linalg.norm(x) * np.linalg.norm(y))
     silent = not x.any() and not y.any()
+    nothing = np.nan if not both.any() else 1.0
     return {
         "mean_abs": float(errors.mean()),
         "max_abs": float(errors.max()),
@@ -225,7 +227,7 @@ def _measures(a: Array, b: Array, errors: Array) -> dict[str, float]:
         "rel_l2": rel_l2,
         "rmse": noise / float(np.sqrt(errors.size)),
         "snr_db": -20 * float(np.log10(rel_l2)) if rel_l2 else np.inf,
-        "cosine": 1.0 if silent else float(np.clip(np.vdot(x, y) / norms, -1, 1)) if norms else 0.0,
+        "cosine": nothing if silent else float(np.clip(np.vdot(x, y) / norms, -1, 1)) if norms else 0.0,
     }
 
 

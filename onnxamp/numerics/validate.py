@@ -13,7 +13,7 @@ from onnxamp.numerics.metrics import TensorDiff, compare, first_bad
 from onnxamp.runtime.emulate import emulate
 from onnxamp.runtime.inputs import check_inputs, random_inputs
 from onnxamp.runtime.session import Feed, Provider, cuda_available, make_session, run
-from onnxamp.storage import load_model
+from onnxamp.storage import folder_of, load_model
 
 TOLERANCES: Mapping[str, float] = {"float16": 1e-2, "bfloat16": 5e-2}
 """Relative L2 error per output up to which a conversion counts as accurate."""
@@ -77,7 +77,11 @@ def validate(
     source = "given inputs" if feeds is not None else f"made-up inputs (seed {seed})"
     checked = check_inputs(proto, feeds) if feeds is not None else random_inputs(proto, seed=seed, dims=dims)
     try:
-        reference = run(make_session(original, chosen), checked)
+        session = make_session(original, chosen)
+    except RuntimeFailure as error:
+        return Validation(ran_on, source, skipped=f"The original model does not load: {error}")
+    try:
+        reference = run(session, checked)
     except RuntimeFailure as error:
         hint = "" if feeds is not None else " Real inputs (--inputs data.npz) or sizes (--dim name=N) may help."
         return Validation(ran_on, source, skipped=f"The original model does not run: {error}{hint}")
@@ -86,14 +90,27 @@ def validate(
     except OnnxAmpError as error:
         return Validation(ran_on, source, failure=f"The converted model does not run: {error}")
     diffs = tuple(diff for name in reference for diff in _compare(name, reference[name], found[name]))
-    alarms = [f"Output {diff.name!r}: {diff.alarm}" for diff in diffs if diff.alarm and not _shape_only(diff)]
+    alarms = [f"Output {name!r}: {text}" for name in reference for text in _lost(reference[name], found[name])]
+    alarms += [f"Output {diff.name!r}: {diff.alarm}" for diff in diffs if diff.alarm and not _shape_only(diff)]
     bad = _search(proto, original, result, chosen, checked) if alarms else None
     return Validation(ran_on, source, diffs, bad, None, alarms[0] if alarms else None, _warnings(diffs, dtype))
 
 
 def _shape_only(diff: TensorDiff) -> bool:
     """Outputs whose size depends on the data may differ by an element that crossed a threshold."""
-    return diff.reference_shape != diff.result_shape
+    sizes_differ = diff.reference_shape != diff.result_shape
+    return sizes_differ and len(diff.reference_shape) == len(diff.result_shape)
+
+
+def _lost(reference: Any, found: Any) -> list[str]:
+    """What is wrong with sequences and optionals as such; their elements are compared one by one."""
+    if isinstance(reference, list) and isinstance(found, list):
+        if len(reference) != len(found):
+            return [f"The sequence has {len(found)} elements instead of {len(reference)}."]
+        return [text for one, other in zip(reference, found, strict=True) for text in _lost(one, other)]
+    if type(reference) is not type(found):
+        return [f"It is {type(found).__name__} instead of {type(reference).__name__}."]
+    return []
 
 
 def _warnings(diffs: Sequence[TensorDiff], dtype: str) -> tuple[str, ...]:
@@ -109,10 +126,10 @@ def _warnings(diffs: Sequence[TensorDiff], dtype: str) -> tuple[str, ...]:
 
 def _prepared(result: Path, provider: Provider, feeds: Mapping[str, Feed]) -> tuple[Any, dict[str, Feed]]:
     """Session and feeds for the result: itself on CUDA, its emulation on CPU."""
-    proto, folder = load_model(result), result.resolve().parent
-    wanted = {entry.name: entry.type.tensor_type.elem_type for entry in proto.graph.input}
+    proto, folder = load_model(result), folder_of(result)
     if provider == "cpu":
         return make_session(emulate(proto, base_dir=folder), "cpu"), dict(feeds)
+    wanted = {entry.name: entry.type.tensor_type.elem_type for entry in proto.graph.input}
     rounded = {name: _as_declared(feed, wanted.get(name, 0)) for name, feed in feeds.items()}
     return make_session(result, "cuda"), rounded
 
@@ -137,7 +154,7 @@ def _search(
     original: ModelProto, source: Path, result: Path, provider: Provider, feeds: Mapping[str, Feed]
 ) -> FirstBad | None:
     """The first intermediate value of the main graph that goes wrong, searched a few values at a time."""
-    converted, folder = load_model(result), result.resolve().parent
+    converted, folder = load_model(result), folder_of(result)
     lowered = converted if provider == "cuda" else emulate(converted, base_dir=folder)
     theirs = {name for node in lowered.graph.node for name in node.output}
     pairs = []
@@ -149,7 +166,7 @@ def _search(
     for start in range(0, len(pairs), _VALUES_AT_A_TIME):
         group = pairs[start : start + _VALUES_AT_A_TIME]
         try:
-            one = _run_with(original, source.resolve().parent, provider, feeds, [name for name, _, _ in group])
+            one = _run_with(original, folder_of(source), provider, feeds, [name for name, _, _ in group])
             two = _run_with(lowered, folder, provider, feeds, [name for _, name, _ in group])
         except OnnxAmpError:
             return None

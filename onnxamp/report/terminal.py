@@ -41,7 +41,12 @@ def size(count: int) -> str:
 
 def conversion_report(made: Conversion, validation: Validation | None, *, verbose: bool) -> RenderableType:
     """All that a conversion has to say."""
-    parts: list[RenderableType] = [_numbers(made), *_hazards(made.plan, verbose=verbose), *_kernels(made)]
+    failed = validation is not None and validation.failure is not None
+    parts: list[RenderableType] = [
+        _numbers(made, failed=failed),
+        *_hazards(made.plan, verbose=verbose),
+        *_kernels(made),
+    ]
     parts += _losses(made, verbose=verbose)
     if verbose:
         parts += [_heading("Verdicts"), verdict_table(made.plan)]
@@ -53,7 +58,19 @@ def conversion_report(made: Conversion, validation: Validation | None, *, verbos
     return Group(*parts)
 
 
-def _numbers(made: Conversion) -> RenderableType:
+def _why_nothing(plan: Plan) -> str:
+    """The most frequent reason for which the nodes stay float32."""
+    if plan.level == "O0":
+        return "O0 lowers nothing"
+    if not plan.rows:
+        return "the model computes with no float32"
+    reasons = Counter(row.reason for row in plan.rows if row.reason != "constant")
+    if not reasons:
+        return "only constants are float32"
+    return f"most nodes stay float32 for this reason: {reasons.most_common(1)[0][0]}"
+
+
+def _numbers(made: Conversion, *, failed: bool) -> RenderableType:
     plan, summary = made.plan, made.summary
     casts = summary.casts_before
     table = _table("", "before", "after")
@@ -69,9 +86,10 @@ def _numbers(made: Conversion) -> RenderableType:
     change = f"{after}  (+{summary.casts_added} −{summary.casts_removed})"
     table.add_row("Casts", str(casts), change if after != casts else str(after))
     table.add_row("weights", size(made.bytes_before), size(made.bytes_after))
-    head = Text.assemble(("✔ ", "green"), plain(str(made.target)), f"   {plan.level} {plan.dtype} for {plan.target}")
-    if not summary.casts_added and not made.bytes_before > made.bytes_after and not computing.get("low"):
-        head.append("   nothing changed")
+    mark = ("✘ ", "red") if failed else ("✔ ", "green")
+    head = Text.assemble(mark, plain(str(made.target)), f"   {plan.level} {plan.dtype} for {plan.target}")
+    if not any(row.low for row in plan.rows):
+        head.append(f"   nothing became low: {_why_nothing(plan)}")
     return Group(head, Padding(table, (0, 0, 0, 2), expand=False))
 
 
@@ -81,8 +99,11 @@ def _hazards(plan: Plan, *, verbose: bool) -> list[RenderableType]:
     groups: dict[tuple[str, str], list[str]] = {}
     for row in plan.hazards:
         groups.setdefault((row.reason, row.detail), []).append(row.node)
-    fate = "stay float32" if plan.heeded else "are at risk (--no-hazards)"
-    parts: list[RenderableType] = [_heading(f"Hazards: {len({row.node for row in plan.hazards})} nodes {fate}")]
+    low = {row.node for row in plan.hazards if row.low}
+    kept = {row.node for row in plan.hazards} - low
+    fates = [f"{len(kept)} nodes stay float32"] if kept else []
+    fates += [f"{len(low)} are {plan.dtype} all the same"] if low else []
+    parts: list[RenderableType] = [_heading(f"Hazards: {', '.join(fates)}")]
     for reason, count in Counter(row.reason for row in plan.hazards).most_common():
         parts.append(_line(f"{count:>4}", Text(_HAZARD_KINDS.get(reason, reason))))
     table = _table("node", "because", right=())
@@ -98,7 +119,8 @@ def _hazards(plan: Plan, *, verbose: bool) -> list[RenderableType]:
     if len(shown) < len(groups):
         parts.append(_line("", Text(f"… and {len(groups) - len(shown)} more reasons (-v shows all)", style="dim")))
     if plan.heeded:
-        parts.append(_line("", Text("--force-low NODE lowers one of them all the same, --no-hazards all", style="dim")))
+        text = "--force-low REGEX lowers nodes all the same, with what shares their precision; --no-hazards all"
+        parts.append(_line("", Text(text, style="dim")))
     return parts
 
 
@@ -141,7 +163,7 @@ def _validation(found: Validation) -> list[RenderableType]:
         for d in found.outputs:
             inexact = any(repr(d.name) in warning for warning in found.warnings)
             good = Text("≈", style="yellow") if inexact else Text("✔", style="green")
-            mark = Text("✘", style="red") if d.alarm else good
+            mark = Text("✘", style="red") if d.alarm and not inexact else good
             table.add_row(
                 plain(d.name), "×".join(map(str, d.result_shape)) or "scalar", f"{d.rel_l2:.2e}", f"{d.max_abs:.2e}",
                 f"{d.snr_db:.1f}", f"{d.cosine:.6f}", str(d.result_nan), str(d.result_inf), mark,
@@ -159,11 +181,14 @@ def _advice(made: Conversion) -> Iterable[str]:
     count = len(made.summary.overridable)
     if count:
         yield (
-            f"{count} weights are graph inputs, too, so callers may override them: they stay float32 and are cast"
-            " in every run. --freeze-defaults makes them plain weights."
+            f"{count} weights are graph inputs, too, so callers may override them: they keep the type of the input and"
+            " are cast in every run where it is not the wanted one. --freeze-defaults makes them plain weights."
         )
     if made.summary.unknown:
-        yield f"No schema is known for {', '.join(made.summary.unknown)}: these nodes stay float32."
+        yield (
+            f"No schema is known for {', '.join(made.summary.unknown)}: these nodes stay float32. If they are no custom"
+            " ops, check the spelling and the opset imports."
+        )
 
 
 def verdict_table(plan: Plan) -> Table:
@@ -220,9 +245,9 @@ def operator_table(counts: Mapping[tuple[str, str], int]) -> Table:
 
 def level_table(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> Table:
     """What each level would do."""
-    table = _table("level", "nodes low", "nodes float32", "new Casts", "hazards kept")
+    table = _table("level", "nodes low", "nodes float32", "new Casts", "float32 for a hazard")
     for level, (plan, nodes) in plans.items():
-        kept = str(len(plan.hazards))
+        kept = str(len({row.node for row in plan.hazards if not row.low}))
         low = nodes.get("low", 0) + nodes.get("mixed", 0)
         table.add_row(level, str(low), str(nodes.get("float32", 0)), str(plan.casts), kept)
     return table

@@ -31,9 +31,10 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from onnxamp.dtypes import LOW_TYPES
 from onnxamp.errors import ModelError, OpsetError
-from onnxamp.graph import ABSENT, Node, Origin, Scope, View, opset_imports, view_model
+from onnxamp.graph import ABSENT, Node, Origin, Scope, View, opset_imports
 from onnxamp.infer import infer_types
 from onnxamp.ops import attribute, op_facts
+from onnxamp.resolve import view_model
 from onnxamp.runtime.protos import (
     LOW_ELEMS,
     BaseDir,

@@ -45,7 +45,8 @@ import numpy.typing as npt
 from onnx import ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
 from onnxamp.errors import ArgumentError
-from onnxamp.graph import Origin, view_model
+from onnxamp.graph import Origin
+from onnxamp.resolve import view_model
 from onnxamp.runtime.roles import Role, Use, input_use
 from onnxamp.runtime.session import Feed
 from onnxamp.sizes import infer_shapes
