@@ -1,0 +1,153 @@
+"""Hazards that real exporters produce: what must stay float32, and what the result must then look like."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import ModelProto, numpy_helper, parser
+
+import onnxamp
+from onnxamp.errors import ModelError
+
+
+def parse(text: str, opset: int = 17, ir: int = 8, **weights: np.ndarray) -> ModelProto:
+    model = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]> g {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return model
+
+
+def precisions(model: ModelProto, level: str = "O2", **wishes: object) -> dict[str, set[bool]]:
+    """First output of each node -> whether its variables are low."""
+    found: dict[str, set[bool]] = {}
+    for row in onnxamp.plan_model(model, level, **wishes).rows:
+        found.setdefault(row.key.rpartition(":")[0].rpartition("/")[2], set()).add(row.low)
+    return found
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_integer_products_keep_their_scaling(level):
+    """An int32 sum above 65504 would be infinite in float16, and the runtime fuses these nodes into one kernel."""
+    model = parse(
+        """(float[2,8] x) => (float[2,8] y) <float ws = {0.01}, uint8 wz = {128}> {
+            q, s, z = DynamicQuantizeLinear (x) acc = MatMulInteger (q, w8, z, wz) scale = Mul (s, ws)
+            f = Cast <to = 1> (acc) o = Mul (f, scale) b = Add (o, bias) y = MatMul (b, w) }""",
+        w8=np.full((8, 8), 130, np.uint8), bias=random(8), w=random(8, 8),
+    )  # fmt: skip
+    found = precisions(model, level)
+    assert found["y"] == {True}
+    assert found["f"] == found["o"] == found["b"] == found["scale"] == {False}
+
+
+LAYER_NORM = """m = ReduceMean <axes = [-1]> (h) d = Sub (h, m) p = Pow (d, two) v = ReduceMean <axes = [-1]> (p)
+    e = Add (v, eps) q = Sqrt (e) n = Div (d, q) g = Mul (n, gain) y = Add (g, gain)"""
+
+
+@pytest.mark.parametrize("first", ["h = Identity (x)", "h = MatMul (x, w)", "t = Relu (x) h = Neg (t)"])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("keep_io", [True, False])
+def test_no_cast_is_swallowed_by_the_layer_norm_fusion(first, level, keep_io):
+    text = f"(float[2,8] x) => (float[2,8] y) <float two = {{2.0}}, float eps = {{1e-5}}> {{ {first} {LAYER_NORM} }}"
+    model = onnxamp.convert_model(parse(text, w=random(8, 8), gain=random(8)), level, keep_io_types=keep_io)
+    onnx.checker.check_model(model, full_check=True)
+    for optimisation in ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"):
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, optimisation)
+        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    assert onnxamp.convert_model(model, level, keep_io_types=keep_io) == model
+
+
+def test_a_norm_over_channels_pins_no_conv():
+    """It is no LayerNormalization to the runtime: nothing is fused, and nothing is swallowed."""
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) <float two = {2.0}, float eps = {1e-5}> { h = Conv (x, k)
+        m = ReduceMean <axes = [1]> (h) d = Sub (h, m) p = Pow (d, two) v = ReduceMean <axes = [1]> (p)
+        e = Add (v, eps) q = Sqrt (e) y = Div (d, q) }"""
+    assert precisions(parse(text, k=random(4, 4, 1, 1)))["h"] == {True}
+
+
+def test_frequencies_computed_in_the_graph_are_positions():
+    text = """(float[1,n,64] x) => (float[1,n,64] y) <int64 zero = {0}, int64 one = {1}, int64 two = {2},
+        int64 width = {64}, float k = {-0.14}, int64[1] axis = {1}> {
+        s = Shape (x) n = Gather (s, one) r = Range (zero, n, one) f = Cast <to = 1> (r) p = Unsqueeze (f, axis)
+        r2 = Range (zero, width, two) f2 = Cast <to = 1> (r2) m = Mul (f2, k) e = Exp (m) a = Mul (p, e)
+        sn = Sin (a) cs = Cos (a) t = Concat <axis = -1> (sn, cs) w2 = MatMul (t, w) y = Add (x, w2) }"""
+    found = precisions(parse(text, w=random(64, 64)))
+    assert found["a"] == found["sn"] == found["cs"] == {False}
+    assert found["w2"] == {True}
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_what_carries_a_guarded_value_stays_float32(level):
+    text = """(float[2,8] x) => (float[16] y) <float eps = {1e-10}, int64[1] flat = {-1}> {
+        a = MatMul (x, w) s = Sigmoid (a) c = Add (s, eps) r = Reshape (c, flat) y = Log (r) }"""
+    found = precisions(parse(text, w=random(8, 8)), level)
+    assert found["c"] == found["r"] == found["y"] == {False}
+    assert found["a"] == {True}
+
+
+def test_small_powers_in_front_of_a_guarded_logarithm():
+    """A floor of 1e-10 says that such numbers occur: the mel product must not flush them."""
+    text = """(float[1,8] re) => (float[1,8] y) <float floor = {1e-10}, float two = {2.0}> {
+        p = Pow (re, two) mel = MatMul (p, w) c = Clip (mel, floor) y = Log (c) }"""
+    assert precisions(parse(text, w=abs(random(8, 8))))["mel"] == {False}
+
+
+def test_magnitudes_keep_their_squares():
+    text = """(float[2,8] x, float[2,8] z) => (float[2,8] y) <float two = {2.0}> {
+        a = MatMul (x, w) b = MatMul (z, w) p = Pow (a, two) q = Mul (b, b) s = Add (p, q) r = Sqrt (s)
+        y = MatMul (r, w) }"""
+    found = precisions(parse(text, w=random(8, 8)))
+    assert found["p"] == found["q"] == found["s"] == found["r"] == {False}
+    assert found["a"] == found["b"] == found["y"] == {True}
+
+
+def test_a_sentinel_that_cannot_be_low_keeps_its_path():
+    """ConstantOfShape-9 knows no bfloat16; cast down, its lowest float32 would be minus infinity."""
+    text = """(float[1,4,8,16] q, int64[2] shape, float[8,8] tri) => (float[1,4,8,8] y) {
+        full = ConstantOfShape <value = float[1] {-3.4028234663852886e+38}> (shape) b = Cast <to = 9> (tri)
+        f = Cast <to = 1> (b) mask = Mul (full, f) k = Transpose <perm = [0, 1, 3, 2]> (q) s = MatMul (q, k)
+        a = Add (s, mask) y = Softmax <axis = -1> (a) }"""
+    found = precisions(parse(text, opset=14), "O3", dtype="bfloat16")
+    assert found["mask"] == found["a"] == found["y"] == {False}
+    assert found["s"] == {True}
+
+
+def test_a_mean_over_very_many_elements_stays_float32():
+    """CUDA sums up in the output's type before it divides."""
+    text = "(float[1,100000] x) => (float[1,1] y) { h = Neg (x) y = ReduceMean <axes = [1]> (h) }"
+    assert precisions(parse(text), "O3")["y"] == {False}
+    assert precisions(parse(text.replace("100000", "100")), "O3")["y"] == {True}
+
+
+FOLDED = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+    [conv] h = Conv (x, k) [bn] y = BatchNormalization (h, s, s, s, v) }"""
+
+
+def test_a_fold_yields_to_a_wish():
+    weights = {"k": random(4, 4, 1, 1), "s": random(4), "v": abs(random(4)) + 1}
+    both = precisions(parse(FOLDED, **weights))
+    assert both["conv"] == both["bn"] == {True}
+    apart = precisions(parse(FOLDED, **weights), keep_high=["bn"])
+    assert apart["conv"] == {True}
+    assert apart["bn"] == {False}
+    precisions(parse(FOLDED, **weights), keep_high=["bn"], force_low=["conv"])
+
+
+def test_a_plan_repeats_the_upgrade():
+    text = "(float[1,4] x) => (float[1,4] y) <float top = {6.0}> { h = MatMul (x, w) y = Clip (h, , top) }"
+    model = parse(text, opset=11, ir=7, w=random(4, 4))
+    plan = onnxamp.plan_model(model, opset=13)
+    assert onnxamp.apply_plan(model, plan) == onnxamp.convert_model(model, opset=13)
+
+
+@pytest.mark.parametrize("op", ["Exp (x)", "Where (x)", "CastLike (x)", "MatMulInteger (x)"])
+def test_a_node_without_its_inputs_or_outputs_is_refused(op):
+    model = parse(f"(float[2] x) => (float[2] y) {{ z = {op} y = Neg (x) }}")
+    if op.startswith("Exp"):
+        del model.graph.node[0].output[:]
+    with pytest.raises(ModelError, match="its schema wants at least"):
+        onnxamp.convert_model(model)
