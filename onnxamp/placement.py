@@ -11,6 +11,7 @@ from onnxamp.dtypes import FLOAT, LowType, retyped
 from onnxamp.edits import Edits, NewCast, NewConstant
 from onnxamp.graph import ABSENT, Node, Origin, Value, View, shadowing
 from onnxamp.infer import Types
+from onnxamp.names import NewNames
 from onnxamp.ops import op_facts
 from onnxamp.precision import Decision
 from onnxamp.terms import LOW, NONE, Terms
@@ -32,7 +33,7 @@ def make_edits(
     Args:
         swallowing: values whose up-cast a fusion of the runtime would swallow if it were not shielded.
     """
-    maker = _Maker(view, types, terms, decision, Edits(low), view.all_names(), swallowing)
+    maker = _Maker(view, types, terms, decision, Edits(low), NewNames(view.all_names()), swallowing)
     for value, term in enumerate(terms.produced):
         if term != NONE:
             maker.value(view.values[value])
@@ -52,7 +53,7 @@ class _Maker:
     terms: Terms
     decision: Decision
     edits: Edits
-    taken: set[str]
+    new: NewNames
     swallowing: frozenset[int]
     names: dict[int, _Names] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
@@ -67,21 +68,13 @@ class _Maker:
 
     def fresh(self, base: str, *, low: bool) -> str:
         """A new name for a value in the other precision."""
-        return self.unique(f"{base}_{self.edits.low.suffix if low else 'fp32'}")
-
-    def unique(self, base: str) -> str:
-        """A name, of a value or node, that no scope has: ``base`` if possible."""
-        name, number = base, 1
-        while name in self.taken:
-            name, number = f"{base}_{number}", number + 1
-        self.taken.add(name)
-        return name
+        return self.new.fresh(f"{base}_{self.edits.low.suffix if low else 'fp32'}")
 
     def add_cast(self, value: Value, source: str, target: str, elem: int) -> None:
         """A Cast right behind the value's producer."""
         shielded = elem == TensorProto.FLOAT and value.index in self.swallowing
-        shield = self.unique(f"{target}_cast") if shielded else ""
-        name = self.unique(f"{target}/Cast")
+        shield = self.new.fresh(f"{target}_cast") if shielded else ""
+        name = self.new.fresh(f"{target}/Cast")
         self.edits.casts.append(NewCast(value.scope, value.producer, source, target, elem, name, shield))
 
     def needs(self, value: int) -> tuple[bool, bool]:
@@ -198,7 +191,7 @@ class _Maker:
         """Store a constant twice; the one that keeps the name is float32 unless the model returns it low."""
         other, own = self.fresh(value.name, low=not base_low), names.high
         names.high, names.low = (other, own) if base_low else (own, other)
-        node_name = self.unique(f"{other}/Constant") if value.producer != ABSENT else ""
+        node_name = self.new.fresh(f"{other}/Constant") if value.producer != ABSENT else ""
         self.edits.copies.append(NewConstant(value.index, other, node_name, low=not base_low))
         if base_low:
             self.make_low(value)

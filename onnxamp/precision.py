@@ -7,12 +7,10 @@ trips of the loops around it; minus what unpinned ops gain by being low. See :mo
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onnx import TensorProto
-
 from onnxamp.constants import Constants
 from onnxamp.graph import ABSENT, Node, View
 from onnxamp.mincut import INFINITE, Network
-from onnxamp.ops import attribute, op_facts
+from onnxamp.ops import op_facts
 from onnxamp.pins import Pins
 from onnxamp.sizes import Shape, elements
 from onnxamp.terms import HIGH, LOW, NONE, Terms
@@ -211,21 +209,11 @@ def loop_trips(view: View, constants: Constants) -> list[int]:
         owner = view.nodes[scope.owner]
         own = 1
         if owner.key in ("Loop", "Scan", "SequenceMap"):
-            own = _constant_trips(view, constants, owner) or DEFAULT_TRIPS
+            own = _constant_trips(constants, owner) or DEFAULT_TRIPS
         trips[scope.index] = min(trips[scope.parent] * max(own, 1), 1000)
     return trips
 
 
-def _constant_trips(view: View, constants: Constants, node: Node) -> int | None:
-    if node.key != "Loop" or node.input(0) == ABSENT:
-        return None
-    tensor = constants.tensor(node.inputs[0])
-    producer = view.producer(node.inputs[0])
-    if tensor is None and producer is not None and producer.key == "Constant":
-        found = attribute(producer.proto, "value")
-        tensor = found if isinstance(found, TensorProto) else None
-    if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
-        return None
-    if tensor.int64_data:
-        return int(tensor.int64_data[0])
-    return int.from_bytes(tensor.raw_data[:8], "little", signed=True) if len(tensor.raw_data) >= 8 else None
+def _constant_trips(constants: Constants, node: Node) -> int | None:
+    known = constants.integers(node.input(0)) if node.key == "Loop" and node.input(0) != ABSENT else None
+    return known[0] if known else None

@@ -19,7 +19,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from onnxamp.dtypes import LowType
 from onnxamp.errors import ModelError, OutputError
-from onnxamp.weights import ConversionCounts, convert, external_of, read_float32, stored_bytes
+from onnxamp.weights import ConversionCounts, convert, embed, external_of, read_float32, stored_bytes
 
 INLINE_LIMIT = 1_900_000_000
 """Bytes of weights up to which a model stays one file; protobuf cannot hold 2 GiB."""
@@ -123,13 +123,7 @@ def load_external_data(model: ModelProto, base_dir: Path) -> None:
         ExternalDataError: see :func:`onnxamp.weights.external_of`.
     """
     for tensor in tensors_of(model):
-        external = external_of(tensor, base_dir)
-        if external is not None:
-            with external.path.open("rb") as file:
-                file.seek(external.offset)
-                tensor.raw_data = file.read(external.length)
-            del tensor.external_data[:]
-            tensor.data_location = TensorProto.DEFAULT
+        embed(tensor, base_dir)
 
 
 def save_model(

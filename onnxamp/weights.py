@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,22 @@ def external_of(tensor: TensorProto, base_dir: Path | None) -> External | None:
             f" {path.stat().st_size} bytes (entry: {length} bytes)."
         )
     return External(path, offset, length)
+
+
+def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
+    """Read an external tensor's data into the tensor itself, in place; other tensors stay as they are.
+
+    Raises:
+        ExternalDataError: see :func:`external_of`.
+    """
+    external = external_of(tensor, None if base_dir is None else Path(base_dir))
+    if external is None:
+        return
+    with external.path.open("rb") as file:
+        file.seek(external.offset)
+        tensor.raw_data = file.read(external.length)
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.DEFAULT
 
 
 def stored_bytes(tensor: TensorProto) -> int:

@@ -9,6 +9,7 @@ import click
 from onnxamp.errors import OnnxAmpError
 from onnxamp.kernels import TARGETS
 from onnxamp.policy import PRESETS
+from onnxamp.report.terminal import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,11 +73,6 @@ def errors_end_here(*, verbose: bool) -> Iterator[None]:
         if verbose:
             raise
         raise click.ClickException(printable(str(error))) from None
-
-
-def printable(text: str) -> str:
-    """Text with control characters (terminal escapes in names, say) written out."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def parse_dims(pairs: tuple[str, ...]) -> dict[str, int]:

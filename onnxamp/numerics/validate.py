@@ -46,6 +46,8 @@ class Validation:
     skipped: str | None = None
     failure: str | None = None
     warnings: tuple[str, ...] = ()
+    inexact: frozenset[str] = frozenset()
+    """Outputs that the warnings speak of."""
 
 
 def validate(
@@ -93,7 +95,9 @@ def validate(
     alarms = [f"Output {name!r}: {text}" for name in reference for text in _lost(reference[name], found[name])]
     alarms += [f"Output {diff.name!r}: {diff.alarm}" for diff in diffs if diff.alarm and not _shape_only(diff)]
     bad = _search(proto, original, result, chosen, checked) if alarms else None
-    return Validation(ran_on, source, diffs, bad, None, alarms[0] if alarms else None, _warnings(diffs, dtype))
+    inexact = _warnings(diffs, dtype)
+    failure = alarms[0] if alarms else None
+    return Validation(ran_on, source, diffs, bad, None, failure, tuple(inexact.values()), frozenset(inexact))
 
 
 def _shape_only(diff: TensorDiff) -> bool:
@@ -113,15 +117,18 @@ def _lost(reference: Any, found: Any) -> list[str]:
     return []
 
 
-def _warnings(diffs: Sequence[TensorDiff], dtype: str) -> tuple[str, ...]:
-    limit, found = TOLERANCES[dtype], []
+def _warnings(diffs: Sequence[TensorDiff], dtype: str) -> dict[str, str]:
+    """Output -> what is inexact about it, though not broken."""
+    limit, found = TOLERANCES[dtype], {}
     for diff in diffs:
         if _shape_only(diff):
-            found.append(f"Output {diff.name!r} has shape {diff.result_shape}, the original {diff.reference_shape}.")
+            found[diff.name] = (
+                f"Output {diff.name!r} has shape {diff.result_shape}, the original {diff.reference_shape}."
+            )
         elif diff.alarm is None and diff.rel_l2 > limit and diff.reference_dtype.startswith(("float", "bfloat")):
             usual = f"relative L2; up to {limit:g} is usual for {dtype}"
-            found.append(f"Output {diff.name!r} is off by {diff.rel_l2:.2g} ({usual}).")
-    return tuple(found)
+            found[diff.name] = f"Output {diff.name!r} is off by {diff.rel_l2:.2g} ({usual})."
+    return found
 
 
 def _prepared(result: Path, provider: Provider, feeds: Mapping[str, Feed]) -> tuple[Any, dict[str, Feed]]:

@@ -28,7 +28,12 @@ _HAZARD_KINDS = {
 
 def plain(name: str) -> Text:
     """A name from the model as harmless text: control characters are written as escapes."""
-    return Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in name))
+    return Text(printable(name))
+
+
+def printable(text: str) -> str:
+    """Text with control characters (terminal escapes in names, say) written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def size(count: int) -> str:
@@ -161,9 +166,8 @@ def _validation(found: Validation) -> list[RenderableType]:
     if found.outputs:
         table = _table("output", "shape", "rel. L2", "max abs", "SNR dB", "cosine", "NaN", "Inf", "")
         for d in found.outputs:
-            inexact = any(repr(d.name) in warning for warning in found.warnings)
-            good = Text("≈", style="yellow") if inexact else Text("✔", style="green")
-            mark = Text("✘", style="red") if d.alarm and not inexact else good
+            good = Text("≈", style="yellow") if d.name in found.inexact else Text("✔", style="green")
+            mark = Text("✘", style="red") if d.alarm and d.name not in found.inexact else good
             table.add_row(
                 plain(d.name), "×".join(map(str, d.result_shape)) or "scalar", f"{d.rel_l2:.2e}", f"{d.max_abs:.2e}",
                 f"{d.snr_db:.1f}", f"{d.cosine:.6f}", str(d.result_nan), str(d.result_inf), mark,

@@ -33,6 +33,7 @@ from onnxamp.dtypes import LOW_TYPES
 from onnxamp.errors import ModelError, OpsetError
 from onnxamp.graph import ABSENT, Node, Origin, Scope, View, opset_imports
 from onnxamp.infer import infer_types
+from onnxamp.names import NewNames
 from onnxamp.ops import attribute, op_facts
 from onnxamp.resolve import view_model
 from onnxamp.runtime.protos import (
@@ -95,7 +96,7 @@ def emulate(model: ModelProto, *, base_dir: BaseDir = None) -> ModelProto:
     _check_opset(view, elems)
     result = ModelProto()
     copy_fields(view.model, result, but={"graph", "functions"})
-    job = _Job(view, elems, _Names(view.all_names()), base_dir)
+    job = _Job(view, elems, NewNames(view.all_names()), base_dir)
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
         _emulate_scope(job, scope, job.targets[scope.index])
@@ -139,26 +140,10 @@ def _check_opset(view: View, elems: Sequence[int | None]) -> None:
 
 
 @dataclass(slots=True)
-class _Names:
-    """Names that are new in every scope; O(1) each on average."""
-
-    taken: set[str]
-    _next: dict[str, int] = field(default_factory=dict)
-
-    def fresh(self, base: str) -> str:
-        name, number = base, self._next.get(base, 1)
-        while name in self.taken:
-            name, number = f"{base}_{number}", number + 1
-        self._next[base] = number
-        self.taken.add(name)
-        return name
-
-
-@dataclass(slots=True)
 class _Job:
     view: View
     elems: Sequence[int | None]
-    names: _Names
+    names: NewNames
     base_dir: BaseDir
     targets: dict[int, GraphProto] = field(default_factory=dict)
     """Scope index -> the graph to fill."""

@@ -5,7 +5,6 @@ A model of more than 2 GB cannot be serialised as one message, so nothing here c
 
 from collections.abc import Container
 from os import PathLike
-from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import Message
@@ -13,7 +12,7 @@ from onnx import AttributeProto, SparseTensorProto, TensorProto, TypeProto, nump
 
 from onnxamp.dtypes import LOW_TYPES
 from onnxamp.errors import ModelError
-from onnxamp.weights import external_of
+from onnxamp.weights import embed
 
 LOW_ELEMS: Final = frozenset(low.elem for low in LOW_TYPES.values())
 """Element type numbers of the low-precision formats."""
@@ -81,22 +80,6 @@ def raise_tensor(source: TensorProto, target: TensorProto, base_dir: BaseDir) ->
 
 
 _PAYLOAD = frozenset({"data_type", "raw_data", "int32_data", "external_data", "data_location"})
-
-
-def embed(tensor: TensorProto, base_dir: BaseDir) -> None:
-    """Read an external tensor's data into the tensor itself, in place; other tensors stay as they are.
-
-    Raises:
-        ExternalDataError: no folder is given, or the data are missing, too short or outside the folder.
-    """
-    external = external_of(tensor, None if base_dir is None else Path(base_dir))
-    if external is None:
-        return
-    with external.path.open("rb") as file:
-        file.seek(external.offset)
-        tensor.raw_data = file.read(external.length)
-    del tensor.external_data[:]
-    tensor.data_location = TensorProto.DEFAULT
 
 
 def raise_sparse(source: SparseTensorProto, target: SparseTensorProto, base_dir: BaseDir) -> None:

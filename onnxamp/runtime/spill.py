@@ -6,8 +6,8 @@ from typing import BinaryIO, Final
 
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnxamp.runtime.protos import BaseDir, copy_fields, embed
-from onnxamp.weights import stored_bytes
+from onnxamp.runtime.protos import BaseDir, copy_fields
+from onnxamp.weights import embed, stored_bytes
 
 _ALIGNMENT: Final = 4096
 """Pages start at multiples of this, so ONNX Runtime can map tensors that do too."""

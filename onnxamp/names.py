@@ -1,0 +1,20 @@
+"""New names for values and nodes."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class NewNames:
+    """Names that no scope has yet; O(1) each on average."""
+
+    taken: set[str]
+    _next: dict[str, int] = field(default_factory=dict)
+
+    def fresh(self, base: str) -> str:
+        """``base`` if nothing has that name, else ``base`` with a number. It is taken from then on."""
+        name, number = base, self._next.get(base, 1)
+        while name in self.taken:
+            name, number = f"{base}_{number}", number + 1
+        self._next[base] = number
+        self.taken.add(name)
+        return name
