@@ -103,6 +103,7 @@ def convert_model(
 
 
 def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Plan | None = None) -> Any:
+    """:func:`convert_model` under a policy that is made already, or as a plan says."""
     if is_graphsurgeon(model):
         return to_graphsurgeon(convert_with(from_graphsurgeon(model), policy, opset, plan))
     proto = load_any(model)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from onnxamp.errors import OnnxAmpError
+from onnxamp.errors import ArgumentError, ArgumentTypeError, OnnxAmpError
 from onnxamp.kernels import TARGETS
 from onnxamp.policy import PRESETS
 from onnxamp.report.terminal import printable
@@ -66,13 +66,17 @@ def as_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def errors_end_here(*, verbose: bool) -> Iterator[None]:
-    """Show onnxamp's errors as one sentence and exit with 1; ``verbose`` lets the traceback through."""
+    """Show onnxamp's errors as one sentence, and exit with 2 if an option is wrong, else with 1.
+
+    ``verbose`` lets the traceback through.
+    """
     try:
         yield
     except OnnxAmpError as error:
         if verbose:
             raise
-        raise click.ClickException(printable(str(error))) from None
+        kind = click.UsageError if isinstance(error, (ArgumentError, ArgumentTypeError)) else click.ClickException
+        raise kind(printable(str(error))) from None
 
 
 def parse_dims(pairs: tuple[str, ...]) -> dict[str, int]:
