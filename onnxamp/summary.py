@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from onnxamp.analysis import Analysis
 from onnxamp.dtypes import FLOAT
-from onnxamp.graph import ABSENT
+from onnxamp.graph import ABSENT, Node
 from onnxamp.ops import op_facts
 from onnxamp.weights import stored_bytes
 
@@ -15,13 +15,14 @@ from onnxamp.weights import stored_bytes
 class Summary:
     """Nodes and Casts of the result.
 
-    ``nodes``: number of nodes by precision ("low", "float32", "mixed", "no floats"); ``ops``: (op type, precision) ->
-    number; ``casts_before``, ``casts_added``, ``casts_removed``: Cast nodes; ``fallbacks``: nodes without a kernel on
-    the target, which run on CPU; ``unknown``: op types without a schema, left in float32; ``overridable``: initializers
-    that callers may override.
+    ``nodes``: number of nodes by precision ("low", "float32", "mixed", "no floats"), ``nodes_before`` as they were;
+    ``ops``: (op type, precision) -> number; ``casts_before``, ``casts_added``, ``casts_removed``: Cast nodes;
+    ``fallbacks``: nodes without a kernel on the target, which run on CPU; ``unknown``: op types without a schema, left
+    in float32; ``overridable``: initializers that callers may override.
     """
 
     nodes: Mapping[str, int]
+    nodes_before: Mapping[str, int]
     ops: Mapping[tuple[str, str], int]
     casts_before: int
     casts_added: int
@@ -38,12 +39,14 @@ def summarize(analysis: Analysis) -> Summary:
     """Count. Complexity: linear in nodes."""
     view, edits = analysis.view, analysis.edits
     nodes: Counter[str] = Counter()
+    before: Counter[str] = Counter()
     ops: Counter[tuple[str, str]] = Counter()
     for node in view.nodes:
         if node.key in ("Cast", "Constant") or node.key in op_facts().control_flow:
             continue
         precision = _precision(analysis, node.index)
         nodes[precision] += 1
+        before[_by_types(analysis, node)] += 1
         ops[node.key, precision] += 1
     casts = sum(node.key == "Cast" for node in view.nodes)
     low = sum(
@@ -55,7 +58,9 @@ def summarize(analysis: Analysis) -> Summary:
     unknown = sorted({node.key for node in view.nodes if node.signature is None})
     fallbacks = tuple((view.nodes[n].label, view.nodes[n].key) for n in analysis.pins.fallbacks)
     overridable = tuple(v.name for v in view.overridable() if analysis.types[v.index] == FLOAT)
-    return Summary(nodes, ops, casts, len(edits.casts), len(edits.removed), low, fallbacks, tuple(unknown), overridable)
+    return Summary(
+        nodes, before, ops, casts, len(edits.casts), len(edits.removed), low, fallbacks, tuple(unknown), overridable
+    )
 
 
 def _precision(analysis: Analysis, index: int) -> str:
@@ -66,6 +71,11 @@ def _precision(analysis: Analysis, index: int) -> str:
         return "mixed"
     if found:
         return "low" if found == {True} else "float32"
+    return _by_types(analysis, node)
+
+
+def _by_types(analysis: Analysis, node: Node) -> str:
+    """In which precision the original node computes."""
     types = {analysis.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
     if FLOAT in types:
         return "float32"

@@ -69,7 +69,7 @@ def _why_nothing(plan: Plan) -> str:
         return "O0 lowers nothing"
     if not plan.rows:
         return "the model computes with no float32"
-    reasons = Counter(row.reason for row in plan.rows if row.reason != "constant")
+    reasons = Counter(row.reason for row in plan.rows if row.reason not in ("constant", "tie"))
     if not reasons:
         return "only constants are float32"
     return f"most nodes stay float32 for this reason: {reasons.most_common(1)[0][0]}"
@@ -79,14 +79,15 @@ def _numbers(made: Conversion, *, failed: bool) -> RenderableType:
     plan, summary = made.plan, made.summary
     casts = summary.casts_before
     table = _table("", "before", "after")
-    computing = {key: count for key, count in summary.nodes.items() if key != "no floats"}
-    table.add_row(f"nodes in {plan.dtype}", "", str(computing.get("low", 0)))
-    if computing.get("mixed"):
-        table.add_row("nodes in both", "", str(computing["mixed"]))
-    table.add_row("nodes in float32", str(sum(computing.values())), str(computing.get("float32", 0)))
-    table.add_row(
-        "nodes without floats", str(summary.nodes.get("no floats", 0)), str(summary.nodes.get("no floats", 0))
-    )
+    for label, kind in (
+        (f"nodes in {plan.dtype}", "low"),
+        ("nodes in both", "mixed"),
+        ("nodes in float32", "float32"),
+        ("nodes without floats", "no floats"),
+    ):
+        counts = (summary.nodes_before.get(kind, 0), summary.nodes.get(kind, 0))
+        if any(counts):
+            table.add_row(label, *map(str, counts))
     after = casts + summary.casts_added - summary.casts_removed
     change = f"{after}  (+{summary.casts_added} −{summary.casts_removed})"
     table.add_row("Casts", str(casts), change if after != casts else str(after))
@@ -94,7 +95,8 @@ def _numbers(made: Conversion, *, failed: bool) -> RenderableType:
     mark = ("✘ ", "red") if failed else ("✔ ", "green")
     head = Text.assemble(mark, plain(str(made.target)), f"   {plan.level} {plan.dtype} for {plan.target}")
     if not any(row.low for row in plan.rows):
-        head.append(f"   nothing became low: {_why_nothing(plan)}")
+        more = "more " if summary.nodes_before.get("low") else ""
+        head.append(f"   nothing {more}became low: {_why_nothing(plan)}")
     return Group(head, Padding(table, (0, 0, 0, 2), expand=False))
 
 
