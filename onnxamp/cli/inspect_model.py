@@ -8,6 +8,7 @@ from typing import Any
 import click
 from onnx import ModelProto
 from rich.console import Group
+from rich.progress import track
 from rich.text import Text
 
 from onnxamp.analysis import Analysis, analyse
@@ -42,7 +43,8 @@ def _inspect(path: Path, options: dict[str, Any]) -> None:
     plans: dict[str, tuple[Plan, dict[str, int]]] = {}
     counts: Counter[tuple[str, str]] = Counter()
     wanted = options["levels"] or _LEVELS
-    for level in ("O0", *wanted):
+    steps = ("O0", *wanted)
+    for level in track(steps, "analysing", console=make_console(stderr=True), transient=True, disable=not _watched()):
         arguments = as_arguments(options)
         opset = arguments.pop("opset")
         policy = make_policy(level, **arguments)
@@ -61,6 +63,11 @@ def _inspect(path: Path, options: dict[str, Any]) -> None:
         click.echo(json.dumps(as_data(facts), indent=1))
         return
     _print(path, proto, counts, plans, options)
+
+
+def _watched() -> bool:
+    """Whether somebody sees the progress: it is shown on a terminal alone."""
+    return make_console(stderr=True).is_terminal
 
 
 def _print(
