@@ -134,7 +134,9 @@ def make_policy(
     """
     white, black = _names("white_list", white_list), _names("black_list", black_list)
     if both := sorted(white & black):
-        raise ContradictionError(f"{', '.join(both)}: in white_list and in black_list; take it out of one of them.")
+        raise ContradictionError(
+            f"{', '.join(both)}: in white_list (--white) and in black_list (--black); take it out of one of them."
+        )
     base = base or preset(lists)
     if rule is not None and not callable(rule):
         raise ArgumentTypeError(f"rule must be a function of a NodeProto, not {type(rule).__name__}.")
@@ -149,8 +151,8 @@ def make_policy(
         listed_by_user=white | black,
         folds_batch_norm=base.folds_batch_norm and not black & {"BatchNormalization"},
         keep_io=keep_io,
-        keep_high=_patterns("keep_high", keep_high),
-        force_low=_patterns("force_low", force_low),
+        keep_high=_patterns("keep_high (--keep-fp32)", keep_high),
+        force_low=_patterns("force_low (--force-low)", force_low),
         rule=rule,
         target=check_target(target),
         strict=strict,

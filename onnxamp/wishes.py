@@ -52,7 +52,10 @@ def find_wishes(view: View, policy: Policy) -> Wishes:
 def _patterns(node: Node, policy: Policy, matched: set[str]) -> list[Wish]:
     names = {node.proto.name, *node.proto.output} - {""}
     said = []
-    for low, option, patterns in ((False, "keep_high", policy.keep_high), (True, "force_low", policy.force_low)):
+    for low, option, patterns in (
+        (False, "keep_high (--keep-fp32)", policy.keep_high),
+        (True, "force_low (--force-low)", policy.force_low),
+    ):
         for pattern in patterns:
             if any(pattern.fullmatch(name) for name in names):
                 matched.add(pattern.pattern)

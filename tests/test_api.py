@@ -206,7 +206,8 @@ def test_auto_says_what_there_is() -> None:
 def test_contradictions_name_both(model: ModelProto, wishes: dict[str, Any]) -> None:
     with pytest.raises(onnxamp.ContradictionError) as caught:
         onnxamp.convert_model(model, keep_high=["first"], **wishes)
-    for word in ("first", "keep_high 'first'", "force_low 'f.*'" if "force_low" in wishes else "rule says 'low'"):
+    other = "force_low (--force-low) 'f.*'" if "force_low" in wishes else "rule says 'low'"
+    for word in ("first", "keep_high (--keep-fp32) 'first'", other):
         assert word in str(caught.value)
 
 
