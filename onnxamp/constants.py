@@ -11,26 +11,11 @@ from onnx import TensorProto, numpy_helper
 from onnxamp.dtypes import FLOAT, LowType
 from onnxamp.graph import ABSENT, Node, Origin, View
 from onnxamp.infer import Types
-from onnxamp.ops import attribute
+from onnxamp.ops import attribute, op_facts
 from onnxamp.weights import ConstantStats, constant_stats, read_float32
 
-_CARRIERS = frozenset(
-    {
-        "Cast",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
-"""Ops whose output holds elements of input 0 and no others."""
-
+_MAKERS = ("Constant", "ConstantOfShape")
+"""Nodes whose output is constant but for its shape."""
 
 _FEW = 64
 """Elements up to which an integer constant may be axes or sizes."""
@@ -52,17 +37,14 @@ class Constants:
         for scope in self.view.scopes:
             for tensor in scope.proto.initializer:
                 self._tensors[scope.names[tensor.name]] = tensor
+        carriers = op_facts().hazard["carriers"]
         for index in self.view.order:
             node = self.view.nodes[index]
-            if node.key not in _CARRIERS or not node.outputs or node.outputs[0] == ABSENT:
+            if node.key not in carriers or not node.outputs or node.outputs[0] == ABSENT:
                 continue
             source = node.input(0)
             if source != ABSENT and self.types[source] == FLOAT:
                 self._sources[node.outputs[0]] = self._sources.get(source, source)
-
-    def tensor(self, value: int) -> TensorProto | None:
-        """The initializer behind a value, if it is one."""
-        return self._tensors.get(value)
 
     def source(self, value: int) -> int:
         """The value that this one's elements are moved from; itself where it is moved from nothing."""
@@ -81,10 +63,7 @@ class Constants:
     def is_constant(self, value: int) -> bool:
         """Whether the value is a constant that no caller can override."""
         source = self.source(value)
-        return self.view.values[source].origin is Origin.INITIALIZER or self._maker(source) in (
-            "Constant",
-            "ConstantOfShape",
-        )
+        return self.view.values[source].origin is Origin.INITIALIZER or self._maker(source) in _MAKERS
 
     def feed(self, node: Node) -> bool:
         """Whether all float32 inputs of the node are constants, and there is one."""
@@ -117,7 +96,7 @@ class Constants:
         if self.view.values[value].origin is Origin.INITIALIZER:
             return read_float32(self._tensors[value], self.base_dir)
         maker, producer = self._maker(value), self.view.producer(value)
-        if producer is None or maker not in ("Constant", "ConstantOfShape"):
+        if producer is None or maker not in _MAKERS:
             return None
         tensor = attribute(producer.proto, "value")
         if isinstance(tensor, TensorProto):

@@ -74,7 +74,7 @@ def _guarded(scene: Scene, node: Node) -> Iterator[Hazard]:
     stack = [node]
     while stack:
         last = stack.pop()
-        for reader, port in scene.view.consumers(last.outputs[0]) if last.outputs[0] != ABSENT else ():
+        for reader, port in scene.view.consumers(last.outputs[0]):
             if reader.index in previous or reader.index == node.index:
                 continue
             previous[reader.index] = last.index
@@ -120,7 +120,7 @@ def large_reductions(scene: Scene) -> Iterator[Hazard]:
     """Sums over so many elements that terms of magnitude 1 come within a factor of 8 of the largest finite number."""
     limit = scene.low.max_finite / 8
     for node in scene.view.nodes:
-        if node.key not in op_facts().hazard["growing_reductions"] or node.input(0) == ABSENT:
+        if node.key not in op_facts().hazard["growing_reductions"] or ABSENT in (node.input(0), node.outputs[0]):
             continue
         before, after = scene.shapes[node.inputs[0]], scene.shapes[node.outputs[0]]
         if before is None or after is None or None in before or None in after or prod(after) == 0:  # type: ignore[arg-type]
@@ -142,7 +142,6 @@ def quantized_units(scene: Scene) -> Iterator[Hazard]:
         feeds = any(
             reader.key in facts.quantize and port == 0
             for value in node.outputs
-            if value != ABSENT
             for reader, port in view.consumers(value)
         )
         if (fed and all(fed)) or (feeds and node.key not in facts.kernel_free):
@@ -217,7 +216,7 @@ def _carries(scene: Scene, node: Node) -> bool:
 
 def _readers(scene: Scene, node: Node) -> Iterator[Node]:
     """Nodes that read the node's outputs, directly or through exact ops (which are among them)."""
-    stack, seen = [value for value in node.outputs if value != ABSENT], set()
+    stack, seen = list(node.outputs), set()
     while stack:
         for reader, _ in scene.view.consumers(stack.pop()):
             if reader.index in seen:

@@ -10,6 +10,7 @@ from onnxamp.errors import OnnxAmpError
 from onnxamp.graph import Node
 from onnxamp.kernels import freedom
 from onnxamp.ops import op_facts
+from onnxamp.policy import Level
 from onnxamp.signature import newer_versions
 from onnxamp.verdicts import Reason
 
@@ -20,6 +21,8 @@ def opset_hint(model: ModelProto, analysis: Analysis, base_dir: Path | None) -> 
     M is the first opset at which all those ops that ever get a low kernel have one. The model is analysed a second
     time as if it had that opset; nothing is upgraded.
     """
+    if analysis.policy.level == Level.O0:
+        return None
     current, wanted, known = analysis.view.book.opsets[""], 0, dict[tuple[str, int], int]()
     for node in analysis.view.nodes:
         if node.signature is None or node.signature.domain or not _is_held_back(analysis, node):

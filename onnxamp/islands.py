@@ -87,14 +87,10 @@ def cast_swallowing_inputs(
             if readers and all(node.key == "Sub" and node.input(0) == mean.inputs[0] for node in readers):
                 value = mean.inputs[0]
                 found[value] = mean.label
-                while (before := view.producer(value)) is not None and before.key in _ELIMINATED:
+                while (before := view.producer(value)) is not None and before.key in op_facts().hazard["eliminated"]:
                     value = before.inputs[0]
                     found[value] = mean.label
     return found
-
-
-_ELIMINATED = frozenset({"Dropout", "Identity"})
-"""Ops that the runtime removes before it fuses anything: a Cast in front of them is one behind them."""
 
 
 def _reduces_last(mean: Node, shapes: Sequence[Shape | None], constants: Constants) -> bool:

@@ -33,6 +33,7 @@ class OpFacts:
     folds_into: frozenset[str]
     kernel_free: frozenset[str]
     control_flow: frozenset[str]
+    following: frozenset[str]
     hazard: Mapping[str, frozenset[str]]
     index_inputs: Mapping[str, tuple[int, ...]]
     guarded: Mapping[str, tuple[int, ...]]
@@ -57,6 +58,7 @@ def op_facts() -> OpFacts:
         folds_into=frozenset(data["folding"]["into"]),
         kernel_free=frozenset(data["kernel_free"]["ops"]),
         control_flow=frozenset(data["control_flow"]["ops"]),
+        following=frozenset(data["following"]["ops"]),
         hazard={name: frozenset(ops) for name, ops in hazard.items() if isinstance(ops, list)},
         index_inputs={op: tuple(ports) for op, ports in hazard["index_inputs"].items()},
         guarded={op: tuple(ports) for op, ports in hazard["guarded"].items()},

@@ -172,7 +172,8 @@ class _Collector:
     def lists(self, node: Node) -> None:
         """Black list, white list, and what the level says of all other ops."""
         exact = is_exact(node.proto)
-        follows = node.key in _FOLLOWERS | op_facts().control_flow or node.index in self.folded | self.moved
+        follows = node.key in op_facts().following | op_facts().control_flow
+        follows = follows or node.index in self.folded or node.index in self.moved
         pin = self.listed(node, exact=exact, follows=follows)
         for variable in self.terms.of_node.get(node.index, {}).values():
             root = self.terms.root(variable)
@@ -262,7 +263,3 @@ class _Collector:
                     why = f"no kernel for these types mixed on {self.policy.target}"
                     settled[root] = Verdict(p, False, Reason.NO_KERNEL, why)
                     stack.append(root)
-
-
-_FOLLOWERS = frozenset({"Cast", "Constant", "ConstantOfShape"})
-"""Ops that have no precision of their own to gain by."""

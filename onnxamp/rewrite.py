@@ -136,7 +136,7 @@ def _nodes(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: 
         place = behind.setdefault(cast.after, [])
         place.append(helper.make_node("Cast", [cast.source], [output], name=cast.name, to=cast.elem))
         if cast.shield:
-            place.append(helper.make_node("Max", [output], [cast.target], name=f"{cast.shield}/Max"))
+            place.append(helper.make_node("Max", [output], [cast.target], name=cast.shield))
     dropped = {*local.removed, *local.moved}
     if not behind and not dropped:
         return

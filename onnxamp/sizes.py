@@ -47,17 +47,19 @@ def infer_shapes(
                 shapes[value] = _declared(entry.type, dims or {})
         for tensor in graph.initializer:
             shapes[scope.names[tensor.name]] = tuple(tensor.dims)
-    for index in (
-        *view.order,
-        *reversed(view.order),
-    ):  # a Cast changes no shape: what is known on one side holds on both
+    _share_through_casts(view, shapes)
+    return shapes
+
+
+def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
+    """A Cast changes no shape: what is known on one side holds on both, along whole chains in either direction."""
+    for index in (*view.order, *reversed(view.order)):
         node = view.nodes[index]
         if node.key == "Cast" and ABSENT not in (node.input(0), *node.outputs):
             ends = (node.inputs[0], node.outputs[0])
             known = next((shapes[v] for v in ends if shapes[v] is not None and None not in (shapes[v] or ())), None)
             for value in ends if known is not None else ():
                 shapes[value] = known
-    return shapes
 
 
 def elements(shape: Shape | None) -> int:

@@ -61,7 +61,7 @@ def newest(op: str) -> Signature | None:
 def named_ops() -> Iterator[tuple[str, str]]:
     """(where, op) of every op type that ops.toml names."""
     data = facts()
-    for table in ("exact", "kernel_free", "control_flow"):
+    for table in ("exact", "kernel_free", "following", "control_flow"):
         yield from ((table, op) for op in data[table]["ops"])
     for table in ("quantization", "folding"):
         yield from ((f"{table}.{key}", op) for key, ops in data[table].items() for op in ops)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from onnxamp.numerics.validate import Validation
 
 def conversion_json(made: Conversion, validation: Validation | None) -> str:
     """One JSON object: the conversion without its verdicts (``--save-plan`` writes those), and the validation."""
-    plan = as_data(made.plan)
-    del plan["rows"]
-    facts = {**as_data(made), "plan": plan, "validation": as_data(validation)}
+    facts = as_data(replace(made, plan=replace(made.plan, rows=())))
+    del facts["plan"]["rows"]
+    facts["validation"] = as_data(validation)
     return json.dumps(facts, indent=1, allow_nan=False)
 
 
