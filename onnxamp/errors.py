@@ -9,6 +9,7 @@
     │   └── OpsetError                     its opset is too old (or too new) for the wish
     ├── OutputError                        the result cannot be written
     ├── RuntimeFailure                     ONNX Runtime could not load or run a model
+    ├── NumericsError                      a value that was checked holds NaN or Inf
     └── InternalError                      a promise of onnxamp was about to be broken: a bug
 
 Each message names what, where and what to do. Nothing on disk is harmed when one of them is raised.
@@ -49,6 +50,20 @@ class OutputError(OnnxAmpError):
 
 class RuntimeFailure(OnnxAmpError):  # noqa: N818 - "error" would say that onnxamp itself is at fault
     """ONNX Runtime could not load a model, or failed while it ran."""
+
+
+class NumericsError(OnnxAmpError):
+    """A value that was checked holds NaN or Inf; raised where a check is told to abort.
+
+    ``value``, ``node`` and ``op`` name it, the node that makes it (its first output where it has no name) and its op
+    type; a tensor or an input of the model has no node.
+    """
+
+    def __init__(self, message: str, value: str = "", node: str = "", op: str = "") -> None:
+        super().__init__(message)
+        self.value = value
+        self.node = node
+        self.op = op
 
 
 class InternalError(OnnxAmpError):

@@ -24,9 +24,10 @@ def masks(scene: Scene) -> Iterator[Hazard]:
                 continue
             large = stats.uniform if stats.uniform is not None and abs(stats.uniform) * scene.low.epsilon >= 1 else None
             found = large if large is not None and abs(large) < SENTINEL else stats.out_of_range
-            if found is None and _holds_sentinel(scene, value) and _is_made_high(scene, value):
+            path = mask_path(scene, node) if found is not None or _holds_sentinel(scene, value) else []
+            if found is None and any(_stays_high(scene, maker) for maker in _makers(scene, value, path)):
                 found = stats.largest  # cast down as it is, it would be infinite
-            for index in mask_path(scene, node) if found is not None else ():
+            for index in path if found is not None else ():
                 yield Hazard(index, Reason.MASK, f"carries the mask value {found:.6g} to its Softmax")
 
 
@@ -48,13 +49,21 @@ def _holds_sentinel(scene: Scene, value: int) -> bool:
     return stats is not None and stats.has_sentinel and stats.largest >= SENTINEL
 
 
-def _is_made_high(scene: Scene, value: int) -> bool:
-    """Whether the constant comes from a node whose schema does not admit the low type."""
+def _makers(scene: Scene, value: int, path: list[int]) -> Iterator[Node]:
+    """What makes a constant, and what carries it on its way before the Softmax."""
     maker = scene.view.producer(scene.constants.source(value))
-    if maker is None or maker.signature is None:
+    if maker is not None:
+        yield maker
+    nodes = (scene.view.nodes[index] for index in path)
+    yield from (node for node in nodes if node.key not in op_facts().hazard["mask_sinks"])
+
+
+def _stays_high(scene: Scene, maker: Node) -> bool:
+    """Whether the schema of a node does not admit the low type for its output."""
+    port = maker.signature.output(0) if maker.signature is not None else None
+    if port is None or maker.signature is None:
         return False
-    port = maker.signature.output(0)
-    return port is not None and scene.low.tensor not in maker.signature.params.get(port.type, frozenset())
+    return scene.low.tensor not in maker.signature.params.get(port.type, frozenset())
 
 
 def mask_path(scene: Scene, start: Node) -> list[int]:

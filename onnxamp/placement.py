@@ -289,7 +289,7 @@ class _Maker:
 
     def idle_casts(self) -> None:
         """The user's Casts from float32 to float32 that read and write low: they go, unless the model returns them."""
-        for node in self.view.nodes:
+        for node in map(self.view.nodes.__getitem__, self.view.order):  # a Cast behind another reads what that one read
             sides = self.terms.of_node.get(node.index, {}) if node.key == "Cast" else {}
             if len(sides) < 2 or not all(self.decision.low[side] for side in sides.values()):
                 continue
@@ -298,6 +298,7 @@ class _Maker:
             if self.view.results[result] or names.high is not None or stands_in is None or source in self.hidden:
                 continue
             self.edits.removed.add(node.index)
+            names.low = stands_in
             for reader, port in self.view.uses[result]:
                 self.edits.inputs[reader, port] = stands_in
 

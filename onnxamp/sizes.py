@@ -21,7 +21,10 @@ Shape = tuple[int | None, ...]
 
 
 def infer_shapes(
-    view: View, types: Sequence[str | None] = (), dims: Mapping[str, int] | None = None
+    view: View,
+    types: Sequence[str | None] = (),
+    dims: Mapping[str, int] | None = None,
+    given: Mapping[str, Sequence[int]] | None = None,
 ) -> Sequence[Shape | None]:
     """Shape by value index; None for an unknown rank, and inside a shape for an unknown dimension.
 
@@ -31,12 +34,15 @@ def infer_shapes(
     Args:
         types: type by value index, where known: onnx's inference goes on behind ops that it does not know.
         dims: sizes of named dimensions.
+        given: shapes of model inputs; then shapes that are computed from them are followed, too.
     """
     skeleton = _skeleton(view.model)
     if types:
         _declare(skeleton.graph, view, types)
+    if given:
+        _fix(skeleton.graph, given)
     try:
-        skeleton = onnx.shape_inference.infer_shapes(skeleton)
+        skeleton = onnx.shape_inference.infer_shapes(skeleton, data_prop=bool(given))
     except Exception:  # noqa: BLE001 - the C++ code raises several unrelated types; shapes are only weights here
         skeleton = _skeleton(view.model)
     shapes: list[Shape | None] = [None] * len(view.values)
@@ -49,6 +55,17 @@ def infer_shapes(
             shapes[scope.names[tensor.name]] = tuple(tensor.dims)
     _share_through_casts(view, shapes)
     return shapes
+
+
+def _fix(graph: GraphProto, given: Mapping[str, Sequence[int]]) -> None:
+    """Declare the inputs to have these shapes, and forget what the file says of shapes behind them."""
+    for entry in graph.input:
+        if entry.name in given and entry.type.HasField("tensor_type"):
+            del entry.type.tensor_type.shape.dim[:]
+            entry.type.tensor_type.shape.SetInParent()
+            for size in given[entry.name]:
+                entry.type.tensor_type.shape.dim.add(dim_value=size)
+    del graph.value_info[:]
 
 
 def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:

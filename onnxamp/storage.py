@@ -198,6 +198,18 @@ def _remove_old(data: Path | None, keep: frozenset[Path]) -> None:
         data.unlink(missing_ok=True)
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        OutputError: it cannot be written; what was there before is untouched.
+    """
+    try:
+        _write_atomically(path, data)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
 def _write_atomically(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:

@@ -26,7 +26,7 @@ FACTS = frozenset({"dtypes", "errors", "kernels", "names", "ops", "policy", "sig
 """What is known before a model is seen. ``kernels`` reads graphs, too: it looks into an op's function body."""
 READERS = frozenset({"graph", "resolve", "infer", "sizes", "weights"})
 """What reads a model, and decides nothing: ``kernels`` may use it."""
-FRONT = frozenset({"amp", "convert", "numerics", "report", "runtime", "train"})
+FRONT = frozenset({"amp", "convert", "debugging", "extract", "numerics", "report", "runtime", "train"})
 """What puts passes together, or works on whole models."""
 TOP = frozenset({"cli"})
 
@@ -118,7 +118,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 def test_heavy_libraries_wait_until_they_are_needed() -> None:
     code = "import onnxamp, sys; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"onnxruntime", "onnx_ir", "onnx_graphsurgeon", "click", "rich"} & set(loaded)
+    assert not {"onnxruntime", "onnx_ir", "onnx_graphsurgeon", "click", "rich", "openpyxl"} & set(loaded)
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:

@@ -12,7 +12,8 @@ from onnxamp.errors import ArgumentError, ExternalDataError, RuntimeFailure
 from onnxamp.runtime import session as session_module
 from onnxamp.runtime import spill
 from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.inputs import check_inputs, load_inputs, random_inputs
+from onnxamp.runtime.inputs import check_inputs
+from onnxamp.runtime.random_inputs import random_inputs
 from onnxamp.runtime.session import cuda_available, make_session, run
 
 
@@ -145,36 +146,6 @@ class TestSession:
         low = graph("bfloat16[N] x", "bfloat16[N] y", "y = Add(x, x)")
         assert run(make_session(double, "cuda"), {"x": np.ones(2, np.float32)})["y"].tolist() == [2, 2]
         assert run(make_session(low, "cuda"), {"x": np.ones(2, ml_dtypes.bfloat16)})["y"].tolist() == [2, 2]
-
-
-class TestLoadInputs:
-    def test_reads_arrays(self, tmp_path):
-        path = tmp_path / "in.npz"
-        np.savez(path, a=np.arange(3), b=np.ones((1, 2), ml_dtypes.bfloat16), s=np.array(["x", "yz"]))
-        found = load_inputs(path)
-        assert found["a"].tolist() == [0, 1, 2]
-        assert found["s"].tolist() == ["x", "yz"]
-        model = graph("int64[N] a, bfloat16[M, N] b, string[K] s", "int64[N] y", "y = Identity(a)")
-        checked = check_inputs(model, found)
-        assert checked["b"].dtype == ml_dtypes.bfloat16
-        np.testing.assert_array_equal(checked["b"], np.ones((1, 2)))
-
-    def test_what_cannot_be_read(self, tmp_path):
-        with pytest.raises(ArgumentError, match=r"none\.npz: there is no such file"):
-            load_inputs(tmp_path / "none.npz")
-        (tmp_path / "text.npz").write_text("hello")
-        with pytest.raises(ArgumentError, match=r"text\.npz"):
-            load_inputs(tmp_path / "text.npz")
-        np.save(tmp_path / "one.npy", np.ones(2))
-        with pytest.raises(ArgumentError, match=r"^\S*one\.npy holds one array without a name"):
-            load_inputs(tmp_path / "one.npy")
-        np.savez(tmp_path / "pickle.npz", good=np.ones(2), bad=np.array([{}], object))
-        with pytest.raises(ArgumentError, match=r"^Cannot read the array 'bad' of .*pickle\.npz"):
-            load_inputs(tmp_path / "pickle.npz")
-        good = (tmp_path / "pickle.npz").read_bytes()
-        (tmp_path / "cut.npz").write_bytes(good[: len(good) // 2])
-        with pytest.raises(ArgumentError, match=r"cut\.npz"):
-            load_inputs(tmp_path / "cut.npz")
 
 
 class TestCheckInputs:

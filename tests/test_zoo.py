@@ -9,8 +9,9 @@ import onnxruntime as ort
 import pytest
 
 import onnxamp
-from onnxamp.numerics.validate import TOLERANCES, validate
-from onnxamp.runtime.inputs import load_inputs
+from onnxamp.numerics.diff import diff_models
+from onnxamp.numerics.limits import TOLERANCES
+from onnxamp.runtime.samples import load_samples
 
 ROOT = Path(__file__).parents[1]
 ZOO = sorted((ROOT / "models").glob("*.onnx"))
@@ -39,7 +40,7 @@ def test_converts_and_stays_accurate(path, level, dtype, tmp_path):
     model = onnx.load(result)
     onnx.checker.check_model(model, full_check=True)
     given = path.with_suffix(".npz")
-    found = validate(path, result, dtype, feeds=load_inputs(given) if given.exists() else None, provider="cpu")
+    found = diff_models(path, result, load_samples(given) if given.exists() else None, provider="cpu")
     assert found.skipped is None
     assert found.failure is None
     if (path.stem, level) not in REORDERED:
@@ -87,13 +88,13 @@ def test_layer_norms_still_fuse(level, tmp_path):
 def test_hazards_are_what_saves_the_classifier(tmp_path):
     """Its written-out LayerNorm overflows float16; without the hazards its answers are wrong."""
     path, result = next(p for p in REAL if p.stem == "magika"), tmp_path / "result.onnx"
-    feeds = load_inputs(path.with_suffix(".npz"))
+    samples = load_samples(path.with_suffix(".npz"))
     plan = onnxamp.plan_model(path, "O3")
     assert {row.reason for row in plan.hazards} >= {"normalisation island"}
     errors = {}
     for hazards in (True, False):
         onnxamp.convert_file(path, result, "O3", hazards=hazards)
-        found = validate(path, result, "float16", feeds=feeds, provider="cpu")
+        found = diff_models(path, result, samples, provider="cpu")
         errors[hazards] = max(diff.rel_l2 for diff in found.outputs)
     assert errors[True] < 1e-3
     assert errors[False] > 0.5
@@ -102,7 +103,7 @@ def test_hazards_are_what_saves_the_classifier(tmp_path):
 def test_first_bad_value_is_named(tmp_path):
     path, result = ROOT / "models" / "decoder.onnx", tmp_path / "result.onnx"
     onnxamp.convert_file(path, result, "O3", hazards=False)
-    found = validate(path, result, "float16", provider="cpu")
+    found = diff_models(path, result, provider="cpu")
     assert found.failure is not None
     assert found.first_bad is not None
     assert (found.first_bad.op, found.first_bad.value) == ("Pow", "decoder/0/attention/norm/square:0")

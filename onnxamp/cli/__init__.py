@@ -5,7 +5,7 @@ from importlib import import_module
 
 import click
 
-_COMMANDS = {"convert": "convert", "inspect": "inspect_model", "lists": "lists"}
+_COMMANDS = {"convert": "convert", "diff": "diff", "check": "check", "extract": "extract", "inspect": "inspect_model", "lists": "lists"}
 """Command -> module of this package."""
 
 
@@ -34,6 +34,9 @@ class _Lazy(click.Group):
 
 _SUMMARIES = {
     "convert": "Convert a model to mixed precision, validate the result, and report.",
+    "diff": "Compare what two models compute, output by output and layer by layer.",
+    "check": "Check types, kernels and hazards; run, and name the first op that goes wrong.",
+    "extract": "Cut the region around a node into a small model, with its inputs.",
     "inspect": "Show what is in a model, and what each level would do and why.",
     "lists": "Show the white and black lists of a preset, with the source of each entry.",
 }

@@ -2,14 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from onnxamp.errors import ArgumentError, ArgumentTypeError, OnnxAmpError
 from onnxamp.kernels import TARGETS
+from onnxamp.numerics.results import Cure
 from onnxamp.policy import PRESETS
-from onnxamp.report.terminal import printable
+from onnxamp.report.parts import line, make_console, plain, printable
+from onnxamp.runtime.inputs import check_inputs
+from onnxamp.runtime.samples import Samples, load_samples, random_samples
+from onnxamp.runtime.shell import take_weights
+from onnxamp.storage import folder_of, load_model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,6 +71,74 @@ def as_arguments(options: dict[str, Any]) -> dict[str, Any]:
         "keep_functions": options["keep_functions"],
         "opset": options["opset"],
     }
+
+
+def as_options(options: dict[str, Any]) -> tuple[str, ...]:
+    """The options of :func:`wishes` that are not at their defaults, as they were written."""
+    written: list[str] = []
+    for option in wishes(lambda: None).__click_params__:  # type: ignore[attr-defined]
+        value, flag = options[option.name], option.opts[0]
+        if option.is_flag:
+            written += [flag] if value else []
+        elif option.multiple:
+            written += [text for item in value for text in (flag, str(item))]
+        elif value is not None and value != option.default:
+            written += [flag, str(value)]
+    return tuple(written)
+
+
+def sampling(function: F) -> F:
+    """Add the options that say on which inputs models run."""
+    options = (
+        click.option("--inputs", metavar="PATH", help="Inputs: an .npz file, a folder of them, or Polygraphy's JSON."),
+        click.option("--samples", type=click.IntRange(1), default=1, show_default=True,
+                     help="Number of made-up inputs."),
+        click.option("--dim", "dims", metavar="NAME=N", multiple=True,
+                     help="Size of a dynamic dimension of made-up inputs. Repeatable."),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of made-up inputs."),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def samples_of(model: Path, options: dict[str, Any]) -> Samples:
+    """The samples that the options of :func:`sampling` ask for; those that do not fit the model are found at once.
+
+    Raises:
+        ArgumentError: the inputs cannot be read or do not fit, or there is no such dimension.
+    """
+    proto = take_weights(load_model(model), folder_of(model), keep=0).model  # samples must not hold the weights
+    if options["inputs"]:
+        samples = load_samples(options["inputs"])
+        check_inputs(proto, samples[0])
+        return samples
+    dims = parse_dims(options["dims"])
+    samples = random_samples(proto, options["samples"], seed=options["seed"], dims=dims)
+    if dims:
+        samples[0]
+    return samples
+
+
+def show(report: RenderableType, cure: Cure | None) -> None:
+    """Print a report and, last, what to do next. The command stands on a line of its own that can be copied whole."""
+    console = make_console()
+    console.print(report)
+    if cure is not None:
+        mark = Text("→", style="bold cyan") if cure.confirmed else Text("!", style="yellow")
+        console.print("", line(mark, plain(cure.outcome)))
+        if cure.command:
+            console.print(Text(f"   {printable(cure.command)}", style="bold"), soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(text: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """How far something is, on standard error; nothing where that is no terminal."""
+    console = make_console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

@@ -2,22 +2,28 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from onnxamp.cli.common import LEVELS, as_arguments, errors_end_here, parse_dims, wishes
-from onnxamp.convert import convert_file
+from onnxamp.audit import audit_model
+from onnxamp.cli.common import LEVELS, as_arguments, as_options, errors_end_here, samples_of, sampling, show, wishes
+from onnxamp.convert import Conversion, convert_file
 from onnxamp.dtypes import low_type
 from onnxamp.errors import ArgumentError
-from onnxamp.numerics.validate import Validation, validate
+from onnxamp.numerics.cure import Recipe, cure_conversion
+from onnxamp.numerics.diff import diff_models
+from onnxamp.numerics.limits import Limits
+from onnxamp.numerics.results import Cure, DiffReport
 from onnxamp.plan import load_plan
 from onnxamp.report.machine import conversion_json
-from onnxamp.report.terminal import conversion_report, make_console
-from onnxamp.runtime.inputs import check_inputs, load_inputs, random_inputs
-from onnxamp.storage import load_model
+from onnxamp.report.parts import make_console
+from onnxamp.report.terminal import conversion_report
+from onnxamp.runtime.samples import Samples
+from onnxamp.storage import folder_of, load_model
 
 
 @click.command("convert")
@@ -30,9 +36,9 @@ from onnxamp.storage import load_model
 @click.option("--external-data", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
               help="Whether weights go to a data file beside the model.")  # fmt: skip
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
-@click.option("--inputs", type=click.Path(path_type=Path), help="Inputs for the validation (.npz).")
-@click.option("--dim", "dims", metavar="NAME=N", multiple=True, help="Size of a dynamic dimension of made-up inputs.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of made-up inputs.")
+@sampling
+@click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML page.")
+@click.option("--no-cure", is_flag=True, help="Do not look for options that would cure a failed validation.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks.")
@@ -47,15 +53,10 @@ def command(model: Path, **options: Any) -> None:
 
 
 def _convert(model: Path, options: dict[str, Any]) -> None:
-    dims = parse_dims(options["dims"])
-    feeds = load_inputs(options["inputs"]) if options["inputs"] else None
+    samples = None if options["no_validate"] else samples_of(model, options)
     plan = load_plan(options["plan_file"]) if options["plan_file"] else None
     dtype = plan.dtype if plan else options["dtype"]
     target = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"
-    if feeds is not None:
-        check_inputs(load_model(model), feeds)
-    elif dims:
-        random_inputs(load_model(model), dims=dims)
     if options["save_plan"] and not options["save_plan"].absolute().parent.is_dir():
         raise ArgumentError(f"The folder of the plan {str(options['save_plan'])!r} does not exist; create it.")
     with _progress(quiet=options["quiet"]) as (phase, progress):
@@ -65,17 +66,38 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
         if options["save_plan"]:
             made.plan.save(options["save_plan"])
         validation = None
-        if not options["no_validate"]:
+        if samples is not None:
             phase("validating")
-            validation = validate(model, target, dtype, feeds=feeds, dims=dims, seed=options["seed"])
+            validation = diff_models(model, target, samples, layers=bool(options["html"]))
+            if validation.failure and not plan and not options["no_cure"]:
+                phase("looking for a cure")
+                validation = replace(validation, cure=_cure(model, target, samples, options))
+    if options["html"]:
+        _write_page(made, validation, options["html"])
     if options["as_json"]:
         click.echo(conversion_json(made, validation))
     elif not options["quiet"]:
-        make_console().print(conversion_report(made, validation, verbose=options["verbose"]))
+        report = conversion_report(made, validation, verbose=options["verbose"])
+        show(report, validation.cure if validation else None)
     _finish(validation, target, quiet=options["quiet"])
 
 
-def _finish(validation: Validation | None, target: Path, *, quiet: bool) -> None:
+def _cure(model: Path, target: Path, samples: Samples, options: dict[str, Any]) -> Cure:
+    """What would have been better: the same wishes with the hazards heeded and, if need be, more nodes in float32."""
+    heeding = options | {"no_hazards": False}
+    recipe = Recipe(options["level"], as_arguments(heeding), as_options(heeding))
+    return cure_conversion(model, str(target), recipe, samples, Limits(), tried=not options["no_hazards"])
+
+
+def _write_page(made: Conversion, validation: DiffReport | None, path: Path) -> None:
+    from onnxamp.report.html.page import conversion_page  # noqa: PLC0415 - jinja2 is needed for nothing else
+    from onnxamp.report.html.render import write  # noqa: PLC0415
+
+    audit = audit_model(load_model(made.target), made.plan.target, base_dir=folder_of(made.target))
+    write(conversion_page(made, validation, audit), path)
+
+
+def _finish(validation: DiffReport | None, target: Path, *, quiet: bool) -> None:
     if validation is not None and validation.failure:
         raise click.ClickException(f"{target} was written, but failed its validation: {validation.failure}")
     if quiet and validation is not None and validation.skipped:

@@ -11,15 +11,17 @@ from rich.console import Group
 from rich.progress import track
 from rich.text import Text
 
-from onnxamp.analysis import Analysis, analyse
+from onnxamp.analysis import analyse
 from onnxamp.cli.common import as_arguments, errors_end_here, wishes
 from onnxamp.errors import OpsetError
-from onnxamp.graph import ABSENT, opset_imports
+from onnxamp.graph import opset_imports
 from onnxamp.plan import Plan, make_plan
 from onnxamp.policy import make_policy
 from onnxamp.prepare import prepare
 from onnxamp.report.machine import as_data
-from onnxamp.report.terminal import level_table, make_console, operator_table, plain, size, verdict_table
+from onnxamp.report.parts import make_console, plain, size
+from onnxamp.report.terminal import level_table, operator_table, verdict_table
+from onnxamp.stats import operator_counts
 from onnxamp.storage import folder_of, load_model, weight_bytes
 from onnxamp.summary import summarize
 
@@ -55,7 +57,7 @@ def _inspect(path: Path, options: dict[str, Any]) -> None:
                 raise
             continue
         if level == "O0":
-            counts = _operators(analysis)
+            counts = operator_counts(analysis.view, analysis.types)
         else:
             plans[level] = (make_plan(analysis), dict(summarize(analysis).nodes))
     if options["as_json"]:
@@ -87,14 +89,3 @@ def _print(
         console.print(f"No level applies: {options['dtype']} needs a newer opset (--opset).")
     for level, (plan, _) in plans.items() if options["verbose"] or options["levels"] else ():
         console.print(Group("", Text(level, style="bold"), verdict_table(plan)))
-
-
-def _operators(analysis: Analysis) -> Counter[tuple[str, str]]:
-    """(op type, precision) -> nodes; a node counts for the lowest precision among its values."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for node in analysis.view.nodes:
-        found = {analysis.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
-        names = ("float16", "bfloat16", "float")
-        name = next((n for n in names if any(t is not None and f"tensor({n})" in t for t in found)), "other")
-        counts[node.key, "float32" if name == "float" else name] += 1
-    return counts

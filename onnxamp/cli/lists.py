@@ -7,7 +7,8 @@ from rich.console import Group
 from rich.text import Text
 
 from onnxamp.policy import PRESETS, preset
-from onnxamp.report.terminal import list_table, make_console
+from onnxamp.report.parts import make_console
+from onnxamp.report.terminal import list_table
 
 
 @click.command("lists")

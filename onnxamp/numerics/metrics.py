@@ -1,6 +1,7 @@
 """How far one tensor is from another, and whether it fails in a way that no tolerance excuses."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ class Bad:
     reference: float
     count: int
     """How many elements fail in this way."""
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,19 @@ class TensorDiff:
     ``rmse``                sqrt(mean *e*²)
     ``snr_db``              20 log10(‖*a*‖ / ‖*a* - *b*‖), signal-to-noise ratio in decibels; inf if equal
     ``cosine``              *a* · *b* / (‖*a*‖ ‖*b*‖) where both are finite; 1 if both are zero,
-                            NaN if no position is finite on both sides
+                            NaN if no position is finite on both sides and they differ
     ``argmax_agreement``    share of rows (last axis) in which *b*'s largest element is a largest one of *a*
+    ``top5_agreement``      mean share of *b*'s five largest elements of a row that are among *a*'s five largest
+    ``differing``           share of elements that are not equal
     ``vanished``            number of floats that are exactly 0 in *b*, with |*a*| > 0.05 max|*a*|: what is
                             left of an overflow that was divided away, or of a scale that was flushed
     ======================  ================================================================================
 
     Maxima and norms of *a* go over finite elements. Integers and booleans count as numbers, but do not vanish.
     For strings *e* is 0 or 1. If the shapes differ, all errors are infinite; of an empty tensor all are 0.
+
+    Over several samples (:func:`merge`) maxima, ratios and the cosine are those of the worst sample, means and shares
+    are over all elements or rows, and counts add up.
     """
 
     name: str
@@ -69,6 +76,9 @@ class TensorDiff:
     cosine: float
     argmax_agreement: float | None
     """None for scalars, strings, and where the last axis has less than two elements."""
+    top5_agreement: float | None
+    """None for scalars, strings, and where the last axis has less than ten elements."""
+    differing: float
     reference_nan: int
     result_nan: int
     reference_inf: int
@@ -81,6 +91,13 @@ class TensorDiff:
     worst_result: float | str | None
     vanished: int
     bad: Bad | None
+    worst_sample: int = 0
+    """Number of the sample, from 0, that ``worst_index`` is of."""
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the reference holds floats."""
+        return "float" in self.reference_dtype
 
     @property
     def alarm(self) -> str | None:
@@ -117,11 +134,13 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         "size": result.size,
         **_counts("reference", a),
         **_counts("result", b),
-        **dict.fromkeys(("worst_index", "worst_reference", "worst_result", "argmax_agreement", "bad")),
+        **dict.fromkeys(("worst_index", "worst_reference", "worst_result", "bad")),
+        **dict.fromkeys(("argmax_agreement", "top5_agreement")),
         "vanished": 0,
+        "differing": 0.0,
     }
     if reference.shape != result.shape:
-        facts |= {**dict.fromkeys(_ERRORS, np.inf), "snr_db": -np.inf, "cosine": np.nan}
+        facts |= {**dict.fromkeys(_ERRORS, np.inf), "snr_db": -np.inf, "cosine": np.nan, "differing": 1.0}
         return TensorDiff(**facts)
     if result.size == 0:
         facts |= {**dict.fromkeys(_ERRORS, 0.0), "snr_db": np.inf, "cosine": 1.0}
@@ -131,12 +150,55 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     facts["worst_index"] = tuple(int(i) for i in worst)
     facts["worst_reference"], facts["worst_result"] = _scalar(reference[worst]), _scalar(result[worst])
     if not _is_text(reference):
-        facts["argmax_agreement"] = _argmax_agreement(a, b)
+        facts["argmax_agreement"], facts["top5_agreement"] = _top_agreement(a, b, 1), _top_agreement(a, b, 5)
     if _is_float(reference):
         facts["vanished"] = int(np.count_nonzero(_vanished(a, b)))
         facts["bad"] = first_bad(reference, result)
     facts |= _measures(a, b, errors)
+    facts["differing"] = float(np.count_nonzero(errors)) / errors.size
     return TensorDiff(**facts)
+
+
+def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
+    """One output over several samples, in their order; see :class:`TensorDiff`. Name and types are the first's."""
+    first, sizes = diffs[0], [diff.size for diff in diffs]
+    worst = max(range(len(diffs)), key=lambda i: diffs[i].max_abs)
+    bad = next((replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad is not None), None)
+    odd = next((diff for diff in diffs if diff.reference_shape != diff.result_shape), first)
+    rows = [diff.size // max(diff.result_shape[-1:] or (1,)) if diff.size else 0 for diff in diffs]
+    facts: dict[str, Any] = {name: max(getattr(diff, name) for diff in diffs) for name in _WORST}
+    facts |= {name: sum(getattr(diff, name) for diff in diffs) for name in _COUNTS}
+    facts |= {name: _mean([getattr(diff, name) for diff in diffs], rows) for name in _SHARES}
+    return replace(
+        first,
+        **facts,
+        reference_shape=odd.reference_shape,
+        result_shape=odd.result_shape,
+        mean_abs=_mean([diff.mean_abs for diff in diffs], sizes) or 0.0,
+        differing=_mean([diff.differing for diff in diffs], sizes) or 0.0,
+        rmse=float(np.sqrt(_mean([diff.rmse**2 for diff in diffs], sizes) or 0.0)),
+        snr_db=min(diff.snr_db for diff in diffs),
+        cosine=min(diff.cosine for diff in diffs),
+        worst_index=diffs[worst].worst_index,
+        worst_reference=diffs[worst].worst_reference,
+        worst_result=diffs[worst].worst_result,
+        worst_sample=worst,
+        bad=bad,
+    )
+
+
+def _mean(numbers: Sequence[float | None], weights: Sequence[int]) -> float | None:
+    """Weighted mean of the numbers that there are."""
+    known = [(number, weight) for number, weight in zip(numbers, weights, strict=True) if number is not None]
+    total = sum(weight for _, weight in known)
+    return sum(number * weight for number, weight in known) / total if total else None
+
+
+_WORST: Final = ("max_abs", "max_rel", "required_tolerance", "rel_l2")
+_COUNTS: Final = (
+    "size", "reference_nan", "result_nan", "reference_inf", "result_inf", "reference_zero", "result_zero", "vanished",
+)  # fmt: skip
+_SHARES: Final = ("argmax_agreement", "top5_agreement")
 
 
 def first_bad(reference: Array, result: Array) -> Bad | None:
@@ -218,7 +280,7 @@ def _measures(a: Array, b: Array, errors: Array) -> dict[str, float]:
     x, y = x / scale[0], y / scale[1]
     norms = float(np.linalg.norm(x) * np.linalg.norm(y))
     silent = not x.any() and not y.any()
-    nothing = np.nan if not both.any() else 1.0
+    nothing = 1.0 if both.any() or not noise else np.nan
     return {
         "mean_abs": float(errors.mean()),
         "max_abs": float(errors.max()),
@@ -253,12 +315,13 @@ def _relative(errors: Array, magnitude: Array) -> float:
     return float(ratios.max())
 
 
-def _argmax_agreement(a: Array, b: Array) -> float | None:
-    if a.ndim == 0 or a.shape[-1] < 2:
+def _top_agreement(a: Array, b: Array, k: int) -> float | None:
+    """Mean share of the k largest elements of each row of *b* that belong to the k largest of *a*; ties count."""
+    if a.ndim == 0 or a.shape[-1] < 2 * k:
         return None
-    chosen = np.take_along_axis(a, np.argmax(b, axis=-1, keepdims=True), axis=-1)
-    best = np.max(a, axis=-1, keepdims=True)
-    agrees = (chosen == best) | (np.isnan(chosen) & np.isnan(best))
+    chosen = np.take_along_axis(a, np.argpartition(b, -k, axis=-1)[..., -k:], axis=-1)
+    least = np.partition(a, -k, axis=-1)[..., -k, None]
+    agrees = (chosen >= least) | (np.isnan(chosen) & np.isnan(least))
     return float(np.mean(agrees)) if agrees.size else None
 
 

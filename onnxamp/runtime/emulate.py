@@ -23,7 +23,7 @@ skip a rounding. A model input that is itself a model output, and inputs of sequ
 feeds them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,12 +74,13 @@ _READS_BITS: Final = frozenset({"BitCast"})
 """Ops that see the bits of their input: they stay low, between Casts."""
 
 
-def emulate(model: ModelProto, *, base_dir: BaseDir = None) -> ModelProto:
+def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
     """A float32 model that computes what ``model``, which holds float16 or bfloat16 values, would compute.
 
     Args:
         model: any model; it is read, never changed.
         base_dir: folder of external data, if the model has any that is not loaded. What is read is embedded.
+        hollow: main-graph initializers without data (:mod:`onnxamp.runtime.shell`): they become float32, still hollow.
 
     Returns:
         A new model with the same input and output names, whose low inputs and outputs are float32.
@@ -91,12 +92,12 @@ def emulate(model: ModelProto, *, base_dir: BaseDir = None) -> ModelProto:
 
     Complexity: one sweep per scope, linear in nodes and weight bytes.
     """
-    view = view_model(_inlined(model))
+    view = view_model(inlined(model))
     elems = _element_types(view)
     _check_opset(view, elems)
     result = ModelProto()
     copy_fields(view.model, result, but={"graph", "functions"})
-    job = _Job(view, elems, NewNames(view.all_names()), base_dir)
+    job = _Job(view, elems, NewNames(view.all_names()), base_dir, hollow)
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
         _emulate_scope(job, scope, job.targets[scope.index])
@@ -109,8 +110,12 @@ def _element_types(view: View) -> list[int | None]:
     return [None if found is None else low.get(found) for found in infer_types(view)]
 
 
-def _inlined(model: ModelProto) -> ModelProto:
-    """The model with its local functions inlined; itself if it has none."""
+def inlined(model: ModelProto) -> ModelProto:
+    """The model with its local functions inlined; itself if it has none.
+
+    Raises:
+        ModelError: a function cannot be inlined.
+    """
     if not model.functions:
         return model
     shell = ModelProto()  # without weights, since the inliner serialises
@@ -145,6 +150,7 @@ class _Job:
     elems: Sequence[int | None]
     names: NewNames
     base_dir: BaseDir
+    hollow: Container[str]
     targets: dict[int, GraphProto] = field(default_factory=dict)
     """Scope index -> the graph to fill."""
     renamed: dict[int, str] = field(default_factory=dict)
@@ -175,7 +181,11 @@ def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
     for entry in (*target.input, *target.output, *target.value_info):
         raise_type(entry.type)
     for tensor in source.initializer:
-        raise_tensor(tensor, target.initializer.add(), job.base_dir)
+        if scope.index == 0 and tensor.name in job.hollow:
+            elem = TensorProto.FLOAT if tensor.data_type in LOW_ELEMS else tensor.data_type
+            target.initializer.add(name=tensor.name, data_type=elem, dims=tensor.dims)
+        else:
+            raise_tensor(tensor, target.initializer.add(), job.base_dir)
     for sparse in source.sparse_initializer:
         raise_sparse(sparse, target.sparse_initializer.add(), job.base_dir)
     if scope.index == 0:

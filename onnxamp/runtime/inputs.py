@@ -1,9 +1,6 @@
-"""Inputs of a model: read from a file, checked against the model, or made up so that the model accepts them."""
+"""Inputs of a model, checked against what it declares."""
 
-import zipfile
 from collections.abc import Mapping, Sequence
-from os import PathLike, fspath
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -12,10 +9,8 @@ from onnx import ModelProto, TypeProto, helper
 
 from onnxamp.errors import ArgumentError
 from onnxamp.infer import declared_type
-from onnxamp.runtime.random_inputs import random_inputs
-from onnxamp.runtime.session import Feed
-
-__all__ = ["check_inputs", "load_inputs", "random_inputs"]
+from onnxamp.runtime.protos import LOW_ELEMS
+from onnxamp.runtime.values import Feed
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -23,46 +18,12 @@ _KINDS: Final = ("biu", "fV", "USO")
 """NumPy kinds that stay among themselves: integers and booleans; floats ("V": bfloat16 and its like); strings."""
 
 
-_UNREADABLE: Final = (OSError, EOFError, ValueError, zipfile.BadZipFile)
-
-
-def load_inputs(path: str | PathLike[str]) -> dict[str, Array]:
-    """Read the arrays of an ``.npz`` file (numpy.savez), by name. Pickled objects are not read.
-
-    Raises:
-        ArgumentError: the file is missing or no ``.npz`` file, or one of its arrays cannot be read.
-    """
-    name = fspath(path)
-    try:
-        with Path(path).open("rb") as stream:
-            return _arrays(name, np.load(stream, allow_pickle=False))
-    except ArgumentError:  # a ValueError too
-        raise
-    except FileNotFoundError as error:
-        raise ArgumentError(f"Cannot read inputs from {name}: there is no such file.") from error
-    except OSError as error:
-        raise ArgumentError(f"Cannot read inputs from {name}: {error.strerror or error}.") from error
-    except _UNREADABLE as error:
-        raise ArgumentError(f"Cannot read inputs from {name}: it is not an .npz file of plain arrays.") from error
-
-
-def _arrays(name: str, loaded: "Array | np.lib.npyio.NpzFile") -> dict[str, Array]:
-    if isinstance(loaded, np.ndarray):
-        raise ArgumentError(f"{name} holds one array without a name: save inputs with numpy.savez(path, name=array).")
-    arrays = {}
-    for key in loaded.files:
-        try:
-            arrays[key] = loaded[key]
-        except _UNREADABLE as error:
-            raise ArgumentError(f"Cannot read the array {key!r} of {name}: {error}.") from error
-    return arrays
-
-
 def check_inputs(model: ModelProto, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
     """The feeds as the model takes them.
 
-    Arrays of another width (float64 for float32, int32 for int64, ...) are cast if that changes no number. Inputs
-    with a default may be left out; optional inputs that are left out become None. Shapes are not checked.
+    Arrays of another width (float64 for float32, int32 for int64, ...) are cast if that changes no number; floats for
+    an input of low precision are rounded, as a Cast in front of the model would. Inputs with a default may be left out;
+    optional inputs that are left out become None. Shapes are not checked.
 
     Raises:
         ArgumentError: an input is missing, unknown, of another kind, or loses numbers by the cast.
@@ -111,6 +72,9 @@ def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         result = feed.astype(wanted)
         back = result.astype(feed.dtype)
+    rounds = helper.np_dtype_to_tensor_dtype(wanted) in LOW_ELEMS
+    if rounds and bool(np.array_equal(np.isfinite(back), np.isfinite(feed))):
+        return result
     if not np.array_equal(back, feed, equal_nan=feed.dtype.kind == "f"):
         raise ArgumentError(
             f"Input {name!r} must be {wanted}; the given {feed.dtype} array holds numbers that {wanted} cannot"

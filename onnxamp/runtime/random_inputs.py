@@ -48,7 +48,7 @@ from onnxamp.errors import ArgumentError
 from onnxamp.graph import Origin
 from onnxamp.resolve import view_model
 from onnxamp.runtime.roles import Role, Use, input_use
-from onnxamp.runtime.session import Feed
+from onnxamp.runtime.values import Feed
 from onnxamp.sizes import infer_shapes
 
 _BATCH: Final = 1

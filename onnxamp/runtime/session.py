@@ -17,22 +17,18 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp.errors import ArgumentError, RuntimeFailure
 from onnxamp.runtime.protos import BaseDir
 from onnxamp.runtime.spill import is_large, save_spilled
+from onnxamp.runtime.values import FOREIGN, Feed, from_value, is_foreign, to_value
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
 Provider: TypeAlias = Literal["cuda", "cpu"]
 """On the first CUDA device (with the CPU for ops that CUDA lacks), or on the CPU alone."""
-
-Array: TypeAlias = npt.NDArray[Any]
-Feed: TypeAlias = Array | Sequence[Any] | None
-"""A tensor, a sequence of tensors, or None for an optional input that holds nothing."""
 
 _CUDA: Final = "CUDAExecutionProvider"
 _CPU: Final = "CPUExecutionProvider"
@@ -84,6 +80,7 @@ def make_session(
     *,
     base_dir: BaseDir = None,
     optimize: bool = True,
+    lean: bool = False,
     threads: int = 0,
     profile_to: str | PathLike[str] | None = None,
 ) -> "ort.InferenceSession":
@@ -95,6 +92,7 @@ def make_session(
         provider: "cuda" or "cpu". On CUDA, TF32 is off.
         base_dir: folder of a proto's external data.
         optimize: run all graph optimisations of ONNX Runtime, or none.
+        lean: keep no memory for later runs, and no second copy of weights in a kernel's own layout.
         threads: threads that one operator may use; 0 leaves the choice to ONNX Runtime.
         profile_to: prefix of the profile file that the session writes, if one is wanted.
 
@@ -110,7 +108,7 @@ def make_session(
             "CUDA cannot be used here: it needs an NVIDIA device, its driver, and onnxruntime-gpu with the"
             " CUDA and cuDNN libraries."
         )
-    options = _session_options(optimize=optimize, threads=threads, profile_to=profile_to)
+    options = _session_options(optimize=optimize, lean=lean, threads=threads, profile_to=profile_to)
     name = f"model {model.graph.name!r}" if isinstance(model, ModelProto) else fspath(model)
     with _source(model, base_dir) as source, _failures(f"load {name} on {provider}"):
         session = _start(source, options, provider)
@@ -120,7 +118,7 @@ def make_session(
 
 
 def _session_options(
-    *, optimize: bool = True, threads: int = 0, profile_to: str | PathLike[str] | None = None
+    *, optimize: bool = True, lean: bool = False, threads: int = 0, profile_to: str | PathLike[str] | None = None
 ) -> "ort.SessionOptions":
     import onnxruntime as ort  # noqa: PLC0415
 
@@ -129,6 +127,9 @@ def _session_options(
     options.intra_op_num_threads = threads
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    if lean:
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if profile_to is not None:
         options.enable_profiling = True
         options.profile_file_prefix = fspath(profile_to)
@@ -188,37 +189,31 @@ def run(
     wanted = list(types if outputs is None else outputs)
     with _failures(f"run the model ({', '.join(wanted[:3])}{', ...' if len(wanted) > 3 else ''})"):
         arrays = {name: np.asarray(feed) if isinstance(feed, np.generic) else feed for name, feed in feeds.items()}
-        if not any(_FOREIGN.search(types.get(name, "")) for name in wanted):
-            ready = {name: _ort_value(feed) if _is_foreign(feed) else feed for name, feed in arrays.items()}
+        if not any(FOREIGN.search(types.get(name, "")) for name in wanted):
+            ready = {name: to_value(feed) if is_foreign(feed) else feed for name, feed in arrays.items()}
             return dict(zip(wanted, session.run(wanted, ready), strict=True))
-        values = session.run_with_ort_values(wanted, {name: _ort_value(feed) for name, feed in arrays.items()})
-        return {name: _from_ort_value(value) for name, value in zip(wanted, values, strict=True)}
+        kinds = {item.name: item.type for item in session.get_inputs()}
+        values = {name: to_value(feed, kinds.get(name)) for name, feed in arrays.items()}
+        return {name: from_value(value) for name, value in run_values(session, values, wanted).items()}
 
 
-_FOREIGN: Final = re.compile(r"\((bfloat16|float8\w*)\)")
-"""Element types that ``session.run`` cannot give to NumPy."""
+def run_values(
+    session: "ort.InferenceSession", values: "Mapping[str, ort.OrtValue]", outputs: Sequence[str]
+) -> "dict[str, ort.OrtValue]":
+    """Run a session from values to values; on CUDA the results stay on the device.
 
-
-def _is_foreign(feed: Feed) -> bool:
-    return isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 2  # registered by another package
-
-
-def _ort_value(feed: Feed) -> "ort.OrtValue":
-    import onnxruntime as ort  # noqa: PLC0415
-
-    if not isinstance(feed, np.ndarray):
-        raise TypeError("sequences and optionals cannot be fed to a model with bfloat16 outputs")
-    feed = np.asarray(feed, order="C")
-    if not _is_foreign(feed):
-        return ort.OrtValue.ortvalue_from_numpy(feed)
-    elem = helper.np_dtype_to_tensor_dtype(feed.dtype)
-    bits = feed.view(f"u{feed.dtype.itemsize}")
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, elem)
-
-
-def _from_ort_value(value: "ort.OrtValue") -> Any:
-    if not value.is_tensor() or not _FOREIGN.search(value.data_type()):
-        return value.numpy()
-    dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
-    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())  # a copy: the value will be freed
-    return np.frombuffer(bytearray(raw), dtype).reshape(value.shape())
+    Raises:
+        RuntimeFailure: an input is missing or does not fit, or a node failed.
+    """
+    with _failures(f"run the model ({', '.join(outputs[:3])}{', ...' if len(outputs) > 3 else ''})"):
+        if session.get_providers()[0] != _CUDA:
+            found = session.run_with_ort_values(list(outputs), dict(values))
+        else:
+            binding = session.io_binding()
+            for name, value in values.items():
+                binding.bind_ortvalue_input(name, value)
+            for name in outputs:
+                binding.bind_output(name, "cuda")
+            session.run_with_iobinding(binding)
+            found = binding.get_outputs()
+        return dict(zip(outputs, found, strict=True))

@@ -25,6 +25,17 @@ def float16_initializer() -> ModelProto:
 
 
 CASES: tuple[Case, ...] = (
+    graph(
+        "cast_to_the_same_twice",
+        45,
+        """(float[2,3] X) => (float[2,3] Y) <float[3,3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}> {
+            h = MatMul (X, w)
+            s = Relu (h)
+            c = Cast <to = 1> (s)
+            d = Cast <to = 1> (c)
+            Y = MatMul (d, w)
+        }""",
+    ),
     *at_opsets(
         17,
         22,

@@ -24,6 +24,7 @@ CASES: tuple[Case, ...] = (
         f"float one = {{1.0}}, float low = {{{LOWEST}}}",
     ),
     *at_opsets(
+        14,
         17,
         22,
         name="mask_lowest_where",

@@ -1,0 +1,108 @@
+"""``onnxamp diff``."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxamp.audit import audit_model
+from onnxamp.cli.common import errors_end_here, progress_bar, samples_of, sampling, show
+from onnxamp.errors import ArgumentError
+from onnxamp.numerics.cure import Recipe, cure_conversion
+from onnxamp.numerics.diff import diff_models, held_to
+from onnxamp.numerics.limits import Limits, make_limits
+from onnxamp.numerics.results import DiffReport
+from onnxamp.report.diff import diff_report
+from onnxamp.report.machine import diff_json, load_diff
+from onnxamp.storage import folder_of, load_model, write_file
+
+_LIMITS = {
+    "tolerance": ("rel_l2", "Largest relative L2 error [float32 1e-5, float16 1e-2, bfloat16 5e-2]."),
+    "atol": ("max_abs", "Largest absolute error of an element."),
+    "rtol": ("max_rel", "Largest relative error of an element (floor: 0.001 of the largest)."),
+    "required": ("required_tolerance", "Largest t with which |a - b| <= t + t |a| would not hold everywhere."),
+    "snr": ("snr_db", "Least signal-to-noise ratio in dB."),
+    "cosine": ("cosine", "Least cosine similarity."),
+    "top1": ("argmax_agreement", "Least share of rows with the same largest element."),
+    "top5": ("top5_agreement", "Least share of the five largest elements of rows that agree."),
+    "differing": ("differing", "Largest share of elements that differ [integers: the tolerance]."),
+}
+"""Option -> the metric that it limits, and its help."""
+
+
+def _limits(function: Any) -> Any:
+    for name, (_, text) in reversed(_LIMITS.items()):
+        option = click.option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
+        function = option(function)
+    return function
+
+
+@click.command("diff")
+@click.argument("reference", type=click.Path(path_type=Path))
+@click.argument("result", type=click.Path(path_type=Path), required=False)
+@sampling
+@click.option("--layers", is_flag=True, help="Compare every value that both models share, too.")
+@click.option("--provider", type=click.Choice(["cuda", "cpu"]), help="Where to run [CUDA where there is a device].")
+@_limits
+@click.option("--budget", metavar="MB", type=click.IntRange(1), default=128, show_default=True,
+              help="Memory for values and weights at a time, besides the models.")  # fmt: skip
+@click.option("--save", type=click.Path(path_type=Path), help="Write the comparison as JSON.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write the comparison as one HTML page.")
+@click.option("--no-cure", is_flag=True, help="Do not look for options that would cure a failure.")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("-v", "--verbose", is_flag=True, help="Print every layer and metric; show tracebacks.")
+def command(reference: Path, result: Path | None, **options: Any) -> None:
+    """Compare what two models compute: REFERENCE (the original) and RESULT (what came of it).
+
+    REFERENCE may be a comparison saved with --save: then its limits are judged anew, and nothing runs.
+
+    Exit codes: 0 all outputs are within their limits; 1 they are not, or a model does not run; 2 wrong usage.
+    """
+    with errors_end_here(verbose=options["verbose"]):
+        _diff(reference, result, options)
+
+
+def _diff(reference: Path, result: Path | None, options: dict[str, Any]) -> None:
+    limits = make_limits({metric: options[name] for name, (metric, _) in _LIMITS.items()})
+    if result is None:
+        if reference.suffix != ".json":
+            raise ArgumentError("Name two models, or one comparison that was saved with --save (.json).")
+        found = held_to(load_diff(reference), limits)
+    else:
+        found = _run(reference, result, limits, options)
+    _show(found, options)
+    if not found.passed:
+        raise click.exceptions.Exit(1)
+
+
+def _run(reference: Path, result: Path, limits: Limits, options: dict[str, Any]) -> DiffReport:
+    samples = samples_of(reference, options)
+    with progress_bar("comparing", quiet=options["quiet"]) as told:
+        found = diff_models(
+            reference, result, samples, layers=options["layers"] or bool(options["html"]), limits=limits,
+            provider=options["provider"], budget=options["budget"] * 2**20, progress=told,
+        )  # fmt: skip
+    seen = not options["quiet"] or options["html"] or options["save"]
+    if not found.passed and not found.skipped and found.lowest != "float32" and seen and not options["no_cure"]:
+        recipe = Recipe("O2", {"dtype": found.lowest}, ("--dtype", found.lowest) if found.lowest != "float16" else ())
+        with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
+            found = replace(found, cure=cure_conversion(reference, str(result), recipe, samples, limits, told=told))
+    return found
+
+
+def _show(found: DiffReport, options: dict[str, Any]) -> None:
+    if options["save"]:
+        write_file(options["save"], (diff_json(found) + "\n").encode())
+    if options["html"]:
+        from onnxamp.report.html.page import diff_page  # noqa: PLC0415 - jinja2 is needed for nothing else
+        from onnxamp.report.html.render import write  # noqa: PLC0415
+
+        path = Path(found.result)
+        audit = audit_model(load_model(path), base_dir=folder_of(path)) if path.is_file() else None
+        write(diff_page(found, audit), options["html"])
+    if options["as_json"]:
+        click.echo(diff_json(found))
+    elif not options["quiet"]:
+        show(diff_report(found, verbose=options["verbose"]), found.cure)

@@ -1,0 +1,156 @@
+"""Running a model piece by piece with every float measured; see :mod:`onnxamp.numerics.watch` for what is a fault."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from onnxamp.errors import RuntimeFailure
+from onnxamp.numerics.diff import Model, Progress, at_least_one, open_model, part_of, ran_on
+from onnxamp.numerics.results import FirstBad, RunCheck, ValueCheck
+from onnxamp.numerics.spare import spare
+from onnxamp.numerics.watch import Watched, classify, watched_values
+from onnxamp.runtime.flow import Runner, fitted
+from onnxamp.runtime.inputs import check_inputs
+from onnxamp.runtime.measure import Measurement, measure
+from onnxamp.runtime.observe import Observed, observe
+from onnxamp.runtime.samples import Samples, random_samples
+from onnxamp.runtime.session import Provider, cuda_available
+from onnxamp.runtime.side import BUDGET, Side, parts_of, start
+from onnxamp.runtime.values import Feed
+
+
+@dataclass(frozen=True, slots=True)
+class OpFilter:
+    """Which op types are looked at: those in ``only`` (all if it is empty) that are not in ``skip``."""
+
+    only: frozenset[str] = frozenset()
+    skip: frozenset[str] = frozenset()
+
+    def takes(self, op: str) -> bool:
+        """Whether nodes of this op type are looked at."""
+        return op not in self.skip and (not self.only or op in self.only)
+
+
+def check_run(
+    model: Model,
+    samples: Samples | None = None,
+    *,
+    provider: Provider | None = None,
+    ops: OpFilter | None = None,
+    stop: bool = False,
+    keep: frozenset[str] = frozenset(),
+    seed: int = 0,
+    count: int = 1,
+    dims: Mapping[str, int] | None = None,
+    budget: int = BUDGET,
+    progress: Progress | None = None,
+) -> RunCheck:
+    """Run a model and find the first op that goes wrong although its inputs were fine.
+
+    Low values are emulated (:mod:`onnxamp.runtime.emulate`), on CUDA too, so that each can be held against its exact
+    result.
+
+    Args:
+        model: a proto with its weights loaded, or the path of a file.
+        samples: inputs; made up (seeded, ``count`` of them, sizes from ``dims``) where None.
+        provider: "cuda" or "cpu"; None for CUDA where there is one.
+        ops: which op types are looked at.
+        stop: end with the first fault; what comes behind it is not measured.
+        keep: nodes to compute in float32, as if the model had been converted so.
+        budget: bytes of values and weights that may be held at a time besides the model itself.
+        progress: told how far the check is.
+
+    Raises:
+        ArgumentError: the samples do not fit the model. ModelError: it cannot be read.
+    """
+    opened = open_model(model)
+    chosen: Provider = provider or ("cuda" if cuda_available() else "cpu")
+    samples = samples or random_samples(opened.proto, count, seed=seed, dims=dims)
+    at_least_one(samples)
+    report = RunCheck(ran_on(chosen, "float32"), samples.description, len(samples), (), None)
+    jobs: list[_Job] = []
+    observed: Observed | None = None
+    for number, sample in enumerate(samples):
+        feeds = check_inputs(opened.proto, sample)
+        try:
+            now = observe(opened.proto, opened.folder, feeds, emulated=True, provider=chosen, before=observed)
+            if now is not observed:  # samples that take other branches are looked at apart
+                observed = now
+                flow, rows = spare(now.flow, watched_values(now.flow), keep)
+                jobs.append(_Job(Runner(flow, chosen), rows, ops or OpFilter(), budget, stop=stop))
+            jobs[-1].run(fitted(now.flow, feeds), part_of(progress, number, len(samples)))
+        except RuntimeFailure as error:
+            hint = " Real inputs (--inputs data.npz) or sizes (--dim name=N) may help." if samples.made_up else ""
+            return replace(report, skipped=f"The model does not run: {error}{hint}")
+        if stop and jobs[-1].first_bad() is not None:
+            break
+    jobs.sort(key=lambda job: job.first_bad() is None)  # those with a fault first; the sort is stable
+    values: dict[str, ValueCheck] = {}
+    for row in (row for job in jobs for row in job.values()):
+        values.setdefault(row.value, row)
+    lowest = jobs[0].runner.flow.lowest
+    where = ran_on(chosen, lowest) + (f", emulated {lowest}" if chosen == "cuda" and lowest != "float32" else "")
+    return replace(report, ran_on=where, values=tuple(values.values()), first_bad=jobs[0].first_bad())
+
+
+@dataclass(slots=True)
+class _Job:
+    """A model that is run with its floats measured; what the samples have given so far."""
+
+    runner: Runner
+    watched: list[Watched]
+    ops: OpFilter
+    budget: int
+    stop: bool
+    measured: dict[str, Measurement] = field(default_factory=dict)
+    inputs: dict[str, Measurement] = field(default_factory=dict)
+
+    def run(self, feeds: Mapping[str, Feed], told: Progress | None) -> None:
+        flow = self.runner.flow
+        side = start(self.runner, feeds, Counter(name for row in self.watched for name in {row.value, row.exact}))
+        for name, value in side.values.items():
+            if value.is_tensor() and "float" in value.data_type():
+                _add(self.inputs, name, measure(value, value, self.runner.provider))
+        rows, done = {row.value: row for row in self.watched}, 0
+        for part in parts_of(flow, range(len(flow.nodes)), self.budget):
+            side.run(part)
+            self._measure(side, [row for node in part for name in flow.nodes[node].output if (row := rows.get(name))])
+            self.runner.forget()
+            done += len(part)
+            if told is not None:
+                told(done, len(flow.nodes))
+            if self.stop and self.first_bad() is not None:
+                return
+
+    def _measure(self, side: Side, rows: Collection[Watched]) -> None:
+        for row in rows:
+            exact, value = side.values[row.exact], side.values[row.value]
+            _add(self.measured, row.value, measure(exact, value, self.runner.provider))
+            side.used({row.value, row.exact})
+
+    def values(self) -> tuple[ValueCheck, ...]:
+        found = classify(self.runner.flow, self.watched, self.measured, self.inputs)
+        return tuple(row for row in found if self.ops.takes(row.op))
+
+    def first_bad(self) -> FirstBad | None:
+        return next((_told(row) for row in self.values() if row.fault), None)
+
+
+def _add(into: dict[str, Measurement], name: str, found: Measurement) -> None:
+    into[name] = into[name] + found if name in into else found
+
+
+def _told(row: ValueCheck) -> FirstBad:
+    """A fault in a sentence."""
+    m = row.measured
+    born = ", in float32 already" if m.reference_inf else ": numbers beyond 1e30 do not fit"
+    text = {
+        "NaN": f"NaN in {m.found_nan} of {m.elements} elements",
+        "Inf": f"Inf in {m.found_inf} of {m.elements} elements"
+        + (f"; the exact result reaches {m.reference_max:.4g}" if m.broken else born),
+        "all zero": f"all {m.elements} elements are zero; the exact result reaches {m.reference_max:.4g}",
+        "vanished": f"{m.vanished} of {m.elements} elements vanished: zero, where the exact result is not small",
+        "flushed": f"{m.flushed} of {m.elements} elements became zero, which changes the value by {m.rel_l2:.0%}",
+        "saturated": f"elements stand at {m.found_max:g}, the largest number of {row.dtype}",
+    }
+    return FirstBad(row.value, row.node, row.op, text[row.fault or "NaN"])

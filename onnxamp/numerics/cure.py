@@ -1,0 +1,176 @@
+"""The next action: options that make a failure go away, tried before they are told.
+
+For a comparison, the original is converted again with more and more nodes kept in float32, those that are broken first,
+then those with the largest local error, and each candidate is compared as the failing result was. For a model alone,
+whose original is not at hand, the same nodes are left unrounded in its emulation.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from onnxamp.convert import convert_model
+from onnxamp.errors import OnnxAmpError
+from onnxamp.numerics.check import check_run
+from onnxamp.numerics.diff import Model, diff_models
+from onnxamp.numerics.limits import Limits
+from onnxamp.numerics.results import Cure, DiffReport, LayerDiff, RunCheck
+from onnxamp.runtime.samples import Samples
+
+TRIALS: Final = 12
+"""Conversions that are tried for a comparison."""
+
+CHECKS: Final = 24
+"""Emulated runs that are tried for a model alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A conversion: arguments of :func:`onnxamp.convert_model`, and the same as options of the command line."""
+
+    level: str = "O2"
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+    def command(self, source: str, target: str, nodes: Sequence[str]) -> str:
+        """The command that converts so, with these nodes kept in float32."""
+        keep = ["--keep-fp32", "|".join(map(re.escape, nodes))] if nodes else []
+        return shlex.join(["onnxamp", "convert", source, "-o", target, "--level", self.level, *self.options, *keep])
+
+
+def cure_conversion(
+    original: Path,
+    target: str,
+    recipe: Recipe,
+    samples: Samples,
+    limits: Limits,
+    *,
+    tried: bool = False,
+    told: Callable[[int, int], None] | None = None,
+) -> Cure:
+    """Find nodes to keep in float32 so that a conversion holds its limits.
+
+    Args:
+        original: the float32 model.
+        target: where the command that is told writes its result.
+        recipe: the conversion to start from.
+        samples, limits: as in the comparison that failed.
+        tried: whether the recipe as it is was what failed.
+        told: called with (trials done, trials at most).
+
+    Returns:
+        The command that was seen to hold, or how far the trials came.
+    """
+    search = _Search(original, recipe, samples, limits, told)
+    nodes: tuple[str, ...] = ()
+    found = search.compare(nodes, layers=True)
+    step = 1
+    while found is not None and not found.passed and search.trials < TRIALS:
+        more = _suspects(found.layers, set(nodes), step)
+        if not more:
+            break
+        nodes, step = (*nodes, *more), step * 2
+        found = search.compare(nodes, layers=True)
+    if found is None or not found.passed:
+        why = f": {found.failure or next(iter(found.warnings), '')}" if found is not None else "."
+        kept = f" with up to {len(nodes)} nodes in float32" if nodes else ""
+        return Cure("", nodes, f"No cure was found in {search.trials} conversions{kept}{why}", False, search.trials)
+    nodes = search.fewer(nodes)
+    worst = max((diff.rel_l2 for diff in found.outputs if diff.is_float), default=0.0)
+    if not nodes and not tried:
+        text = f"Tried: a conversion with onnxamp's lists and hazards holds (relative L2 {worst:.1e})."
+    else:
+        text = f"Tried: with {len(nodes)} more nodes in float32 the conversion holds (relative L2 {worst:.1e})."
+    return Cure(recipe.command(str(original), target, nodes), nodes, text, True, search.trials)
+
+
+@dataclass(slots=True)
+class _Search:
+    original: Path
+    recipe: Recipe
+    samples: Samples
+    limits: Limits
+    told: Callable[[int, int], None] | None
+    trials: int = 0
+
+    def compare(self, nodes: Sequence[str], *, layers: bool) -> DiffReport | None:
+        """Convert with these nodes in float32, and compare; None if it cannot be converted so."""
+        self.trials += 1
+        if self.told is not None:
+            self.told(self.trials, TRIALS)
+        wishes = dict(self.recipe.wishes)
+        wishes["keep_high"] = [*wishes.get("keep_high", ()), *map(re.escape, nodes)]
+        try:
+            model = convert_model(self.original, self.recipe.level, **wishes)
+        except OnnxAmpError:  # the wishes contradict each other with these nodes
+            return None
+        return diff_models(self.original, model, self.samples, limits=self.limits, layers=layers)
+
+    def fewer(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """Drop halves of what is left as long as the rest is enough."""
+        size = len(nodes) // 2
+        while size and self.trials < TRIALS + 4:
+            for start in range(0, len(nodes), size):
+                rest = nodes[:start] + nodes[start + size :]
+                found = self.compare(rest, layers=False)
+                if found is not None and found.passed:
+                    nodes = rest
+                    break
+                if self.trials >= TRIALS + 4:
+                    return nodes
+            size = min(size // 2, len(nodes) // 2)
+        return nodes
+
+
+def _suspects(rows: Sequence[LayerDiff], kept: set[str], count: int) -> list[str]:
+    """The nodes to keep next: those that break on the reference's own values; else those with the largest error."""
+    low = [
+        row for row in rows if row.local is not None and row.node not in kept and row.dtype in ("float16", "bfloat16")
+    ]
+    broken = [row.node for row in low if row.local is not None and row.local.alarm]
+    if broken:
+        return list(dict.fromkeys(broken))
+    ranked = sorted(low, key=lambda row: row.local.rel_l2 if row.local else 0.0, reverse=True)
+    return list(dict.fromkeys(row.node for row in ranked[:count] if row.local and row.local.rel_l2 > 0))
+
+
+def cure_run(
+    model: Model,
+    report: RunCheck,
+    samples: Samples,
+    told: Callable[[int, int], None] | None = None,
+) -> Cure | None:
+    """Find nodes that must stay float32 for a checked model to run without faults.
+
+    Args:
+        model: the model that was checked.
+        report: what the check found.
+        samples: the samples of the check.
+        told: called with (runs done, runs at most).
+
+    Returns:
+        None where the model has nothing low at fault: then it is the float32 model that fails.
+    """
+    nodes: dict[str, None] = {}
+    found, trials = report, 0
+    while found.first_bad is not None and trials < CHECKS:
+        row = next(row for row in found.values if row.fault)
+        if row.dtype not in ("float16", "bfloat16"):
+            return None
+        around = dict.fromkeys([row.node, *row.readers])
+        if not around.keys() - nodes.keys():
+            break
+        nodes |= around
+        trials += 1
+        if told is not None:
+            told(trials, CHECKS)
+        found = check_run(model, samples, keep=frozenset(nodes))
+    if found.first_bad is not None:
+        text = f"No cure was found in {trials} runs with up to {len(nodes)} nodes in float32."
+        return Cure("", tuple(nodes), text, False, trials)
+    names = "|".join(map(re.escape, nodes))
+    text = f"Tried: no fault is left when these {len(nodes)} nodes are float32. Convert the original again with"
+    return Cure(f"--keep-fp32 {shlex.quote(names)}", tuple(nodes), text, True, trials)

@@ -1,0 +1,303 @@
+"""Comparing two models on the same inputs: their outputs and, where asked, every value that they share."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxamp.dtypes import ELEM_NAMES
+from onnxamp.errors import ArgumentError, RuntimeFailure
+from onnxamp.numerics.limits import LOWNESS, Limits, metric_name
+from onnxamp.numerics.metrics import TensorDiff, compare, merge
+from onnxamp.numerics.pairing import Pairing, pair
+from onnxamp.numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
+from onnxamp.numerics.walk import Compared, Walk, Walked
+from onnxamp.ops import op_key
+from onnxamp.runtime.flow import Flow, Runner, fitted
+from onnxamp.runtime.inputs import check_inputs
+from onnxamp.runtime.measure import Measurement
+from onnxamp.runtime.observe import Observed, observe
+from onnxamp.runtime.samples import Samples, random_samples
+from onnxamp.runtime.session import Provider, cuda_available
+from onnxamp.runtime.side import BUDGET
+from onnxamp.runtime.values import Feed
+from onnxamp.storage import folder_of, load_model
+
+Model: TypeAlias = ModelProto | str | PathLike[str]
+"""A proto with its weights loaded, or the path of a file."""
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with what is done and what there is to do, in nodes times samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model to run: its proto, the folder of its external data, and how reports name it."""
+
+    proto: ModelProto
+    folder: Path | None
+    label: str
+
+
+def open_model(model: Model) -> Opened:
+    """Read a model's graph where it is a path.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    if isinstance(model, ModelProto):
+        return Opened(model, None, model.graph.name or "model")
+    path = Path(model)
+    return Opened(load_model(path), folder_of(path), fspath(path))
+
+
+def diff_models(
+    reference: Model,
+    result: Model,
+    samples: Samples | None = None,
+    *,
+    layers: bool = False,
+    limits: Limits | None = None,
+    provider: Provider | None = None,
+    seed: int = 0,
+    count: int = 1,
+    dims: Mapping[str, int] | None = None,
+    budget: int = BUDGET,
+    progress: Progress | None = None,
+) -> DiffReport:
+    """Run both models on the same samples and compare what they compute.
+
+    On CPU, where ONNX Runtime would compute float16 in float32 and hide what a GPU does, models with low-precision
+    values are emulated (:mod:`onnxamp.runtime.emulate`). On CUDA they run as they are, with TF32 off.
+
+    Args:
+        reference: what is right; usually the float32 original.
+        result: what is judged.
+        samples: inputs; made up for the reference (seeded, ``count`` of them, sizes from ``dims``) where None.
+        layers: compare every value that both share by name, too. Where outputs fail outright it is done anyway.
+        limits: what is accepted; the usual tolerance of the lower precision by default.
+        provider: "cuda" or "cpu"; None for CUDA where there is one.
+        budget: bytes of values and weights that may be held at a time besides the models themselves.
+        progress: told how far the comparison is.
+
+    Raises:
+        ArgumentError: the samples do not fit the models, the result takes inputs that the reference lacks, or lacks
+            outputs that the reference has.
+        ModelError: a model cannot be read.
+    """
+    one, other = open_model(reference), open_model(result)
+    chosen: Provider = provider or ("cuda" if cuda_available() else "cpu")
+    samples = samples or random_samples(one.proto, count, seed=seed, dims=dims)
+    at_least_one(samples)
+    limits = limits or Limits()
+    found = _diff(one, other, samples, chosen, layers, limits, budget, progress)
+    if not layers and not found.passed and found.outputs:  # then it is wanted where the error comes from
+        deep = _diff(one, other, samples, chosen, True, limits, budget, progress)
+        return replace(found, first_bad=deep.first_bad, layers=deep.layers)
+    return found
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What the samples have given so far."""
+
+    outputs: dict[str, list[TensorDiff]] = field(default_factory=dict)
+    alarms: list[str] = field(default_factory=list)
+    layers: dict[str, LayerDiff] = field(default_factory=dict)
+
+    def add(self, reference: Flow, result: Flow, walked: Walked) -> None:
+        for name, value in walked.reference.items():
+            if name not in walked.result:
+                raise ArgumentError(f"The models have different outputs: only the reference has {name!r}.")
+            self.alarms += [f"Output {name!r}: {text}" for text in _lost(value, walked.result[name])]
+            for diff in _compare(name, value, walked.result[name]):
+                self.outputs.setdefault(diff.name, []).append(diff)
+        for row in _layers(reference, result, walked.compared):
+            self.layers[row.value] = _joined(self.layers.get(row.value), row)
+
+
+def _diff(
+    one: Opened,
+    other: Opened,
+    samples: Samples,
+    provider: Provider,
+    layers: bool,
+    limits: Limits,
+    budget: int,
+    told: Progress | None,
+) -> DiffReport:
+    report = DiffReport(
+        one.label, other.label, ran_on(provider, "float32"), samples.description, len(samples), "float32"
+    )
+    ready, tally = None, _Tally()
+    for number, sample in enumerate(samples):
+        feeds = check_inputs(one.proto, sample)
+        try:
+            ready = _ready(one, other, feeds, provider, layers, budget, ready)
+            reference, result = ready.walk.reference.flow, ready.walk.result.flow
+            lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
+            report = replace(report, lowest=lowest, ran_on=ran_on(provider, lowest))
+            walked = ready.walk.run(
+                fitted(reference, feeds), fitted(result, feeds), part_of(told, number, len(samples))
+            )
+        except RuntimeFailure as error:
+            hint = " Real inputs (--inputs data.npz) or sizes (--dim name=N) may help." if samples.made_up else ""
+            return replace(report, skipped=f"The reference does not run: {error}{hint}")
+        if walked.failure is not None:
+            return replace(report, failure=f"The result does not run: {walked.failure}")
+        tally.add(reference, result, walked)
+        report = replace(report, notes=_unmatched(reference, result))
+    return _finished(report, tally, limits)
+
+
+def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
+    """What only one of the models takes or gives, and is not compared."""
+    inputs = [name for name in reference.inputs if name not in result.inputs and name not in result.defaults]
+    outputs = [name for name in result.outputs if name not in reference.outputs]
+    notes = [f"Only the reference takes the input {name!r}." for name in inputs]
+    return (*notes, *(f"Only the result gives the output {name!r}; it is not compared." for name in outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """Both models made ready for a sample, and for others that take the same branches."""
+
+    seen: tuple[Observed, Observed]
+    walk: Walk
+
+
+def _ready(
+    one: Opened,
+    other: Opened,
+    feeds: Mapping[str, Feed],
+    provider: Provider,
+    layers: bool,
+    budget: int,
+    before: _Ready | None,
+) -> _Ready:
+    emulated = provider == "cpu"
+    olds = before.seen if before is not None else (None, None)
+    first, second = (
+        observe(model.proto, model.folder, feeds, emulated=emulated, provider=provider, before=old)
+        for model, old in zip((one, other), olds, strict=True)
+    )
+    if before is not None and first is olds[0] and second is olds[1]:
+        return before
+    pairing = pair(first.flow, second.flow) if layers else Pairing({})
+    walk = Walk(Runner(first.flow, provider), Runner(second.flow, provider), pairing, budget)
+    return _Ready((first, second), walk)
+
+
+def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
+    outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
+    alarms = [*tally.alarms, *(f"Output {d.name!r}: {d.alarm}" for d in outputs if d.alarm and not _size_only(d))]
+    rows = tuple(sorted(tally.layers.values(), key=lambda row: row.position))
+    found = replace(report, outputs=outputs, layers=rows, failure=alarms[0] if alarms else None)
+    return held_to(found, limits)
+
+
+def held_to(report: DiffReport, limits: Limits) -> DiffReport:
+    """A comparison judged by these limits; what was measured stays, what was said of other limits goes.
+
+    Raises:
+        ArgumentError: a limit names an output that there is not.
+    """
+    judgements = limits.judge(report.outputs, report.lowest)
+    warnings = tuple(_warnings(report.outputs, judgements))
+    found = replace(report, judgements=judgements, warnings=warnings, first_bad=None, cure=None)
+    return found if found.passed else replace(found, first_bad=first_bad(report.layers))
+
+
+def at_least_one(samples: Samples) -> None:
+    """Refuse to compare on nothing.
+
+    Raises:
+        ArgumentError: there is no sample.
+    """
+    if not len(samples):
+        raise ArgumentError("There is no sample to run the model on.")
+
+
+def ran_on(provider: Provider, lowest: str) -> str:
+    """How reports name what computed."""
+    if provider == "cuda":
+        return "CUDA"
+    return "CPU" if lowest == "float32" else f"CPU, emulated {lowest}"
+
+
+def part_of(told: Progress | None, sample: int, samples: int) -> Progress | None:
+    """Progress of one sample as a part of all."""
+    return None if told is None else lambda done, total: told(sample * total + done, samples * total)
+
+
+def _joined(before: LayerDiff | None, now: LayerDiff) -> LayerDiff:
+    if before is None:
+        return now
+    both = _sum(before.local, now.local), _sum(before.accumulated, now.accumulated)
+    return replace(before, local=both[0], accumulated=both[1], note=before.note or now.note)
+
+
+def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | None:
+    return one + other if one is not None and other is not None else one or other
+
+
+def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iterator[LayerDiff]:
+    for name, row in rows.items():
+        position = reference.maker[name]
+        node = reference.nodes[position]
+        low = ELEM_NAMES[result.low[name]] if name in result.low else None
+        kind = (result.types.get(name) or "")[len("tensor(") : -1]
+        label = node.name or name
+        if "float" not in kind and not (row.accumulated and row.accumulated.error_max):
+            continue  # shapes, indices and masks that are as they should be
+        dtype = low or ("float32" if kind == "float" else kind)
+        yield LayerDiff(position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note)
+
+
+def first_bad(rows: Sequence[LayerDiff]) -> FirstBad | None:
+    """The first value that is broken though what it is made of is not; else the first that is broken at all."""
+    for row in rows:
+        for measured in (row.local, row.accumulated):
+            if measured is not None and measured.alarm:
+                return FirstBad(row.value, row.node, row.op, measured.alarm)
+    return None
+
+
+def _size_only(diff: TensorDiff) -> bool:
+    """Outputs whose size depends on the data may differ by an element that crossed a threshold."""
+    sizes_differ = diff.reference_shape != diff.result_shape
+    return sizes_differ and len(diff.reference_shape) == len(diff.result_shape)
+
+
+def _lost(reference: Any, found: Any) -> list[str]:
+    """What is wrong with sequences and optionals as such; their elements are compared one by one."""
+    if isinstance(reference, list) and isinstance(found, list):
+        if len(reference) != len(found):
+            return [f"The sequence has {len(found)} elements instead of {len(reference)}."]
+        return [text for one, other in zip(reference, found, strict=True) for text in _lost(one, other)]
+    if type(reference) is not type(found):
+        return [f"It is {type(found).__name__} instead of {type(reference).__name__}."]
+    return []
+
+
+def _compare(name: str, reference: Any, found: Any) -> Iterator[TensorDiff]:
+    if isinstance(reference, list) and isinstance(found, list):
+        for position, (one, other) in enumerate(zip(reference, found, strict=False)):
+            yield from _compare(f"{name}[{position}]", one, other)
+    elif isinstance(reference, np.ndarray) and isinstance(found, np.ndarray):
+        yield compare(name, reference, found)
+
+
+def _warnings(outputs: Sequence[TensorDiff], judgements: Sequence[Judgement]) -> Iterator[str]:
+    """What is inexact, though not broken."""
+    missed = {judgement.output: judgement for judgement in judgements if not judgement.passed}
+    for diff in outputs:
+        if _size_only(diff):
+            yield f"Output {diff.name!r} has shape {diff.result_shape}, the reference {diff.reference_shape}."
+        elif diff.alarm is None and diff.name in missed:
+            told = missed[diff.name]
+            yield f"Output {diff.name!r}: {metric_name(told.metric)} is {told.found:.2g}; the limit is {told.limit:g}."

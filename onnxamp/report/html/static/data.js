@@ -1,0 +1,87 @@
+/* The embedded data, as columns, and how numbers are written. Texts from the model are only ever set as textContent. */
+
+const raw = JSON.parse(document.getElementById("data").textContent);
+
+const WORDS = { inf: Infinity, "-inf": -Infinity, nan: NaN };
+/** A number of the data: null where there is none. */
+const decode = (x) => (typeof x === "string" ? WORDS[x] : x);
+/** Rows of a column whose texts are stored once each. */
+const texts = (table) => table.rows.map((row) => table.texts[row]);
+
+const count = raw.nodes.name.length;
+const nodes = {
+  name: raw.nodes.name,
+  op: texts(raw.nodes.op),
+  scope: texts(raw.nodes.scope),
+  precision: texts(raw.nodes.precision),
+  provider: texts(raw.nodes.provider),
+  why: texts(raw.nodes.why),
+  reason: texts(raw.nodes.reason),
+  messages: (i) => raw.nodes.messages[i] || [],
+  isCast: new Uint8Array(count),
+  level: new Uint8Array(count),
+  local: new Array(count).fill(null),
+  accumulated: new Array(count).fill(null),
+  largest: new Array(count).fill(null),
+};
+for (const i of raw.nodes.casts) nodes.isCast[i] = 1;
+for (const [i, list] of Object.entries(raw.nodes.messages)) nodes.level[i] = Math.max(...list.map(([level]) => level));
+
+const values = {
+  count: raw.values.node.length,
+  node: raw.values.node,
+  name: raw.values.name,
+  dtype: texts(raw.values.dtype),
+  local: raw.values.local.map(decode),
+  accumulated: raw.values.accumulated.map(decode),
+  least: raw.values.least.map(decode),
+  largest: raw.values.largest.map(decode),
+  of: Array.from({ length: count }, () => []),
+};
+
+/** The worse of two errors: a missing one is none, and nothing is worse than NaN. */
+const worse = (a, b) => (a === null ? b : b === null ? a : Number.isNaN(a) || a > b ? a : b);
+for (let v = 0; v < values.count; v++) {
+  const i = values.node[v];
+  values.of[i].push(v);
+  for (const key of ["local", "accumulated", "largest"]) nodes[key][i] = worse(nodes[key][i], values[key][v]);
+}
+
+const limits = raw.window && raw.window.limits.map(decode);
+const low = raw.window
+  ? { name: raw.window.name, largest: limits[0], normal: limits[1], subnormal: limits[2], rounding: limits[3] }
+  : null;
+const isLow = (precision) => precision === "float16" || precision === "bfloat16";
+const lowName = low ? low.name : nodes.precision.find(isLow) || "low precision";
+
+/** A number for people: 0.00123, 1.23e-5, 65,504, ∞, NaN. */
+const number = (x, digits = 3) => {
+  if (x === null || x === undefined) return "";
+  if (Number.isNaN(x)) return "NaN";
+  if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
+  if (x === 0) return "0";
+  const size = Math.abs(x);
+  if (size >= 1e6 || size < 1e-3) return x.toExponential(digits - 1).replace("e+", "e");
+  return size >= 1000 ? Math.round(x).toLocaleString("en-US") : String(Number(x.toPrecision(digits)));
+};
+const whole = (n) => n.toLocaleString("en-US");
+
+const SUPER = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+const power = (base, exponent) => base + [...String(exponent)].map((c) => SUPER[c]).join("");
+
+/** An element with attributes and children; strings become text, never markup. */
+const element = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+const fill = (node, attributes, children) => {
+  for (const [key, value] of Object.entries(attributes)) if (value !== null && value !== false) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+};
+/** A name that may be broken after its separators, and whose last part stands out from the path to it. */
+const breakable = (name) => {
+  const cut = name.slice(0, -1).lastIndexOf("/") + 1;
+  const pieces = (text) => text.split(/(?<=[/._:])/).flatMap((part) => [document.createElement("wbr"), part]);
+  return element("bdi", {}, element("span", { class: "path" }, ...pieces(name.slice(0, cut))), ...pieces(name.slice(cut)));
+};
+const byId = (id) => document.getElementById(id);

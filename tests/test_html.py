@@ -1,0 +1,365 @@
+"""The HTML report as data and as text: escaping, structure, sizes, and what is left out."""
+
+import json
+import re
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import pages
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import onnxamp
+from onnxamp.audit import Finding
+from onnxamp.dtypes import LOW_TYPES
+from onnxamp.numerics.results import Judgement
+from onnxamp.report.html.facts import number, percent
+from onnxamp.report.html.page import check_page, conversion_page, diff_page
+from onnxamp.report.html.records import Level, Page, Status, shown
+from onnxamp.report.html.render import render, write
+from onnxamp.report.machine import as_data
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</script><script>alert(1)</script>",
+    "\"'><img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "{{ 7 * 7 }}",
+    "a\u202egnp.exe",
+    "line\nbreak\x00\x1b[31m\x9b",
+    "\u2028\u2029\ufeff",
+    "&lt;b&gt;&amp;",
+    "`${alert(1)}`",
+    "]]>",
+    "javascript:alert(1)",
+)
+
+
+BROKEN = (Judgement("logits", "rel_l2", 0.5, 1e-2, passed=False),)
+
+
+class Reader(HTMLParser):
+    """Elements, attributes and visible text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.inside: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.inside and self.inside.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        where = self.inside[-1] if self.inside else ""
+        if where == "script":
+            self.scripts.append(data)
+        elif where != "style":
+            self.text.append(data)
+
+    @property
+    def headings(self) -> list[str]:
+        return [attrs["id"] or "" for tag, attrs in self.tags if tag == "h2"]
+
+    @property
+    def words(self) -> str:
+        return " ".join("".join(self.text).split())
+
+
+def data_of(html: str) -> dict[str, Any]:
+    """The data that the page embeds."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def everything(count: int = 30) -> Page:
+    return conversion_page(pages.conversion(count), pages.failing(count), pages.audit(count))
+
+
+def test_a_full_page_has_all_sections() -> None:
+    read = Reader(render(everything()))
+    assert read.headings == ["along-title", "outputs-title", "budget-title", "notes-title", "nodes-title"]
+    assert "Converted to float16, but the result fails." in read.words
+    assert "model.onnx → model_fp16.onnx" in read.words
+    assert "CPU, emulated float16 · made-up inputs (seed 0) · 2 samples" in read.words
+    assert "Weights that lost elements" in read.words
+    assert pages.failing().cure.command in read.words
+
+
+def test_sections_without_data_are_left_out() -> None:
+    assert Reader(render(check_page(None, None))).headings == []
+    assert Reader(render(diff_page(None))).headings == []
+    assert Reader(render(diff_page(pages.diff(0)))).headings == ["outputs-title"]
+    assert Reader(render(conversion_page(pages.conversion(0), None, None))).headings == ["budget-title", "notes-title"]
+
+
+@pytest.mark.parametrize("made", [None, pages.conversion()])
+@pytest.mark.parametrize("diff", [None, pages.diff(), pages.failing()])
+@pytest.mark.parametrize("audit", [None, pages.audit()])
+def test_any_part_may_be_missing(made, diff, audit) -> None:
+    page = conversion_page(made, diff, audit)
+    assert len(page.nodes) == (len(audit.nodes) if audit else 30 if made or diff else 0)
+    assert len(data_of(render(page))["nodes"]["name"]) == len(page.nodes)
+
+
+def test_equal_pages_are_equal_bytes() -> None:
+    assert render(everything()) == render(everything())
+
+
+def test_the_page_is_json() -> None:
+    assert json.loads(json.dumps(as_data(everything())))["verdict"]["status"] == "failed"
+    assert asdict(everything())["nodes"][0]["op"] == "MatMul"
+
+
+def test_nothing_is_loaded() -> None:
+    read = Reader(render(everything()))
+    links = [value for _, attrs in read.tags for name, value in attrs.items() if name in ("src", "href", "srcset")]
+    assert set(links) == {"data:,", "#nodes"}
+    policy = next(attrs["content"] for tag, attrs in read.tags if tag == "meta" and attrs.get("http-equiv"))
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    style = render(everything()).partition("<style>")[2].partition("</style>")[0]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_no_attribute_is_code() -> None:
+    for tag, attrs in Reader(render(everything())).tags:
+        assert not [name for name in attrs if name.startswith("on") or name == "style"], tag
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_nothing_but_text(name: str) -> None:
+    plain = render(conversion_page(pages.conversion(), pages.bare("v", "n"), pages.audit()))
+    finding = Finding("error", "kernel", name, name, name, name)
+    diff = pages.bare(name, name, name)
+    diff = replace(diff, failure=name, warnings=(name,), judgements=(Judgement(name, name, 1.0, 2.0, passed=False),))
+    made = replace(pages.conversion(), source=Path(name), target=Path(name), notes=(name,))
+    audit = pages.audit(findings=(finding, replace(finding, node="")))
+    html = render(conversion_page(made, diff, audit))
+    assert [t for t, _ in Reader(html).tags if t in ("script", "img", "style")] == ["style", "script", "script"]
+    assert Reader(html).scripts[1] == Reader(plain).scripts[1]
+    assert all(c.isprintable() or c == "\n" for c in html)
+    data = data_of(html)
+    assert shown(name) in data["nodes"]["name"]
+    assert shown(name) in data["values"]["name"]
+    assert shown(name) in data["nodes"]["op"]["texts"]
+    assert " ".join(shown(name).split()) in Reader(html).words
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(st.text(max_size=60))
+def test_any_name_survives(name: str) -> None:
+    html = render(conversion_page(None, pages.bare(name, name, name), None))
+    assert data_of(html)["nodes"]["name"] == [shown(name)]
+    assert html.count("<script") == 2
+    assert html.encode("utf-8", errors="strict")
+
+
+def test_long_names_are_cut_in_their_middle() -> None:
+    text = "a" * 5000 + "\x00" * 5000 + "z" * 5000
+    cut = shown(text)
+    assert len(cut) < 500
+    assert (cut[0], cut[-1]) == ("a", "z")
+    assert shown("a" * 400) == "a" * 400
+    assert len(shown("\x00" * 399)) < 500
+
+
+def test_a_command_is_never_cut() -> None:
+    cure = replace(pages.failing().cure, command="onnxamp convert " + "x" * 5000)
+    assert conversion_page(None, pages.failing(cure=cure), None).action.command == cure.command
+
+
+@pytest.mark.parametrize(
+    ("page", "status", "sentence"),
+    [
+        (conversion_page(pages.conversion(), pages.diff(), None), Status.GOOD, "all 2 outputs agree with the original"),
+        (conversion_page(pages.conversion(), None, None), Status.UNKNOWN, "not validated"),
+        (conversion_page(pages.conversion(), pages.diff(skipped="No."), None), Status.UNKNOWN, "not validated"),
+        (conversion_page(pages.conversion(), pages.failing(), None), Status.FAILED, "the result fails"),
+        (conversion_page(pages.conversion(), pages.diff(warnings=("Off.",)), None), Status.INEXACT, "more error"),
+        (
+            conversion_page(pages.conversion(), pages.diff(judgements=BROKEN), None),
+            Status.INEXACT,
+            "outside the limits",
+        ),
+        (diff_page(pages.diff(judgements=BROKEN)), Status.FAILED, "more than the limits"),
+        (diff_page(pages.diff()), Status.GOOD, "The models agree"),
+        (diff_page(pages.diff(skipped="No.")), Status.UNKNOWN, "not compared"),
+        (diff_page(pages.failing()), Status.FAILED, "The models differ"),
+        (diff_page(pages.diff(warnings=("Off.",))), Status.INEXACT, "roughly"),
+        (diff_page(None), Status.UNKNOWN, "not compared"),
+        (check_page(pages.audit(), None), Status.UNKNOWN, "nothing was run"),
+        (check_page(None, pages.run_check()), Status.FAILED, "A value breaks"),
+        (check_page(None, replace(pages.run_check(), first_bad=None, values=())), Status.GOOD, "Nothing breaks"),
+    ],
+)
+def test_verdicts(page: Page, status: Status, sentence: str) -> None:
+    assert page.verdict.status is status
+    assert sentence in page.verdict.sentence
+    assert page.verdict.sentence in Reader(render(page)).words
+
+
+def test_findings_decide_a_check() -> None:
+    error = Finding("error", "kernel", pages.label(4), "LayerNormalization", "It has no kernel.", "Use --opset 18.")
+    broken = check_page(pages.audit(findings=(error,)), None)
+    assert broken.verdict.status is Status.FAILED
+    assert "It has no kernel. Use --opset 18." in broken.verdict.details
+    row = next(row for row in broken.nodes if row.level is Level.ERROR)
+    assert row.name == pages.label(4)
+    warned = check_page(pages.audit(findings=(replace(error, severity="warning"),)), _calm())
+    assert warned.verdict.status is Status.INEXACT
+
+
+def _calm():
+    return replace(pages.run_check(), first_bad=None, values=())
+
+
+def test_what_no_node_carries_is_told_all_the_same() -> None:
+    page = check_page(pages.audit(findings=(Finding("warning", "opset", "", "", "Too old.", ""),)), None)
+    assert [message.text for message in page.findings] == ["Too old."]
+    assert "Too old." in Reader(render(page)).words
+
+
+def test_facts_meet_at_their_node() -> None:
+    page = everything()
+    bad = next(row for row in page.nodes if row.name == pages.label(15))
+    assert page.nodes[page.first_bad] == bad
+    assert [message.level for message in bad.messages] == [Level.ERROR, Level.ERROR]
+    assert (bad.op, bad.precision) == ("Mul", "float16")
+    assert bad.reason == "cut: fewest Casts"
+    masked = next(row for row in page.nodes if row.name == pages.label(2))
+    assert (masked.precision, masked.why) == ("float32", "black list")
+    assert masked.messages[0].text == "kept in float32: mask: a sentinel lies before it"
+    value = next(value for value in page.values if value.name == f"{pages.label(7)}_out")
+    assert page.nodes[value.node].name == pages.label(7)
+    assert value.local == pytest.approx(2e-4)
+    assert page.reasons == (("black list", 10),)
+
+
+def test_casts_between_floats_are_told_from_others() -> None:
+    page = everything()
+    assert {row.op for row in page.nodes if row.is_cast} == {"Cast"}
+    assert sum(row.is_cast for row in page.nodes) == pages.audit().casts.count
+
+
+def test_a_measured_node_that_the_audit_lacks_comes_behind_its_neighbour() -> None:
+    audit = pages.audit()
+    less = replace(audit, nodes=tuple(node for node in audit.nodes if node.node != pages.label(7)))
+    names = [row.name for row in conversion_page(None, pages.diff(), less).nodes]
+    assert names.index(pages.label(7)) == names.index(pages.label(6)) + 1
+
+
+def test_nodes_of_one_name_are_told_apart_by_scope_and_rank() -> None:
+    made = pages.conversion(0)
+    rows = tuple(
+        replace(pages.conversion(1).plan.rows[1], key=key, op="MatMul", low=low, reason=reason)
+        for key, low, reason in (
+            ("same:T", True, "white list"), ("same:T (2)", False, "user pattern"),
+            ("if.then_branch/same:T", True, "cut"),
+        )
+    )  # fmt: skip
+    node = replace(pages.audit(1).nodes[0], node="same", op="MatMul")
+    audit = replace(
+        pages.audit(0), nodes=(node, replace(node, position=1), replace(node, position=2, scope="if.then_branch"))
+    )
+    page = conversion_page(replace(made, plan=replace(made.plan, rows=rows)), None, audit)
+    assert [row.why for row in page.nodes] == ["white list", "user pattern", "cut"]
+
+
+def test_a_node_whose_op_is_called_otherwise_is_still_the_same_node() -> None:
+    node = replace(pages.audit(1).nodes[0], node="y", op="Cast", precision="mixed")
+    page = conversion_page(None, pages.bare("y", "y", "Identity"), replace(pages.audit(0), nodes=(node,)))
+    assert [(row.name, row.op) for row in page.nodes] == [("y", "Cast")]
+
+
+def test_an_unnamed_node_is_found_by_its_renamed_output() -> None:
+    node = replace(pages.audit(1).nodes[0], node="y_fp16", op="Relu")
+    page = conversion_page(None, pages.bare("y", "y", "Relu"), replace(pages.audit(0), nodes=(node,)))
+    assert [row.name for row in page.nodes] == ["y_fp16"]
+    assert page.values[0].node == 0
+
+
+@pytest.mark.parametrize("low", LOW_TYPES.values(), ids=LOW_TYPES.keys())
+def test_the_window_is_that_of_the_low_type(low) -> None:
+    window = diff_page(pages.diff(lowest=low.name)).window
+    assert (window.largest, window.subnormal) == (low.max_finite, low.smallest_subnormal)
+    assert data_of(render(diff_page(pages.diff(lowest=low.name))))["window"]["name"] == low.name
+
+
+def test_float32_models_have_no_window() -> None:
+    assert diff_page(pages.diff(lowest="float32")).window is None
+    assert data_of(render(diff_page(pages.diff(lowest="float32"))))["window"] is None
+
+
+def test_what_json_cannot_say() -> None:
+    layer = replace(pages.layers(1)[0], accumulated=pages.measurement(inf), local=pages.measurement(nan))
+    values = data_of(render(diff_page(pages.diff(0, layers=(layer,)))))["values"]
+    assert (values["local"], values["accumulated"]) == (["nan"], ["inf"])
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [(0.0, "0"), (1.0, "1"), (1.2345e-5, "1.23e-5"), (0.0123, "0.0123"), (-2e9, "-2e9"), (inf, "∞"), (-inf, "−∞"),
+     (nan, "NaN"), (None, "–")],
+)  # fmt: skip
+def test_numbers(x: float | None, text: str) -> None:
+    assert number(x) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"), [(0, 10, "0 %"), (1, 1000, "<1 %"), (999, 1000, ">99 %"), (5, 10, "50 %"), (0, 0, "–")]
+)
+def test_shares(part: int, whole: int, text: str) -> None:
+    assert percent(part, whole) == text
+
+
+def test_size_of_a_page() -> None:
+    assert len(render(everything(1_000)).encode()) < 1_000_000
+
+
+def test_fifty_thousand_nodes() -> None:
+    page = everything(50_000)
+    assert len(page.nodes) > 50_000
+    assert len(render(page).encode()) < 15_000_000
+
+
+def test_writing(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    path.chmod(0o640)
+    write(everything(), path)
+    assert path.read_text(encoding="utf-8") == render(everything())
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(onnxamp.OutputError, match="does not exist"):
+        write(everything(), tmp_path / "missing" / "report.html")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(onnxamp.OutputError, match="Cannot write"):
+        write(everything(), tmp_path / "folder")
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_real_conversion(tmp_path: Path) -> None:
+    model = Path(__file__).parents[1] / "models" / "encoder.onnx"
+    made = onnxamp.convert_file(model, tmp_path / "out.onnx")
+    page = conversion_page(made, None, None)
+    precisions = [row.precision for row in page.nodes if row.op != "Cast"]
+    assert precisions.count("float16") == made.summary.nodes["low"]
+    assert precisions.count("float32") == made.summary.nodes["float32"]
+    assert {row.why for row in page.nodes if row.precision == "float32"} >= {"normalisation island"}

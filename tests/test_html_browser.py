@@ -1,0 +1,284 @@
+"""The HTML report in a browser: what its script does, and what names from models cannot make it do."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pages
+import pytest
+from test_html import HOSTILE, everything
+
+from onnxamp.audit import Finding
+from onnxamp.report.html.page import check_page, conversion_page, diff_page
+from onnxamp.report.html.records import Page, shown
+from onnxamp.report.html.render import write
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
+    """A function that opens a page, and fails at the end if it complained, loaded anything or opened a dialog."""
+    complaints: list[str] = []
+    contexts = []
+
+    def open_page(page: Page, **options: Any) -> Any:
+        path = tmp_path / f"report{len(contexts)}.html"
+        write(page, path)
+        contexts.append(browser.new_context(**options))
+        tab = contexts[-1].new_page()
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+        tab.on("request", lambda request: complaints.append(request.url) if request.url != path.as_uri() else None)
+        tab.goto(path.as_uri())
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def column(tab: Any, position: int) -> list[str]:
+    """Texts of a column of the table of nodes."""
+    return [text.strip() for text in tab.locator(f"#table tbody tr.row td:nth-child({position})").all_inner_texts()]
+
+
+def names(tab: Any) -> list[str]:
+    return column(tab, 2)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        everything(), conversion_page(pages.conversion(0), None, None), diff_page(None), diff_page(pages.diff()),
+        check_page(pages.audit(), None), check_page(None, pages.run_check()), check_page(None, None),
+        conversion_page(pages.conversion(), pages.diff(lowest="bfloat16"), pages.audit()), everything(1),
+    ],
+    ids=["full", "no nodes", "nothing", "diff", "audit", "run", "no check", "bfloat16", "one node"],
+)  # fmt: skip
+def test_every_page_opens_silently(opened, page) -> None:
+    tab = opened(page)
+    assert tab.locator("h1").is_visible()
+    assert tab.locator("#figure svg").count() == bool(page.nodes)
+
+
+def test_the_table_sorts(opened) -> None:
+    tab = opened(everything())
+    assert column(tab, 1) == [str(i) for i in range(len(everything().nodes))]
+    tab.click("#by-accumulated")
+    assert tab.locator("th[aria-sort]").get_attribute("aria-sort") == "descending"
+    errors = column(tab, 7)
+    assert errors[0] == "∞"
+    numbers = [float(text) for text in errors[1:] if text]
+    assert numbers == sorted(numbers, reverse=True)
+    assert errors[-1] == ""
+    tab.click("#by-accumulated")
+    assert [text for text in column(tab, 7) if text] == errors[: len(numbers) + 1][::-1]
+    assert column(tab, 7)[-1] == ""
+    tab.click("#by-op")
+    assert column(tab, 3) == sorted(column(tab, 3))
+
+
+def test_the_table_is_searched(opened) -> None:
+    tab = opened(everything())
+    tab.fill("#search", "block/2 SOFTMAX")
+    playwright.expect(tab.locator("#table tbody tr")).to_have_count(1)
+    assert names(tab) == [pages.label(14)]
+    assert tab.locator("#count").inner_text() == f"1 of {len(everything().nodes)} nodes"
+    tab.fill("#search", "no such thing")
+    playwright.expect(tab.locator("#table tbody")).to_contain_text("No node fits")
+    tab.click("#reset")
+    assert len(names(tab)) == len(everything().nodes)
+
+
+def test_the_table_is_filtered(opened) -> None:
+    tab, page = opened(everything()), everything()
+    tab.select_option("#precision", "=float32")
+    assert len(names(tab)) == sum(row.precision == "float32" for row in page.nodes)
+    tab.select_option("#op", "=Softmax")
+    assert set(column(tab, 3)) == {"Softmax"}
+    tab.click("#reset")
+    tab.check("#trouble")
+    assert names(tab) == [row.name for row in page.nodes if row.level > 1]
+    tab.click("[data-why='black list']")
+    assert len(names(tab)) == dict(page.reasons)["black list"]
+
+
+def test_pages_of_the_table(opened) -> None:
+    tab = opened(everything(300))
+    assert len(names(tab)) == 100
+    tab.click("#next")
+    assert column(tab, 1)[0] == "100"
+    assert tab.locator("#place").inner_text().startswith("101 to 200 of ")
+    tab.click("#previous")
+    assert column(tab, 1)[0] == "0"
+    assert tab.locator("#previous").is_disabled()
+
+
+def test_a_click_on_the_map_reaches_the_row(opened) -> None:
+    page = everything(2000)
+    tab = opened(page)
+    tab.fill("#search", "nothing is called like that")
+    box = tab.locator("#figure").bounding_box()
+    tab.locator("#figure").scroll_into_view_if_needed()
+    tab.locator("#figure").click(position={"x": box["width"] * 0.62, "y": 40})
+    here = tab.locator("#table tr.here")
+    number = int(here.locator("td").first.inner_text().replace(",", ""))
+    assert 0.5 < number / len(page.nodes) < 0.75
+    assert here.locator("td.name").inner_text() == page.nodes[number].name
+    playwright.expect(here).to_be_in_viewport(ratio=1)
+    assert tab.evaluate("document.activeElement.closest('tr').classList.contains('here')")
+
+
+def test_pointing_at_the_map_tells_the_node(opened) -> None:
+    page = everything()
+    tab = opened(page)
+    figure = tab.locator("#figure")
+    assert tab.locator("#tip").is_hidden()
+    figure.hover(position={"x": 70, "y": 40})
+    assert page.nodes[0].name in tab.locator("#tip").inner_text()
+    tab.mouse.move(1, 1)
+    assert tab.locator("#tip").is_hidden()
+
+
+def test_the_map_by_keyboard(opened) -> None:
+    page = everything()
+    tab = opened(page)
+    tab.focus("#figure")
+    for _ in range(3):
+        tab.keyboard.press("ArrowRight")
+    assert tab.locator("#reading").inner_text().startswith(page.nodes[2].name)
+    tab.keyboard.press("+")
+    assert tab.locator("#span").inner_text().startswith("nodes ")
+    tab.keyboard.press("Escape")
+    assert tab.locator("#span").inner_text() == ""
+    tab.keyboard.press("Enter")
+    assert tab.locator("#table tr.here td.name").inner_text() == page.nodes[2].name
+    tab.keyboard.press("Enter")
+    assert tab.locator("#table tr.more").count() == 0
+
+
+def test_dragging_zooms(opened) -> None:
+    tab = opened(everything(500))
+    tab.locator("#figure").scroll_into_view_if_needed()
+    box = tab.locator("#figure").bounding_box()
+    tab.mouse.move(box["x"] + 200, box["y"] + 60)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 300, box["y"] + 60, steps=4)
+    tab.mouse.up()
+    assert tab.locator("#span").inner_text().startswith("nodes ")
+    assert tab.locator("#table tr.here").count() == 0
+    tab.click("#zoom-all")
+    assert tab.locator("#span").inner_text() == ""
+    assert tab.locator("#zoom-all").is_disabled()
+
+
+def test_a_row_opens(opened) -> None:
+    tab = opened(everything())
+    button = tab.locator("#table td.name button").first
+    button.click()
+    assert button.get_attribute("aria-expanded") == "true"
+    assert f"{pages.label(0)}_out" in tab.locator("tr.more").inner_text()
+    button.click()
+    assert tab.locator("tr.more").count() == 0
+
+
+def test_the_first_bad_value_is_marked(opened) -> None:
+    tab = opened(everything())
+    assert "first bad: Mul: Inf" in tab.locator("#figure text.flag").text_content()
+    assert opened(conversion_page(None, pages.diff(), None)).locator("#figure text.flag").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(opened, scheme) -> None:
+    tab = opened(everything(), color_scheme=scheme)
+
+    def brightness() -> int:
+        colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in colour.removeprefix("rgb(").rstrip(")").split(","))
+
+    before = brightness()
+    assert (before > 600) == (scheme == "light")
+    tab.click("#theme")
+    assert (brightness() > 600) != (scheme == "light")
+    tab.click("#theme")
+    assert brightness() == before
+    tab.click("#theme")
+    tab.emulate_media(media="print")
+    assert brightness() == 765
+
+
+def test_the_command_is_copied(opened) -> None:
+    tab = opened(everything(), permissions=["clipboard-read", "clipboard-write"])
+    tab.click("#copy")
+    playwright.expect(tab.locator("#copy")).to_have_text("Copied")
+    assert tab.evaluate("navigator.clipboard.readText()") == pages.failing().cure.command
+
+
+def test_hostile_names_do_nothing(opened) -> None:
+    """Everywhere at once: no element comes of them, no code runs, and each is read as it is."""
+    layers, findings = [], []
+    for i, name in enumerate(HOSTILE):
+        layers.append(replace(pages.bare(name, name, name).layers[0], position=i))
+        findings.append(Finding("error", "kernel", name, name, name, name))
+    evil = HOSTILE[1]
+    diff = replace(pages.bare(evil, evil, evil), layers=tuple(layers), failure=evil, warnings=HOSTILE)
+    made = replace(pages.conversion(), source=Path(evil), target=Path(evil), notes=HOSTILE)
+    tab = opened(conversion_page(made, diff, pages.audit(findings=tuple(findings))))
+    assert tab.locator("script").count() == 2
+    assert tab.locator("img").count() == 0
+    told = names(tab)
+    for name in HOSTILE:
+        assert " ".join(shown(name).split()) in told
+    for i in range(len(HOSTILE)):
+        tab.locator("#table td.name button").nth(i).click()
+    tab.fill("#search", "<script>")
+    playwright.expect(tab.locator("#table tbody tr.row")).to_have_count(sum("<script>" in name for name in HOSTILE))
+    tab.locator("#figure").hover(position={"x": 70, "y": 40})
+    assert tab.locator("script").count() == 2
+
+
+@pytest.mark.parametrize("width", [400, 820, 1400])
+def test_nothing_sticks_out(opened, width) -> None:
+    for page in (everything(), conversion_page(None, pages.bare("x" * 300, "y" * 300, "Z" * 80), pages.audit(2))):
+        tab = opened(page, viewport={"width": width, "height": 800})
+        tab.locator("#table td.name button").first.click()
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_narrow_screens_can_sort(opened) -> None:
+    tab = opened(everything(), viewport={"width": 400, "height": 800})
+    tab.select_option("#sort", "accumulated")
+    assert names(tab)[0] == pages.label(15)
+
+
+def test_without_scripts_the_rest_is_there(opened) -> None:
+    tab = opened(everything(), java_script_enabled=False)
+    assert "need JavaScript" in tab.locator("body").inner_text()
+    assert "logits" in tab.locator("body").inner_text()
+
+
+def test_fifty_thousand_nodes_work(opened) -> None:
+    tab = opened(everything(50_000))
+    loaded = tab.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
+    took = tab.evaluate(
+        "(() => { const start = performance.now(); document.querySelector('#by-accumulated').click();"
+        " document.querySelector('#zoom-in').click(); return performance.now() - start; })()"
+    )
+    assert (loaded < 10_000, took < 5_000) == (True, True)
+    tab.fill("#search", "softmax_4999")
+    playwright.expect(tab.locator("#count")).to_have_text("1 of 83,332 nodes")
