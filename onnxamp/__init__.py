@@ -1,6 +1,7 @@
 """onnxamp: mixed precision for ONNX models."""
 
 from onnxamp.amp import auto_mixed_precision, custom_mixed_precision
+from onnxamp.audit import Audit, audit_model
 from onnxamp.casts import remove_redundant_casts
 from onnxamp.convert import Conversion, apply_plan, convert_file, convert_model, plan_model
 from onnxamp.errors import (
@@ -16,34 +17,54 @@ from onnxamp.errors import (
     OutputError,
     RuntimeFailure,
 )
+from onnxamp.extract import Region, extract_region, save_region
+from onnxamp.numerics.check import check_run
+from onnxamp.numerics.diff import diff_models
+from onnxamp.numerics.limits import Limits, make_limits
+from onnxamp.numerics.results import DiffReport, RunCheck
 from onnxamp.plan import Plan, load_plan
 from onnxamp.policy import get_black_list, get_white_list
+from onnxamp.runtime.samples import Samples, load_samples, random_samples
 
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "Audit",
     "ContradictionError",
     "Conversion",
+    "DiffReport",
     "ExternalDataError",
     "InternalError",
+    "Limits",
     "ModelError",
     "NumericsError",
     "OnnxAmpError",
     "OpsetError",
     "OutputError",
     "Plan",
+    "Region",
+    "RunCheck",
     "RuntimeFailure",
+    "Samples",
     "__version__",
     "apply_plan",
+    "audit_model",
     "auto_mixed_precision",
+    "check_run",
     "convert_file",
     "convert_model",
     "custom_mixed_precision",
+    "diff_models",
+    "extract_region",
     "get_black_list",
     "get_white_list",
     "load_plan",
+    "load_samples",
+    "make_limits",
     "plan_model",
+    "random_samples",
     "remove_redundant_casts",
+    "save_region",
 ]
 
 __version__ = "0.1.0"

@@ -24,29 +24,41 @@ def checkout(tmp_path):
 
 
 def test_blocks_are_what_is_tested_here():
-    assert [kind for kind, _ in BLOCKS] == ["", "", "python"]
-    assert len(COMMANDS) == 5
+    assert [kind for kind, _ in BLOCKS] == ["", "", "python", "python"]
+    assert len(COMMANDS) == 7
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("onnxamp")])
 def test_command(command, checkout):
-    arguments = shlex.split(command)[1:]
-    done = subprocess.run(
-        [sys.executable, "-m", "onnxamp", *arguments], cwd=checkout, capture_output=True, text=True, check=False
-    )
+    convert_model("model.onnx", checkout)  # what the commands behind the first one read
+    done = onnxamp(shlex.split(command)[1:], checkout)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "Traceback" not in done.stderr
 
 
-def test_python_block(checkout):
-    (text,) = (text for kind, text in BLOCKS if kind == "python")
+def onnxamp(arguments, folder):
+    return subprocess.run(
+        [sys.executable, "-m", "onnxamp", *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def convert_model(name, folder):
+    assert onnxamp(["convert", name, "-q", "--no-validate"], folder).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("block", "printed", "written"),
+    [(0, "O2 float16 for cuda", "encoder_fp16.onnx"), (1, "'decoder/0/attention/norm/square:0'", "decoder.xlsx")],
+)
+def test_python_block(block, printed, written, checkout):
+    text = [text for kind, text in BLOCKS if kind == "python"][block]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", text], cwd=checkout, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "O2 float16 for cuda" in done.stdout
-    assert (checkout / "encoder_fp16.onnx").is_file()
+    assert printed in done.stdout
+    assert (checkout / written).is_file()
 
 
 def test_setup_commands_exist_and_ci_runs_the_second():

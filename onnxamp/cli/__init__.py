@@ -5,7 +5,14 @@ from importlib import import_module
 
 import click
 
-_COMMANDS = {"convert": "convert", "diff": "diff", "check": "check", "extract": "extract", "inspect": "inspect_model", "lists": "lists"}
+_COMMANDS = {
+    "convert": "convert",
+    "diff": "diff",
+    "check": "check",
+    "extract": "extract",
+    "inspect": "inspect_model",
+    "lists": "lists",
+}
 """Command -> module of this package."""
 
 

@@ -7,7 +7,7 @@ whose original is not at hand, the same nodes are left unrounded in its emulatio
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -83,7 +83,7 @@ def cure_conversion(
     if not nodes and not tried:
         text = f"Tried: a conversion with onnxamp's lists and hazards holds (relative L2 {worst:.1e})."
     else:
-        text = f"Tried: with {len(nodes)} more nodes in float32 the conversion holds (relative L2 {worst:.1e})."
+        text = f"Tried: with {_nodes(nodes)} more in float32 the conversion holds (relative L2 {worst:.1e})."
     return Cure(recipe.command(str(original), target, nodes), nodes, text, True, search.trials)
 
 
@@ -123,6 +123,10 @@ class _Search:
                     return nodes
             size = min(size // 2, len(nodes) // 2)
         return nodes
+
+
+def _nodes(nodes: Sized) -> str:
+    return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
 
 
 def _suspects(rows: Sequence[LayerDiff], kept: set[str], count: int) -> list[str]:
@@ -169,8 +173,8 @@ def cure_run(
             told(trials, CHECKS)
         found = check_run(model, samples, keep=frozenset(nodes))
     if found.first_bad is not None:
-        text = f"No cure was found in {trials} runs with up to {len(nodes)} nodes in float32."
+        text = f"No cure was found: trials with up to {len(nodes)} nodes in float32 fail, too."
         return Cure("", tuple(nodes), text, False, trials)
     names = "|".join(map(re.escape, nodes))
-    text = f"Tried: no fault is left when these {len(nodes)} nodes are float32. Convert the original again with"
+    text = f"Tried: no fault is left with {_nodes(nodes)} in float32. Convert the original again with"
     return Cure(f"--keep-fp32 {shlex.quote(names)}", tuple(nodes), text, True, trials)

@@ -189,9 +189,10 @@ def _reaches(flow: Flow, node: int, limit: float) -> bool:
     """Whether a constant of the node has an element of that magnitude. It reads weights, so it is asked last."""
     for name in flow.held[node]:
         constant = flow.constants[name]
-        if isinstance(constant, TensorProto) and constant.data_type in _ARRAYS:
-            if _largest(numpy_helper.to_array(constant)) >= limit:
-                return True
+        if not isinstance(constant, TensorProto) or constant.data_type not in _ARRAYS:
+            continue
+        if _largest(numpy_helper.to_array(constant)) >= limit:
+            return True
     fed = (name for name in flow.reads[node] if name in flow.shell.weights)
     return any(_largest(flow.shell.array(name, raised=True)) >= limit for name in fed)
 
