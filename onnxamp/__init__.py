@@ -3,7 +3,7 @@
 from onnxamp.amp import auto_mixed_precision, custom_mixed_precision
 from onnxamp.audit import Audit, audit_model
 from onnxamp.casts import remove_redundant_casts
-from onnxamp.convert import Conversion, apply_plan, convert_file, convert_model, plan_model
+from onnxamp.convert import Conversion, apply_plan
 from onnxamp.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -18,6 +18,7 @@ from onnxamp.errors import (
     RuntimeFailure,
 )
 from onnxamp.extract import Region, extract_region, save_region
+from onnxamp.front import convert_file, convert_model, plan_model
 from onnxamp.numerics.check import check_run
 from onnxamp.numerics.diff import diff_models
 from onnxamp.numerics.limits import Limits, make_limits
@@ -25,6 +26,7 @@ from onnxamp.numerics.results import DiffReport, RunCheck
 from onnxamp.plan import Plan, load_plan
 from onnxamp.policy import get_black_list, get_white_list
 from onnxamp.runtime.samples import Samples, load_samples, random_samples
+from onnxamp.tuning.tune import Tuned, tune_model
 
 __all__ = [
     "ArgumentError",
@@ -46,6 +48,7 @@ __all__ = [
     "RunCheck",
     "RuntimeFailure",
     "Samples",
+    "Tuned",
     "__version__",
     "apply_plan",
     "audit_model",
@@ -65,6 +68,7 @@ __all__ = [
     "random_samples",
     "remove_redundant_casts",
     "save_region",
+    "tune_model",
 ]
 
 __version__ = "0.1.0"

@@ -19,7 +19,7 @@ from onnxamp.ops import is_exact
 from onnxamp.pins import Pins, find_pins
 from onnxamp.placement import make_edits
 from onnxamp.policy import Level, Policy
-from onnxamp.precision import Decision, decide
+from onnxamp.precision import Decision, Prices, decide
 from onnxamp.resolve import view_model
 from onnxamp.scene import Scene
 from onnxamp.sizes import Shape, infer_shapes
@@ -51,6 +51,7 @@ def analyse(
     base_dir: Path | None = None,
     replay: Mapping[str, bool] | None = None,
     opsets: Mapping[str, int] | None = None,
+    prices: Prices | None = None,
 ) -> Analysis:
     """Decide for every float of the model in which precision it lives.
 
@@ -58,6 +59,7 @@ def analyse(
         base_dir: folder of the model's external data, None where all weights are inline.
         opsets: decide as if the model had these opset imports.
         replay: decisions to repeat (variable key -> low), see :mod:`onnxamp.plan`.
+        prices: what was measured of nodes, for level auto.
 
     Raises:
         ModelError: the model breaks a rule of ONNX. OpsetError: it is too old for the low type.
@@ -86,8 +88,9 @@ def analyse(
     hazards = find_hazards(scene) if judged else []
     moved = frozenset(node.index for node in view.nodes if constants.feed(node) and is_exact(node.proto))
     folded = frozenset(bn for _, bn in folds)
-    pins = find_pins(view, policy, terms, hazards, wishes=wishes, folded=folded, moved=moved, replay=replay)
-    decision = decide(view, shapes, constants, terms, pins)
+    pins = find_pins(view, policy, terms, hazards, wishes=wishes, folded=folded, moved=moved, replay=replay,
+                     measured=prices.pins if prices else None)  # fmt: skip
+    decision = decide(view, shapes, constants, terms, pins, prices)
     edits = make_edits(view, types, terms, decision, policy.low, frozenset(swallowing))
     _halve(edits, sentinels, view, terms, decision, constants)
     return Analysis(policy, view, types, shapes, terms, hazards, pins, decision, edits)

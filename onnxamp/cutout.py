@@ -23,11 +23,8 @@ from typing import Any, Final
 from onnxamp.errors import ArgumentError, ModelError
 from onnxamp.graph import ABSENT, Node, Origin, View
 from onnxamp.infer import Types
+from onnxamp.ops import op_facts
 
-_RANDOM: Final = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
-_NO_STEP: Final = frozenset({"Cast", "Constant"})
 _HELD: Final = frozenset({Origin.INITIALIZER, Origin.SPARSE, Origin.DEFAULT})
 _SUGGESTIONS: Final = 5
 
@@ -70,28 +67,30 @@ def find_nodes(view: View, around: Iterable[str]) -> list[Node]:
     """
     found: dict[int, Node] = {}
     for text in around:
-        nodes = _named(view, text.__eq__)
-        if not nodes and (pattern := _compiled(text)) is not None:
-            nodes = _named(view, lambda name, p=pattern: p.fullmatch(name) is not None)  # type: ignore[misc]
+        matches, reason = _compiled(text)
+        nodes = _named(view, text.__eq__) or _named(view, matches)
         if not nodes:
-            raise ArgumentError(_unknown(view, text))
+            raise ArgumentError(_unknown(view, text, reason))
         found |= {node.index: node for node in nodes}
     return [found[index] for index in sorted(found)]
 
 
-def _named(view: View, fits: Callable[[str], bool]) -> list[Node]:
+def _named(view: View, fits: Callable[[str], object]) -> list[Node]:
     return [node for node in view.nodes if any(fits(name) for name in (node.proto.name, *node.proto.output) if name)]
 
 
-def _compiled(text: str) -> re.Pattern[str] | None:
+def _compiled(text: str) -> tuple[Callable[[str], object], str]:
+    """What the text matches as a regular expression; or nothing, and why it is none: names may hold brackets."""
     try:
-        return re.compile(text)
-    except re.error:
-        return None  # names hold brackets of all kinds: then it was meant as one
+        return re.compile(text).fullmatch, ""
+    except re.error as error:
+        return lambda _: None, str(error)
 
 
-def _unknown(view: View, text: str) -> str:
-    head = f"No node or node output is called {text!r}, or matches it as a regular expression"
+def _unknown(view: View, text: str, reason: str) -> str:
+    """``reason``: why the text is no regular expression, if it is none."""
+    head = f"No node or node output is called {text!r}, "
+    head += f"and it is no regular expression ({reason})" if reason else "or matches it as a regular expression"
     for value in view.values:
         if value.name == text and value.producer == ABSENT:
             readers = list(dict.fromkeys(node.label for node, _ in view.consumers(value.index)))[:_SUGGESTIONS]
@@ -129,7 +128,7 @@ def _constant(view: View, needs: Mapping[int, Sequence[int]]) -> set[int]:
     found = set[int]()
     for index in view.order:
         node = view.nodes[index]
-        if node.scope != 0 or node.key in _RANDOM:
+        if node.scope != 0 or node.key in op_facts().random:
             continue
         values = [view.values[value] for value in needs[index]]
         draws_on = values and not node.bodies and all(v.origin in _HELD or v.producer in found for v in values)
@@ -171,9 +170,10 @@ def _reached(view: View, start: Iterable[int], neighbours: Callable[[int], Itera
     while waiting:
         node = waiting.popleft()
         for other in neighbours(node):
-            is_free = view.nodes[other].key in _NO_STEP
+            key = view.nodes[other].key
+            is_free = key in op_facts().idle
             count = steps[node] + (not is_free)
-            if count <= limit and count < steps.get(other, limit + 1) and view.nodes[other].key not in _RANDOM:
+            if count <= limit and count < steps.get(other, limit + 1) and key not in op_facts().random:
                 steps[other] = count
                 (waiting.appendleft if is_free else waiting.append)(other)
     return set(steps)
@@ -185,7 +185,7 @@ def _comes_along(view: View, types: Types, wiring: Wiring, value: int) -> bool:
     kind = types[value]
     is_tensor = kind is None or kind.startswith("tensor(")
     if maker is not None:
-        return maker.key in _NO_STEP or maker.index in wiring.constant or not is_tensor
+        return maker.key in op_facts().idle or maker.index in wiring.constant or not is_tensor
     if not is_tensor and found.origin is Origin.INPUT:
         raise ArgumentError(
             f"The region would read the model input {found.name!r}, a {kind}, and files of arrays cannot hold that:"

@@ -4,6 +4,7 @@ Types are written as in ONNX schemas and kernel registries: ``"tensor(float)"``,
 ``"optional(tensor(float))"``. Element types are the integers of ``onnx.TensorProto.DataType``.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,6 +92,10 @@ ELEM_NAMES: Final[dict[int, str]] = {
 
 ELEM_NUMBERS: Final = {name: number for number, name in ELEM_NAMES.items()}
 
+_TENSOR: Final = re.compile(r"\btensor\((\w+)\)")
+_PLAIN: Final = {"float": "float32", "double": "float64"}
+"""Element types that ONNX calls otherwise than everybody else."""
+
 # Significand bits (with the hidden one), least and greatest exponent: enough to tell what contains what.
 _FLOATS: Final = {
     "bfloat16": (8, -133, 127),
@@ -128,6 +133,20 @@ def low_type(dtype: object) -> LowType:
 def tensor_type(elem: int) -> str:
     """The type of a tensor with element type number ``elem``, as schemas write it."""
     return f"tensor({ELEM_NAMES.get(elem, f'elem{elem}')})"
+
+
+def element_name(type_name: str | None) -> str:
+    """The element type of a tensor type, as ONNX calls it: "float" of ``tensor(float)``; "" of any other type."""
+    found = _TENSOR.fullmatch(type_name or "")
+    return found[1] if found else ""
+
+
+def readable_types(text: str | None) -> str:
+    """Types as people write them: "float32" for ``tensor(float)``, "seq(float16)" for ``seq(tensor(float16))``.
+
+    Whatever else stands in the text is left alone; None is "unknown".
+    """
+    return "unknown" if text is None else _TENSOR.sub(lambda found: _PLAIN.get(found[1], found[1]), text)
 
 
 def retyped(type_name: str, low: LowType) -> str:

@@ -34,9 +34,18 @@ class OpFacts:
     kernel_free: frozenset[str]
     control_flow: frozenset[str]
     following: frozenset[str]
+    idle: frozenset[str]
+    uncounted: frozenset[str]
+    """``idle`` and control flow."""
+    random: frozenset[str]
+    shape_sources: frozenset[str]
+    contractions: frozenset[str]
     hazard: Mapping[str, frozenset[str]]
     index_inputs: Mapping[str, tuple[int, ...]]
     guarded: Mapping[str, tuple[int, ...]]
+    added_epsilons: Mapping[str, tuple[int, ...]]
+    bounding_epsilons: Mapping[str, tuple[int, ...]]
+    divisors: Mapping[str, tuple[int, ...]]
 
 
 @cache
@@ -59,10 +68,22 @@ def op_facts() -> OpFacts:
         kernel_free=frozenset(data["kernel_free"]["ops"]),
         control_flow=frozenset(data["control_flow"]["ops"]),
         following=frozenset(data["following"]["ops"]),
+        idle=frozenset(data["idle"]["ops"]),
+        uncounted=frozenset(data["idle"]["ops"] + data["control_flow"]["ops"]),
+        random=frozenset(data["random"]["ops"]),
+        shape_sources=frozenset(data["shape_sources"]["ops"]),
+        contractions=frozenset(data["contractions"]["ops"]),
         hazard={name: frozenset(ops) for name, ops in hazard.items() if isinstance(ops, list)},
-        index_inputs={op: tuple(ports) for op, ports in hazard["index_inputs"].items()},
-        guarded={op: tuple(ports) for op, ports in hazard["guarded"].items()},
+        index_inputs=_ports(hazard["index_inputs"]),
+        guarded=_ports(hazard["guarded"]),
+        added_epsilons=_ports(hazard["added_epsilons"]),
+        bounding_epsilons=_ports(hazard["bounding_epsilons"]),
+        divisors=_ports(hazard["divisors"]),
     )
+
+
+def _ports(table: Mapping[str, list[int]]) -> dict[str, tuple[int, ...]]:
+    return {op: tuple(ports) for op, ports in table.items()}
 
 
 def op_key(node: NodeProto) -> str:

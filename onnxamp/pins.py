@@ -45,6 +45,7 @@ def find_pins(
     folded: frozenset[int] = frozenset(),
     moved: frozenset[int] = frozenset(),
     replay: Mapping[str, bool] | None = None,
+    measured: Mapping[int, str] | None = None,
 ) -> Pins:
     """Judge every variable. Complexity: linear in nodes, with one kernel look-up per distinct binding.
 
@@ -53,6 +54,7 @@ def find_pins(
         folded: nodes that the lists do not judge, since they take their producer's precision.
         moved: exact ops on constants alone, which follow their readers at every level.
         replay: decisions of a plan by variable key; they stand for lists, level and hazards.
+        measured: nodes that were seen to break in low precision, with the reason.
     """
     collector = _Collector(view, policy, terms, folded, moved)
     for variable in terms.fixed_high:
@@ -66,14 +68,21 @@ def find_pins(
         collector.replay(replay)
         return collector.finish()
     for hazard in hazards:
-        keeps = policy.hazards
+        keeps = policy.hazards and (policy.level != Level.AUTO or hazard.reason not in _MEASURABLE)
         if hazard.reason is Reason.FUSION:  # a white-listed producer stays low: its Cast is shielded instead
             keeps = (keeps or policy.level != Level.O3) and view.nodes[hazard.node].key not in policy.white
         for variable in terms.of_node.get(hazard.node, {}).values() if keeps else ():
             collector.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
+    for index, why in (measured or {}).items():
+        for variable in terms.of_node.get(index, {}).values():
+            collector.pin(variable, Verdict(variable, False, Reason.MEASURED, why))
     for node in view.nodes:
         collector.lists(node)
     return collector.finish()
+
+
+_MEASURABLE = frozenset({Reason.EPSILON, Reason.ISLAND, Reason.REDUCTION})
+"""Hazards that measured ranges confirm or refute. Others show only for inputs that samples may lack."""
 
 
 def variable_keys(view: View, variables: Sequence[Variable]) -> list[str]:
@@ -174,7 +183,8 @@ class _Collector:
         exact = is_exact(node.proto)
         follows = node.key in op_facts().following | op_facts().control_flow
         follows = follows or node.index in self.folded or node.index in self.moved
-        pin = self.listed(node, exact=exact, follows=follows)
+        judged = self.policy.level != Level.AUTO or node.key in self.policy.listed_by_user
+        pin = self.listed(node, exact=exact, follows=follows) if judged else None
         for variable in self.terms.of_node.get(node.index, {}).values():
             root = self.terms.root(variable)
             if exact:

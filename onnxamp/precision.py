@@ -4,7 +4,7 @@ Cost of an assignment: one Cast per (value, precision) that is needed, its launc
 trips of the loops around it; minus what unpinned ops gain by being low. See :mod:`onnxamp.mincut` for the solver.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxamp.constants import Constants
@@ -30,6 +30,17 @@ _ACCURACY_CASTS = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Prices:
+    """What measurement says of nodes, by index, in cost units: ``gains`` is the time that a node saves by being low,
+    ``prices`` what its error is worth; ``pins`` are nodes that must stay float32, with the reason.
+    """
+
+    pins: Mapping[int, str] = field(default_factory=dict)
+    gains: Mapping[int, int] = field(default_factory=dict)
+    prices: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The optimal assignment: ``low[x]`` per variable, its verdict, and the cost of the cut."""
 
@@ -42,10 +53,19 @@ class Decision:
         return term == LOW or (term >= 0 and self.low[term])
 
 
-def decide(view: View, shapes: Sequence[Shape | None], constants: Constants, terms: Terms, pins: Pins) -> Decision:
+def decide(
+    view: View,
+    shapes: Sequence[Shape | None],
+    constants: Constants,
+    terms: Terms,
+    pins: Pins,
+    prices: Prices | None = None,
+) -> Decision:
     """Solve for the cheapest assignment. Complexity: near linear in ports for real graphs."""
     problem = _Problem(view, shapes, constants, terms, pins)
     problem.variables()
+    if prices is not None:
+        problem.measured(prices)
     for value, produced in enumerate(terms.produced):
         if produced != NONE:
             problem.value(value)
@@ -102,6 +122,16 @@ class _Problem:
                 root = self.terms.root(variable)
                 if root in self.pins.preferred and root not in self.pins.verdicts:
                     self.network.charge_high(root, self.gain(node))
+
+    def measured(self, prices: Prices) -> None:
+        """Charge each node's error where it is low, and the time that it loses where it is not."""
+        for index in prices.gains.keys() | prices.prices.keys():
+            variables = self.terms.of_node.get(index, {})
+            made = [self.terms.produced[value] for value in self.view.nodes[index].outputs if value != ABSENT]
+            term = next((term for term in (*made, *variables.values()) if term >= 0), NONE)
+            if term != NONE:
+                self.network.charge_high(self.terms.root(term), prices.gains.get(index, 0))
+                self.network.charge_low(self.terms.root(term), prices.prices.get(index, 0))
 
     def idle_cast(self, node: Node) -> None:
         """A Cast of the user's from float32 to float32 becomes a real one if its sides differ."""

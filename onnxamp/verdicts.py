@@ -19,6 +19,7 @@ class Reason(Enum):
     REDUCTION = "large reduction"
     FUSION = "runtime fusion"
     QDQ = "quantized unit"
+    MEASURED = "measured"
     BLACK = "black list"
     WHITE = "white list"
     LEVEL = "level"

@@ -26,7 +26,7 @@ NORM = """(float[1,4] X) => (float[1,4] Y) <float[4,4] w = {700, 0, 0, 0, 0, 700
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(group, [str(argument) for argument in arguments])
+    return CliRunner(env={"COLUMNS": None}).invoke(group, [str(argument) for argument in arguments])
 
 
 def saved(model: ModelProto | str, name: str = "model.onnx") -> Path:

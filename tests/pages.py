@@ -78,7 +78,7 @@ def audit(count: int = 30, findings: Sequence[Finding] = ()) -> Audit:
             casts += 1
         precision = "float16" if is_low(i) else "float32"
         nodes.append(NodeFacts(len(nodes), label(i), OPS[i % 6], "", precision, "CPU" if i % 11 == 5 else "CUDA"))
-    sizes = {"float16": 2_000_000, "float": 300_000, "int64": 64}
+    sizes = {"float16": 2_000_000, "float32": 300_000, "int64": 64}
     return Audit("cuda", {"": 17}, tuple(nodes), tuple(findings), Casts(casts, 4096 * casts, 2), sizes)
 
 

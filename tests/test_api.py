@@ -42,7 +42,7 @@ def weight_types(model: ModelProto) -> set[int]:
 def test_convert_model_signature() -> None:
     wanted = """(model, level='O2', *, dtype='float16', keep_io_types=True, white_list=None, black_list=None,
         lists='default', keep_high=(), force_low=(), rule=None, target='cuda', opset=None, strict=False, hazards=True,
-        freeze_defaults=False, keep_functions=False)"""
+        freeze_defaults=False, keep_functions=False, tolerance=0.01, samples=None, metric='rel-l2')"""
     assert bare(onnxamp.convert_model) == " ".join(wanted.split())
 
 
@@ -142,7 +142,9 @@ def test_sequences_of_names_may_be_of_any_kind(model: ModelProto) -> None:
 BAD_VALUES = {
     "level": ({"level": "O4"}, "O4"),
     "level in lower case": ({"level": "o2"}, "o2"),
-    "auto": ({"level": "auto"}, "auto"),
+    "tolerance without data": ({"tolerance": 1e-3}, "tolerance is for level 'auto' alone, not for 'O2'"),
+    "tolerance": ({"level": "auto", "tolerance": -1.0}, "-1.0"),
+    "metric": ({"level": "auto", "metric": "psnr"}, "psnr"),
     "dtype": ({"dtype": "float8"}, "float8"),
     "target": ({"target": "npu"}, "npu"),
     "lists": ({"lists": "tensorrt"}, "tensorrt"),
@@ -197,9 +199,14 @@ def one_sentence(error: BaseException) -> bool:
     return "\n" not in str(error) and str(error).endswith(".")
 
 
-def test_auto_says_what_there_is() -> None:
-    with pytest.raises(onnxamp.ArgumentError, match="not available yet: choose one of O0, O1, O2, O3"):
-        onnxamp.convert_model(parse(TEXT), "auto")
+def test_auto_is_decided_by_data(model: ModelProto) -> None:
+    result = onnxamp.convert_model(model, "auto", tolerance=1e-2)
+    assert weight_types(result) == {TensorProto.FLOAT16}
+    assert result == onnxamp.apply_plan(model, onnxamp.plan_model(model, "auto", tolerance=1e-2))
+    assert onnxamp.convert_model(model, "auto", tolerance=1e-9) == model
+    graph = onnxamp.convert_model(gs.import_onnx(model), "auto")
+    assert isinstance(graph, gs.Graph)
+    assert ops(gs.export_onnx(graph)) == ops(result)
 
 
 @pytest.mark.parametrize("wishes", [{"force_low": ["f.*"]}, {"rule": lambda node: "low"}], ids=["force_low", "rule"])

@@ -14,6 +14,7 @@ import pytest
 from graphs import CASES
 from graphs.case import add_weights, parse
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from real_models import REAL_MODELS
 from rich.console import Console
 from stored import external
 from test_judge import naive
@@ -24,7 +25,7 @@ from onnxamp.report.audit import audit_table
 from onnxamp.report.machine import as_data
 
 ROOT = Path(__file__).parents[1]
-MODELS = sorted((ROOT / "models").glob("*.onnx")) + sorted((ROOT.parent / "shared" / "models").glob("*.onnx"))
+MODELS = sorted((ROOT / "models").glob("*.onnx")) + REAL_MODELS
 
 
 def found(audit: Audit, severity: str | None = None, kind: str | None = None) -> list[Finding]:
@@ -397,7 +398,26 @@ def test_shape_arithmetic_is_no_fallback() -> None:
 
 def test_what_is_folded_while_loading_is_no_fallback() -> None:
     text = "(float[2,2] x) => (float[2,2] y) <float[2,2] k = {1., 0., 0., 1.}> { d = Det (k) y = Mul (x, d) }"
-    assert kernel(text)[1] == []
+    audit, findings = kernel(text)
+    assert findings == []
+    assert [node.provider for node in audit.nodes] == ["", "CUDA"]
+
+
+def test_the_head_counts_what_the_findings_count() -> None:
+    """Casts among the shape arithmetic run on CPU, too."""
+    text = """(float[N,4] x) => (float[M] y) <int64 one = {0}, int64[1] axis = {0}> {
+        s = Shape (x) n = Gather (s, one) i = Cast <to = 6> (n) j = Cast <to = 7> (i) u = Unsqueeze (j, axis)
+        w = Constant <value = float[1] {1.}> () y = Expand (w, u) }"""
+    audit = audit_model(parse(text))
+    (note,) = found(audit, kind="fallback")
+    assert note.text.startswith("4 nodes compute with shapes on CPU")
+    assert "2 on CUDA, 4 on CPU (with 2 Casts and control flow)" in printed(audit)
+
+
+def test_float64_is_a_float() -> None:
+    audit = audit_model(parse("(double[4] x) => (double[4] y) { y = Relu (x) }"), "cpu")
+    assert [node.precision for node in audit.nodes] == ["float64"]
+    assert "1: 1 float64" in printed(audit)
 
 
 def test_loops_that_carry_what_no_kernel_carries() -> None:

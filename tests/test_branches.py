@@ -1,7 +1,6 @@
 """Taking branches: the result computes what the original does, and shows what the branches hid."""
 
 import zlib
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -9,6 +8,7 @@ import pytest
 from graphs import CASES
 from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
+from real_models import needs, real_model
 
 import onnxamp
 from onnxamp.errors import ArgumentError, ModelError
@@ -17,7 +17,7 @@ from onnxamp.runtime.branches import branch_conditions, resolve_branches, take_b
 from onnxamp.runtime.emulate import emulate
 from onnxamp.runtime.session import make_session, run
 
-SILERO = Path(__file__).parents[2] / "shared" / "models" / "silero_vad.onnx"
+SILERO = real_model("silero_vad")
 
 
 def model_of(text, *, opset=17, ir=8):
@@ -131,7 +131,7 @@ class TestEqual:
     def test_there_are_cases(self):
         assert len(IF_CASES) >= 10
 
-    @pytest.mark.skipif(not SILERO.exists(), reason="no real models here")
+    @needs("silero_vad")
     @pytest.mark.parametrize("rate", [16000, 8000])
     @pytest.mark.parametrize("level", [None, "O2", "O3"])
     def test_silero(self, rate, level):

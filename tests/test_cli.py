@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from commands import CLASSIFIER, MODELS, NORM, is_one_sentence, report_of, run, saved, small
@@ -83,6 +84,7 @@ def test_options_reach_the_engine() -> None:
 def test_json() -> None:
     result = run("convert", small(), "--json")
     report = json.loads(result.output)
+    assert (report["onnxamp"], report["format"]) == ("convert", 1)
     assert report["target"] == "model_fp16.onnx"
     assert report["plan"]["casts"] == report["summary"]["casts_added"] == 2
     assert report["validation"]["failure"] is None
@@ -169,12 +171,48 @@ def test_a_folder_is_no_model(command: str) -> None:
 
 def test_an_output_in_no_folder() -> None:
     result = run("convert", small(), "-o", "nowhere/model.onnx")
+    assert result.exit_code == 2
+    assert "nowhere' does not exist; create it." in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("convert", ["-o", "out.onnx", "--html", "model.onnx"]),
+        ("convert", ["-o", "out.onnx", "--save-plan", "out.onnx"]),
+        ("diff", ["model.onnx", "--save", "model.onnx"]),
+        ("check", ["--html", "model.onnx"]),
+    ],
+)
+def test_nothing_that_is_read_is_written_over(command: str, options: list[str]) -> None:
+    path = small()
+    before = Path(path).read_bytes()
+    result = run(command, path, *options)
+    assert result.exit_code == 2
+    assert "is read or written already" in " ".join(result.output.split())
+    assert Path(path).read_bytes() == before
+    assert not Path("out.onnx").exists()
+
+
+def test_converting_in_place_is_validated_against_what_was_there() -> None:
+    path = saved(NORM)
+    result = run("convert", path, "-o", path, "--level", "O3", "--no-hazards")
     assert result.exit_code == 1
-    assert is_one_sentence(result), result.output
+    assert "Values vanished" in result.output
+
+
+def test_a_result_beyond_its_limits_fails() -> None:
+    """Errors that no NaN and no zero gives away fail, too."""
+    path = saved("""(float[1,64] X) => (float[1,64] Y) <float one = {1.0}, float near = {1.001}> {
+        a = Mul (X, one) b = Mul (X, near) Y = Sub (b, a)
+    }""")
+    np.savez("inputs.npz", X=np.linspace(30, 31, 64, dtype=np.float32)[None])
+    result = run("convert", path, "--level", "O3", "--no-cure", "--inputs", "inputs.npz")
+    assert result.exit_code == 1, result.output
+    assert "relative L2 error is" in result.output
 
 
 WRONG_OPTIONS = {
-    "level auto": ["--level", "auto"],
     "pattern": ["--keep-fp32", "("],
     "contradiction": ["--keep-fp32", "first", "--force-low", "first"],
     "op in both lists": ["--white", "Conv", "--black", "Conv"],

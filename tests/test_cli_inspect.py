@@ -64,6 +64,7 @@ def test_inspect_one_level() -> None:
     result = run("inspect", path, "--level", "O2")
     assert re.search(r"first:T +MatMul +float16 +white list: MatMul", result.output)
     report = json.loads(run("inspect", path, "--json").output)
+    assert (report["onnxamp"], report["format"]) == ("inspect", 1)
     assert sorted(report["levels"]) == ["O1", "O2", "O3"]
     assert report["operators"] == {"MatMul float32": 1}
 
@@ -80,8 +81,9 @@ def test_lists() -> None:
     assert result.exit_code == 0
     assert "mindspore.amp.get_black_list(): nn.LayerNorm" in result.output
     report = json.loads(run("lists", "--json").output)
-    assert sorted(report) == ["default", "fast", "mindspore", "paddle"]
-    assert list(report["paddle"]["white"]) == onnxamp.get_white_list("paddle")
+    assert (report["onnxamp"], report["format"]) == ("lists", 1)
+    assert sorted(report["presets"]) == ["default", "fast", "mindspore", "paddle"]
+    assert list(report["presets"]["paddle"]["white"]) == onnxamp.get_white_list("paddle")
 
 
 @pytest.mark.parametrize("command", [[], ["convert"], ["inspect"], ["lists"]], ids="-".join)

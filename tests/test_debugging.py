@@ -259,12 +259,9 @@ def test_runs_are_judged_as_check_run_does(low: ModelProto, feeds: dict) -> None
         assert row.stats.num_zero == m.found_zero
 
 
-def test_a_run_in_small_pieces_tells_the_same_and_stops_early(
-    low: ModelProto, feeds: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_small_pieces_tells_the_same_and_stops_early(low: ModelProto, feeds: dict) -> None:
     whole = watch.Watcher(low, None, "cpu").look(0, feeds)
-    monkeypatch.setattr(watch, "BUDGET", 1)
-    pieces = watch.Watcher(low, None, "cpu")
+    pieces = watch.Watcher(low, None, "cpu", budget=1)
     assert list(map(str, pieces.look(0, feeds).records.values())) == list(map(str, whole.records.values()))
     stopped = pieces.look(0, feeds, stop=True)
     assert list(stopped.records) == list(whole.records)[: len(stopped.records)]

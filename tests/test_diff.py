@@ -17,7 +17,8 @@ from test_models import feeds as model_feeds
 
 from onnxamp import convert_model
 from onnxamp.errors import ArgumentError, ModelError
-from onnxamp.numerics.diff import diff_models, held_to
+from onnxamp.numerics.diff import diff_models
+from onnxamp.numerics.judging import held_to
 from onnxamp.numerics.limits import AT_LEAST, AT_MOST, Limits, make_limits
 from onnxamp.numerics.results import DiffReport
 from onnxamp.report.diff import diff_report
@@ -66,7 +67,7 @@ def test_conversions_of_the_models(path, level, dtype):
     assert report.ran_on == ("CPU" if lowest == "float32" else f"CPU, emulated {dtype}")
     assert [diff.name for diff in report.outputs] == [entry.name for entry in onnx.load(path).graph.output]
     assert [row.position for row in report.layers] == sorted(row.position for row in report.layers)
-    assert any(row.dtype == lowest for row in report.layers)
+    assert dtype == "bfloat16" or any(row.dtype == dtype for row in report.layers)
     for row in report.layers:
         assert row.local is not None or row.note, row.value
 
@@ -143,9 +144,9 @@ def test_a_result_that_does_not_load():
 def test_other_inputs():
     one = parse("(float[2] X) => (float[2] Y) { Y = Exp (X) }")
     two = parse("(float[2] X, float[2] Z) => (float[2] Y) { Y = Mul (X, Z) }")
-    for models in ((one, two), (two, one)):
-        with pytest.raises(ArgumentError, match=r"different inputs.*'Z'"):
-            diff_models(*models)
+    with pytest.raises(ArgumentError, match=r"different inputs.*'Z'"):
+        diff_models(one, two)
+    assert diff_models(two, one).notes == ("Only the reference takes the input 'Z'.",)
     with pytest.raises(ArgumentError, match="'Q'"):
         diff_models(one, one, samples_of({"Q": x_of(2)}))
 
@@ -153,9 +154,11 @@ def test_other_inputs():
 def test_other_outputs():
     one = parse("(float[2] X) => (float[2] Y) { Y = Exp (X) }")
     two = parse("(float[2] X) => (float[2] Y, float[2] Z) { Y = Exp (X) Z = Neg (X) }")
-    for models in ((one, two), (two, one)):
-        with pytest.raises(ArgumentError, match=r"different outputs.*'Z'"):
-            diff_models(*models)
+    with pytest.raises(ArgumentError, match=r"different outputs.*'Z'"):
+        diff_models(two, one)
+    found = diff_models(one, two)
+    assert found.passed
+    assert found.notes == ("Only the result gives the output 'Z'; it is not compared.",)
 
 
 def test_a_file_that_is_no_model():
@@ -321,11 +324,13 @@ def test_judged_anew():
     assert same(held_to(loaded, Limits()), report)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "null", "3", '"diff"', "{}", '{"onnxamp": "check", "format": 1}', '{"onnxamp": "diff", "format": 2}',
-     '{"onnxamp": "diff", "format": 1}', "[" * 100_000, "\x00", '{"onnxamp": "diff", "format": 1, "outputs": 3}'],
-)  # fmt: skip
+NO_COMPARISONS = [
+    "", "{", "[]", "null", "3", '"diff"', "{}", '{"onnxamp": "check", "format": 1}', '{"onnxamp": "diff", "format": 2}',
+    '{"onnxamp": "diff", "format": 1}', "[" * 100_000, "\x00", '{"onnxamp": "diff", "format": 1, "outputs": 3}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_COMPARISONS)
 def test_what_is_no_comparison(text):
     Path("saved.json").write_text(text)
     with pytest.raises(ArgumentError, match="--save"):
@@ -333,7 +338,7 @@ def test_what_is_no_comparison(text):
 
 
 def test_files_that_cannot_be_read():
-    with pytest.raises(ArgumentError, match="no such file|No such file"):
+    with pytest.raises(ArgumentError, match=r"[Nn]o such file"):
         load_diff(Path("missing.json"))
     Path("folder.json").mkdir()
     with pytest.raises(ArgumentError, match=r"folder\.json"):
@@ -427,7 +432,7 @@ def test_what_is_shown():
     assert "Emulated" not in good
     bad = run("diff", one, other).output
     assert bad.startswith("✘ other.onnx  against  one.onnx")
-    assert "≈ Output 'Y': relative L2 error is" in bad
+    assert "✘ Output 'Y': relative L2 error is" in bad
     assert "the limit is 1e-05" in bad
     assert "Layers" in bad, "where it comes from"
     verbose = run("diff", one, other, "-v").output

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from commands import MODELS, NORM, is_one_sentence
 from graphs.case import parse
 from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser
+from real_models import needs, real_model
 
 import onnxamp
 from onnxamp.cli.extract import command
@@ -27,7 +28,6 @@ from onnxamp.runtime.samples import Samples, load_samples
 from onnxamp.runtime.session import make_session
 from onnxamp.runtime.session import run as run_session
 
-REAL = Path(__file__).parents[2] / "shared" / "models"
 CHAIN = """(float[2,3] X) => (float[2,3] Y) {
     [one] a = Relu (X)
     [two] b = Sigmoid (a)
@@ -106,6 +106,12 @@ class TestWhichNodes:
         assert extract_region(parse(CHAIN), "t.*", before=0, after=0).around == ("two", "three")
         with pytest.raises(ArgumentError, match="No node"):
             extract_region(parse(CHAIN), "thr")
+
+    def test_what_is_no_pattern_is_told_so(self):
+        with pytest.raises(ArgumentError, match=r"called '\(', and it is no regular expression \(missing \)"):
+            extract_region(parse(CHAIN), "(")
+        with pytest.raises(ArgumentError, match="or matches it as a regular expression"):
+            extract_region(parse(CHAIN), "seven")
 
     def test_an_exact_name_is_no_pattern(self):
         model = model_of("(float[2] x) => (float[2] y) { [later] h = Neg (x) [axb] y = Abs (h) }")
@@ -246,10 +252,10 @@ class TestSameBits:
         assert region.expected["h"][1] == np.float16(1e-8)
         assert_same_as_whole(region, model, feeds)
 
-    @pytest.mark.skipif(not REAL.is_dir(), reason="real models are not part of the repository")
+    @needs("magika")
     def test_the_overflow_of_a_real_classifier(self, tmp_path):
-        model = onnxamp.convert_model(str(REAL / "magika.onnx"), "O3", hazards=False)
-        samples = load_samples(REAL / "magika.npz")
+        model = onnxamp.convert_model(str(real_model("magika")), "O3", hazards=False)
+        samples = load_samples(real_model("magika").with_suffix(".npz"))
         fatal = "jax2tf_get_logits_/pjit_get_logits_/MagikaV2/LayerNorm_1/Sum_1"
         region = extract_region(model, fatal, samples=samples)
         assert region.around == (fatal,)
@@ -258,10 +264,10 @@ class TestSameBits:
         assert all(np.isfinite(array).all() for array in region.inputs.values())
         assert_same_as_whole(region, model, check_inputs(model, samples[0]))
 
-    @pytest.mark.skipif(not REAL.is_dir(), reason="real models are not part of the repository")
+    @needs("silero_vad")
     def test_the_branches_of_a_real_detector(self):
-        samples = load_samples(REAL / "silero_vad.npz")
-        region = extract_region(REAL / "silero_vad.onnx", ".*/rnn/LSTM", samples=samples)
+        samples = load_samples(real_model("silero_vad").with_suffix(".npz"))
+        region = extract_region(real_model("silero_vad"), ".*/rnn/LSTM", samples=samples)
         assert [node.op_type for node in region.model.graph.node].count("LSTM") == 1
         assert region.differing == {}
         assert "branches that were taken" in region.notes[0]
@@ -516,7 +522,6 @@ class TestFiles:
         assert all(same(loaded(paths[2])[name], array) for name, array in region.expected.items())
         assert len(load_samples(tmp_path)) == 1, "a folder of inputs may hold what is expected"
         report = diff_models(paths[0], paths[0], load_samples(paths[1]))
-        assert report.skipped is None
         assert {diff.name: diff.result_inf for diff in report.outputs} == {
             name: int(np.isinf(array).sum()) for name, array in region.expected.items()
         }
@@ -563,7 +568,7 @@ def here(tmp_path, monkeypatch):
 
 
 def extract(*arguments: object):
-    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+    return CliRunner(env={"COLUMNS": None}).invoke(command, [str(argument) for argument in arguments])
 
 
 @pytest.mark.usefixtures("here")

@@ -13,7 +13,18 @@ import pytest
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from onnxamp.dtypes import BFLOAT16, ELEM_NUMBERS, FLOAT16, LOW_TYPES, LowType, holds_float, is_lossless, retyped
+from onnxamp.dtypes import (
+    BFLOAT16,
+    ELEM_NUMBERS,
+    FLOAT16,
+    LOW_TYPES,
+    LowType,
+    element_name,
+    holds_float,
+    is_lossless,
+    readable_types,
+    retyped,
+)
 from onnxamp.ops import op_facts
 from onnxamp.policy import PRESETS, preset
 from onnxamp.signature import Signature, lookup
@@ -61,7 +72,8 @@ def newest(op: str) -> Signature | None:
 def named_ops() -> Iterator[tuple[str, str]]:
     """(where, op) of every op type that ops.toml names."""
     data = facts()
-    for table in ("exact", "kernel_free", "following", "control_flow"):
+    kinds = ("exact", "kernel_free", "following", "control_flow", "idle", "random", "shape_sources", "contractions")
+    for table in kinds:
         yield from ((table, op) for op in data[table]["ops"])
     for table in ("quantization", "folding"):
         yield from ((f"{table}.{key}", op) for key, ops in data[table].items() for op in ops)
@@ -116,12 +128,33 @@ def test_pinned_parameters_exist(op: str) -> None:
     assert op_facts().pinned_parameters[op] <= set(signature.params)
 
 
-@pytest.mark.parametrize("table", [op_facts().index_inputs, op_facts().guarded], ids=["index_inputs", "guarded"])
-def test_ports_exist(table: dict[str, tuple[int, ...]]) -> None:
-    for op, ports in table.items():
+@pytest.mark.parametrize("table", ["index_inputs", "guarded", "added_epsilons", "bounding_epsilons", "divisors"])
+def test_ports_exist(table: str) -> None:
+    for op, ports in getattr(op_facts(), table).items():
         signature = newest(op)
         assert signature is not None
         assert all(signature.input(port) is not None for port in ports), op
+
+
+def test_every_table_is_looked_at() -> None:
+    """A new table of ops.toml is named in named_ops(), or the tests above would pass it by."""
+    places = {where for where, _ in named_ops()}
+    assert {where.partition(".")[0] for where in places} == set(facts())
+    assert {f"hazard.{key}" for key in facts()["hazard"]} <= places
+
+
+def test_divisors_are_guarded() -> None:
+    guarded = op_facts().guarded
+    assert all(set(ports) <= set(guarded[op]) for op, ports in op_facts().divisors.items())
+
+
+def test_random_ops_are_those_with_a_seed() -> None:
+    seeded = {s.name for s in onnx.defs.get_all_schemas() if not s.domain and "seed" in s.attributes}
+    assert op_facts().random == seeded - {"Dropout"}
+
+
+def test_what_does_not_count() -> None:
+    assert op_facts().uncounted == op_facts().idle | op_facts().control_flow
 
 
 # --- float formats --------------------------------------------------------------------------------------------
@@ -175,6 +208,21 @@ def test_retyped() -> None:
     assert retyped("tensor(float16)", BFLOAT16) == "tensor(float16)"
     assert retyped("tensor(float8e4m3fn)", FLOAT16) == "tensor(float8e4m3fn)"
     assert [name for name in ("map(int64,tensor(float))", "tensor(double)", None) if holds_float(name)] == []
+
+
+def test_types_for_people() -> None:
+    assert readable_types("tensor(float)") == "float32"
+    assert readable_types("optional(seq(tensor(double)))") == "optional(seq(float64))"
+    assert readable_types("map(int64,tensor(float16)) instead of tensor(float8e4m3fn)") == (
+        "map(int64,float16) instead of float8e4m3fn"
+    )
+    assert readable_types("sparse_tensor(float)") == "sparse_tensor(float)"
+    assert readable_types(None) == "unknown"
+
+
+def test_element_names() -> None:
+    assert [element_name(name) for name in ("tensor(float)", "tensor(bfloat16)")] == ["float", "bfloat16"]
+    assert [element_name(name) for name in (None, "", "seq(tensor(float))", "map(int64,tensor(float))")] == [""] * 4
 
 
 # --- is_lossless ----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The HTML report as data and as text: escaping, structure, sizes, and what is left out."""
 
+import io
 import json
 import re
 from dataclasses import asdict, replace
@@ -12,16 +13,19 @@ import pages
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 import onnxamp
 from onnxamp.audit import Finding
 from onnxamp.dtypes import LOW_TYPES
-from onnxamp.numerics.results import Judgement
+from onnxamp.numerics.results import Cure, Judgement
+from onnxamp.report.advice import advice, fallbacks
 from onnxamp.report.html.facts import number, percent
 from onnxamp.report.html.page import check_page, conversion_page, diff_page
-from onnxamp.report.html.records import Level, Page, Status, shown
+from onnxamp.report.html.records import Level, Page, Status, named
 from onnxamp.report.html.render import render, write
 from onnxamp.report.machine import as_data
+from onnxamp.report.terminal import conversion_report
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -99,6 +103,64 @@ def test_a_full_page_has_all_sections() -> None:
     assert pages.failing().cure.command in read.words
 
 
+def test_all_notes_of_a_comparison_reach_the_page() -> None:
+    for diff in (pages.diff(notes=("Left out: 'q'.",)), pages.failing(notes=("Left out: 'q'.",))):
+        for page in (diff_page(diff), conversion_page(pages.conversion(), diff, None)):
+            assert "Left out: 'q'." in Reader(render(page)).words
+
+
+def test_what_accumulates_breaks_nowhere() -> None:
+    bad = replace(pages.failing().first_bad, breaks=False)
+    words = Reader(render(diff_page(pages.failing(first_bad=bad)))).words
+    assert f"No op breaks by itself. The limit is passed for good at {bad.value!r}" in words
+    assert "It starts at" not in words
+    assert "It starts at" in Reader(render(diff_page(pages.failing()))).words
+
+
+def test_a_search_without_success_is_told() -> None:
+    cure = Cure("", ("a", "b"), "No cure was found: trials with 2 nodes fail.", confirmed=False, trials=12)
+    for page in (diff_page(pages.failing(cure=cure)), check_page(None, replace(pages.run_check(), cure=cure))):
+        html = render(page)
+        words = Reader(html).words
+        assert "No cure was found: trials with 2 nodes fail." in words
+        assert "What was tried in vain" in words
+        assert "Kept 2 nodes in float32" in words
+        assert "What to do next" not in words
+        assert 'id="command"' not in html
+
+
+def test_a_check_tells_options_and_no_command() -> None:
+    cure = Cure("--keep-fp32 a", ("a",), "Tried: no fault is left.", confirmed=True, trials=1)
+    words = Reader(render(check_page(None, replace(pages.run_check(), cure=cure)))).words
+    assert "What to do next: options for the conversion of the original" in words
+    assert "--keep-fp32 a" in words
+    assert "options for the conversion" not in Reader(render(diff_page(pages.failing()))).words
+
+
+def test_terminal_and_page_advise_the_same() -> None:
+    made = pages.conversion()
+    made = replace(made, summary=replace(made.summary, fallbacks=(("n", "Det"), ("m", "Det"))))
+    said = [*advice(made), fallbacks(made)]
+    assert len(said) == 3
+    console = Console(width=1000, file=io.StringIO())
+    console.print(conversion_report(made, None, verbose=False))
+    words = Reader(render(conversion_page(made, None, None))).words
+    for sentence in said:
+        assert sentence in words
+        assert sentence in console.file.getvalue()
+    assert "2 nodes have no kernel on cuda in float32 either, and run on CPU: Det ×2" in said
+
+
+def test_nothing_ordinary_has_no_range() -> None:
+    """Where all is infinite, 0 is no largest magnitude."""
+    layer = pages.layers(1)[0]
+    endless = replace(layer.accumulated, reference_max=0.0, reference_least=float("inf"), reference_zero=0)
+    page = diff_page(pages.diff(1, layers=(replace(layer, accumulated=endless),)))
+    assert page.values[0].largest is None
+    page = diff_page(pages.diff(1, layers=(replace(layer, accumulated=replace(endless, reference_zero=3)),)))
+    assert page.values[0].largest == 0
+
+
 def test_sections_without_data_are_left_out() -> None:
     assert Reader(render(check_page(None, None))).headings == []
     assert Reader(render(diff_page(None))).headings == []
@@ -153,28 +215,28 @@ def test_names_are_nothing_but_text(name: str) -> None:
     assert Reader(html).scripts[1] == Reader(plain).scripts[1]
     assert all(c.isprintable() or c == "\n" for c in html)
     data = data_of(html)
-    assert shown(name) in data["nodes"]["name"]
-    assert shown(name) in data["values"]["name"]
-    assert shown(name) in data["nodes"]["op"]["texts"]
-    assert " ".join(shown(name).split()) in Reader(html).words
+    assert named(name) in data["nodes"]["name"]
+    assert named(name) in data["values"]["name"]
+    assert named(name) in data["nodes"]["op"]["texts"]
+    assert " ".join(named(name).split()) in Reader(html).words
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(st.text(max_size=60))
 def test_any_name_survives(name: str) -> None:
     html = render(conversion_page(None, pages.bare(name, name, name), None))
-    assert data_of(html)["nodes"]["name"] == [shown(name)]
+    assert data_of(html)["nodes"]["name"] == [named(name)]
     assert html.count("<script") == 2
     assert html.encode("utf-8", errors="strict")
 
 
 def test_long_names_are_cut_in_their_middle() -> None:
     text = "a" * 5000 + "\x00" * 5000 + "z" * 5000
-    cut = shown(text)
+    cut = named(text)
     assert len(cut) < 500
     assert (cut[0], cut[-1]) == ("a", "z")
-    assert shown("a" * 400) == "a" * 400
-    assert len(shown("\x00" * 399)) < 500
+    assert named("a" * 400) == "a" * 400
+    assert len(named("\x00" * 399)) < 500
 
 
 def test_a_command_is_never_cut() -> None:
@@ -192,7 +254,7 @@ def test_a_command_is_never_cut() -> None:
         (conversion_page(pages.conversion(), pages.diff(warnings=("Off.",)), None), Status.INEXACT, "more error"),
         (
             conversion_page(pages.conversion(), pages.diff(judgements=BROKEN), None),
-            Status.INEXACT,
+            Status.FAILED,
             "outside the limits",
         ),
         (diff_page(pages.diff(judgements=BROKEN)), Status.FAILED, "more than the limits"),

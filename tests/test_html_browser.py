@@ -12,7 +12,7 @@ from test_html import HOSTILE, everything
 
 from onnxamp.audit import Finding
 from onnxamp.report.html.page import check_page, conversion_page, diff_page
-from onnxamp.report.html.records import Page, shown
+from onnxamp.report.html.records import Page, named
 from onnxamp.report.html.render import write
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -243,7 +243,7 @@ def test_hostile_names_do_nothing(opened) -> None:
     assert tab.locator("img").count() == 0
     told = names(tab)
     for name in HOSTILE:
-        assert " ".join(shown(name).split()) in told
+        assert " ".join(named(name).split()) in told
     for i in range(len(HOSTILE)):
         tab.locator("#table td.name button").nth(i).click()
     tab.fill("#search", "<script>")

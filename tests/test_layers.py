@@ -26,7 +26,9 @@ FACTS = frozenset({"dtypes", "errors", "kernels", "names", "ops", "policy", "sig
 """What is known before a model is seen. ``kernels`` reads graphs, too: it looks into an op's function body."""
 READERS = frozenset({"graph", "resolve", "infer", "sizes", "weights"})
 """What reads a model, and decides nothing: ``kernels`` may use it."""
-FRONT = frozenset({"amp", "convert", "debugging", "extract", "numerics", "report", "runtime", "train"})
+FRONT = frozenset(
+    {"amp", "convert", "debugging", "extract", "front", "numerics", "report", "runtime", "train", "tuning"}
+)
 """What puts passes together, or works on whole models."""
 TOP = frozenset({"cli"})
 

@@ -1,6 +1,7 @@
 """Properties of the error measures, and the alarms."""
 
 import math
+from dataclasses import fields, replace
 
 import ml_dtypes
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from onnxamp.numerics.merging import merge
 from onnxamp.numerics.metrics import Bad, compare, first_bad
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
@@ -181,3 +183,129 @@ def test_huge_and_tiny_numbers_do_not_overflow():
     assert compare("x", a, a * 1.5).cosine == pytest.approx(1)
     assert compare("x", a * 1e-480, a * 1.5e-480).rel_l2 in (0, pytest.approx(0.5))
     assert compare("x", np.array([1e308]), np.array([-1e308])).max_abs == np.inf
+
+
+# --- shares ---------------------------------------------------------------------------------------------------
+
+
+def test_top_five_is_the_mean_share_of_common_elements():
+    a = np.arange(20, dtype=np.float32).reshape(2, 10)
+    assert compare("x", a, a).top5_agreement == 1
+    b = a.copy()
+    b[0, 0] = 100  # one of five is another
+    assert compare("x", a, b).top5_agreement == pytest.approx(0.9)
+    assert compare("x", a, -a).top5_agreement == 0
+    assert compare("x", a[:, :9], a[:, :9]).top5_agreement is None
+    assert compare("x", a[0, 0], a[0, 0]).top5_agreement is None
+    assert compare("x", np.zeros((0, 10)), np.zeros((0, 10))).top5_agreement is None
+
+
+def test_top_five_counts_ties_of_the_reference_as_agreement():
+    a = np.float32([[9, 8, 7, 6, 5, 5, 5, 1, 1, 1]])
+    b = np.float32([[9, 8, 7, 6, 1, 1, 5, 1, 1, 1]])
+    assert compare("x", a, b).top5_agreement == 1
+    assert compare("x", a, b[:, ::-1]).top5_agreement < 1
+
+
+@fixed
+@given(hnp.arrays(np.float32, (3, 10), elements=FINITE, unique=True), st.randoms(use_true_random=False))
+def test_top_five_is_a_set(a, random):
+    b = a.copy()
+    for row in b:
+        largest = np.argsort(row)[-5:]
+        order = list(row[largest])
+        random.shuffle(order)
+        row[largest] = order
+    assert compare("x", a, b).top5_agreement == 1
+
+
+@fixed
+@given(pairs(ANY))
+def test_differing_counts_what_is_not_equal(pair):
+    a, b = pair
+    equal = (a == b) | (np.isnan(a) & np.isnan(b))
+    assert compare("x", a, b).differing == (np.mean(~equal) if a.size else 0)
+
+
+def test_differing_of_labels_and_words():
+    assert compare("x", np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5])).differing == 0.25
+    assert compare("x", np.array(["a", "b"], object), np.array(["a", "c"], object)).differing == 0.5
+    assert compare("x", np.zeros((2, 3)), np.zeros((3, 2))).differing == 1
+
+
+# --- several samples --------------------------------------------------------------------------------------------
+
+
+@fixed
+@given(st.lists(pairs(ANY, st.just((3, 12))), min_size=1, max_size=4))
+def test_merge_of_equal_shapes_is_one_tensor(drawn):
+    """Sums, means, counts and largest errors are those of all rows together."""
+    merged = merge([compare("x", *pair) for pair in drawn])
+    whole = compare("x", *(np.concatenate([pair[i] for pair in drawn]) for i in (0, 1)))
+    for name in ("size", "reference_nan", "result_nan", "reference_inf", "result_inf", "reference_zero", "result_zero",
+                 "max_abs", "required_tolerance"):  # fmt: skip
+        assert getattr(merged, name) == getattr(whole, name), name
+    for name in ("mean_abs", "rmse", "differing", "argmax_agreement", "top5_agreement"):
+        assert getattr(merged, name) == pytest.approx(getattr(whole, name), rel=1e-6, nan_ok=True), name
+    assert (merged.worst_reference, merged.worst_result) == pytest.approx(
+        (whole.worst_reference, whole.worst_result), nan_ok=True
+    )
+    row, column = whole.worst_index
+    assert (merged.worst_sample, *merged.worst_index) == (row // 3, row % 3, column)
+
+
+@fixed
+@given(st.lists(pairs(shapes=hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=5)), min_size=2, max_size=4))
+def test_merge_tells_the_worst_sample(drawn):
+    diffs = [compare("x", *pair) for pair in drawn]
+    merged = merge(diffs)
+    for name in ("max_abs", "max_rel", "required_tolerance", "rel_l2"):
+        assert getattr(merged, name) == max(getattr(diff, name) for diff in diffs)
+    assert merged.snr_db == min(diff.snr_db for diff in diffs)
+    assert merged.cosine == min(diff.cosine for diff in diffs)
+    assert merged.max_abs == diffs[merged.worst_sample].max_abs
+    assert merged.worst_index == diffs[merged.worst_sample].worst_index
+    assert merged.size == sum(diff.size for diff in diffs)
+
+
+def test_merge_of_one_changes_nothing():
+    for a, b in (
+        (np.arange(4.0), np.array([0, 1, 2, 5.0])), (np.zeros(0), np.zeros(0)), (np.zeros(2), np.zeros(3)),
+        (np.array(["a"], object), np.array(["b"], object)), (np.array(1.0), np.array(np.nan)),
+    ):  # fmt: skip
+        one = compare("x", a, b)
+        merged = merge([one])
+        for field in fields(one):
+            mine, wanted = getattr(merged, field.name), getattr(one, field.name)
+            assert mine == pytest.approx(wanted, nan_ok=True) if isinstance(wanted, float) else mine == wanted, field
+
+
+def test_merge_keeps_the_first_failure_and_its_sample():
+    good = compare("x", np.ones(4), np.ones(4))
+    bad = compare("x", np.ones(4), np.array([1, 0, 1, 0.0]))
+    worse = compare("x", np.ones(4), np.array([1, np.nan, 1, 1]))
+    merged = merge([good, bad, worse])
+    assert merged.bad == replace(bad.bad, sample=1)
+    assert merged.vanished == 2
+    assert merged.worst_sample == 2
+    assert merged.alarm == (
+        "Values vanished: 2 of 12 elements are exactly zero without cause, the first at [1], where the reference is 1."
+    )
+
+
+def test_merge_with_one_other_shape_is_an_alarm():
+    good = compare("x", np.ones(4), np.ones(4))
+    odd = compare("x", np.ones(4), np.ones(3))
+    assert merge([good, odd, good]).alarm == "The shape is (3,) instead of (4,)."
+    assert merge([good, odd, good]).rel_l2 == math.inf
+
+
+def test_merge_with_an_empty_sample():
+    nothing, some = (
+        compare("x", np.zeros((0, 3)), np.zeros((0, 3))),
+        compare("x", np.ones((1, 3)), np.full((1, 3), 2.0)),
+    )
+    for merged in (merge([nothing, some]), merge([some, nothing])):
+        assert (merged.mean_abs, merged.size, merged.argmax_agreement) == (1, 3, 1)
+        assert merged.worst_reference == 1
+    assert merge([nothing, nothing]).mean_abs == 0

@@ -337,3 +337,52 @@ class TestRandomInputs:
         model.graph.input.append(sparse)
         with pytest.raises(ArgumentError, match="Cannot make up input 'q'"):
             random_inputs(model)
+
+
+SAID = {
+    "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Reshape node. Name:'r' Status Message:"
+    " /onnxruntime_src/onnxruntime/core/providers/cpu/tensor/reshape_helper.h:91 onnxruntime::ReshapeHelper::"
+    "ReshapeHelper(const onnxruntime::TensorShape&, onnxruntime::TensorShapeVector&, bool) a == b was false. "
+    "The input tensor cannot be reshaped. Input shape:{2,3}":
+    "Non-zero status code returned while running Reshape node. Name:'r' Status Message: The input tensor cannot be"
+    " reshaped. Input shape:{2,3}",
+    "/onnxruntime_src/onnxruntime/core/providers/common.h:31 int64_t onnxruntime::HandleNegativeAxis(int64_t, int64_t)"
+    " IsAxisInRange(axis, rank) was false.": "IsAxisInRange(axis, rank) was false",
+    "/onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:359 void* onnxruntime::BFCArena::AllocateRawInternal("
+    "size_t, bool, onnxruntime::Stream*, bool, onnxruntime::WaitNotificationFn) Failed to allocate memory":
+    "Failed to allocate memory",
+    "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:129 std::conditional_t<THRW, void, onnxruntime::"
+    "common::Status> onnxruntime::CudaCall(ERRTYPE, const char*, int) [with ERRTYPE = cudaError; bool THRW = true]"
+    " CUDA failure 2: out of memory": "CUDA failure 2: out of memory",
+    "[ONNXRuntimeError] : 1 : FAIL : Status Message: matmul_helper.h:59 Compute MatMul dimension mismatch":
+    "Status Message: MatMul dimension mismatch",
+    "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : invalid expand shape": "invalid expand shape",
+}  # fmt: skip
+
+
+class Failing:
+    """A session that fails with a message of ONNX Runtime's."""
+
+    def __init__(self, said):
+        self.said = said
+
+    def get_outputs(self):
+        return []
+
+    def run(self, names, feeds):
+        raise RuntimeError(self.said)
+
+
+@pytest.mark.parametrize(("said", "told"), SAID.items(), ids=range(len(SAID)))
+def test_where_in_its_sources_the_runtime_failed_is_left_out(said, told):
+    with pytest.raises(RuntimeFailure) as caught:
+        run(Failing(said), {})
+    assert str(caught.value) == f"ONNX Runtime could not run the model (): {told}."
+
+
+def test_no_source_is_named_where_a_reshape_fails():
+    model = graph("float[2,3] x, int64[k] s", "float[a,b] y", "y = Reshape(x, s)")
+    with pytest.raises(RuntimeFailure, match=r"Input shape:\{2,3\}") as caught:
+        run(make_session(model), {"x": np.ones((2, 3), np.float32), "s": np.array([4, 4])})
+    assert "onnxruntime::" not in str(caught.value)
+    assert ".h:" not in str(caught.value)

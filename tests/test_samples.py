@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from onnxamp.errors import ArgumentError
+from onnxamp.errors import ArgumentError, RuntimeFailure
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.random_inputs import random_inputs
 from onnxamp.runtime.sample_files import _CHUNK, json_samples
@@ -419,3 +419,12 @@ class TestRandomSamples:
             random_samples(model, 2, seed=-1)
         with pytest.raises(ArgumentError, match="'Q'"):
             list(random_samples(model, 2, dims={"Q": 1}))
+
+
+def test_what_may_help_is_told_where_made_up_inputs_may_be_to_blame(tmp_path):
+    model = parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Neg (x) }')
+    failed, unloaded = (RuntimeFailure(f"ONNX Runtime could not {what} it.") for what in ("run", "load"))
+    assert "--inputs data.npz" in random_samples(model).hint(failed)
+    assert random_samples(model).hint(unloaded) == ""
+    np.savez(tmp_path / "x.npz", x=np.zeros(1, np.float32))
+    assert load_samples(tmp_path / "x.npz").hint(failed) == ""

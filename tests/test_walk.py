@@ -13,8 +13,9 @@ from onnxamp.numerics.diff import diff_models
 from onnxamp.numerics.pairing import pair
 from onnxamp.numerics.walk import Walk
 from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.flow import Runner, fitted, make_flow
+from onnxamp.runtime.flow import fitted, make_flow
 from onnxamp.runtime.measure import measure
+from onnxamp.runtime.pieces import Runner
 from onnxamp.runtime.samples import Samples
 from onnxamp.runtime.session import make_session, run
 from onnxamp.runtime.values import to_value
@@ -99,7 +100,9 @@ GRAPHS = {
     "TopK": "(float[4,6] X) => (float[a,b] Y, int64[c,d] I) { Y, I = TopK (X, k) }",
     "chain": f"{ROWS} {{ a = MatMul (X, w) b = Relu (a) c = Add (b, X) d = Softmax (c) Y = Mul (d, v) }}",
     "diamond": f"{ROWS} {{ a = Exp (X) b = Neg (a) c = Sqrt (a) d = Sub (b, c) Y = Div (d, a) }}",
-    "norm": f"{ROWS} {{ q = Mul (X, X) m = ReduceMean <axes = [-1]> (q) r = Sqrt (m) d = Div (X, r) Y = MatMul (d, w) }}",
+    "norm": f"""{ROWS} {{
+        q = Mul (X, X) m = ReduceMean <axes = [-1]> (q) r = Sqrt (m) d = Div (X, r) Y = MatMul (d, w)
+    }}""",
     "split": f"{ROWS} {{ a, b = Split <axis = 1> (X) c = Mul (a, b) d = Tanh (c) Y = Concat <axis = 1> (d, a, b) }}",
 }
 WEIGHTS = {"w": x_of(6, 6, seed=1), "v": x_of(6, seed=2) + 3, "k": np.array([3])}
@@ -289,7 +292,9 @@ def test_boxes_that_non_max_suppression_keeps():
     }  # fmt: skip
     model = add_weights(parse(text), weights)
     boxes = np.float32([[[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5]]])
-    feeds = given({"B": boxes, "S": np.float32([[[0.9, 0.30001, 0.5]]])}, {"B": boxes[:, :2], "S": np.float32([[[0.2, 0.4]]])})
+    feeds = given(
+        {"B": boxes, "S": np.float32([[[0.9, 0.30001, 0.5]]])}, {"B": boxes[:, :2], "S": np.float32([[[0.2, 0.4]]])}
+    )
     low = convert_model(model, "O3", hazards=False)
     found = diff_models(model, low, feeds, layers=True, budget=0)
     assert found.skipped is None
@@ -384,7 +389,10 @@ def test_kinds_of_values_that_are_not_compared():
 
 
 def test_string_inputs_and_sequence_outputs():
-    model = parse("(string[2] T, float[2] X) => (string[2] U, seq(float[2]) S, float[2] Y) { U = Identity (T) Y = Exp (X) S = SequenceConstruct (X, Y) }")
+    text = """(string[2] T, float[2] X) => (string[2] U, seq(float[2]) S, float[2] Y) {
+        U = Identity (T) Y = Exp (X) S = SequenceConstruct (X, Y)
+    }"""
+    model = parse(text)
     found = diff_models(model, convert_model(model, "O3"), given({"T": np.array(["a", "b"], object), "X": x_of(2)}))
     assert found.passed
     assert [diff.name for diff in found.outputs] == ["U", "S[0]", "S[1]", "Y"]

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from real_models import REAL_MODELS, needs, real_model
 
 import onnxamp
 from onnxamp.numerics.diff import diff_models
@@ -15,7 +16,6 @@ from onnxamp.runtime.samples import load_samples
 
 ROOT = Path(__file__).parents[1]
 ZOO = sorted((ROOT / "models").glob("*.onnx"))
-REAL = sorted((ROOT.parent / "shared" / "models").glob("*.onnx"))
 REORDERED = {("detector", "O3")}
 """TopK picks other boxes of equal score when everything is low: their order says nothing about accuracy."""
 
@@ -32,7 +32,7 @@ def optimised(model, tmp_path, level):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-@pytest.mark.parametrize("path", [*ZOO, *REAL], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*ZOO, *REAL_MODELS], ids=lambda path: path.stem)
 def test_converts_and_stays_accurate(path, level, dtype, tmp_path):
     result = tmp_path / "result.onnx"
     opset = {"opset": 13} if path.stem == "ultraface_rfb_320" and dtype == "bfloat16" else {}
@@ -48,7 +48,7 @@ def test_converts_and_stays_accurate(path, level, dtype, tmp_path):
     assert onnxamp.convert_model(model, level, dtype=dtype) == model, "converting again changes nothing"
 
 
-@pytest.mark.parametrize("path", [*ZOO, *REAL], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*ZOO, *REAL_MODELS], ids=lambda path: path.stem)
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_float16_loads_at_every_optimisation_level(path, level):
     model = onnxamp.convert_model(path, level)
@@ -84,10 +84,10 @@ def test_layer_norms_still_fuse(level, tmp_path):
     assert after["LayerNormalization"] + after["SkipLayerNormalization"] == before["LayerNormalization"] == 5
 
 
-@pytest.mark.skipif(not REAL, reason="the real models are not at hand")
+@needs("magika")
 def test_hazards_are_what_saves_the_classifier(tmp_path):
     """Its written-out LayerNorm overflows float16; without the hazards its answers are wrong."""
-    path, result = next(p for p in REAL if p.stem == "magika"), tmp_path / "result.onnx"
+    path, result = real_model("magika"), tmp_path / "result.onnx"
     samples = load_samples(path.with_suffix(".npz"))
     plan = onnxamp.plan_model(path, "O3")
     assert {row.reason for row in plan.hazards} >= {"normalisation island"}

@@ -1,6 +1,5 @@
 """What is wrong with a model's types and versions: what no runtime loads, or the installed one does not know."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
@@ -8,6 +7,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp.audit.findings import Finding
+from onnxamp.dtypes import readable_types
 from onnxamp.graph import ABSENT, Node, View
 from onnxamp.infer import Types, bind, declared_type
 from onnxamp.kernels import is_consistent
@@ -49,7 +49,7 @@ def type_faults(view: View, types: Types) -> list[Finding]:
             tainted.update(value for value in node.outputs if faults or value in declared)
     places |= _explained(view, tainted)
     for place in (place for place in known if place not in places):
-        text = _shown_within(known[place].removeprefix(place).strip())
+        text = readable_types(known[place].removeprefix(place).strip())
         found.append(Finding("error", "type", place, "", text, _REDECLARE))
     return [*found, *_wrong_entries(view, types, declared), *_same_names(view)]
 
@@ -63,8 +63,8 @@ def _node_faults(types: Types, node: Node, declared: Mapping[int, str], *, is_kn
             yield _fault(node, types, text)
     for value in node.outputs:
         if value in declared:
-            wanted = shown(declared[value])
-            text = f"makes {shown(types[value])}, but the model declares {wanted}"
+            wanted = readable_types(declared[value])
+            text = f"makes {readable_types(types[value])}, but the model declares {wanted}"
             rule = op_facts().dtype_attribute.get(node.key)
             mend = (
                 f"Set its attribute {rule.attribute!r} to {wanted}, or correct the declaration." if rule else _REDECLARE
@@ -90,7 +90,7 @@ def _wrong_entries(view: View, types: Types, declared: Mapping[int, str]) -> Ite
     """Inputs and initializers that are declared with another type than they have."""
     for value, wanted in declared.items():
         if view.producer(value) is None:
-            text = f"is {shown(types[value])}, but the model declares {shown(wanted)}"
+            text = f"is {readable_types(types[value])}, but the model declares {readable_types(wanted)}"
             yield Finding("error", "type", view.values[value].name, "", text, _REDECLARE)
 
 
@@ -106,19 +106,6 @@ def _explained(view: View, tainted: set[int]) -> set[str]:
     return found
 
 
-def shown(type_name: str | None) -> str:
-    """A schema type as people write it: "float32" for "tensor(float)", "seq(float16)" for "seq(tensor(float16))"."""
-    if type_name is None:
-        return "unknown"
-    plain = type_name.replace("tensor(", "").replace(")", "", type_name.count("tensor("))
-    return "float32" if plain == "float" else plain.replace("(float)", "(float32)")
-
-
-def _shown_within(text: str) -> str:
-    """Text with its schema types as people write them."""
-    return re.sub(r"tensor\((\w+)\)", lambda match: shown(match[0]), text)
-
-
 def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | None:
     """The first input that contradicts the schema, in words; None where all agree."""
     bound = bind(signature, inputs)
@@ -132,9 +119,12 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
             return f"has {len(inputs)} inputs, more than its schema knows"
         wanted = bound[signature.param(port, position)] if port.type in signature.params else port.type
         if wanted != found:
-            return f"reads {shown(found)} as {port.name!r}, where its other inputs want {shown(wanted)}"
+            return (
+                f"reads {readable_types(found)} as {port.name!r}, where its other inputs want {readable_types(wanted)}"
+            )
         if port.type in signature.params and found not in signature.params[port.type]:
-            return f"reads {shown(found)} as {port.name!r}, which its schema of opset {signature.since} does not admit"
+            opset = f"its schema of opset {signature.since}"
+            return f"reads {readable_types(found)} as {port.name!r}, which {opset} does not admit"
     return "its inputs contradict its schema"
 
 
@@ -151,10 +141,10 @@ def _output_fault(node: Node, types: Types) -> str | None:
             continue
         admitted = signature.params.get(port.type, frozenset({port.type}))
         if found not in admitted:
-            return f"makes {shown(found)}, which its schema of opset {signature.since} does not admit"
+            return f"makes {readable_types(found)}, which its schema of opset {signature.since} does not admit"
         wanted = bound.get(signature.param(port, position), found) if port.type in signature.params else port.type
         if wanted != found:
-            return f"makes {shown(found)}, where its inputs want {shown(wanted)}"
+            return f"makes {readable_types(found)}, where its inputs want {readable_types(wanted)}"
     return None
 
 

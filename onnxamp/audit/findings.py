@@ -23,8 +23,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node as it will run: ``precision`` is "float16", "bfloat16", "float32", "mixed" or "no floats"; ``provider``
-    is where the target runs it ("CUDA", "CPU", "" where that is unknown, "none" where it has no kernel at all).
+    """A node as it will run: ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed" or "no floats".
+
+    ``provider`` is where the target runs it: "CUDA", "CPU", "none" where it has no kernel at all, and "" where that is
+    unknown, or where it is computed on the host once and for all while the model is loaded.
     """
 
     position: int

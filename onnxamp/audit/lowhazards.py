@@ -26,6 +26,7 @@ from onnxamp.hazards import (
 from onnxamp.infer import Types
 from onnxamp.islands import cast_swallowing_inputs, magnitudes, softmax_islands
 from onnxamp.masks import masks
+from onnxamp.ops import op_facts
 from onnxamp.sizes import Shape
 from onnxamp.verdicts import Hazard, Reason
 
@@ -153,13 +154,7 @@ def _first_low(scene: LowScene, nodes: Sequence[int], text: str) -> Iterator[Fin
 
 def _grows(node: Node) -> bool:
     squares = node.key == "Mul" and node.input(0) == node.input(1)
-    return squares or node.key in _GROWING
-
-
-_GROWING: Final = frozenset(
-    {"Exp", "GlobalAveragePool", "Pow", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare"}
-)
-"""Ops of islands whose results leave the range first."""
+    return squares or node.key in op_facts().hazard["growing"]
 
 
 def _swallowed_casts(scene: LowScene) -> Iterator[Finding]:

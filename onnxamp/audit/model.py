@@ -1,5 +1,6 @@
 """What can be said of a model without running it: types, kernels on the target, fallbacks, Casts, hazards, weights."""
 
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -20,18 +21,25 @@ from onnxamp.kernels import check_target
 from onnxamp.policy import make_policy
 from onnxamp.prepare import prepare
 from onnxamp.resolve import view_model
-from onnxamp.sizes import infer_shapes
+from onnxamp.sizes import Shape, infer_shapes
 
 _SEVERITIES = ("error", "warning", "note")
 
 
-def audit_model(model: ModelProto, target: str = "cuda", *, base_dir: str | PathLike[str] | None = None) -> Audit:
+def audit_model(
+    model: ModelProto,
+    target: str = "cuda",
+    *,
+    base_dir: str | PathLike[str] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Audit:
     """Everything that a model tells before it runs: of any model, converted or not, by whatever tool.
 
     Args:
         model: it is read, never changed. Functions are inlined in a copy, as runtimes do.
         target: where it will run: "cuda", "cpu", or "any" (no kernels are asked).
         base_dir: folder of the model's external data, None where all weights are inline.
+        shapes: shapes of inputs, which estimates are for; open dimensions count as 64 otherwise.
 
     Returns:
         An :class:`Audit`. A model that breaks a rule of ONNX has no ``nodes``, and an error that says why.
@@ -56,14 +64,22 @@ def audit_model(model: ModelProto, target: str = "cuda", *, base_dir: str | Path
     found = [Finding("note", "schema", "", "", note, "") for note in notes]
     found += [*import_faults(model, view), *contents]
     readable = not any(finding.severity == "error" for finding in contents)
-    return _audit(model, view, target, folder if readable else None, found, readable=readable)
+    types = infer_types(view)
+    inferred = infer_shapes(view, types, given=shapes)
+    return _audit(model, view, types, inferred, target, folder if readable else None, found, readable=readable)
 
 
 def _audit(
-    model: ModelProto, view: View, target: str, base_dir: Path | None, found: list[Finding], *, readable: bool
+    model: ModelProto,
+    view: View,
+    types: Types,
+    shapes: Sequence[Shape | None],
+    target: str,
+    base_dir: Path | None,
+    found: list[Finding],
+    *,
+    readable: bool,
 ) -> Audit:
-    types = infer_types(view)
-    shapes = infer_shapes(view, types)
     faults = type_faults(view, types)
     broken = {finding.node for finding in faults}
     placement = place_nodes(view, types, shapes, target, broken)
@@ -105,7 +121,7 @@ def _scope_names(view: View) -> list[str]:
     return names
 
 
-_FLOATS = {FLOAT: "float32", **{low.tensor: low.name for low in LOW_TYPES.values()}}
+_FLOATS = {FLOAT: "float32", "tensor(double)": "float64", **{low.tensor: low.name for low in LOW_TYPES.values()}}
 
 
 def _precision(types: Types, node: Node) -> str:

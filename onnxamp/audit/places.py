@@ -6,12 +6,10 @@ float16 node without any of them runs in float32 on CPU, between Casts; a bfloat
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from onnxamp.audit.faults import shown
 from onnxamp.audit.findings import Finding
 from onnxamp.audit.traffic import element_bytes
-from onnxamp.dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES
+from onnxamp.dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, readable_types
 from onnxamp.graph import ABSENT, Node, Origin, View
 from onnxamp.infer import Types, bind
 from onnxamp.kernels import carries, kernel_table, runs_on
@@ -23,11 +21,6 @@ NONE = "none"
 
 _SMALL = 1024
 """Integers up to which a tensor may be a shape; ONNX Runtime computes shapes on CPU anyhow."""
-_SHAPE_SOURCES: Final = frozenset({"Shape", "Size"})
-_RANDOM: Final = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
-"""Ops that are not computed once and for all while a model is loaded, although they may have no input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +66,12 @@ def place_nodes(view: View, types: Types, shapes: Sequence[Shape | None], target
             known[key] = _place(target, node, bound, _io_types(node, types), wrapped=halves)
         place = known[key]
         on_host = node.index in shaping and place.provider != NONE
-        providers.append("CPU" if on_host else place.provider)
-        if (
-            place.text
-            and node.label not in broken
-            and not (place.kind == "fallback" and (on_host or node.index in folded))
-        ):
+        falls_back = place.kind == "fallback"
+        is_once = falls_back and not on_host and node.index in folded
+        providers.append("CPU" if on_host else "" if is_once else place.provider)
+        if place.text and node.label not in broken and not (falls_back and on_host) and not is_once:
             findings.append(Finding(place.severity, place.kind, node.label, node.key, place.text, place.action))
-            if place.kind == "fallback":
+            if falls_back:
                 copied.add(node.index)
     if target != "cpu":
         findings += _summary(view, types, shapes, copied, len(shaping))
@@ -179,7 +170,7 @@ def _control_flow(target: str, node: Node, flowing: set[str]) -> Place:
 
 def _precision(flowing: set[str]) -> str:
     """The element types that flow through a node, floats first: "float16" or "float16 with int64"."""
-    names = sorted({shown(name) for name in flowing}, key=lambda name: ("float" not in name, name))
+    names = sorted({readable_types(name) for name in flowing}, key=lambda name: ("float" not in name, name))
     return " with ".join(names) if names else "no types known"
 
 
@@ -230,7 +221,7 @@ def _shape_arithmetic(view: View, types: Types, shapes: Sequence[Shape | None]) 
     host, found = set[int](), set[int]()
     for index in view.order:
         node = view.nodes[index]
-        if node.key in _SHAPE_SOURCES:
+        if node.key in op_facts().shape_sources:
             host.update(node.outputs)
             continue
         if node.bodies or not node.outputs:
@@ -259,7 +250,7 @@ def _folded(view: View) -> set[int]:
     constant, found = set[int](), set[int]()
     for index in view.order:
         node = view.nodes[index]
-        if node.bodies or node.key in _RANDOM:
+        if node.bodies or node.key in op_facts().random:
             continue
         if all(value == ABSENT or value in constant or _is_constant(view, value) for value in node.inputs):
             constant.update(node.outputs)
@@ -274,12 +265,14 @@ def _summary(
     if copied:
         crossing = {value for node in copied for value in _crossing(view, view.nodes[node], copied)}
         moved = sum(elements(shapes[value]) * element_bytes(types[value]) for value in crossing)
+        tensors = "1 tensor" if len(crossing) == 1 else f"{len(crossing)} tensors"
         nodes = "1 node falls" if len(copied) == 1 else f"{len(copied)} nodes fall"
-        cost = f"about {moved / 1e6:.3f} MB ({len(crossing)} tensors) go to the host or come from there in every run"
+        cost = f"about {moved / 1e6:.3f} MB ({tensors}) go to the host or come from there in every run"
         text = f"{nodes} back to CPU: " + (cost if crossing else "what they read and make is on the host anyhow")
         yield Finding("warning", "fallback", "", "", text, "")
     if shaping:
-        text = f"{shaping} nodes compute with shapes on CPU, as ONNX Runtime wants it: that costs next to nothing"
+        nodes = "1 node computes" if shaping == 1 else f"{shaping} nodes compute"
+        text = f"{nodes} with shapes on CPU, as ONNX Runtime wants it: that costs next to nothing"
         yield Finding("note", "fallback", "", "", text, "")
 
 

@@ -1,6 +1,6 @@
 """What a conversion did to the constants of a low model: epsilons that are zero, masks that are (almost) infinite."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import isfinite
 from typing import Final
 
@@ -15,21 +15,16 @@ from onnxamp.sizes import elements
 
 def _zero_epsilons(scene: LowScene) -> Iterator[Finding]:
     """An epsilon that the conversion flushed to zero, in front of what it guarded."""
+    adds, bounds = op_facts().added_epsilons, op_facts().bounding_epsilons
     for node in scene.scene.view.nodes:
         # Clip and Max with 0 are common without any epsilon, as is a Sqrt of their result.
-        ports = _ADDS.get(node.key) or _BOUNDS.get(node.key)
+        ports = adds.get(node.key) or bounds.get(node.key)
         if ports is None or not scene.is_low(node):
             continue
         zeros = [node.inputs[port] for port, number in scene.low_constants(node) if number == 0 and port in ports]
-        if any(_is_single(scene, zero) for zero in zeros) and _guards(scene, node, through_roots=node.key in _ADDS):
+        if any(_is_single(scene, zero) for zero in zeros) and _guards(scene, node, through_roots=node.key in adds):
             text = "its epsilon is 0 in LOW: what it guards divides by zero"
             yield low_hazard(scene, node, text)
-
-
-_ADDS: Final[Mapping[str, tuple[int, ...]]] = {"Add": (0, 1)}
-_BOUNDS: Final[Mapping[str, tuple[int, ...]]] = {"Clip": (1,), "Max": (0, 1)}
-"""Ops that guard their result, and at which inputs the epsilon stands."""
-_DIVIDES: Final[Mapping[str, int]] = {"Div": 1, "Log": 0, "Reciprocal": 0}
 
 
 def _is_single(scene: LowScene, value: int) -> bool:
@@ -43,7 +38,7 @@ def _guards(scene: LowScene, start: Node, *, through_roots: bool) -> bool:
     view, stack, seen = scene.scene.view, [start], {start.index}
     while stack and len(seen) < _REACH:
         for reader, port in view.consumers(stack.pop().outputs[0]):
-            if _DIVIDES.get(reader.key) == port:
+            if port in op_facts().divisors.get(reader.key, ()):
                 return True
             onward = is_exact(reader.proto) or reader.key == "Cast" or (through_roots and reader.key == "Sqrt")
             if onward and reader.index not in seen and scene.scene.is_float_output(reader):

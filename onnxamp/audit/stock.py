@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from onnxamp.audit.findings import Finding
-from onnxamp.dtypes import BFLOAT16, ELEM_NAMES, FLOAT16, LOW_TYPES, LowType
+from onnxamp.dtypes import BFLOAT16, FLOAT16, LOW_TYPES, LowType, readable_types, tensor_type
 from onnxamp.errors import ExternalDataError, ModelError
 from onnxamp.storage import tensors_of
 from onnxamp.weights import External, external_of, read_float32, stored_bytes
@@ -44,8 +44,7 @@ def weight_types(model: ModelProto) -> dict[str, int]:
     """Element type ("float32", "float16", "int64", ...) -> bytes of weights and Constants, wherever they are stored."""
     found: Counter[str] = Counter()
     for tensor in tensors_of(model):
-        name = ELEM_NAMES.get(tensor.data_type, f"elem{tensor.data_type}")
-        found["float32" if name == "float" else name] += stored_bytes(tensor)
+        found[readable_types(tensor_type(tensor.data_type))] += stored_bytes(tensor)
     return dict(found.most_common())
 
 
@@ -65,7 +64,7 @@ def weight_findings(model: ModelProto, base_dir: Path | None) -> list[Finding]:
             continue
         if contents is None:
             continue
-        name = "float32" if tensor.data_type == TensorProto.FLOAT else ELEM_NAMES[tensor.data_type]
+        name = readable_types(tensor_type(tensor.data_type))
         found += _not_finite(tensor.name, name, contents)
         if name in LOW_TYPES:
             low[LOW_TYPES[name]][tensor.name] = contents

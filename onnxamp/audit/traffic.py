@@ -9,7 +9,7 @@ from onnx import ModelProto, helper
 from onnxamp.audit.findings import Casts, Finding
 from onnxamp.casts import remove_redundant_casts
 from onnxamp.constants import Constants
-from onnxamp.dtypes import ELEM_NUMBERS, LOW_TYPES, is_lossless
+from onnxamp.dtypes import ELEM_NUMBERS, LOW_TYPES, element_name, is_lossless
 from onnxamp.graph import ABSENT, Node, View
 from onnxamp.infer import Types
 from onnxamp.precision import loop_trips
@@ -18,7 +18,7 @@ from onnxamp.sizes import Shape, elements
 
 _FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", *(low.tensor for low in LOW_TYPES.values())})
 
-_CLEAN = "onnxamp.remove_redundant_casts(model) removes it; no number changes."
+_CLEAN = "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
 
 
 def cast_traffic(
@@ -89,12 +89,11 @@ def _lossy_pairs(view: View, types: Types, redundant: set[int]) -> Iterator[Find
         if before is None or not _is_float_cast(before, types) or node.index in redundant:
             continue
         first, second, third = (
-            str(types[value]).removeprefix("tensor(").removesuffix(")")
-            for value in (before.inputs[0], node.inputs[0], node.outputs[0])
+            element_name(types[value]) for value in (before.inputs[0], node.inputs[0], node.outputs[0])
         )
         if first == third and not is_lossless(first, second):
             text = f"undoes a Cast to {second}: the pair rounds, and costs two passes over the data"
-            action = "Keep it if it is meant to round; remove_redundant_casts(model, lossy=True) removes it."
+            action = "Keep what is meant to round; remove_redundant_casts(model, lossy=True) removes the rest."
             yield Finding("note", "cast", node.label, node.key, text, action)
 
 

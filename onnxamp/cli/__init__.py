@@ -7,6 +7,7 @@ import click
 
 _COMMANDS = {
     "convert": "convert",
+    "tune": "tune",
     "diff": "diff",
     "check": "check",
     "extract": "extract",
@@ -41,6 +42,7 @@ class _Lazy(click.Group):
 
 _SUMMARIES = {
     "convert": "Convert a model to mixed precision, validate the result, and report.",
+    "tune": "Lower as much of a model as its accuracy allows: measured, not guessed.",
     "diff": "Compare what two models compute, output by output and layer by layer.",
     "check": "Check types, kernels and hazards; run, and name the first op that goes wrong.",
     "extract": "Cut the region around a node into a small model, with its inputs.",

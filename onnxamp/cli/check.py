@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from rich.console import Group
 
 from onnxamp.audit import Audit, audit_model
-from onnxamp.cli.common import errors_end_here, progress_bar, samples_of, sampling, show
+from onnxamp.cli.common import check_outputs, errors_end_here, progress_bar, samples_of, sampling, show
+from onnxamp.errors import OnnxAmpError
 from onnxamp.kernels import TARGETS
 from onnxamp.numerics.check import OpFilter, check_run
-from onnxamp.numerics.cure import cure_run
+from onnxamp.numerics.cure import Trial, cure_run
 from onnxamp.numerics.results import RunCheck
 from onnxamp.report.audit import audit_table
 from onnxamp.report.check import run_report
@@ -38,22 +40,26 @@ from onnxamp.storage import folder_of, load_model
 def command(model: Path, **options: Any) -> None:
     """Check MODEL: types, kernels, Casts and hazards; then run it and name the first op that goes wrong.
 
-    Exit codes: 0 nothing is wrong; 1 it will not load, is known to break, or goes wrong on the inputs; 2 wrong usage.
+    Exit codes: 0 nothing is wrong; 1 it will not load, is known to break, goes wrong on the inputs, or does not run; 2
+    wrong usage.
     """
     with errors_end_here(verbose=options["verbose"]):
         _check(model, options)
 
 
 def _check(path: Path, options: dict[str, Any]) -> None:
+    check_outputs([path], [options["html"]])
     proto = load_model(path)
-    audit = audit_model(proto, options["target"], base_dir=folder_of(path))
-    run = None if options["static"] else _run(path, samples_of(path, options), options)
+    samples = None if options["static"] else samples_of(path, options)
+    shapes = _shapes(samples) if samples is not None else {}
+    audit = audit_model(proto, options["target"], base_dir=folder_of(path), shapes=shapes)
+    run = None if samples is None else _run(path, samples, options)
     if options["html"]:
         from onnxamp.report.html.page import check_page  # noqa: PLC0415 - jinja2 is needed for nothing else
         from onnxamp.report.html.render import write  # noqa: PLC0415
 
         write(check_page(audit, run, str(path)), options["html"])
-    if options["as_json"]:
+    if options["as_json"] and not options["quiet"]:
         click.echo(check_json(audit, run))
     elif not options["quiet"]:
         shown = run_report(run, verbose=options["verbose"]) if run else []
@@ -68,10 +74,20 @@ def _run(path: Path, samples: Samples, options: dict[str, Any]) -> RunCheck:
         run = check_run(path, samples, provider=options["provider"], ops=ops, stop=options["stop"], progress=told)
     if run.first_bad is not None and not options["no_cure"]:
         with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
-            run = replace(run, cure=cure_run(path, run, samples, told))
+            trial = Trial(samples, provider=options["provider"], told=told)
+            run = replace(run, cure=cure_run(path, run, trial))
     return run
 
 
 def _is_wrong(audit: Audit, run: RunCheck | None) -> bool:
     breaks = any(finding.severity == "error" for finding in audit.findings)
-    return breaks or (run is not None and run.first_bad is not None)
+    return breaks or (run is not None and (run.first_bad is not None or run.skipped is not None))
+
+
+def _shapes(samples: Samples) -> dict[str, tuple[int, ...]]:
+    """Shapes of the first sample: what is estimated is then of such a run."""
+    try:
+        feeds = samples[0]
+    except OnnxAmpError:  # what is wrong with it will be said when it is to be run
+        return {}
+    return {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}

@@ -1,9 +1,10 @@
-"""What the commands share: options for the wishes of a conversion, and how errors end."""
+"""What the commands share: options and what they mean, progress, what is printed last, and how errors end."""
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 from rich.console import RenderableType
@@ -102,6 +103,20 @@ def sampling(function: F) -> F:
     return function
 
 
+def sampling_text(options: dict[str, Any]) -> tuple[str, ...]:
+    """The options of :func:`sampling` as they were written, for a command that shall run on the same inputs."""
+    if options["inputs"]:
+        return ("--inputs", str(options["inputs"]))
+    written = [text for pair in options["dims"] for text in ("--dim", pair)]
+    for name in ("samples", "seed"):
+        written += [f"--{name}", str(options[name])] if options[name] != _SAMPLING[name] else []
+    return tuple(written)
+
+
+_SAMPLING: Final = {"samples": 1, "seed": 0}
+"""Defaults of the options that make up inputs."""
+
+
 def samples_of(model: Path, options: dict[str, Any]) -> Samples:
     """The samples that the options of :func:`sampling` ask for; those that do not fit the model are found at once.
 
@@ -110,6 +125,8 @@ def samples_of(model: Path, options: dict[str, Any]) -> Samples:
     """
     proto = take_weights(load_model(model), folder_of(model), keep=0).model  # samples must not hold the weights
     if options["inputs"]:
+        if options["dims"] or any(options[name] != default for name, default in _SAMPLING.items()):
+            raise ArgumentError("--inputs gives the inputs: --samples, --dim and --seed are for made-up ones.")
         samples = load_samples(options["inputs"])
         check_inputs(proto, samples[0])
         return samples
@@ -129,6 +146,26 @@ def show(report: RenderableType, cure: Cure | None) -> None:
         console.print("", line(mark, plain(cure.outcome)))
         if cure.command:
             console.print(Text(f"   {printable(cure.command)}", style="bold"), soft_wrap=True)
+
+
+def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None]) -> None:
+    """Refuse, before anything runs, to write over what is read, or two things to one place.
+
+    Raises:
+        ArgumentError: an output is an input or another output, is a folder, or its folder is missing or read-only.
+    """
+    taken = {path.resolve() for path in inputs if path is not None}
+    for path in (path for path in outputs if path is not None):
+        target, folder = path.resolve(), path.absolute().parent
+        if target in taken:
+            raise ArgumentError(f"{str(path)!r} is read or written already: give the output another name.")
+        if target.is_dir():
+            raise ArgumentError(f"The output {str(path)!r} is a folder: name a file.")
+        if not folder.is_dir():
+            raise ArgumentError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} does not exist; create it.")
+        if not os.access(folder, os.W_OK):
+            raise ArgumentError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} is read-only.")
+        taken.add(target)
 
 
 @contextmanager

@@ -10,17 +10,26 @@ import click
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from onnxamp.audit import audit_model
-from onnxamp.cli.common import LEVELS, as_arguments, as_options, errors_end_here, samples_of, sampling, show, wishes
-from onnxamp.convert import Conversion, convert_file
+from onnxamp.cli.common import (
+    LEVELS,
+    as_arguments,
+    as_options,
+    check_outputs,
+    errors_end_here,
+    samples_of,
+    sampling,
+    sampling_text,
+    show,
+    wishes,
+)
+from onnxamp.convert import Conversion, convert_file, load_any
 from onnxamp.dtypes import low_type
-from onnxamp.errors import ArgumentError
-from onnxamp.numerics.cure import Recipe, cure_conversion
-from onnxamp.numerics.diff import diff_models
-from onnxamp.numerics.limits import Limits
+from onnxamp.numerics.cure import Recipe, Trial, cure_conversion
+from onnxamp.numerics.diff import Model, diff_models
 from onnxamp.numerics.results import Cure, DiffReport
 from onnxamp.plan import load_plan
 from onnxamp.report.machine import conversion_json
-from onnxamp.report.parts import make_console
+from onnxamp.report.parts import make_console, printable
 from onnxamp.report.terminal import conversion_report
 from onnxamp.runtime.samples import Samples
 from onnxamp.storage import folder_of, load_model
@@ -57,8 +66,10 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
     plan = load_plan(options["plan_file"]) if options["plan_file"] else None
     dtype = plan.dtype if plan else options["dtype"]
     target = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"
-    if options["save_plan"] and not options["save_plan"].absolute().parent.is_dir():
-        raise ArgumentError(f"The folder of the plan {str(options['save_plan'])!r} does not exist; create it.")
+    in_place = target.exists() and model.exists() and target.samefile(model)
+    check_outputs([options["plan_file"], None if in_place else model], [target, options["save_plan"], options["html"]])
+    # Written over, the original could not be compared any more.
+    original: Model = load_any(model) if in_place and samples is not None else model
     with _progress(quiet=options["quiet"]) as (phase, progress):
         phase("converting")
         made = convert_file(model, target, options["level"], plan=plan, progress=progress,
@@ -68,13 +79,13 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
         validation = None
         if samples is not None:
             phase("validating")
-            validation = diff_models(model, target, samples, layers=bool(options["html"]))
-            if validation.failure and not plan and not options["no_cure"]:
+            validation = diff_models(original, target, samples, layers=bool(options["html"]))
+            if _fails(validation) and not plan and not in_place and not options["no_cure"]:
                 phase("looking for a cure")
                 validation = replace(validation, cure=_cure(model, target, samples, options))
     if options["html"]:
         _write_page(made, validation, options["html"])
-    if options["as_json"]:
+    if options["as_json"] and not options["quiet"]:
         click.echo(conversion_json(made, validation))
     elif not options["quiet"]:
         report = conversion_report(made, validation, verbose=options["verbose"])
@@ -82,11 +93,17 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
     _finish(validation, target, quiet=options["quiet"])
 
 
+def _fails(validation: DiffReport) -> bool:
+    """Whether the result was compared and is not within the limits."""
+    return not validation.passed and not validation.skipped
+
+
 def _cure(model: Path, target: Path, samples: Samples, options: dict[str, Any]) -> Cure:
     """What would have been better: the same wishes with the hazards heeded and, if need be, more nodes in float32."""
     heeding = options | {"no_hazards": False}
-    recipe = Recipe(options["level"], as_arguments(heeding), as_options(heeding))
-    return cure_conversion(model, str(target), recipe, samples, Limits(), tried=not options["no_hazards"])
+    recipe = Recipe(options["level"], as_arguments(heeding), (*as_options(heeding), *sampling_text(options)))
+    command = str(model), str(target)
+    return cure_conversion(model, command, recipe, Trial(samples), tried=not options["no_hazards"])
 
 
 def _write_page(made: Conversion, validation: DiffReport | None, path: Path) -> None:
@@ -98,8 +115,9 @@ def _write_page(made: Conversion, validation: DiffReport | None, path: Path) -> 
 
 
 def _finish(validation: DiffReport | None, target: Path, *, quiet: bool) -> None:
-    if validation is not None and validation.failure:
-        raise click.ClickException(f"{target} was written, but failed its validation: {validation.failure}")
+    if validation is not None and _fails(validation):
+        why = printable(validation.failure or next(iter(validation.warnings), ""))
+        raise click.ClickException(f"{printable(str(target))} was written, but failed its validation: {why}")
     if quiet and validation is not None and validation.skipped:
         click.echo(f"Not validated: {validation.skipped}", err=True)
 

@@ -7,14 +7,16 @@ from typing import Any
 import click
 
 from onnxamp.audit import audit_model
-from onnxamp.cli.common import errors_end_here, progress_bar, samples_of, sampling, show
+from onnxamp.cli.common import check_outputs, errors_end_here, progress_bar, samples_of, sampling, sampling_text, show
 from onnxamp.errors import ArgumentError
-from onnxamp.numerics.cure import Recipe, cure_conversion
-from onnxamp.numerics.diff import diff_models, held_to
+from onnxamp.numerics.cure import Recipe, Trial, cure_conversion
+from onnxamp.numerics.diff import diff_models
+from onnxamp.numerics.judging import held_to
 from onnxamp.numerics.limits import Limits, make_limits
-from onnxamp.numerics.results import DiffReport
+from onnxamp.numerics.results import Cure, DiffReport
 from onnxamp.report.diff import diff_report
 from onnxamp.report.machine import diff_json, load_diff
+from onnxamp.runtime.samples import Samples
 from onnxamp.storage import folder_of, load_model, write_file
 
 _LIMITS = {
@@ -66,9 +68,14 @@ def command(reference: Path, result: Path | None, **options: Any) -> None:
 
 def _diff(reference: Path, result: Path | None, options: dict[str, Any]) -> None:
     limits = make_limits({metric: options[name] for name, (metric, _) in _LIMITS.items()})
+    check_outputs([reference, result], [options["save"], options["html"]])
     if result is None:
         if reference.suffix != ".json":
             raise ArgumentError("Name two models, or one comparison that was saved with --save (.json).")
+        if options["layers"] or options["provider"] or sampling_text(options):
+            raise ArgumentError(
+                "A saved comparison is judged anew, nothing runs: only limits and outputs can be given."
+            )
         found = held_to(load_diff(reference), limits)
     else:
         found = _run(reference, result, limits, options)
@@ -85,11 +92,23 @@ def _run(reference: Path, result: Path, limits: Limits, options: dict[str, Any])
             provider=options["provider"], budget=options["budget"] * 2**20, progress=told,
         )  # fmt: skip
     seen = not options["quiet"] or options["html"] or options["save"]
-    if not found.passed and not found.skipped and found.lowest != "float32" and seen and not options["no_cure"]:
-        recipe = Recipe("O2", {"dtype": found.lowest}, ("--dtype", found.lowest) if found.lowest != "float16" else ())
-        with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
-            found = replace(found, cure=cure_conversion(reference, str(result), recipe, samples, limits, told=told))
+    if seen and not options["no_cure"] and not found.passed and not found.skipped:
+        found = replace(found, cure=_cure(reference, result, found, samples, limits, options))
     return found
+
+
+def _cure(
+    reference: Path, result: Path, found: DiffReport, samples: Samples, limits: Limits, options: dict[str, Any]
+) -> Cure | None:
+    """A conversion of the reference that would hold; None where that is no float32 model, or nothing is low."""
+    if found.reference_lowest != "float32" or found.lowest == "float32":
+        return None
+    dtype = ("--dtype", found.lowest) if found.lowest != "float16" else ()
+    recipe = Recipe("O2", {"dtype": found.lowest}, (*dtype, *sampling_text(options)))
+    target = result.with_name(f"{result.stem}_cured.onnx")
+    with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
+        trial = Trial(samples, limits, options["provider"], options["budget"] * 2**20, told)
+        return cure_conversion(reference, (str(reference), str(target)), recipe, trial, tried=False)
 
 
 def _show(found: DiffReport, options: dict[str, Any]) -> None:
@@ -102,7 +121,7 @@ def _show(found: DiffReport, options: dict[str, Any]) -> None:
         path = Path(found.result)
         audit = audit_model(load_model(path), base_dir=folder_of(path)) if path.is_file() else None
         write(diff_page(found, audit), options["html"])
-    if options["as_json"]:
+    if options["as_json"] and not options["quiet"]:
         click.echo(diff_json(found))
     elif not options["quiet"]:
         show(diff_report(found, verbose=options["verbose"]), found.cure)

@@ -1,6 +1,5 @@
 """``onnxamp inspect``."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from onnxamp.graph import opset_imports
 from onnxamp.plan import Plan, make_plan
 from onnxamp.policy import make_policy
 from onnxamp.prepare import prepare
-from onnxamp.report.machine import as_data
+from onnxamp.report.machine import document
 from onnxamp.report.parts import make_console, plain, size
 from onnxamp.report.terminal import level_table, operator_table, verdict_table
 from onnxamp.stats import operator_counts
@@ -62,7 +61,7 @@ def _inspect(path: Path, options: dict[str, Any]) -> None:
             plans[level] = (make_plan(analysis), dict(summarize(analysis).nodes))
     if options["as_json"]:
         facts = {"operators": counts, "levels": {level: plan for level, (plan, _) in plans.items()}}
-        click.echo(json.dumps(as_data(facts), indent=1))
+        click.echo(document("inspect", facts))
         return
     _print(path, proto, counts, plans, options)
 

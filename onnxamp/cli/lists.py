@@ -1,12 +1,11 @@
 """``onnxamp lists``."""
 
-import json
-
 import click
 from rich.console import Group
 from rich.text import Text
 
 from onnxamp.policy import PRESETS, preset
+from onnxamp.report.machine import document
 from onnxamp.report.parts import make_console
 from onnxamp.report.terminal import list_table
 
@@ -18,7 +17,7 @@ def command(presets: tuple[str, ...], *, as_json: bool) -> None:
     """Show the white and black lists of PRESETS (all of them by default), with the source of each entry."""
     chosen = [preset(name) for name in presets or PRESETS]
     if as_json:
-        click.echo(json.dumps({p.name: {"white": dict(p.white), "black": dict(p.black)} for p in chosen}, indent=1))
+        click.echo(document("lists", {"presets": {p.name: {"white": p.white, "black": p.black} for p in chosen}}))
         return
     for found in chosen:
         head = Text.assemble((found.name, "bold"), f"  {found.summary}")

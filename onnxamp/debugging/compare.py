@@ -17,9 +17,7 @@ from onnxamp.numerics.results import DiffReport, FirstBad, LayerDiff
 from onnxamp.runtime.measure import Measurement
 from onnxamp.runtime.samples import Sample, Samples
 from onnxamp.runtime.session import Provider
-
-_SENTINEL: Final = 1e30
-"""Numbers from here on are there to be infinite, as in attention masks."""
+from onnxamp.weights import SENTINEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ def _row(
 def _flags(one: ValueRecord, other: ValueRecord, tolerance: float, scale: float) -> list[str]:
     a, b = one.stats, other.stats
     low = LOW_TYPES.get(other.dtype)
-    reach = max((abs(x) for x in (a.max, a.min) if isfinite(x) and abs(x) < _SENTINEL), default=0.0)
+    reach = max((abs(x) for x in (a.max, a.min) if isfinite(x) and abs(x) < SENTINEL), default=0.0)
     applies = {
         "NaN": b.num_nan > a.num_nan,
         "overflow": b.num_inf > a.num_inf,
@@ -137,7 +135,7 @@ def _flags(one: ValueRecord, other: ValueRecord, tolerance: float, scale: float)
 def _alike(one: ValueRecord, other: ValueRecord, tolerance: float, factor: float) -> bool:
     """Whether maximum, minimum and mean are close, measured by the largest magnitude of the reference."""
     pairs = [(factor * getattr(one.stats, name), getattr(other.stats, name)) for name in _RATIOS]
-    known = [(a, b) for a, b in pairs if isfinite(a) and abs(a) < factor * _SENTINEL]
+    known = [(a, b) for a, b in pairs if isfinite(a) and abs(a) < factor * SENTINEL]
     scale = max((abs(a) for a, _ in known), default=0.0)
     return all(isfinite(b) and abs(a - b) <= tolerance * scale for a, b in known)
 

@@ -14,6 +14,7 @@ from onnxamp.debugging.modes import DebugMode
 from onnxamp.debugging.tables import escaped
 from onnxamp.dtypes import FLOAT16
 from onnxamp.errors import ArgumentError, ArgumentTypeError, NumericsError
+from onnxamp.weights import SENTINEL
 
 LOST_ABOVE: Final = 0.1
 """Relative L2 error from which on what float16 makes zero counts as underflow."""
@@ -22,8 +23,6 @@ _BLOCK: Final = 1 << 20
 """Elements that are looked at at a time, in float64."""
 _FP16_ZERO: Final = FLOAT16.smallest_subnormal / 2
 """Largest number that float16 rounds to zero."""
-_SENTINEL: Final = 1e30
-"""Numbers from here on are there to be infinite, as in attention masks; for the range of float16 they do not count."""
 
 
 class NumericsWarning(UserWarning):
@@ -90,13 +89,13 @@ def tensor_stats(array: npt.NDArray[Any]) -> TensorStats:
         size = np.abs(x)
         is_nan, is_inf = np.isnan(x), np.isinf(x)
         under = (size > 0) & (size <= _FP16_ZERO)
-        over = (size >= FLOAT16.overflow) & (size < _SENTINEL)
+        over = (size >= FLOAT16.overflow) & (size < SENTINEL)
         counts += [np.count_nonzero(mask) for mask in (is_nan, is_inf, size == 0, over, under)]
         top = max(top, float(np.max(x, initial=-inf, where=~is_nan)))
         bottom = min(bottom, float(np.min(x, initial=inf, where=~is_nan)))
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, as it should be
             total += float(x.sum())
-        energy += float(np.square(x, where=size < _SENTINEL, out=np.zeros_like(x)).sum())
+        energy += float(np.square(x, where=size < SENTINEL, out=np.zeros_like(x)).sum())
         lost += float(np.square(x[under]).sum())
     nothing = flat.size == counts[0]
     num_nan, num_inf, num_zero, over_all, under_all = map(int, counts)

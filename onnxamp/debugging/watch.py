@@ -1,33 +1,32 @@
 """Running a model op by op with all its floats looked at: the records of one run."""
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from onnx import ModelProto
 
 from onnxamp.debugging.records import ValueRecord
 from onnxamp.debugging.tensors import TensorStats, tensor_stats
-from onnxamp.dtypes import ELEM_NAMES
 from onnxamp.numerics.check import OpFilter
+from onnxamp.numerics.measured import Measured
 from onnxamp.numerics.results import ValueCheck
-from onnxamp.numerics.watch import Watched, classify, watched_values
-from onnxamp.runtime.flow import Flow, Runner, fitted
+from onnxamp.numerics.watch import Watched, watched_values
+from onnxamp.runtime.flow import Flow, dtype_of, fitted
 from onnxamp.runtime.inputs import check_inputs
-from onnxamp.runtime.measure import Measurement, measure
 from onnxamp.runtime.observe import Observed, observe
+from onnxamp.runtime.pieces import Runner
 from onnxamp.runtime.session import Provider
-from onnxamp.runtime.side import BUDGET, Side, parts_of, start
+from onnxamp.runtime.side import BUDGET
 from onnxamp.runtime.values import Feed, from_value
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 _NAMED: Final = 6
 """Values that an error names per level."""
-
-_NUMPY: Final = {"float": "float32", "double": "float64"}
-"""Types of ONNX that NumPy calls otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +80,8 @@ class Watcher:
     model: ModelProto
     folder: Path | None
     provider: Provider
+    budget: int = BUDGET
+    """Bytes of values and weights that may be held at a time besides the model itself."""
     _observed: Observed | None = None
     _runner: Runner | None = None
     _rows: list[Watched] = field(default_factory=list)
@@ -104,7 +105,7 @@ class Watcher:
         )  # fmt: skip
         if now is not self._observed or self._runner is None:
             self._observed, self._runner, self._rows = now, Runner(now.flow, self.provider), watched_values(now.flow)
-        run = _Run(step, self._runner, self._rows)
+        run = _Run(step, Measured(self._runner, self._rows, self.budget))
         ops = ops or OpFilter()
         found: Looked | None = None
         for is_odd in run.parts(fitted(now.flow, feeds)):
@@ -121,61 +122,37 @@ class _Run:
     """One run: what was measured so far."""
 
     step: int
-    runner: Runner
-    rows: Sequence[Watched]
-    measured: dict[str, Measurement] = field(default_factory=dict)
-    inputs: dict[str, Measurement] = field(default_factory=dict)
+    measured: Measured
     stats: dict[str, TensorStats] = field(default_factory=dict)
 
     def parts(self, feeds: Mapping[str, Feed]) -> Iterator[bool]:
         """Run a part of the nodes at a time; whether there has been NaN or Inf yet."""
-        flow = self.runner.flow
-        side = start(self.runner, feeds, Counter(name for row in self.rows for name in {row.value, row.exact}))
-        for name, value in side.values.items():
-            if value.is_tensor() and "float" in value.data_type():
-                self.inputs[name] = measure(value, value, self.runner.provider)
-                self.stats[name] = tensor_stats(np.asarray(from_value(value)))
-        rows, odd = {row.value: row for row in self.rows}, any(not found.finite for found in self.stats.values())
-        for part in parts_of(flow, range(len(flow.nodes)), BUDGET):
-            side.run(part)
-            mine = [row for node in part for name in flow.nodes[node].output if (row := rows.get(name))]
-            self._measure(side, mine)
-            self.runner.forget()
-            odd = odd or any(not self.stats[row.value].finite for row in mine)
-            yield odd
+        odd = False
 
-    def _measure(self, side: Side, rows: Collection[Watched]) -> None:
-        for row in rows:
-            exact, value = side.values[row.exact], side.values[row.value]
-            self.measured[row.value] = measure(exact, value, self.runner.provider)
-            self.stats[row.value] = tensor_stats(np.asarray(from_value(value)))
-            side.used({row.value, row.exact})
+        def see(name: str, value: "ort.OrtValue") -> None:
+            nonlocal odd
+            self.stats[name] = found = tensor_stats(np.asarray(from_value(value)))
+            odd = odd or not found.finite
+
+        for _ in self.measured.parts(feeds, see):
+            yield odd
 
     def looked(self) -> Looked:
         """The records so far."""
-        flow = self.runner.flow
-        checks = classify(flow, self.rows, self.measured, self.inputs)
+        flow, checks = self.measured.runner.flow, self.measured.checks()
         makers = sorted({flow.maker[name] for name in flow.own if name in flow.maker})
         ranks = {node: rank for rank, node in enumerate(makers)}  # emulation adds nodes of its own
-        given = {name: self._input(name) for name in self.inputs}
+        given = {name: self._input(name) for name in self.measured.inputs}
         made = {row.value: self._record(row, ranks[flow.maker[row.value]]) for row in checks}
         return Looked(flow, given | made, {row.value: row.position for row in checks})
 
     def _input(self, name: str) -> ValueRecord:
         stats = self.stats[name]
         fault = "NaN" if stats.num_nan else None  # infinities may be meant: masks
-        return ValueRecord(
-            self.step, -1, "", "", name, dtype_of(self.runner.flow, name), stats, fault, inherited=False
-        )  # fmt: skip
+        dtype = dtype_of(self.measured.runner.flow, name)
+        return ValueRecord(self.step, -1, "", "", name, dtype, stats, fault, inherited=False)
 
     def _record(self, row: ValueCheck, position: int) -> ValueRecord:
-        return ValueRecord(
-            self.step, position, row.op, row.node, row.value, _NUMPY.get(row.dtype, row.dtype), self.stats[row.value],
-            row.fault, row.inherited,
-        )  # fmt: skip
-
-
-def dtype_of(flow: Flow, name: str) -> str:
-    """The element type that a value has in the model as written."""
-    dtype = ELEM_NAMES[flow.low[name]] if name in flow.low else (flow.types.get(name) or "")[len("tensor(") : -1]
-    return _NUMPY.get(dtype, dtype)
+        dtype, stats = dtype_of(self.measured.runner.flow, row.value), self.stats[row.value]
+        names = (row.op, row.node, row.value)
+        return ValueRecord(self.step, position, *names, dtype, stats, row.fault, row.inherited)

@@ -183,8 +183,9 @@ def _recorded(
         try:
             found = values_of(flow, feeds, list(dict.fromkeys([*inputs, *outputs])), run)
         except RuntimeFailure as error:
-            hint = " Real inputs (--inputs data.npz) or sizes (--dim name=N) may help." if samples.made_up else ""
-            raise RuntimeFailure(f"The model does not run as far as the region: {error}{hint}") from error
+            raise RuntimeFailure(
+                f"The model does not run as far as the region: {error}{samples.hint(error)}"
+            ) from error
         recorded = Recorded({name: found[name] for name in inputs}, {name: found[name] for name in outputs})
         if not all(map(is_finite, recorded.expected.values())):
             return recorded, _place(samples, number), keep

@@ -9,8 +9,9 @@ import numpy as np
 from onnx import helper
 
 from onnxamp.numerics.diff import Progress
-from onnxamp.runtime.flow import Flow, Runner, fitted
+from onnxamp.runtime.flow import Flow, fitted
 from onnxamp.runtime.inputs import Array
+from onnxamp.runtime.pieces import Runner
 from onnxamp.runtime.session import Provider
 from onnxamp.runtime.side import Side, ancestors, parts_of
 from onnxamp.runtime.values import Feed, to_value

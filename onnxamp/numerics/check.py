@@ -1,22 +1,24 @@
 """Running a model piece by piece with every float measured; see :mod:`onnxamp.numerics.watch` for what is a fault."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from onnxamp.errors import RuntimeFailure
+from onnxamp.errors import ArgumentError, RuntimeFailure
 from onnxamp.numerics.diff import Model, Progress, at_least_one, open_model, part_of, ran_on
+from onnxamp.numerics.measured import Measured
 from onnxamp.numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp.numerics.spare import spare
-from onnxamp.numerics.watch import Watched, classify, watched_values
-from onnxamp.runtime.flow import Runner, fitted
+from onnxamp.numerics.watch import watched_values
+from onnxamp.ops import op_facts, op_key
+from onnxamp.runtime.flow import fitted
 from onnxamp.runtime.inputs import check_inputs
-from onnxamp.runtime.measure import Measurement, measure
 from onnxamp.runtime.observe import Observed, observe
+from onnxamp.runtime.pieces import Runner
 from onnxamp.runtime.samples import Samples, random_samples
 from onnxamp.runtime.session import Provider, cuda_available
-from onnxamp.runtime.side import BUDGET, Side, parts_of, start
+from onnxamp.runtime.side import BUDGET
 from onnxamp.runtime.values import Feed
+from onnxamp.weights import SENTINEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,73 +79,56 @@ def check_run(
             if now is not observed:  # samples that take other branches are looked at apart
                 observed = now
                 flow, rows = spare(now.flow, watched_values(now.flow), keep)
-                jobs.append(_Job(Runner(flow, chosen), rows, ops or OpFilter(), budget, stop=stop))
+                jobs.append(_Job(Measured(Runner(flow, chosen), rows, budget), ops or OpFilter(), stop=stop))
             jobs[-1].run(fitted(now.flow, feeds), part_of(progress, number, len(samples)))
         except RuntimeFailure as error:
-            hint = " Real inputs (--inputs data.npz) or sizes (--dim name=N) may help." if samples.made_up else ""
-            return replace(report, skipped=f"The model does not run: {error}{hint}")
+            which = f" (sample {number + 1} of {len(samples)})" if len(samples) > 1 else ""
+            return replace(report, skipped=f"The model does not run{which}: {error}{samples.hint(error)}")
         if stop and jobs[-1].first_bad() is not None:
             break
+    seen = {op_key(node) for job in jobs for node in job.measured.runner.flow.nodes}
+    unknown = sorted(((ops.only | ops.skip) if ops else frozenset()) - seen)
+    if unknown:
+        raise ArgumentError(f"No node of the model is of op type {', '.join(map(repr, unknown))}.")
     jobs.sort(key=lambda job: job.first_bad() is None)  # those with a fault first; the sort is stable
     values: dict[str, ValueCheck] = {}
     for row in (row for job in jobs for row in job.values()):
         values.setdefault(row.value, row)
-    lowest = jobs[0].runner.flow.lowest
+    lowest = jobs[0].measured.runner.flow.lowest
     where = ran_on(chosen, lowest) + (f", emulated {lowest}" if chosen == "cuda" and lowest != "float32" else "")
     return replace(report, ran_on=where, values=tuple(values.values()), first_bad=jobs[0].first_bad())
 
 
 @dataclass(slots=True)
 class _Job:
-    """A model that is run with its floats measured; what the samples have given so far."""
+    """A model that is run with its floats measured, and what of it is looked at."""
 
-    runner: Runner
-    watched: list[Watched]
+    measured: Measured
     ops: OpFilter
-    budget: int
     stop: bool
-    measured: dict[str, Measurement] = field(default_factory=dict)
-    inputs: dict[str, Measurement] = field(default_factory=dict)
 
     def run(self, feeds: Mapping[str, Feed], told: Progress | None) -> None:
-        flow = self.runner.flow
-        side = start(self.runner, feeds, Counter(name for row in self.watched for name in {row.value, row.exact}))
-        for name, value in side.values.items():
-            if value.is_tensor() and "float" in value.data_type():
-                _add(self.inputs, name, measure(value, value, self.runner.provider))
-        rows, done = {row.value: row for row in self.watched}, 0
-        for part in parts_of(flow, range(len(flow.nodes)), self.budget):
-            side.run(part)
-            self._measure(side, [row for node in part for name in flow.nodes[node].output if (row := rows.get(name))])
-            self.runner.forget()
+        total, done = len(self.measured.runner.flow.nodes), 0
+        for part in self.measured.parts(feeds):
             done += len(part)
             if told is not None:
-                told(done, len(flow.nodes))
+                told(done, total)
             if self.stop and self.first_bad() is not None:
                 return
 
-    def _measure(self, side: Side, rows: Collection[Watched]) -> None:
-        for row in rows:
-            exact, value = side.values[row.exact], side.values[row.value]
-            _add(self.measured, row.value, measure(exact, value, self.runner.provider))
-            side.used({row.value, row.exact})
-
     def values(self) -> tuple[ValueCheck, ...]:
-        found = classify(self.runner.flow, self.watched, self.measured, self.inputs)
-        return tuple(row for row in found if self.ops.takes(row.op))
+        return tuple(row for row in self.measured.checks() if self.ops.takes(row.op))
 
     def first_bad(self) -> FirstBad | None:
         return next((_told(row) for row in self.values() if row.fault), None)
 
 
-def _add(into: dict[str, Measurement], name: str, found: Measurement) -> None:
-    into[name] = into[name] + found if name in into else found
-
-
 def _told(row: ValueCheck) -> FirstBad:
     """A fault in a sentence."""
     m = row.measured
-    born = ", in float32 already" if m.reference_inf else ": numbers beyond 1e30 do not fit"
+    born = ", in float32 already" if m.reference_inf else f": numbers beyond {SENTINEL:g} do not fit"
+    if row.op in op_facts().control_flow:
+        born = ", in its body"
     text = {
         "NaN": f"NaN in {m.found_nan} of {m.elements} elements",
         "Inf": f"Inf in {m.found_inf} of {m.elements} elements"

@@ -1,6 +1,6 @@
 """Comparing two models on the same inputs: their outputs and, where asked, every value that they share."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -9,18 +9,20 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
-from onnxamp.dtypes import ELEM_NAMES
 from onnxamp.errors import ArgumentError, RuntimeFailure
-from onnxamp.numerics.limits import LOWNESS, Limits, metric_name
-from onnxamp.numerics.metrics import TensorDiff, compare, merge
+from onnxamp.numerics.judging import held_to, size_only
+from onnxamp.numerics.limits import LOWNESS, Limits
+from onnxamp.numerics.merging import merge
+from onnxamp.numerics.metrics import TensorDiff, compare
 from onnxamp.numerics.pairing import Pairing, pair
-from onnxamp.numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
+from onnxamp.numerics.results import DiffReport, LayerDiff
 from onnxamp.numerics.walk import Compared, Walk, Walked
 from onnxamp.ops import op_key
-from onnxamp.runtime.flow import Flow, Runner, fitted
+from onnxamp.runtime.flow import Flow, dtype_of, fitted, origin
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.measure import Measurement
 from onnxamp.runtime.observe import Observed, observe
+from onnxamp.runtime.pieces import Runner
 from onnxamp.runtime.samples import Samples, random_samples
 from onnxamp.runtime.session import Provider, cuda_available
 from onnxamp.runtime.side import BUDGET
@@ -72,7 +74,8 @@ def diff_models(
     """Run both models on the same samples and compare what they compute.
 
     On CPU, where ONNX Runtime would compute float16 in float32 and hide what a GPU does, models with low-precision
-    values are emulated (:mod:`onnxamp.runtime.emulate`). On CUDA they run as they are, with TF32 off.
+    values are emulated (:mod:`onnxamp.runtime.emulate`). On CUDA they run as they are written, node by node and
+    unfused, with TF32 off.
 
     Args:
         reference: what is right; usually the float32 original.
@@ -94,6 +97,7 @@ def diff_models(
     samples = samples or random_samples(one.proto, count, seed=seed, dims=dims)
     at_least_one(samples)
     limits = limits or Limits()
+    limits.check(entry.name for entry in one.proto.graph.output)
     found = _diff(one, other, samples, chosen, layers, limits, budget, progress)
     if not layers and not found.passed and found.outputs:  # then it is wanted where the error comes from
         deep = _diff(one, other, samples, chosen, True, limits, budget, progress)
@@ -114,7 +118,7 @@ class _Tally:
             if name not in walked.result:
                 raise ArgumentError(f"The models have different outputs: only the reference has {name!r}.")
             self.alarms += [f"Output {name!r}: {text}" for text in _lost(value, walked.result[name])]
-            for diff in _compare(name, value, walked.result[name]):
+            for diff in compare_outputs(name, value, walked.result[name]):
                 self.outputs.setdefault(diff.name, []).append(diff)
         for row in _layers(reference, result, walked.compared):
             self.layers[row.value] = _joined(self.layers.get(row.value), row)
@@ -140,13 +144,13 @@ def _diff(
             ready = _ready(one, other, feeds, provider, layers, budget, ready)
             reference, result = ready.walk.reference.flow, ready.walk.result.flow
             lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
-            report = replace(report, lowest=lowest, ran_on=ran_on(provider, lowest))
+            report = replace(report, lowest=lowest, ran_on=ran_on(provider, lowest), reference_lowest=reference.lowest)
             walked = ready.walk.run(
                 fitted(reference, feeds), fitted(result, feeds), part_of(told, number, len(samples))
             )
         except RuntimeFailure as error:
-            hint = " Real inputs (--inputs data.npz) or sizes (--dim name=N) may help." if samples.made_up else ""
-            return replace(report, skipped=f"The reference does not run: {error}{hint}")
+            which = f" (sample {number + 1} of {len(samples)})" if len(samples) > 1 else ""
+            return replace(report, skipped=f"The reference does not run{which}: {error}{samples.hint(error)}")
         if walked.failure is not None:
             return replace(report, failure=f"The result does not run: {walked.failure}")
         tally.add(reference, result, walked)
@@ -194,22 +198,22 @@ def _ready(
 
 def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
     outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
-    alarms = [*tally.alarms, *(f"Output {d.name!r}: {d.alarm}" for d in outputs if d.alarm and not _size_only(d))]
+    alarms = [*tally.alarms, *(f"Output {d.name!r}: {d.alarm}" for d in outputs if d.alarm and not size_only(d))]
     rows = tuple(sorted(tally.layers.values(), key=lambda row: row.position))
+    floats = [diff for diff in outputs if diff.is_float and diff.size]
+    spoiled = [(diff, diff.reference_nan + diff.reference_inf) for diff in floats]
+    notes = [
+        f"The reference itself is NaN or infinite in {count:,} of {diff.size:,} elements of output {diff.name!r}."
+        for diff, count in spoiled
+        if count
+    ]
     found = replace(report, outputs=outputs, layers=rows, failure=alarms[0] if alarms else None)
-    return held_to(found, limits)
-
-
-def held_to(report: DiffReport, limits: Limits) -> DiffReport:
-    """A comparison judged by these limits; what was measured stays, what was said of other limits goes.
-
-    Raises:
-        ArgumentError: a limit names an output that there is not.
-    """
-    judgements = limits.judge(report.outputs, report.lowest)
-    warnings = tuple(_warnings(report.outputs, judgements))
-    found = replace(report, judgements=judgements, warnings=warnings, first_bad=None, cure=None)
-    return found if found.passed else replace(found, first_bad=first_bad(report.layers))
+    found = held_to(replace(found, notes=(*report.notes, *notes)), limits)
+    if floats and all(count == diff.size for diff, count in spoiled):
+        return replace(
+            found, skipped="The reference's outputs are NaN or infinite throughout: there is no right answer."
+        )
+    return found
 
 
 def at_least_one(samples: Samples) -> None:
@@ -247,30 +251,12 @@ def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | No
 
 def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iterator[LayerDiff]:
     for name, row in rows.items():
-        position = reference.maker[name]
+        _, position = origin(reference, name)
         node = reference.nodes[position]
-        low = ELEM_NAMES[result.low[name]] if name in result.low else None
-        kind = (result.types.get(name) or "")[len("tensor(") : -1]
-        label = node.name or name
-        if "float" not in kind and not (row.accumulated and row.accumulated.error_max):
+        dtype, label = dtype_of(result, name), node.name or name
+        if "float" not in dtype and not (row.accumulated and row.accumulated.error_max):
             continue  # shapes, indices and masks that are as they should be
-        dtype = low or ("float32" if kind == "float" else kind)
         yield LayerDiff(position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note)
-
-
-def first_bad(rows: Sequence[LayerDiff]) -> FirstBad | None:
-    """The first value that is broken though what it is made of is not; else the first that is broken at all."""
-    for row in rows:
-        for measured in (row.local, row.accumulated):
-            if measured is not None and measured.alarm:
-                return FirstBad(row.value, row.node, row.op, measured.alarm)
-    return None
-
-
-def _size_only(diff: TensorDiff) -> bool:
-    """Outputs whose size depends on the data may differ by an element that crossed a threshold."""
-    sizes_differ = diff.reference_shape != diff.result_shape
-    return sizes_differ and len(diff.reference_shape) == len(diff.result_shape)
 
 
 def _lost(reference: Any, found: Any) -> list[str]:
@@ -284,20 +270,10 @@ def _lost(reference: Any, found: Any) -> list[str]:
     return []
 
 
-def _compare(name: str, reference: Any, found: Any) -> Iterator[TensorDiff]:
+def compare_outputs(name: str, reference: Any, found: Any) -> Iterator[TensorDiff]:
+    """Compare an output of both models: an array, or the arrays of a sequence one by one."""
     if isinstance(reference, list) and isinstance(found, list):
         for position, (one, other) in enumerate(zip(reference, found, strict=False)):
-            yield from _compare(f"{name}[{position}]", one, other)
+            yield from compare_outputs(f"{name}[{position}]", one, other)
     elif isinstance(reference, np.ndarray) and isinstance(found, np.ndarray):
         yield compare(name, reference, found)
-
-
-def _warnings(outputs: Sequence[TensorDiff], judgements: Sequence[Judgement]) -> Iterator[str]:
-    """What is inexact, though not broken."""
-    missed = {judgement.output: judgement for judgement in judgements if not judgement.passed}
-    for diff in outputs:
-        if _size_only(diff):
-            yield f"Output {diff.name!r} has shape {diff.result_shape}, the reference {diff.reference_shape}."
-        elif diff.alarm is None and diff.name in missed:
-            told = missed[diff.name]
-            yield f"Output {diff.name!r}: {metric_name(told.metric)} is {told.found:.2g}; the limit is {told.limit:g}."

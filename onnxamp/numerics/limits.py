@@ -1,7 +1,8 @@
 """How far a result may be from its reference: limits per output, held against what was measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from types import MappingProxyType
 from typing import Final
 
@@ -51,13 +52,21 @@ class Limits:
         Raises:
             ArgumentError: a limit names an output that there is not.
         """
-        names = {diff.name for diff in outputs} | {diff.name.partition("[")[0] for diff in outputs}
-        for metric, limits in self.of.items():
-            for name in limits.keys() - names - {""}:
-                raise ArgumentError(
-                    f"The limit for {metric} names {name!r}; the outputs are {', '.join(sorted(names))}."
-                )
+        self.check(diff.name.partition("[")[0] for diff in outputs)
         return tuple(judgement for diff in outputs for judgement in self._judge(diff, lowest))
+
+    def check(self, outputs: Iterable[str]) -> None:
+        """Refuse limits for outputs that there are not.
+
+        Raises:
+            ArgumentError: a limit names another output.
+        """
+        names = set(outputs)
+        for metric, limits in self.of.items():
+            for name in limits:
+                if name and name.partition("[")[0] not in names:
+                    known = ", ".join(sorted(names))
+                    raise ArgumentError(f"The limit for {metric} names {name!r}; the outputs are {known}.")
 
     def _judge(self, diff: TensorDiff, lowest: str) -> list[Judgement]:
         base = diff.name.partition("[")[0]  # an element of a sequence is held to the limits of the sequence
@@ -90,7 +99,10 @@ def make_limits(said: Mapping[str, Sequence[str]]) -> Limits:
         for text in texts:
             name, _, number = text.rpartition("=")
             try:
-                made.setdefault(metric, {})[name] = float(number)
+                limit = float(number)
             except ValueError:
                 raise ArgumentError(f"The limit {text!r} is no number and not of the form OUTPUT=NUMBER.") from None
+            if isnan(limit) or (limit < 0 and metric in AT_MOST):
+                raise ArgumentError(f"The limit {text!r} for the {metric_name(metric)} can never hold.")
+            made.setdefault(metric, {})[name] = limit
     return Limits(made)

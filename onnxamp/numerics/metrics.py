@@ -1,20 +1,18 @@
 """How far one tensor is from another, and whether it fails in a way that no tolerance excuses."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from onnxamp.runtime.measure import VANISHED_ABOVE
 
 Array: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = tuple[int, ...]
 
 RELATIVE_FLOOR: Final = 1e-3
 """Share of the reference's largest magnitude below which an element's error counts relative to this share."""
-
-VANISHED_ABOVE: Final = 0.05
-"""Share of the reference's largest magnitude above which a zero in the result is no rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,8 @@ class TensorDiff:
     Maxima and norms of *a* go over finite elements. Integers and booleans count as numbers, but do not vanish.
     For strings *e* is 0 or 1. If the shapes differ, all errors are infinite; of an empty tensor all are 0.
 
-    Over several samples (:func:`merge`) maxima, ratios and the cosine are those of the worst sample, means and shares
-    are over all elements or rows, and counts add up.
+    Over several samples (:mod:`onnxamp.numerics.merging`) maxima, ratios and the cosine are those of the worst sample,
+    means and shares are over all elements or rows, and counts add up.
     """
 
     name: str
@@ -157,48 +155,6 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     facts |= _measures(a, b, errors)
     facts["differing"] = float(np.count_nonzero(errors)) / errors.size
     return TensorDiff(**facts)
-
-
-def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
-    """One output over several samples, in their order; see :class:`TensorDiff`. Name and types are the first's."""
-    first, sizes = diffs[0], [diff.size for diff in diffs]
-    worst = max(range(len(diffs)), key=lambda i: diffs[i].max_abs)
-    bad = next((replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad is not None), None)
-    odd = next((diff for diff in diffs if diff.reference_shape != diff.result_shape), first)
-    rows = [diff.size // max(diff.result_shape[-1:] or (1,)) if diff.size else 0 for diff in diffs]
-    facts: dict[str, Any] = {name: max(getattr(diff, name) for diff in diffs) for name in _WORST}
-    facts |= {name: sum(getattr(diff, name) for diff in diffs) for name in _COUNTS}
-    facts |= {name: _mean([getattr(diff, name) for diff in diffs], rows) for name in _SHARES}
-    return replace(
-        first,
-        **facts,
-        reference_shape=odd.reference_shape,
-        result_shape=odd.result_shape,
-        mean_abs=_mean([diff.mean_abs for diff in diffs], sizes) or 0.0,
-        differing=_mean([diff.differing for diff in diffs], sizes) or 0.0,
-        rmse=float(np.sqrt(_mean([diff.rmse**2 for diff in diffs], sizes) or 0.0)),
-        snr_db=min(diff.snr_db for diff in diffs),
-        cosine=min(diff.cosine for diff in diffs),
-        worst_index=diffs[worst].worst_index,
-        worst_reference=diffs[worst].worst_reference,
-        worst_result=diffs[worst].worst_result,
-        worst_sample=worst,
-        bad=bad,
-    )
-
-
-def _mean(numbers: Sequence[float | None], weights: Sequence[int]) -> float | None:
-    """Weighted mean of the numbers that there are."""
-    known = [(number, weight) for number, weight in zip(numbers, weights, strict=True) if number is not None]
-    total = sum(weight for _, weight in known)
-    return sum(number * weight for number, weight in known) / total if total else None
-
-
-_WORST: Final = ("max_abs", "max_rel", "required_tolerance", "rel_l2")
-_COUNTS: Final = (
-    "size", "reference_nan", "result_nan", "reference_inf", "result_inf", "reference_zero", "result_zero", "vanished",
-)  # fmt: skip
-_SHARES: Final = ("argmax_agreement", "top5_agreement")
 
 
 def first_bad(reference: Array, result: Array) -> Bad | None:

@@ -42,7 +42,8 @@ def pair(reference: Flow, result: Flow) -> Pairing:
 
     Complexity: linear in nodes, times the nodes between shared values (which are few: Casts).
     """
-    made = [name for node in reference.nodes for name in node.output if name in result.maker]
+    both = reference.own & result.own
+    made = [name for node in reference.nodes for name in node.output if name in result.maker and name in both]
     shared = {name: _replay(reference, result, name) for name in made if _comparable(reference, result, name)}
     return Pairing(shared, frozenset(name for name in made if _corresponds(reference, result, name)))
 
@@ -72,7 +73,8 @@ def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
 
 def _corresponds(reference: Flow, result: Flow, name: str) -> bool:
     """Whether the reference's value of that name can stand for the result's."""
-    if name not in reference.maker and name not in reference.inputs and name not in reference.defaults:
+    known = name in reference.maker or name in reference.inputs or name in reference.defaults
+    if not known or name not in reference.own:
         return False
     one, other = reference.types.get(name), result.types.get(name)
     if (one or "").startswith("optional"):

@@ -34,6 +34,8 @@ class FirstBad:
     node: str
     op: str
     alarm: str
+    breaks: bool = True
+    """False where no op breaks by itself, and this is where what has accumulated passes the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,10 @@ class Judgement:
 class Cure:
     """Options that make the failure go away, and how that was seen.
 
-    ``command`` is ready to run; ``nodes`` are what it keeps in float32; ``outcome`` says what the trial showed;
-    ``confirmed`` is False where ``trials`` candidates were tried and none was enough.
+    ``command`` is a command line that is ready to run; for a checked model, whose original is not at hand, it is
+    options for the conversion of that original (``--keep-fp32 '...'``). ``nodes`` are what it keeps in float32;
+    ``outcome`` says what the trial showed. ``confirmed`` is False where ``trials`` candidates were tried and none was
+    enough: then ``command`` is empty, and ``nodes`` are the most that were tried.
     """
 
     command: str
@@ -78,6 +82,8 @@ class DiffReport:
     samples: int
     lowest: str
     """The lower precision of the two: "float32", "float16" or "bfloat16"."""
+    reference_lowest: str = "float32"
+    """The lowest precision in the reference alone."""
     outputs: tuple[TensorDiff, ...] = ()
     judgements: tuple[Judgement, ...] = ()
     layers: tuple[LayerDiff, ...] = ()

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onnxamp.errors import RuntimeFailure
 from onnxamp.numerics.pairing import Pairing
-from onnxamp.runtime.flow import Flow, Piece, Runner
+from onnxamp.runtime.flow import Flow
 from onnxamp.runtime.measure import Measurement, measure
+from onnxamp.runtime.pieces import Piece, Runner
 from onnxamp.runtime.session import Provider
 from onnxamp.runtime.side import BUDGET, Side, ancestors, parts_of, start
 from onnxamp.runtime.values import Feed

@@ -6,9 +6,9 @@ and what the low type leaves of it. So overflow and underflow are told apart fro
 ================  =====================================================================================================
 fault             when, with inputs that are fine
 ================  =====================================================================================================
-NaN               some element is NaN
+NaN               some element is NaN, and so are outputs or they are infinite: nothing masks it away
 Inf               an element overflows: infinite in the low type, though its exact result is not; or infinite in float32
-                  already, where that ends in NaN or in outputs that are not finite
+                  already, where outputs are not finite either
 all zero          every element is zero, though the exact result is not
 vanished          zeros where the exact result is more than 5 % of the largest
 flushed           so much becomes zero that the value is off by more than 10 % (relative L2)
@@ -26,18 +26,15 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
-from onnxamp.dtypes import ELEM_NAMES, LOW_TYPES
+from onnxamp.dtypes import LOW_TYPES
 from onnxamp.numerics.results import ValueCheck
-from onnxamp.ops import attribute, op_key
-from onnxamp.runtime.flow import Flow
+from onnxamp.ops import op_facts, op_key
+from onnxamp.runtime.flow import Flow, dtype_of, origin
 from onnxamp.runtime.measure import Measurement
 from onnxamp.runtime.protos import LOW_ELEMS
 
 FLUSHED_ABOVE: Final = 0.1
 """Relative L2 error from which on underflow is a fault: single elements that flush do no harm."""
-
-_CONTRACTIONS: Final = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
-"""Ops for which an infinite constant is a broken weight, not a mask."""
 
 _LARGEST: Final = {low.elem: low.max_finite for low in LOW_TYPES.values()}
 _FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"})
@@ -54,27 +51,8 @@ class Watched:
 
 def watched_values(flow: Flow) -> list[Watched]:
     """The floats that nodes of the model make, in execution order; what emulation adds is seen through."""
-    found = []
-    for name, maker in flow.maker.items():
-        if name in flow.own and flow.types.get(name) in _FLOATS:
-            exact, first = _exact(flow, name)
-            found.append(Watched(name, exact, maker if first is None else first))
-    return sorted(found, key=lambda row: row.node)
-
-
-def _exact(flow: Flow, name: str) -> tuple[str, int | None]:
-    """The float32 value that a pair of Casts rounds to ``name``, and the node that counts as its maker."""
-    last = flow.nodes[flow.maker[name]]
-    first = flow.maker.get(last.input[0]) if last.op_type == "Cast" else None
-    if not flow.emulated or name not in flow.low or first is None:
-        return name, None
-    node = flow.nodes[first]
-    if node.op_type != "Cast" or attribute(node, "to") not in LOW_ELEMS:
-        return name, None
-    exact = node.input[0]
-    if exact in flow.maker:
-        return exact, first if exact in flow.own else flow.maker[exact]
-    return exact if exact in flow.inputs else name, first
+    names = [name for name in flow.maker if name in flow.own and flow.types.get(name) in _FLOATS]
+    return sorted((Watched(name, *origin(flow, name)) for name in names), key=lambda row: row.node)
 
 
 def classify(
@@ -91,7 +69,7 @@ def classify(
     """
     found = _classified(flow, rows, measured, inputs, born=False)
     ends = [measured[name] for name in flow.outputs if name in measured]
-    hurts = any(row.fault == "NaN" for row in found) or any(m.found_nan or m.found_inf for m in ends)
+    hurts = any(m.found_nan or m.found_inf for m in ends)
     return _classified(flow, rows, measured, inputs, born=True) if hurts else found
 
 
@@ -103,7 +81,7 @@ def _classified(
     *,
     born: bool,
 ) -> tuple[ValueCheck, ...]:
-    """``born``: whether infinities that float32 has, too, are faults."""
+    """``born``: whether NaN and infinities that ops make of finite numbers are faults."""
     by_node: dict[int, list[Watched]] = {}
     readers = _readers(flow, rows)
     for row in rows:
@@ -150,14 +128,13 @@ def _checked(flow: Flow, row: Watched, seen: Mapping[str, Measurement], *, spoil
     fault = _fault(flow, row, m, sources, born=born)
     odd = fault is not None or m.found_nan > 0 or m.found_inf > 0 or (m.elements > 1 and m.found_zero == m.elements)
     kind = flow.low.get(row.value)
-    dtype = ELEM_NAMES[kind] if kind is not None else (flow.types.get(row.value) or "")[len("tensor(") : -1]
     was_cast = node.op_type == "Identity" and any(name in flow.low for name in node.input) and kind is None
     return ValueCheck(
         row.node,
         row.value,
         node.name or row.value,
         "Cast" if was_cast else op_key(node),
-        "float32" if dtype == "float" else dtype,
+        dtype_of(flow, row.value),
         m,
         None if spoiled else fault,
         spoiled and odd,
@@ -169,9 +146,9 @@ def _fault(flow: Flow, row: Watched, m: Measurement, sources: Sequence[Measureme
     node, top = flow.nodes[row.node], _LARGEST.get(flow.low.get(row.value, 0), np.inf)
     if node.op_type == "Constant":
         return None
-    contracts = node.op_type in _CONTRACTIONS
+    contracts = op_key(node) in op_facts().contractions
     endless = m.found_inf > 0 and (m.broken > 0 or born or contracts) and not any(s.found_inf for s in sources)
-    if m.found_nan:
+    if m.found_nan and born:
         return "NaN"
     if endless and (contracts or not _reaches(flow, row.node, np.inf)):
         return "Inf"

@@ -18,7 +18,7 @@ _GROUPS = 12
 """Sorts of findings of one severity that are shown, unless everything is asked for."""
 _WORDS = {"error": ("✘", "red", "error"), "warning": ("!", "yellow", "warning"), "note": ("•", "dim", "note")}
 """Severity -> its sign, style and name."""
-_PRECISIONS = ("float16", "bfloat16", "mixed", "float32", "no floats")
+_PRECISIONS = ("float16", "bfloat16", "mixed", "float32", "float64", "no floats")
 
 
 def audit_table(audit: Audit, *, verbose: bool = False) -> RenderableType:
@@ -50,17 +50,18 @@ def _verdict(audit: Audit) -> Text:
 
 def _head(audit: Audit) -> Table:
     """Nodes per precision and provider, Casts and weights."""
-    apart = op_facts().control_flow | {"Cast", "Constant"}  # they compute nothing of their own
-    counted = [node for node in audit.nodes if node.op not in apart]
+    counted = [node for node in audit.nodes if node.op not in op_facts().uncounted]
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_row("nodes", Text(_shares(counted, [node.precision for node in counted], _PRECISIONS)))
-    providers = [node.provider for node in counted if node.provider]
+    providers = [node.provider for node in audit.nodes if node.provider]  # all, as what findings say of them
     if providers:
         names = {"none": "without any kernel"}
         order = ("CUDA", "CPU", "none")
         shown = [f"{count} on {name}" if name not in names else f"{count} {names[name]}" for name, count in
                  sorted(Counter(providers).items(), key=lambda item: order.index(item[0]))]  # fmt: skip
-        table.add_row("run", Text(", ".join(shown)))
+        besides = len(providers) - sum(bool(node.provider) for node in counted)
+        note = f" (with {besides} Casts and control flow)" if besides else ""
+        table.add_row("run", Text(", ".join(shown) + note))
     casts = f"{audit.casts.count} between floats"
     if audit.casts.count:
         casts += f", about {size(audit.casts.bytes)} per run"

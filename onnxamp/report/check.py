@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from onnxamp.numerics.results import RunCheck, ValueCheck
-from onnxamp.report.diff import number
+from onnxamp.report.diff import largest
 from onnxamp.report.parts import heading, line, make_table, plain
 
 _ROWS = 12
@@ -20,7 +20,8 @@ def run_report(run: RunCheck, *, verbose: bool) -> list[RenderableType]:
     if run.skipped:
         return [*parts, line("!", plain(f"Not run. {run.skipped}"))]
     if run.first_bad is None:
-        text = f"{len(run.values)} values: none overflows, vanishes or is NaN where its inputs are fine."
+        count = f"{len(run.values)} value{'' if len(run.values) == 1 else 's'}"
+        text = f"{count} checked: none overflows, vanishes or is NaN where its inputs are fine."
         parts.append(line(Text("✔", style="green"), Text(text)))
     else:
         bad = run.first_bad
@@ -41,9 +42,10 @@ def _values(rows: Sequence[ValueCheck]) -> list[RenderableType]:
     table = make_table(*columns, right=(3, 4, 5, 6, 7))
     for row in rows:
         m = row.measured
+        peaks = largest(m.found_max, m.found_zero), largest(m.reference_max, m.reference_zero)
         fate = Text(row.fault, style="red") if row.fault else Text("passed on" if row.inherited else "", style="dim")
         table.add_row(
-            plain(row.value), plain(row.op), row.dtype, number(m.found_max), number(m.reference_max),
-            str(m.found_nan or ""), str(m.found_inf or ""), str(m.flushed or ""), fate,
+            plain(row.value), plain(row.op), row.dtype, *peaks, str(m.found_nan or ""), str(m.found_inf or ""),
+            str(m.flushed or ""), fate,
         )  # fmt: skip
     return [Padding(table, (0, 0, 0, 2), expand=False)]

@@ -46,21 +46,22 @@ def comparison(report: DiffReport, title: str, *, verbose: bool) -> list[Rendera
         parts += [heading("Limits"), *_judgements(report)] if report.judgements else []
     if report.failure:
         parts.append(line(Text("✘", style="bold red"), plain(report.failure)))
-    parts += [line(Text("≈", style="yellow"), plain(text)) for text in report.warnings]
+    parts += [line(Text("✘", style="red"), plain(text)) for text in report.warnings]
     parts += [line("•", plain(text)) for text in report.notes]
     if report.first_bad:
         bad = report.first_bad
         node = f" of node {bad.node!r}" if bad.node != bad.value else ""
-        parts.append(line("", plain(f"It starts at {bad.value!r}{node} ({bad.op}): {bad.alarm}.")))
+        start = "It starts at" if bad.breaks else "No op breaks by itself. The limit is passed for good at"
+        parts.append(line("", plain(f"{start} {bad.value!r}{node} ({bad.op}): {bad.alarm}.")))
     return parts
 
 
 def _outputs(report: DiffReport) -> Table:
     table = make_table("output", "shape", "rel. L2", "max abs", "SNR dB", "cosine", "top-1", "NaN", "Inf", "zero", "")
     missed = {judgement.output for judgement in report.judgements if not judgement.passed}
+    good = Text("✔", style="green")
     for d in report.outputs:
-        good = Text("≈", style="yellow") if d.name in missed else Text("✔", style="green")
-        broken = d.alarm is not None and report.failure is not None
+        broken = (d.alarm is not None and report.failure is not None) or d.name in missed
         table.add_row(
             plain(d.name), "×".join(map(str, d.result_shape)) or "scalar", number(d.rel_l2), number(d.max_abs),
             f"{d.snr_db:.1f}", f"{d.cosine:.6f}", "" if d.argmax_agreement is None else f"{d.argmax_agreement:.1%}",
@@ -107,7 +108,7 @@ def _layers(rows: Sequence[LayerDiff], *, verbose: bool) -> list[RenderableType]
         table.add_row(
             plain(row.value), plain(row.op), row.dtype, number(local.rel_l2) if local else "–",
             number(accumulated.rel_l2) if accumulated else "–",
-            number(accumulated.reference_max) if accumulated else "–",
+            largest(accumulated.reference_max, accumulated.reference_zero) if accumulated else "–",
             Text(printable(alarm), style="red"),
         )  # fmt: skip
     head = f"Layers: {len(rows)} shared values; the largest local errors first"
@@ -119,6 +120,11 @@ def _layers(rows: Sequence[LayerDiff], *, verbose: bool) -> list[RenderableType]
 
 def _badness(row: LayerDiff) -> tuple[float, float]:
     return row.local.rel_l2 if row.local else -1.0, row.accumulated.rel_l2 if row.accumulated else -1.0
+
+
+def largest(x: float, zeros: int) -> str:
+    """A largest magnitude; a dash where it is 0 without any zero: then no element is an ordinary number."""
+    return number(x) if x or zeros else "–"
 
 
 def number(x: float) -> str:

@@ -1,6 +1,5 @@
 """A region that was cut out: as terminal tables, and as JSON."""
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from onnxamp.dtypes import readable_types
 from onnxamp.extract import Region
 from onnxamp.graph import ABSENT
 from onnxamp.infer import infer_types
 from onnxamp.ops import op_key
-from onnxamp.report.machine import as_data
+from onnxamp.report.machine import document
 from onnxamp.report.parts import heading, line, make_table, plain, size
 from onnxamp.resolve import view_model
 from onnxamp.runtime.inputs import Array
@@ -61,8 +61,6 @@ def value_facts(name: str, array: Array) -> ValueFacts:
 def region_json(region: Region, files: Sequence[Path]) -> str:
     """One JSON object: what was cut, what was recorded, and where it was written."""
     facts = {
-        "onnxamp": "extract",
-        "format": 1,
         "source": region.source,
         "around": region.around,
         "nodes": [
@@ -78,7 +76,7 @@ def region_json(region: Region, files: Sequence[Path]) -> str:
         "notes": region.notes,
         "files": dict(zip(("model", "inputs", "expected"), files, strict=True)),
     }
-    return json.dumps(as_data(facts), indent=1, allow_nan=False)
+    return document("extract", facts)
 
 
 def region_report(region: Region, files: Sequence[Path], *, verbose: bool) -> RenderableType:
@@ -120,16 +118,10 @@ def _nodes(region: Region, *, verbose: bool) -> list[RenderableType]:
     first = 0 if verbose else max(0, min(place - _ROWS // 2, len(rows) - _ROWS))
     table = make_table("", "node", "op", "makes", right=())
     for name, node in rows[first : None if verbose else first + _ROWS]:
-        kinds = dict.fromkeys(_kind(types[value]) for value in node.outputs if value != ABSENT)
+        kinds = dict.fromkeys(readable_types(types[value]) for value in node.outputs if value != ABSENT)
         mark = Text("→", style="bold cyan") if name in middle else ""
         table.add_row(mark, plain(name), plain(node.key), ", ".join(kinds))
     return _limited(table, len(rows), verbose=verbose)
-
-
-def _kind(found: str | None) -> str:
-    """A type for people: float32 for tensor(float)."""
-    name = (found or "unknown").removeprefix("tensor(").removesuffix(")") if "seq" not in str(found) else str(found)
-    return {"float": "float32", "double": "float64"}.get(name, name)
 
 
 def _values(arrays: Mapping[str, Array], nothing: str, *, verbose: bool) -> list[RenderableType]:

@@ -15,25 +15,24 @@ from onnxamp.numerics.limits import LOWNESS
 from onnxamp.numerics.results import DiffReport, RunCheck
 
 _FORMAT: Final = 1
-"""Version of the JSON form of a comparison."""
+"""Version of the JSON forms."""
 
 
 def conversion_json(made: Conversion, validation: DiffReport | None) -> str:
     """One JSON object: the conversion without its verdicts (``--save-plan`` writes those), and the validation."""
     facts = as_data(replace(made, plan=replace(made.plan, rows=())))
     del facts["plan"]["rows"]
-    facts["validation"] = as_data(validation)
-    return _text(facts)
+    return document("convert", facts | {"validation": validation})
 
 
 def diff_json(report: DiffReport) -> str:
     """A comparison, for :func:`load_diff`."""
-    return _text({"onnxamp": "diff", "format": _FORMAT, "passed": report.passed, **as_data(report)})
+    return document("diff", {"passed": report.passed, **as_data(report)})
 
 
 def check_json(audit: Audit | None, run: RunCheck | None) -> str:
     """What a check found."""
-    return _text({"onnxamp": "check", "format": _FORMAT, "static": as_data(audit), "run": as_data(run)})
+    return document("check", {"static": audit, "run": run})
 
 
 def load_diff(path: Path) -> DiffReport:
@@ -68,8 +67,9 @@ def _check(found: DiffReport) -> None:
         raise ValueError(found.lowest)
 
 
-def _text(facts: Mapping[str, Any]) -> str:
-    return json.dumps(facts, indent=1, allow_nan=False)
+def document(kind: str, facts: Mapping[str, Any]) -> str:
+    """One JSON object: ``kind`` is the command that made it, and stands in it before the facts, with the version."""
+    return json.dumps({"onnxamp": kind, "format": _FORMAT, **as_data(facts)}, indent=1, allow_nan=False)
 
 
 def as_data(item: Any) -> Any:

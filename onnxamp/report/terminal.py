@@ -1,7 +1,7 @@
 """Reports as rich tables. Names come from the model: markup and control characters in them are shown, not obeyed."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -11,6 +11,7 @@ from rich.text import Text
 from onnxamp.convert import Conversion
 from onnxamp.numerics.results import DiffReport
 from onnxamp.plan import Plan
+from onnxamp.report.advice import advice, fallbacks
 from onnxamp.report.diff import comparison
 from onnxamp.report.parts import heading, line, make_table, plain, size
 
@@ -30,7 +31,7 @@ _HAZARD_KINDS = {
 
 def conversion_report(made: Conversion, validation: DiffReport | None, *, verbose: bool) -> RenderableType:
     """All that a conversion has to say."""
-    failed = validation is not None and validation.failure is not None
+    failed = validation is not None and not validation.passed and not validation.skipped
     parts: list[RenderableType] = [
         _numbers(made, failed=failed),
         *_hazards(made.plan, verbose=verbose),
@@ -41,7 +42,7 @@ def conversion_report(made: Conversion, validation: DiffReport | None, *, verbos
         parts += [heading("Verdicts"), verdict_table(made.plan)]
     if validation is not None:
         parts += comparison(validation, "Validation", verbose=verbose)
-    notes = [*made.notes, *made.plan.warnings, *_advice(made), *(validation.warnings if validation else ())]
+    notes = [*made.notes, *made.plan.warnings, *advice(made)]
     if notes:
         parts += [heading("Worth knowing"), *(line("•", plain(note)) for note in notes)]
     return Group(*parts)
@@ -116,13 +117,8 @@ def _hazards(plan: Plan, *, verbose: bool) -> list[RenderableType]:
 
 
 def _kernels(made: Conversion) -> list[RenderableType]:
-    found = made.summary.fallbacks
-    if not found:
-        return []
-    ops = Counter(op for _, op in found)
-    names = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in ops.most_common(_ROWS))
-    text = Text(f"{len(found)} nodes have no kernel on {made.plan.target} in float32 either, and run on CPU: ")
-    return [heading("Kernels"), line("•", text.append_text(plain(names)))]
+    text = fallbacks(made)
+    return [heading("Kernels"), line("•", plain(text))] if text else []
 
 
 def _losses(made: Conversion, *, verbose: bool) -> list[RenderableType]:
@@ -143,20 +139,6 @@ def _losses(made: Conversion, *, verbose: bool) -> list[RenderableType]:
         text = f"{subnormal:,} of {elements:,} converted weight elements became subnormal, with fewer digits"
         parts.append(Text(f"\n{text}", style="dim"))
     return parts
-
-
-def _advice(made: Conversion) -> Iterable[str]:
-    count = len(made.summary.overridable)
-    if count:
-        yield (
-            f"{count} weights are graph inputs, too, so callers may override them: they keep the type of the input and"
-            " are cast in every run where it is not the wanted one. --freeze-defaults makes them plain weights."
-        )
-    if made.summary.unknown:
-        yield (
-            f"No schema is known for {', '.join(made.summary.unknown)}: these nodes stay float32. If they are no custom"
-            " ops, check the spelling and the opset imports."
-        )
 
 
 def verdict_table(plan: Plan) -> Table:

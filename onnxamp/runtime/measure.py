@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from onnxamp.runtime.meters import COUNTS, MEASURED, NO_LEAST, QUICK, QUICK_TYPES, meter
 from onnxamp.runtime.session import Provider
+from onnxamp.weights import SENTINEL
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -118,7 +119,7 @@ _JOIN = {"error_max": max, "reference_max": max, "found_max": max, "reference_le
 _BLOCK: Final = 1 << 17
 """Elements that are measured at a time: the temporaries, up to 100 bytes for each, stay in the cache."""
 
-_VANISHED_ABOVE: Final = 0.05
+VANISHED_ABOVE: Final = 0.05
 """Share of the reference's largest magnitude above which a zero in the result is no rounding error."""
 
 
@@ -142,7 +143,7 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue", provider: Provider
         total += _block(pair | bounds, types, provider)
     vanished = 0
     if total.flushed:  # rare: the threshold takes a second pass
-        session, threshold = meter("vanished", provider, *types), _VANISHED_ABOVE * total.reference_max
+        session, threshold = meter("vanished", provider, *types), VANISHED_ABOVE * total.reference_max
         vanished = int(sum(_run(session, pair | bounds, threshold)[0] for bounds in _blocks(elements)))
     return replace(total, elements=elements, vanished=vanished)
 
@@ -159,7 +160,7 @@ def _block(feeds: "dict[str, ort.OrtValue]", types: tuple[str, str], provider: P
 
 
 _LEAST_QUICK: Final = 1e-30
-_MOST_QUICK: Final = 1e30
+_MOST_QUICK: Final = SENTINEL
 """Where all sums and squares are between these, or zero, float32 is enough. NaN and infinities are beyond."""
 
 _ORDINARY: Final = dict.fromkeys(("reference_nan", "found_nan", "reference_inf", "found_inf", "broken"), 0)

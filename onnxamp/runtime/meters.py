@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import numpy as np
 from onnx import parser
 
+from onnxamp.dtypes import element_name
 from onnxamp.errors import RuntimeFailure
 from onnxamp.runtime.session import Provider, make_session
+from onnxamp.weights import SENTINEL
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -45,7 +47,7 @@ _MEASURE: Final = (
     _HEAD
     + """
   largest = Constant <value = double {{1.7976931348623157e308}}> ()
-  sentinel = Constant <value = double {{1e30}}> ()
+  sentinel = Constant <value = double {{{sentinel}}}> ()
   usual_r = Less (abs_r, sentinel)
   finite_f = LessOrEqual (abs_f, largest)
   common = And (usual_r, finite_f)
@@ -162,7 +164,9 @@ def meter(kind: Kind, provider: Provider, reference: str, found: str) -> "ort.In
     lines += [f"v_{name} = ReduceSum <keepdims = 1> (c_{name})" for name in counted]
     lines.append(f"measured = Concat <axis = 0> ({', '.join(f'v_{name}' for name in names)})")
     model = parser.parse_model(
-        text.format(reference=f"{_element(reference)}[]", found=f"{_element(found)}[]") + "\n".join(lines) + "\n}"
+        text.format(reference=f"{_element(reference)}[]", found=f"{_element(found)}[]", sentinel=SENTINEL)
+        + "\n".join(lines)
+        + "\n}"
     )
     for entry in model.graph.input[:2]:
         entry.type.tensor_type.ClearField("shape")  # any rank
@@ -173,4 +177,4 @@ def _element(kind: str) -> str:
     """Element type in a type: "float16" in "tensor(float16)". Kinds without numbers cannot be measured."""
     if kind not in MEASURABLE:
         raise RuntimeFailure(f"Values of type {kind} cannot be measured: they are no tensors of numbers.")
-    return kind[len("tensor(") : -1]
+    return element_name(kind)

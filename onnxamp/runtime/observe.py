@@ -10,7 +10,8 @@ from onnx import ModelProto, helper
 
 from onnxamp.runtime.branches import resolve_branches
 from onnxamp.runtime.emulate import inlined
-from onnxamp.runtime.flow import Flow, Runner, fitted, flow_of
+from onnxamp.runtime.flow import Flow, fitted, flow_of
+from onnxamp.runtime.pieces import Runner
 from onnxamp.runtime.protos import copy_fields
 from onnxamp.runtime.session import Provider
 from onnxamp.runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
@@ -55,10 +56,29 @@ def observe(
     """
     if before is not None and not before.choices and not any(feed is None for feed in feeds.values()):
         return before
+    shell, taken = settle(model, base_dir, feeds, emulated=emulated, provider=provider, keep=keep)
+    if before is not None and before.choices == taken:
+        return before
+    shapes = {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
+    return Observed(flow_of(shell, emulated=emulated, shapes=shapes), taken)
+
+
+def settle(
+    model: ModelProto,
+    base_dir: str | PathLike[str] | None,
+    feeds: Mapping[str, Feed],
+    *,
+    emulated: bool,
+    provider: Provider = "cpu",
+    keep: int = WEIGHTS_IN_GRAPH,
+) -> tuple[Shell, tuple[tuple[str, bool], ...]]:
+    """The model that a sample sees: its functions inlined, its branches taken; and the conditions that led to it.
+
+    Arguments and errors as :func:`observe`.
+    """
     shell = take_weights(model, base_dir, keep=keep)
     shell = replace(shell, model=_without_empty(inlined(shell.model), feeds))
-    shapes = {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
-    choices: dict[str, bool] = {}
+    choices = {name: True for name, feed in feeds.items() if feed is None}
     if any(node.op_type == "If" for node in shell.model.graph.node):
 
         def decide(written: ModelProto, names: Sequence[str]) -> dict[str, bool]:
@@ -67,11 +87,7 @@ def observe(
             return found
 
         shell = replace(shell, model=resolve_branches(shell.model, decide))
-    taken = tuple(choices.items())
-    taken += tuple((name, True) for name, feed in feeds.items() if feed is None)
-    if before is not None and before.choices == taken:
-        return before
-    return Observed(flow_of(shell, emulated=emulated, shapes=shapes), taken)
+    return shell, tuple(choices.items())
 
 
 def _without_empty(model: ModelProto, feeds: Mapping[str, Feed]) -> ModelProto:

@@ -48,7 +48,7 @@ _MAX_DEPTH: Final = 100
 _CHUNK: Final = 2**20
 
 
-def shown(path: Path) -> str:
+def quoted(path: Path) -> str:
     """The path as messages name it: names that would confuse a terminal are quoted."""
     text = str(path)
     return text if text.isprintable() else repr(text)
@@ -72,20 +72,20 @@ def read_npz(path: Path) -> dict[str, Array]:
     except ArgumentError:  # a ValueError too
         raise
     except _READ_FAILURES as error:
-        raise ArgumentError(f"Cannot read {shown(path)}: {_reason(error)}. Is it a complete .npz file?") from error
+        raise ArgumentError(f"Cannot read {quoted(path)}: {_reason(error)}. Is it a complete .npz file?") from error
 
 
 def _check_growth(path: Path, claimed: int) -> None:
     if claimed > max(_MAX_RATIO_FROM, _MAX_RATIO * path.stat().st_size):
         raise ArgumentError(
-            f"{shown(path)} would grow from {path.stat().st_size} to {claimed} bytes, which only a hostile file should"
+            f"{quoted(path)} would grow from {path.stat().st_size} to {claimed} bytes, which only a hostile file should"
             " do. If it is meant, save it with numpy.savez, which does not compress."
         )
 
 
 def _member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, *, is_new: bool) -> Array:
     if not is_new:
-        raise ArgumentError(f"{shown(path)} holds two arrays named {name!r}: save it again.")
+        raise ArgumentError(f"{quoted(path)} holds two arrays named {name!r}: save it again.")
     try:
         with archive.open(member) as stream:
             return _read_npy(stream, member.file_size)  # type: ignore[arg-type] # reads like a file
@@ -94,7 +94,7 @@ def _member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name:
 
 
 def _broken_array(path: Path, name: str, error: BaseException) -> ArgumentError:
-    text = f"Cannot read the array {name!r} of {shown(path)}: {_reason(error)}. Save it again as a plain array."
+    text = f"Cannot read the array {name!r} of {quoted(path)}: {_reason(error)}. Save it again as a plain array."
     return ArgumentError(text)
 
 
@@ -159,7 +159,7 @@ def json_samples(path: Path) -> list[Span]:
 
 def _broken_json(path: Path, error: BaseException) -> ArgumentError:
     return ArgumentError(
-        f"Cannot read {shown(path)}: {_reason(error)}. Inputs in JSON are a list of objects, one per sample, of arrays"
+        f"Cannot read {quoted(path)}: {_reason(error)}. Inputs in JSON are a list of objects, one per sample, of arrays"
         " by name: nested lists of numbers, or arrays as Polygraphy saves them (--save-inputs)."
     )
 

@@ -24,9 +24,9 @@ from typing import Final, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
-from onnxamp.errors import ArgumentError
+from onnxamp.errors import ArgumentError, RuntimeFailure
 from onnxamp.runtime.random_inputs import random_inputs
-from onnxamp.runtime.sample_files import ARCHIVE_START, json_samples, read_json, read_npz, shown
+from onnxamp.runtime.sample_files import ARCHIVE_START, json_samples, quoted, read_json, read_npz
 from onnxamp.runtime.values import Feed
 
 Sample: TypeAlias = Mapping[str, Feed]
@@ -54,6 +54,14 @@ class Samples:
     def __getitem__(self, index: int) -> Sample:
         return self.readers[index]()
 
+    def hint(self, error: RuntimeFailure) -> str:
+        """What may help where a model fails on a sample, as a sentence behind the error; "" where nothing would.
+
+        Made-up inputs may be what a node fails on; where a model does not even load, they are not to blame.
+        """
+        is_suspect = self.made_up and "could not run" in str(error)
+        return " Real inputs (--inputs data.npz) or sizes (--dim name=N) may help." if is_suspect else ""
+
 
 def load_samples(path: str | PathLike[str]) -> Samples:
     """The samples of a file or a folder; the module's table says what may be in them.
@@ -72,14 +80,14 @@ def load_samples(path: str | PathLike[str]) -> Samples:
         if isinstance(error, ArgumentError):
             raise
         reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(f"Cannot read inputs from {shown(path)}: {reason}.") from error
-    return Samples(f"{_count(len(readers), 'sample')} of {shown(path)}", readers)
+        raise ArgumentError(f"Cannot read inputs from {quoted(path)}: {reason}.") from error
+    return Samples(f"{_count(len(readers), 'sample')} of {quoted(path)}", readers)
 
 
 def _folder(path: Path) -> list[Callable[[], Sample]]:
     files = [file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file()]
     if not files:
-        raise ArgumentError(f"The folder {shown(path)} holds no .npz or .json file: save one per sample there.")
+        raise ArgumentError(f"The folder {quoted(path)} holds no .npz or .json file: save one per sample there.")
     return [partial(_one_sample, file) for file in sorted(files, key=_natural)]
 
 
@@ -93,20 +101,20 @@ def _one_sample(path: Path) -> Sample:
     readers = _file(path)
     if len(readers) != 1:
         raise ArgumentError(
-            f"{shown(path)} holds {len(readers)} samples, but files of a folder hold one each: name the file itself."
+            f"{quoted(path)} holds {len(readers)} samples, but files of a folder hold one each: name the file itself."
         )
     return readers[0]()
 
 
 def _file(path: Path) -> list[Callable[[], Sample]]:
     if not path.exists():
-        raise ArgumentError(f"Cannot read inputs from {shown(path)}: there is no such file.")
+        raise ArgumentError(f"Cannot read inputs from {quoted(path)}: there is no such file.")
     if not path.is_file():
-        raise ArgumentError(f"Cannot read inputs from {shown(path)}: it is neither a file nor a folder.")
+        raise ArgumentError(f"Cannot read inputs from {quoted(path)}: it is neither a file nor a folder.")
     with path.open("rb") as stream:
         start = stream.read(8)
     if start.startswith(np.lib.format.MAGIC_PREFIX):
-        text = f"{shown(path)} holds one array without a name: save inputs with numpy.savez(path, name=array)."
+        text = f"{quoted(path)} holds one array without a name: save inputs with numpy.savez(path, name=array)."
         raise ArgumentError(text)
     if start.startswith(ARCHIVE_START) or path.suffix.lower() == ".npz":
         return [partial(read_npz, path)]

@@ -164,8 +164,21 @@ def _failures(action: str) -> Iterator[None]:
         yield
     except Exception as error:
         text = str(error).strip() or type(error).__name__
-        reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text.splitlines()[0])
-        raise RuntimeFailure(f"ONNX Runtime could not {action}: {reason.rstrip('. ')}.") from error
+        raise RuntimeFailure(f"ONNX Runtime could not {action}: {_reason(text.splitlines()[0])}.") from error
+
+
+def _reason(text: str) -> str:
+    """What ONNX Runtime says, without its codes, and without where in its sources it says so."""
+    return _SOURCE.sub("", _CODE.sub("", text)).rstrip(". ")
+
+
+_CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_SOURCE: Final = re.compile(
+    r"\S+\.(?:h|hpp|cuh|cc|cpp|cu):\d+ "  # the file and the line; behind them ...
+    r"(?:.*? was false\. (?=\S)"  # ... the condition that was not met, where it is explained,
+    r"|[\w:<>,&*~ ]+\((?:[^()]|\([^()]*\))*\)(?: const)?(?: \[with [^\]]*\])? "  # the signature of the function,
+    r"|\w+ )"  # or its name
+)
 
 
 def run(

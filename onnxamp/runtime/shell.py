@@ -14,8 +14,10 @@ from onnxamp.errors import ModelError
 from onnxamp.runtime.protos import LOW_ELEMS, copy_fields
 from onnxamp.weights import embed, external_of, stored_bytes
 
-WEIGHTS_IN_GRAPH: Final = 64 * 2**20
-"""Bytes; the weights of smaller models stay in the graph, where kernels see that they are constant."""
+WEIGHTS_IN_GRAPH: Final = 8 * 2**20
+"""Bytes; the weights of smaller models stay in the graph, where kernels see that they are constant. Each costs its size
+several times there: in the copies of the graph, and in the session.
+"""
 
 _LARGE: Final = 64 * 2**10
 """Bytes from which on a weight counts as large."""

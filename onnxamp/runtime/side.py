@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onnx import TensorProto, numpy_helper
 
-from onnxamp.runtime.flow import Flow, Piece, Runner
+from onnxamp.runtime.flow import Flow
+from onnxamp.runtime.pieces import Piece, Runner
 from onnxamp.runtime.values import Feed, from_value, to_value
 from onnxamp.weights import stored_bytes
 

@@ -23,8 +23,8 @@ from onnxamp.report.html.records import (
     Share,
     Status,
     WeightRow,
+    named,
     said,
-    shown,
 )
 from onnxamp.report.parts import printable, size
 
@@ -33,7 +33,7 @@ OUTPUT_COLUMNS: Final = (
 )  # fmt: skip
 _LOST_ROWS: Final = 200
 """Weights that lost elements: rows of the table, the worst first."""
-_PRECISIONS: Final = ("float16", "bfloat16", "mixed", "float32", "no floats")
+_PRECISIONS: Final = ("float16", "bfloat16", "mixed", "float32", "float64", "no floats")
 
 
 def number(x: float | None, digits: int = 3) -> str:
@@ -58,23 +58,28 @@ def percent(part: float, whole: float) -> str:
     return ">99 %" if 99 < share < 100 else f"{share:.0f} %"
 
 
-def action_of(cure: Cure | None) -> Action | None:
-    """The next action, where one is known. Its command is never shortened: it would be another one."""
-    if cure is None or not cure.command:
+def action_of(cure: Cure | None, *, is_options: bool = False) -> Action | None:
+    """What came of the search for a cure, if there was one. Its command is never shortened: it would be another one.
+
+    ``is_options``: the command is options alone, for the conversion of an original that is not at hand.
+    """
+    if cure is None:
         return None
-    return Action(printable(cure.command), said(cure.outcome), tuple(map(shown, cure.nodes)), cure.confirmed)
+    nodes = tuple(map(named, cure.nodes))
+    return Action(printable(cure.command), is_options, said(cure.outcome), nodes, cure.confirmed)
 
 
 def bad_sentence(bad: FirstBad) -> str:
-    """Where it starts to go wrong."""
-    return said(f"It starts at {bad.value!r}, made by {bad.op} {bad.node!r}: {bad.alarm}")
+    """Where it starts to go wrong, or where what has accumulated becomes too much."""
+    start = "It starts at" if bad.breaks else "No op breaks by itself. The limit is passed for good at"
+    return said(f"{start} {bad.value!r}, made by {bad.op} {bad.node!r}: {bad.alarm}")
 
 
 def node_figures(nodes: Iterable[NodeRow]) -> list[Figure]:
     """How much of the model is low."""
     counts = _precisions(nodes)
     low = counts["float16"] + counts["bfloat16"] + counts["mixed"]
-    floats = low + counts["float32"]
+    floats = low + counts["float32"] + counts["float64"]
     if not floats:
         return []
     name = "bfloat16" if counts["bfloat16"] else "float16"
@@ -83,8 +88,7 @@ def node_figures(nodes: Iterable[NodeRow]) -> list[Figure]:
 
 def _precisions(nodes: Iterable[NodeRow]) -> Counter[str]:
     """Precision -> nodes that compute something of their own."""
-    apart = {"Cast", "Constant", *op_facts().control_flow}
-    return Counter(node.precision for node in nodes if node.op not in apart)
+    return Counter(node.precision for node in nodes if node.op not in op_facts().uncounted)
 
 
 def conversion_figures(made: Conversion) -> list[Figure]:
@@ -101,7 +105,7 @@ def worst_figure(report: DiffReport) -> list[Figure]:
     if not report.outputs:
         return []
     worst = max(report.outputs, key=lambda diff: (isnan(diff.rel_l2), diff.rel_l2))
-    return [Figure("largest relative L2", number(worst.rel_l2), f"of output {shown(worst.name)}")]
+    return [Figure("largest relative L2", number(worst.rel_l2), f"of output {named(worst.name)}")]
 
 
 def output_rows(report: DiffReport) -> tuple[OutputRow, ...]:
@@ -126,8 +130,8 @@ def _output(diff: TensorDiff, *, is_over: bool) -> OutputRow:
     if not remark and diff.worst_index is not None and diff.max_abs:
         where = f" at {list(diff.worst_index)}" if diff.worst_index else ""
         where += f" of sample {diff.worst_sample}" if diff.worst_sample else ""
-        remark = shown(f"Worst{where}: {_scalar(diff.worst_result)} instead of {_scalar(diff.worst_reference)}.")
-    return OutputRow(shown(diff.name), status, cells, remark)
+        remark = said(f"Worst{where}: {_scalar(diff.worst_result)} instead of {_scalar(diff.worst_reference)}.")
+    return OutputRow(named(diff.name), status, cells, remark)
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -146,7 +150,7 @@ def limit_rows(report: DiffReport) -> tuple[LimitRow, ...]:
     """The limits, those that were broken first."""
     rows = (
         LimitRow(
-            shown(j.output), shown(metric_name(j.metric)), number(j.found, 7 if j.metric == "cosine" else 3),
+            named(j.output), named(metric_name(j.metric)), number(j.found, 7 if j.metric == "cosine" else 3),
             number(j.limit, 7), j.passed,
         )
         for j in report.judgements
@@ -197,9 +201,8 @@ def _weights_after(made: Conversion, audit: Audit | None) -> Bar:
 
 
 def _types_bar(label: str, sizes: Mapping[str, int]) -> Bar:
-    kinds = {"float": "float32"}
     ordered = sorted(sizes.items(), key=lambda item: -item[1])
-    shares = [Share(kinds.get(kind, kind), count, size(count)) for kind, count in ordered if count]
+    shares = [Share(kind, count, size(count)) for kind, count in ordered if count]
     return Bar(label, size(sum(sizes.values())), tuple(shares))
 
 
@@ -211,14 +214,14 @@ def _traffic(made: Conversion | None, audit: Audit | None) -> tuple[Figure, ...]
     if audit is not None:
         found.append(Figure("Casts between floats", f"{audit.casts.count:,}", f"{audit.casts.redundant:,} redundant"))
         found.append(Figure("Cast traffic", size(audit.casts.bytes), "per run, estimated"))
-        opsets = ", ".join(f"{shown(domain) or 'ai.onnx'} {version}" for domain, version in audit.opsets.items())
+        opsets = ", ".join(f"{named(domain) or 'ai.onnx'} {version}" for domain, version in audit.opsets.items())
         found.append(Figure("opset", opsets or "–"))
     return tuple(found)
 
 
 def _lost(made: Conversion) -> list[WeightRow]:
     rows = [
-        WeightRow(shown(name), c.elements, c.overflowed, c.flushed, c.subnormal)
+        WeightRow(named(name), c.elements, c.overflowed, c.flushed, c.subnormal)
         for name, c in made.weights.items()
         if c.overflowed or c.flushed or c.subnormal
     ]

@@ -10,6 +10,7 @@ from onnxamp.audit import Audit
 from onnxamp.convert import Conversion
 from onnxamp.dtypes import LOW_TYPES
 from onnxamp.numerics.results import DiffReport, FirstBad, RunCheck
+from onnxamp.report.advice import advice, fallbacks
 from onnxamp.report.html.facts import (
     OUTPUT_COLUMNS,
     action_of,
@@ -31,8 +32,8 @@ from onnxamp.report.html.records import (
     Status,
     Verdict,
     Window,
+    named,
     said,
-    shown,
     window_of,
 )
 from onnxamp.report.html.rows import Rows, make_rows, of_checks, of_layers
@@ -55,8 +56,9 @@ def conversion_page(made: Conversion | None, diff: DiffReport | None, audit: Aud
     )
     plan = made.plan
     figures = [*node_figures(rows.nodes), *conversion_figures(made), *(worst_figure(diff) if diff else ())]
-    models = (shown(str(made.source)), shown(str(made.target)))
-    notes = (*made.notes, *plan.warnings, *_advice(made))
+    models = (named(str(made.source)), named(str(made.target)))
+    lacking = fallbacks(made)
+    notes = (*made.notes, *plan.warnings, *advice(made), *([f"{lacking}."] if lacking else ()))
     return _page(
         f"convert, {plan.level} {plan.dtype} for {plan.target}", models, _conversion_verdict(made, diff), rows, figures,
         diff=diff, window=window_of(LOW_TYPES[plan.dtype]), notes=notes, budget=budget_of(made, audit, rows.nodes),
@@ -70,7 +72,7 @@ def diff_page(report: DiffReport | None, audit: Audit | None = None) -> Page:
     rows = make_rows(audit, None, of_layers(report.layers, shared_limit(report)), report.first_bad)
     low = LOW_TYPES.get(report.lowest)
     return _page(
-        f"diff, {report.lowest}", (shown(report.reference), shown(report.result)), _diff_verdict(report), rows,
+        f"diff, {report.lowest}", (named(report.reference), named(report.result)), _diff_verdict(report), rows,
         worst_figure(report), diff=report, window=window_of(low) if low else None,
         budget=budget_of(None, audit, rows.nodes),
     )  # fmt: skip
@@ -89,7 +91,7 @@ def check_page(audit: Audit | None, run: RunCheck | None, model: str = "") -> Pa
     low = next((low for name, low in LOW_TYPES.items() if name in precisions), None)
     figures = [*node_figures(rows.nodes), *_trouble(rows)]
     return _page(
-        f"check for {audit.target}" if audit else "check", (shown(model),) if model else (), _check_verdict(rows, run),
+        f"check for {audit.target}" if audit else "check", (named(model),) if model else (), _check_verdict(rows, run),
         rows, figures, run=run, window=window_of(low) if low else None, budget=budget_of(None, audit, rows.nodes),
     )  # fmt: skip
 
@@ -110,7 +112,7 @@ def _page(
     ran = diff or run
     cure = ran.cure if ran else None
     bad = ran.first_bad if ran else None
-    warnings = diff.warnings if diff and verdict.status is not Status.INEXACT else ()
+    told = (*diff.notes, *(diff.warnings if verdict.status is not Status.INEXACT else ())) if diff else ()
     names = [PurePath(model).name or model for model in models]
     return Page(
         title=": ".join(filter(None, (f"onnxamp {task.partition(' ')[0].strip(',')}", " → ".join(names)))),
@@ -118,18 +120,18 @@ def _page(
         models=models,
         ran=_ran(ran),
         verdict=verdict,
-        action=action_of(cure),
+        action=action_of(cure, is_options=run is not None),
         figures=tuple(figures),
         window=window,
         limit=shared_limit(diff),
         first_bad=rows.first_bad,
-        first_bad_text=shown(f"{bad.op}: {bad.alarm}") if bad else "",
+        first_bad_text=said(f"{bad.op}: {bad.alarm}") if bad else "",
         reasons=_reasons(rows.nodes),
         output_columns=OUTPUT_COLUMNS if diff and diff.outputs else (),
         outputs=output_rows(diff) if diff else (),
         limits=limit_rows(diff) if diff else (),
         findings=tuple(sorted(rows.unplaced, key=lambda message: -message.level)),
-        notes=tuple(dict.fromkeys(map(said, (*notes, *warnings)))),
+        notes=tuple(dict.fromkeys(map(said, (*notes, *told)))),
         budget=budget,
         nodes=rows.nodes,
         values=rows.values,
@@ -140,7 +142,7 @@ def _ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     if ran is None:
         return ()
     samples = f"{ran.samples:,} sample" + ("" if ran.samples == 1 else "s")
-    return tuple(map(shown, filter(None, (ran.ran_on, ran.inputs, samples if ran.samples else ""))))
+    return tuple(map(named, filter(None, (ran.ran_on, ran.inputs, samples if ran.samples else ""))))
 
 
 def _conversion_verdict(made: Conversion, diff: DiffReport | None) -> Verdict:
@@ -154,9 +156,10 @@ def _conversion_verdict(made: Conversion, diff: DiffReport | None) -> Verdict:
         return Verdict(Status.UNKNOWN, f"{head}, not validated.", (said(diff.skipped),))
     if diff.failure:
         return Verdict(Status.FAILED, f"{head}, but the result fails.", _failure(diff.failure, diff.first_bad))
-    if _is_inexact(diff):
-        how = ", but outside the limits." if _breaks_limits(diff) else ", with more error than usual."
-        return Verdict(Status.INEXACT, head + how, _inexact(diff))
+    if _breaks_limits(diff):
+        return Verdict(Status.FAILED, f"{head}, but outside the limits.", _inexact(diff))
+    if diff.warnings:
+        return Verdict(Status.INEXACT, f"{head}, with more error than usual.", _inexact(diff))
     return Verdict(Status.GOOD, f"{head}: {_outputs(diff)} the original.")
 
 
@@ -170,10 +173,6 @@ def _diff_verdict(report: DiffReport) -> Verdict:
     if report.warnings:
         return Verdict(Status.INEXACT, "The models agree roughly.", _inexact(report))
     return Verdict(Status.GOOD, f"The models agree: {_outputs(report)} the reference.")
-
-
-def _is_inexact(diff: DiffReport) -> bool:
-    return bool(diff.warnings) or _breaks_limits(diff)
 
 
 def _breaks_limits(diff: DiffReport) -> bool:
@@ -233,18 +232,3 @@ def _trouble(rows: Rows) -> list[Figure]:
 def _reasons(nodes: Iterable[NodeRow]) -> tuple[tuple[str, int], ...]:
     kept = Counter(row.why for row in nodes if row.why and row.precision in ("float32", "mixed"))
     return tuple(sorted(kept.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _advice(made: Conversion) -> list[str]:
-    found, summary = [], made.summary
-    if summary.overridable:
-        found.append(
-            f"{_count(len(summary.overridable), 'weight')} can be overridden by callers and keep their type:"
-            " --freeze-defaults makes them plain weights."
-        )
-    if summary.unknown:
-        found.append(f"No schema is known for {', '.join(summary.unknown)}: these nodes stay float32.")
-    if summary.fallbacks:
-        count = _count(len(summary.fallbacks), "node")
-        found.append(f"{count} without a kernel on {made.plan.target} run on CPU.")
-    return found

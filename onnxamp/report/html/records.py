@@ -53,10 +53,12 @@ class Figure:
 class Action:
     """What to do next: a command to copy, what a trial of it showed, and the nodes that it keeps in float32.
 
-    ``confirmed`` is False for the best of the trials where none was good enough.
+    ``is_options`` tells that the command is options for the conversion of the original. ``confirmed`` is False where no
+    trial was good enough: then there is no command, and ``nodes`` were kept in float32 in vain.
     """
 
     command: str
+    is_options: bool
     outcome: str
     nodes: tuple[str, ...]
     confirmed: bool
@@ -74,8 +76,8 @@ class Message:
 class NodeRow:
     """A node in execution order. ``why`` is the kind of the reason for its precision, ``reason`` the whole of it.
 
-    ``precision`` is "float16", "bfloat16", "float32", "mixed", "no floats", or "" where it is unknown; ``is_cast``
-    tells a Cast between two floats.
+    ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed", "no floats", or "" where it is unknown;
+    ``is_cast`` tells a Cast between two floats.
     """
 
     name: str
@@ -221,7 +223,7 @@ class Page:
     values: tuple[ValueRow, ...]
 
 
-def shown(text: str, longest: int = _LONGEST) -> str:
+def named(text: str, longest: int = _LONGEST) -> str:
     """Text from a model or a path as it can be shown: control and direction marks written out, bounded in length."""
     bounded = text if len(text) <= 4 * longest else text[:longest] + text[-longest:]
     safe = printable(bounded)
@@ -230,7 +232,7 @@ def shown(text: str, longest: int = _LONGEST) -> str:
 
 def said(text: str) -> str:
     """A sentence, likewise: it may hold several names."""
-    return shown(text, _LONGEST_SENTENCE)
+    return named(text, _LONGEST_SENTENCE)
 
 
 def window_of(low: LowType) -> Window:

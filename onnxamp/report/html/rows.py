@@ -9,7 +9,7 @@ from onnxamp.audit import Audit
 from onnxamp.dtypes import LOW_TYPES
 from onnxamp.numerics.results import FirstBad, LayerDiff, ValueCheck
 from onnxamp.plan import Plan
-from onnxamp.report.html.records import Level, Message, NodeRow, ValueRow, said, shown
+from onnxamp.report.html.records import Level, Message, NodeRow, ValueRow, named, said
 from onnxamp.runtime.measure import Measurement
 
 _SUFFIXES: Final = ("", *(f"_{low.suffix}" for low in LOW_TYPES.values()), "_fp32")
@@ -144,7 +144,10 @@ def make_rows(
         _add_plan(drafts, places, plan)
     first = places.find(bad.node, bad.op) if bad is not None else None
     if bad is not None and first is not None:
-        drafts[first].messages.insert(0, Message(Level.ERROR, f"the first to go wrong: {bad.alarm}"))
+        level, what = (
+            (Level.ERROR, "the first to go wrong") if bad.breaks else (Level.WARNING, "the limit is passed here")
+        )
+        drafts[first].messages.insert(0, Message(level, f"{what}: {bad.alarm}"))
     unplaced = _add_findings(drafts, places, audit) if audit is not None else []
     return Rows(tuple(map(_row, drafts)), tuple(values), tuple(unplaced), first)
 
@@ -186,14 +189,15 @@ def _with_measured(
 def _value(number: int, item: Measured) -> ValueRow:
     ranged = item.accumulated or item.local
     has_range = ranged is not None and ranged.reference_max > 0
+    is_ordinary = ranged is not None and (has_range or ranged.reference_zero > 0)
     return ValueRow(
         number,
-        shown(item.value),
+        named(item.value),
         item.dtype,
         item.local.rel_l2 if item.local else None,
         item.accumulated.rel_l2 if item.accumulated else None,
         ranged.reference_least if ranged and has_range else None,
-        ranged.reference_max if ranged else None,
+        ranged.reference_max if ranged and is_ordinary else None,
     )
 
 
@@ -261,6 +265,6 @@ def _row(draft: _Draft) -> NodeRow:
     kinds = [reason for _, reason, _, low in draft.verdicts if not low] or [kind for _, kind, _, _ in draft.verdicts]
     messages = dict.fromkeys(Message(m.level, said(m.text)) for m in draft.messages)
     return NodeRow(
-        shown(draft.name), shown(draft.op), shown(draft.scope), draft.precision, draft.provider,
+        named(draft.name), named(draft.op), named(draft.scope), draft.precision, draft.provider,
         kinds[0] if kinds else "", said(reason), draft.op == "Cast" and draft.precision == "mixed", tuple(messages),
     )  # fmt: skip

@@ -32,7 +32,7 @@ const precisionTrack = (c) => {
       level = Math.max(level, nodes.level[i]);
       if (nodes.isCast[i]) continue;
       if (isLow(nodes.precision[i])) seen.low++;
-      else if (nodes.precision[i] === "float32") seen.high++;
+      else if (nodes.precision[i] === "float32" || nodes.precision[i] === "float64") seen.high++;
       else if (nodes.precision[i] === "mixed") seen.mixed++;
     }
     const size = Math.max(1, computing) / lane;
@@ -311,7 +311,7 @@ const legend = () => {
   const items = [];
   const item = (kind, text) => items.push(element("li", {}, element("span", { class: `swatch ${kind}` }), text));
   const seen = new Set(nodes.precision.filter((_, i) => !nodes.isCast[i]));
-  for (const precision of ["float16", "bfloat16", "float32", "mixed"]) if (seen.has(precision)) item(precision, precision);
+  for (const precision of ["float16", "bfloat16", "float32", "float64", "mixed"]) if (seen.has(precision)) item(precision, precision);
   if (seen.has("no floats")) item("none", "no floats");
   if (raw.nodes.casts.length) item("tick cast", "Cast between floats");
   if (has(values.accumulated)) item("line accumulated", "accumulated error");

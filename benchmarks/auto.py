@@ -1,0 +1,213 @@
+"""Level auto beside onnxconverter_common.auto_mixed_precision: same model, same inputs, same tolerance.
+
+python benchmarks/auto.py [--tolerance 1e-3 ...] [--limit SECONDS] [--venv FOLDER] [MODEL ...]
+
+Models are those of the zoo and a generated encoder of about 600 nodes. The other tool gets an environment of its own,
+made once in a cache folder. On a CPU ONNX Runtime computes float16 nodes in float32, so that the other tool's own check
+sees less rounding than a GPU would make; the error of its result, emulated, is reported, too. Writes
+benchmarks/results/auto.json.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Sequence
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from onnxamp import Samples, random_samples, tune_model
+from onnxamp.errors import OnnxAmpError
+from onnxamp.infer import infer_types
+from onnxamp.resolve import view_model
+from onnxamp.roofline import work_of
+from onnxamp.sizes import infer_shapes
+from onnxamp.tuning.metric import make_metric
+from onnxamp.tuning.probe import verify
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDED = ("onnxconverter-common==1.16.0", "onnxruntime", "onnx", "numpy", "setuptools<81")
+OTHER = """
+import contextlib, io, json, sys, time
+import numpy as np, onnx
+from onnxconverter_common import auto_mixed_precision as amp
+folder, tolerance = sys.argv[1], float(sys.argv[2])
+runs, real = [], amp.get_tensor_values_using_ort
+def counted(*args, **kwargs):
+    runs.append(1)
+    return real(*args, **kwargs)
+amp.get_tensor_values_using_ort = counted
+def validate(reference, result):
+    worst = 0.0
+    for a, b in zip(reference, result):
+        if a.dtype == np.float32:
+            worst = max(worst, np.linalg.norm(a.astype(float) - b) / max(np.linalg.norm(a.astype(float)), 1e-30))
+    return bool(worst <= tolerance)
+model, start = onnx.load(folder + "/model.onnx"), time.perf_counter()
+failure = None
+with np.load(folder + "/feeds.npz") as feeds, contextlib.redirect_stdout(io.StringIO()):
+    try:
+        result = amp.auto_convert_mixed_precision(model, dict(feeds), validate, keep_io_types=True)
+        onnx.save(result, folder + "/result.onnx")
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+print(json.dumps({"runs": len(runs), "seconds": time.perf_counter() - start, "failure": failure}))
+"""
+
+
+def encoder(layers: int = 14, width: int = 64, length: int = 16) -> ModelProto:
+    """A BERT-like encoder with norms and activations in parts: 42 nodes a layer, with random weights."""
+    rng, nodes = np.random.default_rng(0), []
+    weights: dict[str, Any] = {}
+
+    def node(op: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{op}_{len(nodes)}"
+        nodes.append(helper.make_node(op, inputs, [name], name=name, **attributes))
+        return name
+
+    def weight(*shape: int) -> str:
+        name = f"weight_{len(weights)}"
+        weights[name] = rng.standard_normal(shape) / shape[0] ** 0.5
+        return name
+
+    def constant(value: float) -> str:
+        name = f"weight_{len(weights)}"  # one for each use, as exporters do: the other tool cannot share them
+        weights[name] = value
+        return name
+
+    def linear(x: str, inner: int, outer: int) -> str:
+        return node("Add", node("MatMul", x, weight(inner, outer)), weight(outer))
+
+    def norm(x: str) -> str:
+        centred = node("Sub", x, node("ReduceMean", x, axes=[-1]))
+        variance = node("ReduceMean", node("Pow", centred, constant(2)), axes=[-1])
+        scaled = node("Div", centred, node("Sqrt", node("Add", variance, constant(1e-5))))
+        return node("Add", node("Mul", scaled, weight(width)), weight(width))
+
+    x = "x"
+    for _ in range(layers):
+        query, key, value = (linear(x, width, width) for _ in range(3))
+        scores = node("Div", node("MatMul", query, node("Transpose", key, perm=[0, 2, 1])), constant(width**0.5))
+        attended = node("MatMul", node("Softmax", scores, axis=-1), value)
+        x = norm(node("Add", x, linear(attended, width, width)))
+        hidden = linear(x, width, 2 * width)
+        gate = node("Add", node("Erf", node("Div", hidden, constant(2**0.5))), constant(1))
+        x = norm(node("Add", x, linear(node("Mul", node("Mul", hidden, gate), constant(0.5)), 2 * width, width)))
+    nodes[-1].output[0] = "y"
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, length, width]) for name in "xy"]
+    tensors = [numpy_helper.from_array(np.asarray(array, np.float32), name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "encoder", ports[:1], ports[1:], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def shares(original: ModelProto, result: ModelProto) -> dict[str, float]:
+    """Shares of nodes, floating-point operations and float traffic of the original's nodes that are low."""
+    names = {node.name for node in view_model(original).nodes for node in [node.proto] if node.op_type != "Cast"}
+    view = view_model(result)
+    types = infer_types(view)
+    shapes = infer_shapes(view, types)
+    found = {"nodes": [0, 0], "flops": [0, 0], "bytes": [0, 0]}
+    for node in view.nodes:
+        kinds = {types[value] for value in node.outputs if value >= 0}
+        low = bool(kinds & {"tensor(float16)"})
+        if node.proto.name in names and (low or "tensor(float)" in kinds) and node.key != "Constant":
+            work = work_of(node, shapes)
+            for name, amount in (("nodes", 1), ("flops", work.flops), ("bytes", work.elements)):
+                found[name][0] += amount if low else 0
+                found[name][1] += amount
+    return {name: low / (total or 1) for name, (low, total) in found.items()}
+
+
+def ours(model: ModelProto, samples: Samples, tolerance: float) -> dict[str, Any]:
+    """What level auto takes, and reaches."""
+    start = time.perf_counter()
+    result, tuned = tune_model(model, tolerance, samples=samples)
+    seconds = time.perf_counter() - start
+    return {"runs": tuned.runs, "seconds": seconds, "error": tuned.error, "low": shares(model, result)}
+
+
+def theirs(python: Path, model: ModelProto, samples: Samples, tolerance: float, limit: float) -> dict[str, Any]:
+    """The same of the other tool; "failure" says why it has no result."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        onnx.save(model, folder / "model.onnx")
+        np.savez(folder / "feeds.npz", **samples[0])
+        command = [str(python), "-c", OTHER, name, str(tolerance)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            return {"seconds": limit, "failure": f"stopped after {limit:g} s"}
+        except subprocess.CalledProcessError as error:
+            return {"failure": error.stderr.strip().splitlines()[-1][:300]}
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        if found["failure"] is None:
+            result = onnx.load(folder / "result.onnx")
+            found["low"] = shares(model, result)
+            try:
+                found["error"] = verify(model, result, samples, make_metric("rel-l2", tolerance))
+            except OnnxAmpError as error:
+                found["error"] = str(error)
+        return found
+
+
+def prepared(folder: Path) -> Path | None:
+    """The Python of an environment with the other tool; None where it cannot be made."""
+    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    done = subprocess.run(
+        [str(python), "-m", "pip", "install", "-q", *NEEDED], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.stderr.write(f"onnxconverter-common cannot be installed, and is skipped: {done.stderr.strip()[-300:]}\n")
+        return None
+    return python
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("models", nargs="*", type=Path, help="model files [the zoo and a generated encoder]")
+    parser.add_argument("--tolerance", type=float, nargs="+", default=[1e-3, 3e-4])
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds that the other tool may take per model")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser.add_argument("--venv", type=Path, default=cache / "onnxamp-benchmarks" / "onnxconverter-common")
+    options = parser.parse_args(arguments)
+    paths = options.models or sorted((ROOT / "models").glob("*.onnx"))
+    models = {path.stem: onnx.load(path) for path in paths}
+    if not options.models:
+        generated = encoder()
+        models[f"generated encoder, {len(generated.graph.node)} nodes"] = generated
+    python, rows = prepared(options.venv), []
+    for name, tolerance in product(models, options.tolerance):
+        samples = random_samples(models[name], 1)
+        row = {"model": name, "tolerance": tolerance, "auto": ours(models[name], samples, tolerance)}
+        if python is not None:
+            row["onnxconverter_common"] = theirs(python, models[name], samples, tolerance, options.limit)
+        rows.append(row)
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+    libraries = {name: version(name) for name in ("onnxamp", "onnx", "numpy")}
+    libraries["onnxruntime"] = onnxruntime.__version__
+    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(),
+               "system": platform.platform(), "python": platform.python_version()}  # fmt: skip
+    versions = {**libraries, "others": list(NEEDED)}
+    facts = {"metric": "rel-l2", "machine": machine, "versions": versions, "results": rows}
+    target = ROOT / "benchmarks" / "results" / "auto.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,539 @@
+"""Level auto: tolerance held, in few runs, whatever the model; and its parts."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs.case import parse
+from onnx import ModelProto, TensorProto
+
+from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, load_samples, random_samples, tune_model
+from onnxamp.analysis import analyse
+from onnxamp.constants import Constants
+from onnxamp.convert import convert_model as convert_at_level
+from onnxamp.policy import make_policy
+from onnxamp.roofline import device_called
+from onnxamp.runtime.emulate import emulate
+from onnxamp.runtime.session import make_session, run
+from onnxamp.tuning import probe as probing
+from onnxamp.tuning import tune as tuning
+from onnxamp.tuning.blocks import Block, measure_blocks, price
+from onnxamp.tuning.hunt import JUDGING, PRICING, pareto
+from onnxamp.tuning.metric import make_metric
+from onnxamp.tuning.paths import choose_samples, find_live
+from onnxamp.tuning.probe import Probe
+from onnxamp.tuning.search import Candidate, Chooser
+from onnxamp.tuning.units import find_space
+
+ROOT = Path(__file__).parents[1]
+MODELS = sorted((ROOT / "models").glob("*.onnx"))
+SHARED = sorted((ROOT.parent / "shared" / "models").glob("*.onnx"))
+MOST = 50
+"""Mask runs that a tuning may take, whatever the model."""
+
+
+def called(name: str) -> Path:
+    return next(path for path in (*MODELS, *SHARED) if path.stem == name)
+
+
+def given(*samples: Mapping[str, Any]) -> Samples:
+    return Samples(f"{len(samples)} given", [lambda sample=sample: sample for sample in samples])
+
+
+def worst_error(original: ModelProto, result: ModelProto, samples: Samples) -> float:
+    """Relative L2 error, by plain runs of the original and of the emulated result."""
+    before, after, worst = make_session(original), make_session(emulate(result)), 0.0
+    for sample in samples:
+        one, other = run(before, dict(sample)), run(after, dict(sample))
+        for name, value in one.items():
+            if value.dtype == np.float32 and value.size:
+                error = np.linalg.norm(other[name].astype(float) - value) / max(np.linalg.norm(value), 1e-30)
+                worst = max(worst, float(error))
+    return worst
+
+
+def is_low(model: ModelProto) -> bool:
+    return any(tensor.data_type in (10, 16) for tensor in model.graph.initializer) or any(
+        node.op_type == "Cast" and node.attribute[0].i in (10, 16) for node in model.graph.node
+    )
+
+
+# --- the tolerance ----------------------------------------------------------------------------------------------
+
+LEVELS = [1e-2, 1e-3]
+
+
+@pytest.mark.parametrize("tolerance", LEVELS)
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_tolerance_holds_on_unseen_samples(path: Path, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runs = onnx.load(path), counted_runs(monkeypatch)
+    samples = random_samples(model, 4, seed=1)
+    result, tuned = tune_model(path, tolerance, samples=samples)
+    assert tuned.held
+    assert tuned.error <= tolerance
+    assert len(runs) == tuned.runs <= MOST
+    assert any(found.nodes for found in tuned.candidates)
+    if path.stem == "detector":  # its outputs are boxes in the order of their scores, which no tolerance bounds
+        return
+    assert worst_error(model, result, samples) <= 1.05 * tolerance
+    assert worst_error(model, result, random_samples(model, 4, seed=2)) <= 2 * tolerance
+
+
+@pytest.mark.skipif(not SHARED, reason="needs models that are not part of the repository")
+@pytest.mark.parametrize("path", SHARED, ids=lambda path: path.stem)
+def test_tolerance_holds_on_real_models(path: Path) -> None:
+    samples = load_samples(path.with_suffix(".npz"))
+    sample, rng = samples[0], np.random.default_rng(0)
+    noisy = {
+        name: value + (1e-2 * value.std() * rng.standard_normal(value.shape)).astype(value.dtype)
+        if value.dtype == np.float32 else value
+        for name, value in sample.items()
+    }  # fmt: skip
+    result, tuned = tune_model(path, 1e-3, samples=samples)
+    assert tuned.held
+    assert tuned.candidates[tuned.chosen].bytes > 0.5
+    assert worst_error(onnx.load(path), result, given(noisy)) <= 2e-3
+
+
+def counted_runs(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
+    """Mask runs as they happen; a run of several samples counts once."""
+    asked: list[frozenset[str]] = []
+    real = Probe._outputs
+
+    def counted(self: Probe, number: int, low: frozenset[str]) -> dict[str, Any]:
+        if number == 0:
+            asked.append(low)
+        return real(self, number, low)
+
+    monkeypatch.setattr(Probe, "_outputs", counted)
+    return asked
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder", "unet"])
+def test_bfloat16(name: str) -> None:
+    model = onnx.load(called(name))
+    samples = random_samples(model, 2)
+    result, tuned = tune_model(model, 1e-2, samples=samples, dtype="bfloat16")
+    assert tuned.held
+    assert tuned.candidates[tuned.chosen].bytes > 0.3
+    assert tuned.plan.dtype == "bfloat16"
+    assert worst_error(model, result, samples) <= 1.05e-2
+
+
+def test_a_tighter_tolerance_lowers_less() -> None:
+    shares = []
+    for tolerance in (1e-2, 5e-4, 1e-7):
+        _, tuned = tune_model(called("encoder"), tolerance, count=1)
+        shares.append(tuned.candidates[tuned.chosen].bytes)
+        assert tuned.held
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 1
+    assert shares[1] > 0.1
+    assert shares[-1] < 1e-3, "what is exact in float16 costs nothing"
+
+
+def test_at_least_as_low_as_level_2_where_that_holds_too() -> None:
+    for name in ("classifier", "unet", "encoder"):
+        model = onnx.load(called(name))
+        samples = random_samples(model, 1)
+        reached = 1.2 * worst_error(model, convert_at_level(model), samples)
+        _, tuned = tune_model(model, reached, samples=samples)
+        assert tuned.candidates[tuned.chosen].flops > 0.9
+
+
+def test_results_are_deterministic() -> None:
+    first, second = (tune_model(called("recurrent"), 1e-3) for _ in range(2))
+    assert first == second
+
+
+# --- what models can be like ------------------------------------------------------------------------------------
+
+CANCELS = """(float[8] x) => (float[8] y) <float big = {256}> {
+    [add] s = Add (x, big)
+    [sub] d = Sub (s, big)
+    [mul] y = Mul (d, d)
+}"""
+
+
+def test_nothing_holds() -> None:
+    model = parse(CANCELS)
+    result, tuned = tune_model(model, 1e-6, count=2)
+    assert tuned.held
+    assert tuned.error == 0
+    assert tuned.chosen == len(tuned.candidates) - 1
+    assert result == model
+    assert {row.why for row in tuned.kept} <= {"costs accuracy", "breaks on its own", "not worth its Casts"}
+    assert {row.node for row in tuned.kept} == {"add", "sub", "mul"}
+
+
+def test_samples_beyond_those_of_mask_runs_count() -> None:
+    """The last sample cancels more than those that choose: what they allow is converted, refuted, and tightened."""
+    rng = np.random.default_rng(0)
+    rows = [rng.uniform(60, 90, 8).astype(np.float32) for _ in range(4)]
+    samples = given(*({"x": row} for row in rows), {"x": rng.uniform(1, 2, 8).astype(np.float32)})
+    _, tuned = tune_model(parse(CANCELS), 1e-2, samples=samples)
+    assert tuned.held
+    assert tuned.conversions > 1
+    _, without = tune_model(parse(CANCELS), 1e-2, samples=given(*({"x": row} for row in rows)))
+    assert without.candidates[without.chosen].nodes > tuned.candidates[tuned.chosen].nodes > 0
+
+
+NO_UNIT = {
+    "integers": "(int64[2] x) => (int64[2] y) { y = Add (x, x) }",
+    "data movement": "(float[2,3] x) => (float[3,2] y) { y = Transpose (x) }",
+    "nothing": "(float[2] x) => (float[2] y) { y = Identity (x) }",
+}
+
+
+@pytest.mark.parametrize("text", NO_UNIT.values(), ids=NO_UNIT)
+def test_no_unit(text: str) -> None:
+    model = parse(text)
+    result, tuned = tune_model(model)
+    assert result == model
+    assert (tuned.units, tuned.runs, tuned.held) == (0, 0, True)
+
+
+def test_one_unit() -> None:
+    text = "(float[4,64] x) => (float[4,64] y) { [only] y = Softmax (x) }"
+    result, tuned = tune_model(parse(text), 1e-2)
+    assert (tuned.units, tuned.candidates[tuned.chosen].nodes) == (1, 1)
+    assert is_low(result)
+    assert not is_low(tune_model(parse(text), 1e-6)[0])
+
+
+def test_all_pinned() -> None:
+    model = parse("(float[4] x) => (float[4] y) <float w = {100}> { [far] h = Mul (x, w) [back] y = Div (h, w) }")
+    result, tuned = tune_model(model, 1e-1, samples=given({"x": np.full(4, 1000, np.float32)}))
+    assert not is_low(result)
+    assert {row.why for row in tuned.kept} == {"breaks on its own"}
+    assert "Inf" in tuned.kept[0].detail
+
+
+def test_wishes_pin() -> None:
+    _, tuned = tune_model(called("classifier"), 1e-1, keep_high=[".*"])
+    assert tuned.candidates[tuned.chosen].nodes == 0
+    result, tuned = tune_model(called("classifier"), 1e-1, black_list=["Conv"])
+    assert all(node.input[0] for node in result.graph.node)
+    assert {row.op for row in tuned.plan.rows if row.reason == "black list"} == {"Conv"}
+
+
+def test_values_near_the_end_of_the_range_are_kept() -> None:
+    model = parse("(float[4] x) => (float[4] y) <float w = {100}> { [far] h = Mul (x, w) [back] y = Sqrt (h) }")
+    _, tuned = tune_model(model, 1e-1, samples=given({"x": np.full(4, 400, np.float32)}))
+    assert "reaches 4e+04: float16 ends at 65504" in {row.node: row.detail for row in tuned.kept}["far"]
+
+
+def test_low_inputs_and_outputs() -> None:
+    model = onnx.load(called("classifier"))
+    result, tuned = tune_model(model, 1e-2, keep_io_types=False)
+    assert tuned.held
+    assert result.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16
+    assert tuned.plan.keep_io_types is False
+
+
+def test_noise_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "measure_locally", None)
+    model = parse("(float[64] x) => (float[64] y) { n = RandomNormal <shape = [64]> () [add] y = Add (x, n) }")
+    with pytest.raises(RuntimeFailure, match=r"misses the tolerance already.*not deterministic"):
+        tune_model(model)
+
+
+def test_too_old() -> None:
+    with pytest.raises(OpsetError, match="--opset 9"):
+        tune_model(parse("(float[8] x) => (float[8] y) { y = Mul (x, x) }", opset=8, ir=3))
+    assert tune_model(parse("(float[8] x) => (float[8] y) { y = Mul (x, x) }", opset=8, ir=3), opset=13)[1].held
+
+
+BRANCHES = """(float[8] x, bool c) => (float[8] y) {
+    [head] h = Mul (x, x)
+    [choice] y = If (c) <
+        then_branch = yes () => (float[8] t) { [first] t = Sqrt (h) },
+        else_branch = no () => (float[8] e) { [second] k = Exp (x) [third] e = Add (k, h) }>
+}"""
+
+
+def ways(*conditions: bool) -> Samples:
+    x = np.linspace(0.1, 1, 8, dtype=np.float32)
+    return given(*({"x": x, "c": np.array(c)} for c in conditions))
+
+
+def test_branches_that_no_sample_takes_stay_float32() -> None:
+    result, tuned = tune_model(parse(BRANCHES), samples=ways(True, True))
+    assert [(row.node, row.why) for row in tuned.kept] == [("second", "not measured"), ("third", "not measured")]
+    assert tuned.units == 2
+    assert tuned.candidates[0].flops == 1, "of what runs"
+    assert worst_error(parse(BRANCHES), result, ways(False)) <= 1e-3
+
+
+def test_branches_that_differ_by_sample_are_measured() -> None:
+    _, tuned = tune_model(parse(BRANCHES), samples=ways(True, True, True, True, True, False))
+    assert tuned.units == 4
+    assert not tuned.kept
+    assert tuned.candidates[tuned.chosen].nodes == 4
+
+
+def test_live_nodes_and_choice_of_samples() -> None:
+    live = find_live(parse(BRANCHES), ways(True, False, True))
+    assert live[0] == live[2]
+    assert len(live[0] - live[1]) == 1
+    assert len(live[1] - live[0]) == 2
+    a, b, c = frozenset({1}), frozenset({2}), frozenset({3})
+    assert choose_samples([a, a, a, a, a, b, c], 4) == [0, 1, 5, 6]
+    assert choose_samples([a, a], 4) == [0, 1]
+    assert choose_samples([a, b, c], 2) == [0, 1]
+
+
+def test_loops_count_as_measured() -> None:
+    _, tuned = tune_model(called("recurrent"), 1e-1, count=6)
+    assert "not measured" not in {row.why for row in tuned.kept}
+
+
+def test_nodes_that_cannot_be_told_apart_stay_float32() -> None:
+    text = BRANCHES.replace("k = Exp (x) [third] e = Add (k, h)", "t = Exp (h) [third] e = Add (t, h)")
+    space = find_space(parse(text), make_policy("auto"), None, device_called("A100"))
+    assert {unit.label for unit in space.units} == {"head", "third"}
+    _, tuned = tune_model(parse(text), samples=ways(True, False))
+    assert tuned.held
+    assert {row.node for row in tuned.kept} >= {"first", "second"}
+
+
+def test_exact_ops_do_not_round_what_others_read_in_float32() -> None:
+    """A Concat of low values and a float32 one, which a float32 op reads: lowering it would save a Cast, and round."""
+    text = """(float[8] x) => (float[32] y, float[32] z) {
+        a = Exp (x)  b = Tanh (x)  c = Sqrt (x)  exact = Erf (x)
+        all = Concat <axis = 0> (a, b, c, exact)
+        y = Exp (all)
+        z = Sigmoid (READ)
+    }"""
+    for read, reader, wanted in (("all", "float32", False), ("y", "low", True)):
+        model, policy = parse(text.replace("READ", read)), make_policy("auto")
+        space = find_space(model, policy, None, device_called("A100"))
+        base = analyse(model, policy)
+        constants = Constants(base.view, base.types, policy.low, None)
+        chooser = Chooser(space, base, device_called("A100"), constants)
+        high = {"exact", "y", "z"} if reader == "float32" else {"exact"}
+        low = chooser.choose([np.inf if unit.key in high else 0.0 for unit in space.units], 0.0)
+        assert low - {"all"} == {"a", "b", "c", "y", "z"} - high
+        assert ("all" in low) == wanted
+
+
+@pytest.mark.parametrize("name", [path.stem for path in MODELS])
+def test_plans_lower_what_candidates_say(name: str) -> None:
+    model = onnx.load(called(name))
+    _, tuned = tune_model(model, 1e-3, count=1)
+    space = find_space(model, make_policy("auto"), None, device_called("A100"))
+    replayed = analyse(model, make_policy("auto"), replay=tuned.plan.decisions())
+    found = set()
+    for unit in space.units:
+        outputs = [replayed.view.nodes[unit.node].outputs[port] for port in unit.ports.outputs]
+        terms = [replayed.terms.produced[value] for value in outputs]
+        terms += [replayed.terms.consumed[unit.node][port] for port in unit.ports.inputs]
+        found |= {unit.key} if any(map(replayed.decision.is_low, terms)) else set()
+    assert found == tuned.candidates[tuned.chosen].low & {unit.key for unit in space.units}
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------
+
+
+def test_metrics() -> None:
+    one = {"y": np.array([[3.0, 4.0], [1.0, 0.0]], np.float32), "i": np.array([1, 2])}
+    other = {"y": np.array([[4.0, 3.0], [1.0, 0.0]], np.float32), "i": np.array([1, 2])}
+    assert make_metric("rel-l2", 1).error(one, other) == pytest.approx(np.sqrt(2 / 26))
+    assert make_metric("cosine", 1).error(one, other) == pytest.approx(1 - 25 / 26)
+    assert make_metric("top1", 1).error(one, other) == 0.5
+    assert make_metric("snr", 20).tolerance == pytest.approx(0.1)
+    for name in ("rel-l2", "cosine", "top1", "snr"):
+        assert make_metric(name, 1).error(one, one) == 0
+        broken = {**one, "y": np.array([[np.nan, 4], [1, 0]], np.float32)}
+        assert make_metric(name, 1).error(one, broken) == np.inf
+
+
+def worst_difference(reference: Mapping[str, Any], result: Mapping[str, Any]) -> float:
+    return max(float(np.abs(reference[name] - result[name]).max()) for name in reference)
+
+
+def no_number(reference: Mapping[str, Any], result: Mapping[str, Any]) -> Any:
+    return np.nan if "y" in reference and "y" in result else None
+
+
+def test_a_function_as_metric() -> None:
+    _, tuned = tune_model(called("classifier"), 1e-2, metric=f"{__name__}:worst_difference")
+    assert tuned.held
+    assert 0 < tuned.error <= 1e-2
+    assert make_metric(f"{__name__}:no_number", 1).error({"y": 1}, {"y": 1}) == np.inf
+    with pytest.raises(ArgumentError, match="must return a number, not None"):
+        make_metric(f"{__name__}:no_number", 1).error({}, {})
+
+
+@pytest.mark.parametrize(("metric", "tolerance"), [("cosine", 1e-6), ("snr", 60), ("top1", 0.02)])
+def test_other_metrics_hold(metric: str, tolerance: float) -> None:
+    _, tuned = tune_model(called("classifier"), tolerance, metric=metric)
+    assert tuned.held
+    assert tuned.candidates[tuned.chosen].bytes > 0
+    assert tuned.runs <= MOST
+
+
+WRONG = {
+    "metric": ({"metric": "psnr"}, "Unknown metric 'psnr': choose one of rel-l2, .* or 'package:function'"),
+    "module": ({"metric": "nowhere:f"}, "'nowhere:f' cannot be imported"),
+    "function": ({"metric": "math:nothing"}, "'math:nothing' cannot be imported"),
+    "no function": ({"metric": "math:pi"}, "'math:pi' is no function"),
+    "tolerance": ({"tolerance": 0}, "must be a positive number, not 0"),
+    "not a number": ({"tolerance": np.nan}, "must be a positive number, not nan"),
+    "device": ({"device": "TPU"}, "Unknown device 'TPU'"),
+    "runs": ({"runs": 0}, "at least 1, not 0"),
+    "candidate": ({"pick": 99}, r"There is no candidate 99: there are \d+, counted from 0"),
+    "no sample": ({"samples": Samples("none", [])}, "There is no sample"),
+    "samples": ({"samples": given({"nothing": np.ones(1)})}, "missing"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "named"), WRONG.values(), ids=WRONG)
+def test_wrong_arguments(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        tune_model(parse(CANCELS), **arguments)
+
+
+# --- what is remembered -----------------------------------------------------------------------------------------
+
+
+def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, asked, real = tmp_path / "state.json", [], Probe.error
+    whole = tune_model(called("encoder"), 1e-3, count=1)
+
+    def error(self: Probe, low: frozenset[str], samples: list[int]) -> float:
+        if asked and len(asked) % 15 == 0:
+            asked.append(None)
+            raise KeyboardInterrupt
+        asked.append(low)
+        return real(self, low, samples)
+
+    monkeypatch.setattr(Probe, "error", error)
+    passes = count_calls(monkeypatch, tuning, "measure_locally")
+    interruptions = 0
+    while True:
+        try:
+            result, tuned = tune_model(called("encoder"), 1e-3, count=1, state=state)
+            break
+        except KeyboardInterrupt:
+            interruptions += 1
+    kept = [low for low in asked if low is not None]
+    assert interruptions >= 2
+    assert len(kept) == len(set(kept)), "nothing is measured twice"
+    assert len(passes) == 1
+    assert result == whole[0]
+    assert tuned.recalled > 0
+    assert tuned.candidates == whole[1].candidates
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[None]:
+    calls: list[None] = []
+    real: Callable[..., Any] = getattr(module, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, counted)
+    return calls
+
+
+def test_pick_needs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tmp_path / "state.json"
+    _, first = tune_model(called("encoder"), 1e-3, count=1, state=state)
+    sessions = count_calls(monkeypatch, probing, "make_session")
+    other = 0 if first.chosen else 1
+    result, tuned = tune_model(called("encoder"), 1e-3, count=1, state=state, pick=other)
+    assert (tuned.chosen, tuned.runs, len(sessions)) == (other, 0, 0)
+    assert tuned.candidates == first.candidates
+    assert tuned.held == (tuned.error <= 1e-3)
+    assert tuned.error == pytest.approx(first.candidates[other].error, rel=0.2)
+    assert is_low(result)
+
+
+def test_another_tolerance_recalls_and_other_weights_do_not(tmp_path: Path) -> None:
+    state, model = tmp_path / "state.json", onnx.load(called("encoder"))
+    _, first = tune_model(model, 1e-3, count=1, state=state)
+    _, second = tune_model(model, 8e-4, count=1, state=state)
+    assert second.recalled > PRICING / 2
+    assert second.runs < first.runs / 2
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.data_type == 1 and len(tensor.dims) == 2)
+    tensor.raw_data = np.ones(tuple(tensor.dims), np.float32).tobytes()
+    _, third = tune_model(model, 1e-3, count=1, state=state)
+    assert third.recalled == 0
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"onnxamp": "diff", "format": 1}', "\0"])
+def test_what_is_no_state(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(content)
+    with pytest.raises(ArgumentError, match=r"state\.json.*name another file"):
+        tune_model(parse(CANCELS), state=path)
+    assert path.read_text() == content
+
+
+# --- blocks, prices, fronts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 8, 9, 100, 1000])
+@pytest.mark.parametrize("runs", [1, 7, 32])
+def test_blocks_cover_everything_in_few_runs(count: int, runs: int) -> None:
+    rng = np.random.default_rng(count)
+    true, asked = rng.lognormal(0, 3, count), []
+
+    def error(members: range) -> float:
+        asked.append(members)
+        return float(np.sqrt(sum(true[i] ** 2 for i in members)))
+
+    blocks = measure_blocks(count, error, runs)
+    assert len(asked) <= runs
+    assert [i for block in blocks for i in range(block.start, block.end)] == list(range(count))
+    costs = price(blocks, [1.0] * count)
+    assert sum(costs) == pytest.approx(sum(true**2))
+
+
+def test_the_worst_block_is_halved() -> None:
+    blocks = measure_blocks(64, lambda members: float(13 in members), 14)
+    assert [block for block in blocks if block.error] == [Block(13, 14, 1.0)]
+    assert price([Block(0, 2, 3.0), Block(2, 3, np.inf), Block(3, 5, 2.0)], [1, 2, 1, 0, 0]) == [
+        pytest.approx(9 / 5), pytest.approx(36 / 5), np.inf, 2.0, 2.0,
+    ]  # fmt: skip
+
+
+def test_a_block_that_breaks_the_outputs_is_narrowed_down() -> None:
+    """The difference of two large sums is fine on its own, but infinite once they are low; the rest can be low."""
+    text = "(float[8] x) => (float[8] y) <float k = {30000}, float w = {0.001}> {\n" + "\n".join(
+        f"[n{i}] v{i} = Tanh ({'x' if i == 0 else f'v{i - 1}'})" for i in range(12)
+    )
+    text += "\n[a] a = Mul (v11, k) [b] b = Mul (a, w) [r] r = Reciprocal (b) [c] y = Reciprocal (r) }"
+    _, tuned = tune_model(parse(text), 5e-3, samples=given({"x": np.linspace(0.5, 3, 8, dtype=np.float32)}))
+    assert tuned.held
+    assert tuned.candidates[tuned.chosen].nodes >= 12
+
+
+def candidate(name: str, time: float, error: float | None) -> Candidate:
+    return Candidate(frozenset({name}), 1, 1.0, error, time, 0.0, 0.0)
+
+
+def test_pareto() -> None:
+    fast, slow, worse = candidate("a", 1, 0.5), candidate("b", 2, 0.1), candidate("c", 3, 0.3)
+    assert pareto([worse, slow, fast, slow]) == [fast, slow]
+    predicted, measured = candidate("a", 1, None), candidate("b", 2, 0.9)
+    assert pareto([predicted, measured]) == [predicted, measured], "predictions stand for what was not measured"
+
+
+def test_budget_is_fifty() -> None:
+    assert PRICING + JUDGING + 2 == MOST
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[str, int, int]] = []
+    _, tuned = tune_model(called("encoder"), 1e-3, count=1, told=lambda *said: told.append(said))
+    assert list(dict.fromkeys(text for text, _, _ in told)) == [
+        "measuring each op", "trying blocks and candidates", "verifying the converted model",
+    ]  # fmt: skip
+    assert all(done <= total for _, done, total in told)
+    assert isinstance(tuned, Tuned)

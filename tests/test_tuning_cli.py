@@ -1,0 +1,187 @@
+"""``onnxamp tune``, and level auto for files: what is written, said, and returned."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from commands import CLASSIFIER, MODELS, is_one_sentence, report_of, run, saved, small
+from graphs.case import parse
+from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import convert_model_to_external_data
+
+import onnxamp
+
+ENCODER = next(path for path in MODELS if path.stem == "encoder")
+CANCELS = """(float[8] x) => (float[8] y) <float big = {256}> {
+    [add] s = Add (x, big)
+    [sub] y = Sub (s, big)
+}"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def weight_types(path: str) -> set[int]:
+    return {tensor.data_type for tensor in onnx.load(path).graph.initializer}
+
+
+def test_writes_and_reports() -> None:
+    result = run("tune", ENCODER, "-o", "out.onnx", "--tolerance", "1e-3", "--save-plan", "plan.json")
+    assert result.exit_code == 0, result.output
+    for text in ("✔", "out.onnx", "auto float16 for cuda", "0.001 or less is wanted", "← written", "--pick K",
+                 "their share of the error is needed elsewhere", "of the squared error that is allowed",
+                 "(4 samples, seed 0)", "A100"):  # fmt: skip
+        assert text in result.output
+    onnx.checker.check_model("out.onnx")
+    plan = onnxamp.load_plan("plan.json")
+    assert plan.level == "auto"
+    assert onnxamp.apply_plan(ENCODER, plan) == onnx.load("out.onnx")
+    assert any(row.reason == "measured" and "squared error" in row.detail for row in plan.rows)
+
+
+def test_json() -> None:
+    result = run(
+        "tune", CLASSIFIER, "-o", "out.onnx", "--json", "--samples", 2, "--dtype", "bfloat16", "--device", "H100"
+    )
+    assert result.exit_code == 0
+    found = report_of(result)
+    assert (found["onnxamp"], found["format"], found["target"]) == ("tune", 1, "out.onnx")
+    tuned = found["tuning"]
+    assert (tuned["samples"], tuned["device"], tuned["metric"], tuned["held"]) == (2, "H100", "rel-l2", True)
+    chosen = tuned["candidates"][tuned["chosen"]]
+    assert chosen["low"] == sorted(chosen["low"])
+    assert len(chosen["low"]) >= chosen["nodes"] > 0
+    assert tuned["error"] <= 1e-2
+    assert weight_types("out.onnx") >= {TensorProto.BFLOAT16}
+
+
+def test_quiet_and_default_output() -> None:
+    saved(onnx.load(CLASSIFIER), "net.onnx")
+    result = run("tune", "net.onnx", "-q")
+    assert (result.exit_code, result.output) == (0, "")
+    assert TensorProto.FLOAT16 in weight_types("net_fp16.onnx")
+
+
+def test_inputs_of_a_file() -> None:
+    np.savez("x.npz", image=np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32))
+    result = run("tune", CLASSIFIER, "-o", "out.onnx", "--inputs", "x.npz")
+    assert result.exit_code == 0, result.output
+    assert "1 sample of x.npz" in result.output
+
+
+def test_nothing_can_be_low() -> None:
+    model = saved(CANCELS)
+    result = run("tune", model, "-o", "out.onnx", "--tolerance", "1e-7")
+    assert result.exit_code == 0, result.output
+    assert "nothing became low" in result.output
+    assert Path("out.onnx").read_bytes() == model.read_bytes()
+
+
+def test_what_does_not_hold_ends_with_1() -> None:
+    saved(CANCELS)
+    result = run("tune", "model.onnx", "-o", "out.onnx", "--tolerance", "1e-7", "--pick", "0")
+    assert result.exit_code == 1
+    assert "✘" in result.output
+    assert result.output.endswith("Error: out.onnx was written, but does not hold the tolerance.\n")
+    assert Path("out.onnx").exists()
+
+
+def test_pick_from_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("tune", ENCODER, "--samples", 1, "--tolerance", "1e-3", "--state", "s.json", "--json")
+    first = report_of(run(*arguments, "-o", "a.onnx"))["tuning"]
+    monkeypatch.setattr("onnxamp.tuning.probe.make_session", None)
+    slowest = len(first["candidates"]) - 1
+    result = run(*arguments, "-o", "b.onnx", "--pick", slowest)
+    assert result.exit_code == 0
+    second = report_of(result)["tuning"]
+    assert (second["runs"], second["chosen"]) == (0, slowest)
+    assert second["candidates"] == first["candidates"]
+    assert second["recalled"] >= first["runs"] - 2
+    assert weight_types("b.onnx") == weight_types(str(ENCODER))
+
+
+def test_metrics() -> None:
+    result = run("tune", CLASSIFIER, "-o", "out.onnx", "--metric", "snr", "--tolerance", "50")
+    assert result.exit_code == 0
+    assert "50.0 dB or more is wanted" in result.output
+    assert run("tune", CLASSIFIER, "-o", "out.onnx", "--metric", "top1", "--tolerance", "0.1").exit_code == 0
+
+
+WRONG = {
+    "metric": ["--metric", "psnr"],
+    "tolerance": ["--tolerance", "0"],
+    "tolerance that is no number": ["--tolerance", "small"],
+    "device": ["--device", "TPU"],
+    "runs": ["--runs", "0"],
+    "pick": ["--pick", "77"],
+    "inputs": ["--inputs", "nothing.npz"],
+    "inputs and samples": ["--inputs", "nothing.npz", "--samples", "3"],
+    "dimension": ["--dim", "nothing=3"],
+    "output is a folder": ["-o", "."],
+    "output is the state": ["-o", "x.onnx", "--state", "x.onnx"],
+    "state": ["--state", "model.onnx"],
+    "level": ["--level", "O2"],
+}
+
+
+@pytest.mark.parametrize("options", WRONG.values(), ids=WRONG)
+def test_wrong_usage_ends_with_2(options: list[str]) -> None:
+    result = run("tune", small(), *options)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    assert not Path("model_fp16.onnx").exists()
+
+
+@pytest.mark.parametrize("text", ["(float[8] x) => (float[8] y) { n = RandomNormal <shape = [8]> () y = Add (x, n) }"])
+def test_what_cannot_be_tuned_ends_with_1(text: str) -> None:
+    result = run("tune", saved(text))
+    assert result.exit_code == 1
+    assert is_one_sentence(result)
+    assert "not deterministic" in result.output
+    Path("broken.onnx").write_bytes(b"\x08")
+    assert run("tune", "broken.onnx").exit_code == 1
+    assert isinstance(run("tune", "broken.onnx", "-v").exception, onnxamp.ModelError)
+
+
+def test_names_cannot_touch_the_terminal() -> None:
+    model = onnx.load(saved(CANCELS))
+    model.graph.node[0].name = "\x1b[31mred [bold]x[/bold]"
+    result = run("tune", saved(model), "--tolerance", "1e-7", "-v")
+    assert result.exit_code == 0
+    assert "\x1b[31mred" not in result.output
+    assert "[bold]x[/bold]" in result.output
+
+
+def test_files_with_external_data() -> None:
+    model = parse("(float[2,64] x) => (float[2,64] y) { [product] y = MatMul (x, w) }")
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    convert_model_to_external_data(model, location="weights.bin", size_threshold=0)
+    onnx.save(model, "net.onnx")
+    assert run("tune", "net.onnx", "-o", "out.onnx", "-q").exit_code == 0
+    assert Path("out.onnx.data").stat().st_size >= 2 * 64 * 64
+    (made,) = onnx.load("out.onnx").graph.initializer
+    np.testing.assert_array_equal(numpy_helper.to_array(made), weight.astype(np.float16))
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-9])
+def test_convert_file_at_level_auto(tolerance: float) -> None:
+    samples = onnxamp.random_samples(onnx.load(CLASSIFIER), 2)
+    data: dict[str, Any] = {"tolerance": tolerance, "samples": samples, "dtype": "float16"}
+    made = onnxamp.convert_file(CLASSIFIER, "out.onnx", "auto", **data)
+    assert made.plan.level == "auto"
+    assert onnx.load("out.onnx") == onnxamp.convert_model(CLASSIFIER, "auto", **data)
+    assert (TensorProto.FLOAT16 in weight_types("out.onnx")) == (tolerance == 1e-2)
+    assert onnxamp.convert_file(CLASSIFIER, "again.onnx", plan=made.plan).plan.rows
+    assert Path("again.onnx").read_bytes() == Path("out.onnx").read_bytes()
+
+
+def test_help() -> None:
+    assert "tune" in run("--help").output
+    text = run("tune", "--help").output
+    for option in ("--tolerance", "--metric", "--inputs", "--state", "--pick", "--device", "--runs", "--save-plan"):
+        assert option in text
