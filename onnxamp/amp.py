@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from onnxamp.convert import convert_model, convert_with
+from onnxamp.convert import convert_with
 from onnxamp.errors import ArgumentError
+from onnxamp.front import convert_model
 from onnxamp.policy import Preset, make_policy
 
 

@@ -1,6 +1,6 @@
 """The pipeline, readable on one screen: prepare, analyse, edit a copy, verify, write."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -14,7 +14,7 @@ from onnxamp.graph import opset_imports
 from onnxamp.hints import opset_hint
 from onnxamp.interop import from_graphsurgeon, is_graphsurgeon, to_graphsurgeon
 from onnxamp.plan import Plan, make_plan
-from onnxamp.policy import Policy, Rule, make_policy
+from onnxamp.policy import Level, Policy, make_policy
 from onnxamp.prepare import prepare
 from onnxamp.rewrite import apply_edits
 from onnxamp.storage import (
@@ -48,62 +48,13 @@ class Conversion:
     bytes_after: int
 
 
-def convert_model(
-    model: Any,
-    level: str = "O2",
-    *,
-    dtype: str = "float16",
-    keep_io_types: bool | Iterable[str] = True,
-    white_list: Iterable[str] | None = None,
-    black_list: Iterable[str] | None = None,
-    lists: str = "default",
-    keep_high: Iterable[str] = (),
-    force_low: Iterable[str] = (),
-    rule: Rule | None = None,
-    target: str = "cuda",
-    opset: int | None = None,
-    strict: bool = False,
-    hazards: bool = True,
-    freeze_defaults: bool = False,
-    keep_functions: bool = False,
-) -> Any:
-    """Convert a float32 ONNX model to mixed precision.
-
-    Args:
-        model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        level: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" everything that can be.
-        dtype: the low type, "float16" or "bfloat16".
-        keep_io_types: whether graph inputs and outputs stay float32; or the names of those that do.
-        white_list: op types to lower, added to those of ``lists``; "domain::OpType" outside ai.onnx.
-        black_list: op types to keep in float32, likewise. Both win over the preset.
-        lists: the preset: "default", "fast", "mindspore" or "paddle".
-        keep_high: regular expressions of node names (whole names) to keep in float32.
-        force_low: likewise, to lower whatever lists and hazards say.
-        rule: called with each NodeProto; returns "low", "high", or None for no opinion.
-        target: where the result will run: "cuda", "cpu", or "any" (what ONNX allows, no kernels asked).
-        opset: upgrade the model to this opset first.
-        strict: at O2, lower every op that is not black-listed, whatever its Casts cost.
-        hazards: keep what static knowledge expects to break in float32.
-        freeze_defaults: treat initializers that are graph inputs, too, as weights.
-        keep_functions: leave calls of model-local functions alone instead of inlining them.
-
-    Returns:
-        The converted ModelProto (a Graph for a Graph). Where nothing becomes low it equals the input bit by bit.
+def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Plan | None = None) -> Any:
+    """:func:`onnxamp.convert_model` under a policy that is made already, or as a plan says.
 
     Raises:
-        ArgumentError, ArgumentTypeError: an argument is wrong (also ValueError, TypeError).
-        ModelError: the model cannot be read or is invalid. OnnxAmpError: root of all of them.
+        ArgumentError: the policy's level is "auto", and no plan says what was measured. Others as there.
     """
-    policy = make_policy(
-        level, dtype=dtype, keep_io_types=keep_io_types, white_list=white_list, black_list=black_list, lists=lists,
-        keep_high=keep_high, force_low=force_low, rule=rule, target=target, strict=strict, hazards=hazards,
-        freeze_defaults=freeze_defaults, keep_functions=keep_functions,
-    )  # fmt: skip
-    return convert_with(model, policy, opset)
-
-
-def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Plan | None = None) -> Any:
-    """:func:`convert_model` under a policy that is made already, or as a plan says."""
+    check_decided(policy, plan)
     if is_graphsurgeon(model):
         return to_graphsurgeon(convert_with(from_graphsurgeon(model), policy, opset, plan))
     proto = load_any(model)
@@ -120,17 +71,28 @@ def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Pla
     return result
 
 
+def check_decided(policy: Policy, plan: Plan | None) -> None:
+    """Refuse level "auto" where nothing was measured: :mod:`onnxamp.tuning` makes its plans.
+
+    Raises:
+        ArgumentError: there is no plan.
+    """
+    if policy.level == Level.AUTO and plan is None:
+        raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
+
+
 def plan_model(model: Any, level: str = "O2", *, opset: int | None = None, **wishes: Any) -> Plan:
-    """Decide without rewriting; takes the arguments of :func:`convert_model`.
+    """Decide without rewriting; takes the arguments of :func:`onnxamp.convert_model`.
 
     Returns:
         A :class:`Plan`: print it, save it as JSON, or apply it with :func:`apply_plan`.
 
     Raises:
-        As :func:`convert_model`.
+        As :func:`onnxamp.convert_model`.
     """
     proto, base_dir = (from_graphsurgeon(model), None) if is_graphsurgeon(model) else _locate(model)
     policy = make_policy(level, **wishes)
+    check_decided(policy, None)
     prepared, _ = prepare(proto, policy, opset)
     return make_plan(analyse(prepared, policy, base_dir=base_dir), opset)
 
@@ -139,7 +101,7 @@ def apply_plan(model: Any, plan: Plan) -> Any:
     """Convert a model as a plan says, which may come from a file (:func:`load_plan`).
 
     Raises:
-        ArgumentError: the plan was made for another model. Others as :func:`convert_model`.
+        ArgumentError: the plan was made for another model. Others as :func:`onnxamp.convert_model`.
     """
     return convert_with(model, plan_policy(plan), plan.opset, plan)
 
@@ -168,18 +130,19 @@ def convert_file(
     Args:
         src: the model; its external data is memory-mapped and streamed.
         dst: where the result goes; an existing file is replaced once the new one is complete.
-        level, opset, wishes: as :func:`convert_model`.
+        level, opset, wishes: as :func:`onnxamp.convert_model`.
         plan: repeat the decisions of this plan instead of deciding; level and wishes do not count then.
         external_data: "auto" (a data file beside the model where the input has one or the result is over 1.9 GB),
             "always", or "never".
         progress: called with (bytes written, bytes in all) while weights are written to a data file.
 
     Raises:
-        As :func:`convert_model`, and OutputError: the target cannot be written.
+        As :func:`onnxamp.convert_model`, and OutputError: the target cannot be written.
     """
     if external_data not in ("auto", "always", "never"):
         raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {external_data!r}.")
     policy = plan_policy(plan) if plan else make_policy(level, **wishes)
+    check_decided(policy, plan)
     source, target = Path(src), Path(dst)
     if target.is_dir():
         raise ArgumentError(f"The output {str(target)!r} is a folder: name a file.")

@@ -9,7 +9,7 @@ from onnxamp.convert import Conversion
 from onnxamp.errors import ArgumentError
 from onnxamp.interop import from_graphsurgeon, is_graphsurgeon, to_graphsurgeon
 from onnxamp.plan import Plan
-from onnxamp.policy import Level, Rule
+from onnxamp.policy import Level, Rule, make_policy
 from onnxamp.runtime.samples import Samples
 from onnxamp.tuning.tune import Tuned, tune_model
 
@@ -72,15 +72,15 @@ def convert_model(
     """
     wishes: dict[str, Any] = {
         "dtype": dtype, "keep_io_types": keep_io_types, "white_list": white_list, "black_list": black_list,
-        "lists": lists, "keep_high": keep_high, "force_low": force_low, "rule": rule, "target": target, "opset": opset,
+        "lists": lists, "keep_high": keep_high, "force_low": force_low, "rule": rule, "target": target,
         "strict": strict, "hazards": hazards, "freeze_defaults": freeze_defaults, "keep_functions": keep_functions,
     }  # fmt: skip
     data: dict[str, Any] = {"tolerance": tolerance, "samples": samples, "metric": metric}
     if not _is_auto(level, data):
-        return convert.convert_model(model, level, **wishes)
+        return convert.convert_with(model, make_policy(level, **wishes), opset)
     if is_graphsurgeon(model):
-        return to_graphsurgeon(tune_model(from_graphsurgeon(model), **data, **wishes)[0])
-    return tune_model(model, **data, **wishes)[0]
+        return to_graphsurgeon(tune_model(from_graphsurgeon(model), opset=opset, **data, **wishes)[0])
+    return tune_model(model, opset=opset, **data, **wishes)[0]
 
 
 def convert_file(

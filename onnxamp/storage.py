@@ -72,7 +72,7 @@ class WeightConverter:
     def __call__(self, tensor: TensorProto, saturate_at: float) -> TensorProto:
         made = TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=self.low.elem, dims=tensor.dims)
         made.metadata_props.extend(tensor.metadata_props)
-        if self.deferred and stored_bytes(tensor) >= EXTERNAL_MIN:
+        if self.deferred and stored_bytes(made) >= EXTERNAL_MIN:
             made.data_location = TensorProto.EXTERNAL
             made.external_data.add(key="location", value=f"{_PENDING}{len(self.pending)}")
             source = TensorProto()
@@ -243,7 +243,7 @@ def _write_data(
 
     protos, sources = [], []
     for tensor in tensors_of(model):
-        if stored_bytes(tensor) >= EXTERNAL_MIN and tensor.data_type != TensorProto.STRING:
+        if stored_bytes(made) >= EXTERNAL_MIN and tensor.data_type != TensorProto.STRING:
             protos.append(tensor)
             sources.append(_source(tensor, converter, ir))
 

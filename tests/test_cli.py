@@ -121,6 +121,14 @@ def test_an_upgrade_that_would_help_is_mentioned() -> None:
     assert "vanish" not in run("convert", path, "--opset", "12").output
 
 
+def test_level_auto() -> None:
+    path = saved(NORM)
+    result = run("convert", path, "--level", "auto", "--tolerance", "0.005", "--samples", "2")
+    assert result.exit_code == 0, result.output
+    assert "auto float16 for cuda" in result.output
+    assert run("convert", path, "--level", "O2", "--tolerance", "0.005").exit_code == 2
+
+
 # --- what goes wrong --------------------------------------------------------------------------------------------
 
 

@@ -208,3 +208,14 @@ def test_permissions_of_an_existing_result_are_kept(model: Path) -> None:
     target.chmod(0o640)
     convert_file(model, target)
     assert target.stat().st_mode & 0o777 == 0o640
+
+
+def test_weights_that_become_too_small_for_a_data_file(tmp_path: Path) -> None:
+    """In float32 they are large enough to be written to one, in float16 they are not."""
+    model = parse("(float[1,16] X) => (float[1,24] Y) { Y = MatMul (X, w) }")
+    weight = np.arange(384, dtype=np.float32).reshape(16, 24)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    convert_file(tmp_path / "m.onnx", tmp_path / "low.onnx")
+    (found,) = onnx.load(tmp_path / "low.onnx").graph.initializer
+    assert np.array_equal(onnx.numpy_helper.to_array(found), weight.astype(np.float16))

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto
 from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, load_samples, random_samples, tune_model
 from onnxamp.analysis import analyse
 from onnxamp.constants import Constants
-from onnxamp.convert import convert_model as convert_at_level
+from onnxamp.front import convert_model as convert_at_level
 from onnxamp.policy import make_policy
 from onnxamp.roofline import device_called
 from onnxamp.runtime.emulate import emulate

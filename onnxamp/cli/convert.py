@@ -22,8 +22,9 @@ from onnxamp.cli.common import (
     show,
     wishes,
 )
-from onnxamp.convert import Conversion, convert_file, load_any
+from onnxamp.convert import Conversion, load_any
 from onnxamp.dtypes import low_type
+from onnxamp.front import convert_file
 from onnxamp.numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp.numerics.diff import Model, diff_models
 from onnxamp.numerics.results import Cure, DiffReport
@@ -39,6 +40,13 @@ from onnxamp.storage import folder_of, load_model
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the result goes [MODEL_fp16.onnx].")
 @click.option("--level", type=click.Choice(LEVELS), default="O2", show_default=True, help="How much becomes low.")
+@click.option(
+    "--tolerance",
+    type=float,
+    default=1e-2,
+    show_default=True,
+    help="At level auto, the largest relative L2 error; 'onnxamp tune' has more to choose.",
+)
 @wishes
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Repeat the decisions of a saved plan.")
 @click.option("--save-plan", type=click.Path(path_type=Path), help="Write every decision and its reason as JSON.")
@@ -62,7 +70,7 @@ def command(model: Path, **options: Any) -> None:
 
 
 def _convert(model: Path, options: dict[str, Any]) -> None:
-    samples = None if options["no_validate"] else samples_of(model, options)
+    samples = samples_of(model, options) if options["level"] == "auto" or not options["no_validate"] else None
     plan = load_plan(options["plan_file"]) if options["plan_file"] else None
     dtype = plan.dtype if plan else options["dtype"]
     target = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"
@@ -70,14 +78,16 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
     check_outputs([options["plan_file"], None if in_place else model], [target, options["save_plan"], options["html"]])
     # Written over, the original could not be compared any more.
     original: Model = load_any(model) if in_place and samples is not None else model
+    data: dict[str, Any] = {"tolerance": options["tolerance"]}
+    data |= {"samples": samples} if options["level"] == "auto" and not plan else {}
     with _progress(quiet=options["quiet"]) as (phase, progress):
-        phase("converting")
+        phase("measuring and converting" if "samples" in data else "converting")
         made = convert_file(model, target, options["level"], plan=plan, progress=progress,
-                            external_data=options["external_data"], **as_arguments(options))  # fmt: skip
+                            external_data=options["external_data"], **data, **as_arguments(options))  # fmt: skip
         if options["save_plan"]:
             made.plan.save(options["save_plan"])
         validation = None
-        if samples is not None:
+        if samples is not None and not options["no_validate"]:
             phase("validating")
             validation = diff_models(original, target, samples, layers=bool(options["html"]))
             if _fails(validation) and not plan and not in_place and not options["no_cure"]:

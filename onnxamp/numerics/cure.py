@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from onnxamp.convert import convert_model
+from onnxamp.convert import convert_with
 from onnxamp.errors import OnnxAmpError
 from onnxamp.numerics.check import check_run
 from onnxamp.numerics.diff import Model, diff_models
 from onnxamp.numerics.limits import Limits
 from onnxamp.numerics.results import Cure, DiffReport, LayerDiff, RunCheck
+from onnxamp.policy import make_policy
 from onnxamp.runtime.samples import Samples
 from onnxamp.runtime.session import Provider
 from onnxamp.runtime.side import BUDGET
@@ -114,7 +115,8 @@ class _Search:
         wishes = dict(self.recipe.wishes)
         wishes["keep_high"] = [*wishes.get("keep_high", ()), *map(re.escape, nodes)]
         try:
-            model = convert_model(self.original, self.recipe.level, **wishes)
+            opset = wishes.pop("opset", None)
+            model = convert_with(self.original, make_policy(self.recipe.level, **wishes), opset)
         except OnnxAmpError:  # the wishes contradict each other with these nodes
             return None
         return diff_models(
