@@ -243,7 +243,7 @@ def _write_data(
 
     protos, sources = [], []
     for tensor in tensors_of(model):
-        if stored_bytes(made) >= EXTERNAL_MIN and tensor.data_type != TensorProto.STRING:
+        if stored_bytes(tensor) >= EXTERNAL_MIN and tensor.data_type != TensorProto.STRING:
             protos.append(tensor)
             sources.append(_source(tensor, converter, ir))
 

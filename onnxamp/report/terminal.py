@@ -1,7 +1,7 @@
 """Reports as rich tables. Names come from the model: markup and control characters in them are shown, not obeyed."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from onnxamp.convert import Conversion
 from onnxamp.numerics.results import DiffReport
-from onnxamp.plan import Plan
+from onnxamp.plan import HazardRow, Plan
 from onnxamp.report.advice import advice, fallbacks
 from onnxamp.report.diff import comparison
 from onnxamp.report.parts import heading, line, make_table, plain, size
@@ -86,17 +86,18 @@ def _numbers(made: Conversion, *, failed: bool) -> RenderableType:
 
 
 def _hazards(plan: Plan, *, verbose: bool) -> list[RenderableType]:
-    if not plan.hazards:
+    hazards = _deciding(plan)
+    if not hazards:
         return []
     groups: dict[tuple[str, str], list[str]] = {}
-    for row in plan.hazards:
+    for row in hazards:
         groups.setdefault((row.reason, row.detail), []).append(row.node)
-    low = {row.node for row in plan.hazards if row.low}
-    kept = {row.node for row in plan.hazards} - low
+    low = {row.node for row in hazards if row.low}
+    kept = {row.node for row in hazards} - low
     fates = [f"{len(kept)} nodes stay float32"] if kept else []
     fates += [f"{len(low)} are {plan.dtype} all the same"] if low else []
     parts: list[RenderableType] = [heading(f"Hazards: {', '.join(fates)}")]
-    for reason, count in Counter(row.reason for row in plan.hazards).most_common():
+    for reason, count in Counter(row.reason for row in hazards).most_common():
         parts.append(line(f"{count:>4}", Text(_HAZARD_KINDS.get(reason, reason))))
     table = make_table("node", "because", right=())
     shown = list(groups.items()) if verbose else list(groups.items())[:_ROWS]
@@ -114,6 +115,14 @@ def _hazards(plan: Plan, *, verbose: bool) -> list[RenderableType]:
         text = "--force-low REGEX lowers nodes all the same, with what shares their precision; --no-hazards all"
         parts.append(line("", Text(text, style="dim")))
     return parts
+
+
+def _deciding(plan: Plan) -> Sequence[HazardRow]:
+    """The hazards that decided something: at level auto, measurements stand for those that samples show."""
+    if plan.level != "auto":
+        return plan.hazards
+    reasons = {row.reason for row in plan.rows if not row.low}
+    return [row for row in plan.hazards if row.reason in reasons]
 
 
 def _kernels(made: Conversion) -> list[RenderableType]:
