@@ -82,14 +82,7 @@ def check_decided(policy: Policy, plan: Plan | None) -> None:
 
 
 def plan_model(model: Any, level: str = "O2", *, opset: int | None = None, **wishes: Any) -> Plan:
-    """Decide without rewriting; takes the arguments of :func:`onnxamp.convert_model`.
-
-    Returns:
-        A :class:`Plan`: print it, save it as JSON, or apply it with :func:`apply_plan`.
-
-    Raises:
-        As :func:`onnxamp.convert_model`.
-    """
+    """:func:`onnxamp.plan_model` at a level that needs no measurements."""
     proto, base_dir = (from_graphsurgeon(model), None) if is_graphsurgeon(model) else _locate(model)
     policy = make_policy(level, **wishes)
     check_decided(policy, None)
@@ -125,20 +118,7 @@ def convert_file(
     progress: Callable[[int, int], None] | None = None,
     **wishes: Any,
 ) -> Conversion:
-    """Convert a model file, whatever its size, and write the result whole or not at all.
-
-    Args:
-        src: the model; its external data is memory-mapped and streamed.
-        dst: where the result goes; an existing file is replaced once the new one is complete.
-        level, opset, wishes: as :func:`onnxamp.convert_model`.
-        plan: repeat the decisions of this plan instead of deciding; level and wishes do not count then.
-        external_data: "auto" (a data file beside the model where the input has one or the result is over 1.9 GB),
-            "always", or "never".
-        progress: called with (bytes written, bytes in all) while weights are written to a data file.
-
-    Raises:
-        As :func:`onnxamp.convert_model`, and OutputError: the target cannot be written.
-    """
+    """:func:`onnxamp.convert_file` at a level that needs no measurements, or as a plan says."""
     if external_data not in ("auto", "always", "never"):
         raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {external_data!r}.")
     policy = plan_policy(plan) if plan else make_policy(level, **wishes)
