@@ -23,7 +23,7 @@ _LIMITS = {
     "tolerance": ("rel_l2", "Largest relative L2 error [float32 1e-5, float16 1e-2, bfloat16 5e-2]."),
     "atol": ("max_abs", "Largest absolute error of an element."),
     "rtol": ("max_rel", "Largest relative error of an element (floor: 0.001 of the largest)."),
-    "required": ("required_tolerance", "Largest t with which |a - b| <= t + t |a| would not hold everywhere."),
+    "required": ("required_tolerance", "Largest accepted value of the least t with abs(a - b) <= t + t abs(a)."),
     "snr": ("snr_db", "Least signal-to-noise ratio in dB."),
     "cosine": ("cosine", "Least cosine similarity."),
     "top1": ("argmax_agreement", "Least share of rows with the same largest element."),

@@ -46,9 +46,9 @@ class TensorStats:
     min: float
     mean: float
     fp16_over: int
-    """Elements that float16 would make infinite: 65520 <= |x| < 1e30."""
+    """Elements that float16 would make infinite: 65520 <= abs(x) < 1e30."""
     fp16_under: int
-    """Elements that float16 would make zero: 0 < |x| <= 2^-25."""
+    """Elements that float16 would make zero: 0 < abs(x) <= 2^-25."""
     fp16_loss: float
     """Relative L2 error of a tensor without these: 0 to 1."""
 

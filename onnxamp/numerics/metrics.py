@@ -32,22 +32,22 @@ class TensorDiff:
     """Differences between a reference *a* and a result *b*, computed in float64.
 
     Positions where both are NaN, or both the same infinity, are equal. Where one side alone is not finite,
-    the error is infinite. Let *e* = |*a* - *b*| and ‖.‖ be the Euclidean norm over all elements:
+    the error is infinite. Let *e* = abs(*a* - *b*) and ‖.‖ be the Euclidean norm over all elements:
 
     ======================  ================================================================================
-    ``mean_abs``            mean *e*
-    ``max_abs``             max *e*
-    ``max_rel``             max *e* / max(|*a*|, 0.001 max|*a*|); the floor is for zeros of *a*
-    ``required_tolerance``  least *t* with *e* <= *t* + *t* |*a*|, as numpy.allclose with atol = rtol = *t*
-    ``rel_l2``              ‖*a* - *b*‖ / ‖*a*‖
-    ``rmse``                sqrt(mean *e*²)
-    ``snr_db``              20 log10(‖*a*‖ / ‖*a* - *b*‖), signal-to-noise ratio in decibels; inf if equal
-    ``cosine``              *a* · *b* / (‖*a*‖ ‖*b*‖) where both are finite; 1 if both are zero,
+    ``mean_abs``            mean e
+    ``max_abs``             max e
+    ``max_rel``             max e / max(abs(a), 0.001 max abs(a)); the floor is for zeros of a
+    ``required_tolerance``  least t with e <= t + t abs(a), as numpy.allclose with atol = rtol = t
+    ``rel_l2``              ‖a - b‖ / ‖a‖
+    ``rmse``                sqrt(mean e²)
+    ``snr_db``              20 log10(‖a‖ / ‖a - b‖), signal-to-noise ratio in decibels; inf if equal
+    ``cosine``              a · b / (‖a‖ ‖b‖) where both are finite; 1 if both are zero,
                             NaN if no position is finite on both sides and they differ
-    ``argmax_agreement``    share of rows (last axis) in which *b*'s largest element is a largest one of *a*
-    ``top5_agreement``      mean share of *b*'s five largest elements of a row that are among *a*'s five largest
+    ``argmax_agreement``    share of rows (last axis) in which b's largest element is a largest one of a
+    ``top5_agreement``      mean share of b's five largest elements of a row that are among a's five largest
     ``differing``           share of elements that are not equal
-    ``vanished``            number of floats that are exactly 0 in *b*, with |*a*| > 0.05 max|*a*|: what is
+    ``vanished``            number of floats that are exactly 0 in b, with abs(a) > 0.05 max abs(a): what is
                             left of an overflow that was divided away, or of a scale that was flushed
     ======================  ================================================================================
 

@@ -1,0 +1,116 @@
+"""Every command and every Python block of the documentation does what the page says."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from onnxamp.cli import group
+from onnxamp.runtime.random_inputs import random_inputs
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"])
+BLOCK = re.compile(r"^( *)```([^`\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+SCRIPT = re.compile(r"`((?:[A-Z_]+=\S+ )?python3 scripts/[^`]+)`")
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+class Block(NamedTuple):
+    kind: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [Block(kind, text) for _, kind, text in found]
+
+
+RUNNABLE = [page for page in PAGES if any(block.kind in ("", "python") for block in blocks(page))]
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """What the pages name, in a place where they may write."""
+    shutil.copytree(ROOT / "models", tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy("models/classifier.onnx", "model.onnx")
+    model = onnx.load("models/encoder.onnx")
+    np.savez("samples.npz", **random_inputs(onnx.load("model.onnx"), seed=0))
+    onnx.save(model, "big.onnx", save_as_external_data=True, location="big.onnx.data", size_threshold=1024)
+    return tmp_path
+
+
+def test_there_are_pages_to_run():
+    assert {page.stem for page in RUNNABLE} == {page.stem for page in (ROOT / "docs" / "how-to").glob("*.md")}
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
+def test_page(page, checkout):
+    """Commands and programs run from top to bottom, as a reader would run them."""
+    for block in blocks(page):
+        if block.kind == "python":
+            done = subprocess.run(
+                [sys.executable, "-W", "error", "-c", block.text], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+        else:
+            assert block.kind == "", f"{page.name}: a block of {block.kind!r} is not run"
+            for line in block.text.splitlines():
+                run(line.strip())
+
+
+def run(line: str) -> None:
+    command, _, comment = line.partition("  # ")
+    name, *arguments = shlex.split(command)
+    assert name == "onnxamp", line
+    result = CliRunner(env={"COLUMNS": None}).invoke(group, arguments)
+    assert result.exit_code == (int(comment.removeprefix("exits with ")) if comment else 0), f"{line}\n{result.output}"
+    assert "Traceback" not in result.output
+    assert result.output.strip()
+
+
+def test_scripts_exist():
+    found = [command for page in PAGES for command in SCRIPT.findall(page.read_text(encoding="utf-8"))]
+    named = [word for command in found for word in command.split() if word.endswith(".py")]
+    assert named
+    assert all((ROOT / word).is_file() for word in named)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if page.parent == ROOT / "docs" and target in {"readme.md", "architecture.md", "changelog.md"}:
+            continue
+        assert (page.parent / target).exists(), target
+
+
+def test_reference_names_all_that_is_public():
+    import onnxamp
+
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
+    named = {name.rpartition(".")[2] for name in re.findall(r"auto(?:function|class):: (\S+)", text)}
+    errors = {name for name in onnxamp.__all__ if is_error(getattr(onnxamp, name))}
+    assert set(onnxamp.__all__) - named - errors == {"__version__"}
+
+
+def is_error(found: object) -> bool:
+    import onnxamp
+
+    return isinstance(found, type) and issubclass(found, onnxamp.OnnxAmpError)
+
+
+def test_documentation_builds(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(ROOT / "docs"), str(tmp_path / "html")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "convert_model" in (tmp_path / "html" / "reference" / "python.html").read_text(encoding="utf-8")
