@@ -87,8 +87,6 @@ def test_scripts_exist():
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in LINK.findall(page.read_text(encoding="utf-8")):
-        if page.parent == ROOT / "docs" and target in {"readme.md", "architecture.md", "changelog.md"}:
-            continue
         assert (page.parent / target).exists(), target
 
 
