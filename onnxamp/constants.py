@@ -37,7 +37,7 @@ class Constants:
         for scope in self.view.scopes:
             for tensor in scope.proto.initializer:
                 self._tensors[scope.names[tensor.name]] = tensor
-        carriers = op_facts().hazard["carriers"]
+        carriers = op_facts().carriers
         for index in self.view.order:
             node = self.view.nodes[index]
             if node.key not in carriers or not node.outputs or node.outputs[0] == ABSENT:

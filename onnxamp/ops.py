@@ -20,6 +20,16 @@ class DtypeAttribute:
 
 
 @dataclass(frozen=True, slots=True)
+class Lookup:
+    """Where a node that looks up rows has their indices and its table, and the attribute that names the axis."""
+
+    indices: int
+    table: int
+    axis: str | None = None
+    """None: axis 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class OpFacts:
     """The tables of ``data/ops.toml``; the comments there say what each means."""
 
@@ -40,6 +50,15 @@ class OpFacts:
     random: frozenset[str]
     shape_sources: frozenset[str]
     contractions: frozenset[str]
+    unrounded: frozenset[str]
+    computes_in: Mapping[str, str]
+    reads_bits: frozenset[str]
+    lookups: Mapping[str, tuple[Lookup, ...]]
+    size_inputs: Mapping[str, tuple[int, ...]]
+    mask_inputs: Mapping[str, tuple[int, ...]]
+    carriers: frozenset[str]
+    joining: frozenset[str]
+    parting: frozenset[str]
     hazard: Mapping[str, frozenset[str]]
     index_inputs: Mapping[str, tuple[int, ...]]
     guarded: Mapping[str, tuple[int, ...]]
@@ -73,6 +92,15 @@ def op_facts() -> OpFacts:
         random=frozenset(data["random"]["ops"]),
         shape_sources=frozenset(data["shape_sources"]["ops"]),
         contractions=frozenset(data["contractions"]["ops"]),
+        unrounded=frozenset(data["unrounded"]["movement"] + data["unrounded"]["sources"]),
+        computes_in=data["computes_in"],
+        reads_bits=frozenset(data["reads_bits"]["ops"]),
+        lookups={op: tuple(Lookup(**row) for row in rows) for op, rows in data["lookups"].items()},
+        size_inputs=_ports(data["size_inputs"]),
+        mask_inputs=_ports(data["mask_inputs"]),
+        carriers=frozenset(data["carriers"]["ops"]),
+        joining=frozenset(data["carriers"]["joining"]),
+        parting=frozenset(data["carriers"]["parting"]),
         hazard={name: frozenset(ops) for name, ops in hazard.items() if isinstance(ops, list)},
         index_inputs=_ports(hazard["index_inputs"]),
         guarded=_ports(hazard["guarded"]),

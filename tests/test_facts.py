@@ -73,11 +73,13 @@ def named_ops() -> Iterator[tuple[str, str]]:
     """(where, op) of every op type that ops.toml names."""
     data = facts()
     kinds = ("exact", "kernel_free", "following", "control_flow", "idle", "random", "shape_sources", "contractions")
-    for table in kinds:
+    for table in (*kinds, "reads_bits"):
         yield from ((table, op) for op in data[table]["ops"])
-    for table in ("quantization", "folding"):
+    for table in ("quantization", "folding", "unrounded", "carriers"):
         yield from ((f"{table}.{key}", op) for key, ops in data[table].items() for op in ops)
-    for table in ("dtype_attribute", "pinned_parameters"):
+    for table in (
+        "dtype_attribute", "pinned_parameters", "computes_in", "lookups", "size_inputs", "mask_inputs",
+    ):  # fmt: skip
         yield from ((table, op) for op in data[table])
     yield from (("exact.when", op) for op in data["exact"]["when"])
     for key, ops in data["hazard"].items():
@@ -128,12 +130,34 @@ def test_pinned_parameters_exist(op: str) -> None:
     assert op_facts().pinned_parameters[op] <= set(signature.params)
 
 
-@pytest.mark.parametrize("table", ["index_inputs", "guarded", "added_epsilons", "bounding_epsilons", "divisors"])
+@pytest.mark.parametrize(
+    "table",
+    ["index_inputs", "guarded", "added_epsilons", "bounding_epsilons", "divisors", "size_inputs", "mask_inputs"],
+)
 def test_ports_exist(table: str) -> None:
     for op, ports in getattr(op_facts(), table).items():
         signature = newest(op)
         assert signature is not None
         assert all(signature.input(port) is not None for port in ports), op
+
+
+@needs_known_runtime
+@pytest.mark.parametrize("op", op_facts().lookups)
+def test_lookups_exist(op: str) -> None:
+    signature = newest(op)
+    assert signature is not None
+    for row in op_facts().lookups[op]:
+        assert signature.input(row.indices) is not None
+        assert signature.input(row.table) is not None
+
+
+@needs_known_runtime
+@pytest.mark.parametrize("op", op_facts().computes_in)
+def test_attributes_that_name_a_precision_exist(op: str) -> None:
+    schemas = [schema for schema in get_all_operator_schema() if schema.name == op and not schema.domain]
+    if onnx.defs.has(op):
+        schemas.append(onnx.defs.get_schema(op))
+    assert any(op_facts().computes_in[op] in schema.attributes for schema in schemas)
 
 
 def test_every_table_is_looked_at() -> None:

@@ -25,7 +25,6 @@ feeds them.
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, checker, helper, inliner
 
@@ -45,33 +44,6 @@ from onnxamp.runtime.protos import (
     raise_tensor,
     raise_type,
 )
-
-_ROUNDED: Final = frozenset(
-    {  # data movement: the elements of the outputs are elements of the inputs
-        "Concat", "ConcatFromSequence", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
-        "GatherND", "Identity", "If", "Loop", "Optional", "OptionalGetElement", "Reshape", "Scan",
-        "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap",
-        "Slice", "SpaceToDepth", "Split", "SplitToSequence", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-        "Where",
-        # sources of numbers that are representable as they stand
-        "Constant", "ConstantOfShape", "EyeLike",
-    }
-)  # fmt: skip
-"""Ops whose outputs need no rounding."""
-
-_COMPUTES_IN: Final = {
-    "Attention": "softmax_precision",
-    "GroupNormalization": "stash_type",
-    "LayerNormalization": "stash_type",
-    "QuantizeLinear": "precision",
-    "RMSNormalization": "stash_type",
-    "Range": "stash_type",
-    "SimplifiedLayerNormalization": "stash_type",
-}
-"""Attributes that ask for a precision inside the kernel; a low one becomes float32: no CPU kernel has it."""
-
-_READS_BITS: Final = frozenset({"BitCast"})
-"""Ops that see the bits of their input: they stay low, between Casts."""
 
 
 def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
@@ -208,7 +180,7 @@ def _round_inputs(job: _Job, scope: Scope, target: GraphProto) -> None:
 
 def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
     casts = node.key == "Cast"
-    bits = node.key in _READS_BITS
+    bits = node.key in op_facts().reads_bits
     proto = NodeProto()
     copy_fields(node.proto, proto, but={"input", "output", "attribute"})
     for value, name in zip(node.inputs, node.proto.input, strict=True):
@@ -222,7 +194,7 @@ def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
         _copy_attributes(job, node, added, keep_low=casts or bits)
     for value, name in zip(node.outputs, node.proto.output, strict=True):
         elem = job.low(value)
-        if elem is None or node.key in _ROUNDED:
+        if elem is None or node.key in op_facts().unrounded:
             added.output.append(name)
             continue
         raw = job.names.fresh(f"{name}/{'low' if casts or bits else 'exact'}")
@@ -246,7 +218,8 @@ def _bits(job: _Job, target: GraphProto, value: int, name: str) -> str:
 def _copy_attributes(job: _Job, node: Node, target: NodeProto, *, keep_low: bool) -> None:
     """Copy attributes; those that name a low type say float32 instead, and bodies are left to be filled."""
     rule = op_facts().dtype_attribute.get(node.key)
-    dtype_names = {_COMPUTES_IN.get(node.key), rule.attribute if rule else None}
+    # a low precision inside the kernel becomes float32, too: no CPU kernel has it
+    dtype_names = {op_facts().computes_in.get(node.key), rule.attribute if rule else None}
     bodies = iter(node.bodies)
     for source in node.proto.attribute:
         copied = target.attribute.add()

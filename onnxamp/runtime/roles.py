@@ -1,6 +1,6 @@
 """What a model uses its inputs for (rows of a table, masks, sizes, positions), as far as the graph tells."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -10,7 +10,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxamp.graph import ABSENT, Node, View
 from onnxamp.infer import body_sources, body_targets
-from onnxamp.ops import attribute, op_facts
+from onnxamp.ops import Lookup, attribute, op_facts
 from onnxamp.sizes import Shape
 
 
@@ -33,53 +33,6 @@ class Use:
     """Size of the smallest table that the input indexes, where it does and the size is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Where a node that looks up rows has its table, and the attribute that names the axis (0 by default)."""
-
-    port: int
-    axis: str = "axis"
-
-
-_LOOKUPS: Final[Mapping[tuple[str, int], _Table]] = {
-    ("Gather", 1): _Table(0),
-    ("GatherElements", 1): _Table(0),
-    ("GatherND", 1): _Table(0, "batch_dims"),
-    ("com.microsoft::EmbedLayerNormalization", 0): _Table(2),
-    ("com.microsoft::EmbedLayerNormalization", 1): _Table(4),
-    ("com.microsoft::EmbedLayerNormalization", 8): _Table(3),
-    ("com.microsoft::GatherBlockQuantized", 1): _Table(0, "gather_axis"),
-    ("com.microsoft::GroupQueryAttention", 9): _Table(7),
-    ("com.microsoft::RotaryEmbedding", 1): _Table(2),
-    ("RotaryEmbedding", 3): _Table(1),
-}
-"""(Op, port of the indices) -> its table."""
-
-_SIZES: Final = frozenset(
-    {
-        ("ConstantOfShape", 0), ("Expand", 1), ("Loop", 0), ("OneHot", 1), ("Range", 1), ("Range", 2),
-        ("Reshape", 1), ("Resize", 3), ("Tile", 1), ("TopK", 1),
-    }
-)  # fmt: skip
-"""(Op, port) that reads a size."""
-
-_MASKS: Final = frozenset(
-    {
-        ("com.microsoft::Attention", 3),
-        ("com.microsoft::EmbedLayerNormalization", 7),
-        ("com.microsoft::MultiHeadAttention", 4),
-    }
-)
-"""(Op, port) that reads a mask."""
-
-_CARRIES: Final = frozenset(
-    {
-        "Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze",
-        "Tile", "Transpose", "Unsqueeze",
-    }
-)  # fmt: skip
-"""Ops whose outputs hold numbers of input 0 (Concat: of all inputs)."""
-
 _NAMES: Final = {"mask": Role.MASK, "position": Role.POSITION}
 """What a part of an input's name says about it."""
 
@@ -101,13 +54,14 @@ def input_use(view: View, value: int, shapes: Sequence[Shape | None]) -> Use:
     by_name = next((role for part, role in _NAMES.items() if part in name), None)
     bounds: list[int | None] = []
     found: set[Role] = set()
+    facts = op_facts()
     for node, port in _readers(view, value):
-        key = (node.key, port)
-        if key in _LOOKUPS:
-            bounds.append(_rows(node, _LOOKUPS[key], shapes))
-        elif key in _MASKS or _negates_mask(view, node, port):
+        lookup = next((lookup for lookup in facts.lookups.get(node.key, ()) if lookup.indices == port), None)
+        if lookup is not None:
+            bounds.append(_rows(node, lookup, shapes))
+        elif port in facts.mask_inputs.get(node.key, ()) or _negates_mask(view, node, port):
             found.add(Role.MASK)
-        elif key in _SIZES:
+        elif port in facts.size_inputs.get(node.key, ()):
             found.add(Role.SIZE)
     if bounds:
         role = Role.POSITION if by_name is Role.POSITION else Role.INDEX
@@ -119,21 +73,22 @@ def input_use(view: View, value: int, shapes: Sequence[Shape | None]) -> Use:
 
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
     """Nodes, with the port, that read the value or what data movement makes of it."""
+    facts = op_facts()
     seen, stack = {value}, [value]
     while stack:
         value = stack.pop()
         reached: list[int] = []
         for node, port in view.consumers(value):
             yield node, port
-            if node.key in _CARRIES and (port == 0 or node.key == "Concat"):
+            if (node.key in facts.carriers | facts.parting and port == 0) or node.key in facts.joining:
                 reached += node.outputs
-            for _, body in node.bodies if node.key in op_facts().control_flow else ():
+            for _, body in node.bodies if node.key in facts.control_flow else ():
                 inputs = view.scopes[body].inputs
                 sources = body_sources(node, len(inputs))
                 reached += [inner for inner, source in zip(inputs, sources, strict=True) if source == port]
         for scope, position in view.results[value]:
             owner = view.scopes[scope].owner
-            if owner != ABSENT and view.nodes[owner].key in op_facts().control_flow:
+            if owner != ABSENT and view.nodes[owner].key in facts.control_flow:
                 node = view.nodes[owner]
                 target = body_targets(node, position + 1)[position]
                 reached += node.outputs[target : target + 1] if target != ABSENT else ()
@@ -143,11 +98,11 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
                 stack.append(new)
 
 
-def _rows(node: Node, table: _Table, shapes: Sequence[Shape | None]) -> int | None:
+def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | None:
     """Size of the axis that a look-up indexes; for GatherND the least of those that it may index."""
-    value = node.input(table.port)
+    value = node.input(lookup.table)
     shape = None if value == ABSENT else shapes[value]
-    axis = int(attribute(node.proto, table.axis) or 0)
+    axis = int(attribute(node.proto, lookup.axis) or 0) if lookup.axis else 0
     if not shape or not -len(shape) <= axis < len(shape):
         return None
     return (
