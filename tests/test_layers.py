@@ -27,7 +27,7 @@ FACTS = frozenset({"dtypes", "errors", "kernels", "names", "ops", "policy", "sig
 READERS = frozenset({"graph", "resolve", "infer", "sizes", "weights"})
 """What reads a model, and decides nothing: ``kernels`` may use it."""
 FRONT = frozenset(
-    {"amp", "convert", "debugging", "extract", "front", "numerics", "report", "runtime", "train", "tuning"}
+    {"amp", "benching", "convert", "debugging", "extract", "front", "numerics", "report", "runtime", "train", "tuning"}
 )
 """What puts passes together, or works on whole models."""
 TOP = frozenset({"cli"})

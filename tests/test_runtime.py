@@ -14,7 +14,7 @@ from onnxamp.runtime import spill
 from onnxamp.runtime.emulate import emulate
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.random_inputs import random_inputs
-from onnxamp.runtime.session import cuda_available, make_session, run
+from onnxamp.runtime.session import cuda_available, cuda_trouble, make_session, run
 
 
 def graph(inputs, outputs, body, *, defaults="", extra="", opset=21):
@@ -122,8 +122,8 @@ class TestSession:
             make_session(double, "cuda")
 
     def test_silent_fallback_is_a_failure(self, double, monkeypatch):
-        def start(source, options, provider, start=session_module._start):
-            return start(source, options, "cpu")
+        def start(source, options, provider, cuda_options, start=session_module._start):
+            return start(source, options, "cpu", cuda_options)
 
         monkeypatch.setattr(session_module, "cuda_available", lambda: True)
         monkeypatch.setattr(session_module, "_start", start)
@@ -131,9 +131,9 @@ class TestSession:
             make_session(double, "cuda")
 
     def test_without_a_driver_no_cuda_session_is_tried(self, monkeypatch):
-        monkeypatch.setattr(session_module, "_device_present", lambda: False)
+        monkeypatch.setattr(session_module, "device_present", lambda: False)
         monkeypatch.setattr(session_module, "_start", None)
-        assert cuda_available.__wrapped__() is False
+        assert "no NVIDIA device" in cuda_trouble.__wrapped__()
 
     def test_profile(self, double, tmp_path):
         session = make_session(double, profile_to=tmp_path / "profile")

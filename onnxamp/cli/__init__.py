@@ -11,6 +11,7 @@ _COMMANDS = {
     "diff": "diff",
     "check": "check",
     "extract": "extract",
+    "bench": "bench",
     "inspect": "inspect_model",
     "lists": "lists",
 }
@@ -46,6 +47,7 @@ _SUMMARIES = {
     "diff": "Compare what two models compute, output by output and layer by layer.",
     "check": "Check types, kernels and hazards; run, and name the first op that goes wrong.",
     "extract": "Cut the region around a node into a small model, with its inputs.",
+    "bench": "Time models beside each other, and say why one is slower than it should be.",
     "inspect": "Show what is in a model, and what each level would do and why.",
     "lists": "Show the white and black lists of a preset, with the source of each entry.",
 }

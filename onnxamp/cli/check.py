@@ -9,7 +9,16 @@ import numpy as np
 from rich.console import Group
 
 from onnxamp.audit import Audit, audit_model
-from onnxamp.cli.common import check_outputs, errors_end_here, progress_bar, samples_of, sampling, show
+from onnxamp.cli.common import (
+    check_outputs,
+    errors_end_here,
+    progress_bar,
+    provider_of,
+    provider_option,
+    samples_of,
+    sampling,
+    show,
+)
 from onnxamp.errors import OnnxAmpError
 from onnxamp.kernels import TARGETS
 from onnxamp.numerics.check import OpFilter, check_run
@@ -28,7 +37,7 @@ from onnxamp.storage import folder_of, load_model
               help="Where the model will run: its kernels are asked.")  # fmt: skip
 @click.option("--static", is_flag=True, help="Only say what is known without running the model.")
 @sampling
-@click.option("--provider", type=click.Choice(["cuda", "cpu"]), help="Where to run [CUDA where there is a device].")
+@provider_option
 @click.option("--op", "only", metavar="OP", multiple=True, help="Look at this op type only. Repeatable.")
 @click.option("--skip-op", "skip", metavar="OP", multiple=True, help="Do not look at this op type. Repeatable.")
 @click.option("--stop", is_flag=True, help="Stop at the first fault.")
@@ -71,10 +80,10 @@ def _check(path: Path, options: dict[str, Any]) -> None:
 def _run(path: Path, samples: Samples, options: dict[str, Any]) -> RunCheck:
     ops = OpFilter(frozenset(options["only"]), frozenset(options["skip"]))
     with progress_bar("running", quiet=options["quiet"]) as told:
-        run = check_run(path, samples, provider=options["provider"], ops=ops, stop=options["stop"], progress=told)
+        run = check_run(path, samples, provider=provider_of(options), ops=ops, stop=options["stop"], progress=told)
     if run.first_bad is not None and not options["no_cure"]:
         with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
-            trial = Trial(samples, provider=options["provider"], told=told)
+            trial = Trial(samples, provider=provider_of(options), told=told)
             run = replace(run, cure=cure_run(path, run, trial))
     return run
 

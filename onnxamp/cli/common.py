@@ -18,6 +18,7 @@ from onnxamp.policy import PRESETS
 from onnxamp.report.parts import line, make_console, plain, printable
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.samples import Samples, load_samples, random_samples
+from onnxamp.runtime.session import Provider
 from onnxamp.runtime.shell import take_weights
 from onnxamp.storage import folder_of, load_model
 
@@ -86,6 +87,19 @@ def as_options(options: dict[str, Any]) -> tuple[str, ...]:
         elif value is not None and value != option.default:
             written += [flag, str(value)]
     return tuple(written)
+
+
+def provider_option(function: F) -> F:
+    """Add the option that says where models run."""
+    text = "Where models run: auto takes CUDA where it can be used."
+    option = click.option("--provider", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
+                          help=text)  # fmt: skip
+    return option(function)
+
+
+def provider_of(options: dict[str, Any]) -> Provider | None:
+    """The option of :func:`provider_option` as a keyword argument: None where the machine decides."""
+    return None if options["provider"] == "auto" else options["provider"]
 
 
 def sampling(function: F) -> F:

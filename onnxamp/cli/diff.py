@@ -7,7 +7,17 @@ from typing import Any
 import click
 
 from onnxamp.audit import audit_model
-from onnxamp.cli.common import check_outputs, errors_end_here, progress_bar, samples_of, sampling, sampling_text, show
+from onnxamp.cli.common import (
+    check_outputs,
+    errors_end_here,
+    progress_bar,
+    provider_of,
+    provider_option,
+    samples_of,
+    sampling,
+    sampling_text,
+    show,
+)
 from onnxamp.errors import ArgumentError
 from onnxamp.numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp.numerics.diff import diff_models
@@ -45,7 +55,7 @@ def _limits(function: Any) -> Any:
 @click.argument("result", type=click.Path(path_type=Path), required=False)
 @sampling
 @click.option("--layers", is_flag=True, help="Compare every value that both models share, too.")
-@click.option("--provider", type=click.Choice(["cuda", "cpu"]), help="Where to run [CUDA where there is a device].")
+@provider_option
 @_limits
 @click.option("--budget", metavar="MB", type=click.IntRange(1), default=128, show_default=True,
               help="Memory for values and weights at a time, besides the models.")  # fmt: skip
@@ -72,7 +82,7 @@ def _diff(reference: Path, result: Path | None, options: dict[str, Any]) -> None
     if result is None:
         if reference.suffix != ".json":
             raise ArgumentError("Name two models, or one comparison that was saved with --save (.json).")
-        if options["layers"] or options["provider"] or sampling_text(options):
+        if options["layers"] or provider_of(options) or sampling_text(options):
             raise ArgumentError(
                 "A saved comparison is judged anew, nothing runs: only limits and outputs can be given."
             )
@@ -89,7 +99,7 @@ def _run(reference: Path, result: Path, limits: Limits, options: dict[str, Any])
     with progress_bar("comparing", quiet=options["quiet"]) as told:
         found = diff_models(
             reference, result, samples, layers=options["layers"] or bool(options["html"]), limits=limits,
-            provider=options["provider"], budget=options["budget"] * 2**20, progress=told,
+            provider=provider_of(options), budget=options["budget"] * 2**20, progress=told,
         )  # fmt: skip
     seen = not options["quiet"] or options["html"] or options["save"]
     if seen and not options["no_cure"] and not found.passed and not found.skipped:
@@ -107,7 +117,7 @@ def _cure(
     recipe = Recipe("O2", {"dtype": found.lowest}, (*dtype, *sampling_text(options)))
     target = result.with_name(f"{result.stem}_cured.onnx")
     with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
-        trial = Trial(samples, limits, options["provider"], options["budget"] * 2**20, told)
+        trial = Trial(samples, limits, provider_of(options), options["budget"] * 2**20, told)
         return cure_conversion(reference, (str(reference), str(target)), recipe, trial, tried=False)
 
 

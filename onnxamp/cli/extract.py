@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from onnxamp.cli.common import errors_end_here, parse_dims, progress_bar, sampling
+from onnxamp.cli.common import errors_end_here, parse_dims, progress_bar, provider_of, provider_option, sampling
 from onnxamp.errors import ArgumentError
 from onnxamp.extract import extract_region, save_region
 from onnxamp.extract.region import region_files
@@ -33,7 +33,7 @@ from onnxamp.runtime.samples import load_samples
 )
 @click.option("--after", type=click.IntRange(0), default=1, show_default=True, help="Nodes to take along behind it.")
 @sampling
-@click.option("--provider", type=click.Choice(["cuda", "cpu"]), help="Where to run [CUDA where there is a device].")
+@provider_option
 @click.option("--json", "as_json", is_flag=True, help="Print what was cut as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Print every node and value; show tracebacks.")  # fmt: skip
@@ -56,7 +56,7 @@ def _extract(model: Path, options: dict[str, Any]) -> None:
         region = extract_region(
             model, options["around"], before=options["before"], after=options["after"],
             samples=load_samples(options["inputs"]) if options["inputs"] else None, seed=options["seed"],
-            count=options["samples"], dims=parse_dims(options["dims"]), provider=options["provider"], progress=told,
+            count=options["samples"], dims=parse_dims(options["dims"]), provider=provider_of(options), progress=told,
         )  # fmt: skip
     save_region(region, files[0])
     if options["as_json"]:

@@ -4,10 +4,8 @@ ONNX Runtime falls back to the CPU silently when CUDA does not start; here that 
 inside functions, so that importing onnxamp stays light.
 """
 
-import ctypes
 import io
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
@@ -20,6 +18,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp.errors import ArgumentError, RuntimeFailure
+from onnxamp.runtime.device import device_present
 from onnxamp.runtime.protos import BaseDir
 from onnxamp.runtime.spill import is_large, save_spilled
 from onnxamp.runtime.values import FOREIGN, Feed, from_value, is_foreign, to_value
@@ -32,46 +31,57 @@ Provider: TypeAlias = Literal["cuda", "cpu"]
 
 _CUDA: Final = "CUDAExecutionProvider"
 _CPU: Final = "CPUExecutionProvider"
-_CUDA_OPTIONS: Final = {"use_tf32": "0"}
-"""TF32 would round the float32 reference to 11 bits, as float16 does."""
+EXACT: Final[Mapping[str, str]] = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+"""CUDA options for numbers. TF32 would round the float32 reference to 11 bits, as float16 does; an exhaustive search
+times algorithms of convolutions, and may choose another one in the next run."""
+
+
+def cuda_available() -> bool:
+    """Whether a session can run on CUDA here."""
+    return cuda_trouble() is None
+
+
+def require_cuda() -> None:
+    """Nothing, if a session can run on CUDA here.
+
+    Raises:
+        RuntimeFailure: none can; it says why.
+    """
+    if not cuda_available():
+        raise RuntimeFailure(f"CUDA cannot be used here: {cuda_trouble()}.")
 
 
 @cache
-def cuda_available() -> bool:
-    """Whether a session can run on CUDA here; starts no CUDA session without a device. Asked once."""
+def cuda_trouble() -> str | None:
+    """Why no session can run on CUDA here, as a clause; None if one can. Asked once; without a device none is tried."""
     import onnxruntime as ort  # noqa: PLC0415
 
-    if not _device_present() or _CUDA not in ort.get_available_providers():
-        return False
-    if hasattr(ort, "preload_dlls"):
-        with redirect_stdout(io.StringIO()):  # it prints what it does not find, which the trial below will tell
+    if not device_present():
+        return "there is no NVIDIA device, or its driver is not installed"
+    if _CUDA not in ort.get_available_providers():
+        return "the installed onnxruntime has no CUDA provider; install onnxruntime-gpu in its stead"
+    said = io.StringIO()
+    if hasattr(ort, "preload_dlls"):  # finds the libraries of pip's nvidia packages, and prints what it does not find
+        with redirect_stdout(said):
             ort.preload_dlls()
+    hint = "".join(f" ({text.strip()})" for text in said.getvalue().splitlines()[:1])
+    try:
+        session = _start(_trial().SerializeToString(), _session_options(), "cuda", EXACT)
+        session.run(None, {"x": np.ones(1, np.float32)})
+    except Exception as error:  # noqa: BLE001 - whatever went wrong, CUDA cannot be used
+        return f"ONNX Runtime says: {_reason((str(error).splitlines() or [type(error).__name__])[0])}{hint}"
+    if session.get_providers()[0] == _CUDA:
+        return None
+    return (
+        f"ONNX Runtime cannot load its CUDA provider: pip install 'onnxruntime-gpu[cuda,cudnn]' brings libraries{hint}"
+    )
+
+
+def _trial() -> ModelProto:
     node = helper.make_node("Neg", ["x"], ["y"])
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    trial = helper.make_model(
-        helper.make_graph([node], "trial", ports[:1], ports[1:]),
-        opset_imports=[helper.make_opsetid("", 13)],
-        ir_version=7,
-    )
-    try:
-        session = _start(trial.SerializeToString(), _session_options(), "cuda")
-        session.run(None, {"x": np.ones(1, np.float32)})
-    except Exception:  # noqa: BLE001 - whatever went wrong, CUDA cannot be used
-        return False
-    return bool(session.get_providers()[0] == _CUDA)
-
-
-def _device_present() -> bool:
-    """Whether the CUDA driver is installed and sees a device. Touches no device."""
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-    try:
-        driver = ctypes.CDLL(name)
-        count = ctypes.c_int(0)
-        if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-            return False
-    except (OSError, AttributeError):
-        return False
-    return count.value > 0
+    graph = helper.make_graph([node], "trial", ports[:1], ports[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
 
 
 def make_session(
@@ -83,18 +93,23 @@ def make_session(
     lean: bool = False,
     threads: int = 0,
     profile_to: str | PathLike[str] | None = None,
+    record: bool = False,
+    cuda_options: Mapping[str, str] | None = None,
 ) -> "ort.InferenceSession":
     """A session for the model. ONNX Runtime logs nothing: what fails is raised.
 
     Args:
         model: a proto or the path of a file. Protos above 2 GB, and protos whose weights are not loaded,
             go through a temporary folder.
-        provider: "cuda" or "cpu". On CUDA, TF32 is off.
+        provider: "cuda" or "cpu".
         base_dir: folder of a proto's external data.
         optimize: run all graph optimisations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no second copy of weights in a kernel's own layout.
         threads: threads that one operator may use; 0 leaves the choice to ONNX Runtime.
         profile_to: prefix of the profile file that the session writes, if one is wanted.
+        record: keep which provider each node was given to, for :func:`assigned_nodes`.
+        cuda_options: of the CUDA provider, instead of :data:`EXACT` and deterministic kernels; {} for the defaults of
+            ONNX Runtime.
 
     Raises:
         ArgumentError: there is no such provider.
@@ -103,15 +118,15 @@ def make_session(
     """
     if provider not in get_args(Provider):
         raise ArgumentError(f"Unknown provider {provider!r}: choose one of {', '.join(get_args(Provider))}.")
-    if provider == "cuda" and not cuda_available():
-        raise RuntimeFailure(
-            "CUDA cannot be used here: it needs an NVIDIA device, its driver, and onnxruntime-gpu with the"
-            " CUDA and cuDNN libraries."
-        )
+    if provider == "cuda":
+        require_cuda()
     options = _session_options(optimize=optimize, lean=lean, threads=threads, profile_to=profile_to)
+    options.use_deterministic_compute = provider == "cuda" and cuda_options is None
+    if record:
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     name = f"model {model.graph.name!r}" if isinstance(model, ModelProto) else fspath(model)
-    with _source(model, base_dir) as source, _failures(f"load {name} on {provider}"):
-        session = _start(source, options, provider)
+    with _source(model, base_dir) as source, session_failures(f"load {name} on {provider}"):
+        session = _start(source, options, provider, EXACT if cuda_options is None else cuda_options)
     if provider == "cuda" and session.get_providers()[0] != _CUDA:
         raise RuntimeFailure(f"ONNX Runtime loaded {name} on the CPU, although CUDA was asked for.")
     return session
@@ -136,10 +151,34 @@ def _session_options(
     return options
 
 
-def _start(source: bytes | str, options: "ort.SessionOptions", provider: Provider) -> "ort.InferenceSession":
+def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]]:
+    """(provider, op key, node name) of every node of a session made with ``record``.
+
+    It is the graph before fusions, with functions that no kernel runs expanded, nodes of bodies included, and without
+    Constants and the Casts that ONNX Runtime adds last.
+    """
+    return [
+        (
+            short_provider(part.ep_name),
+            node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}",
+            node.name,
+        )
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+    ]
+
+
+def short_provider(name: str) -> str:
+    """``CUDA`` for ``CUDAExecutionProvider``."""
+    return name.removesuffix("ExecutionProvider")
+
+
+def _start(
+    source: bytes | str, options: "ort.SessionOptions", provider: Provider, cuda_options: Mapping[str, str]
+) -> "ort.InferenceSession":
     import onnxruntime as ort  # noqa: PLC0415
 
-    providers = [(_CUDA, _CUDA_OPTIONS), (_CPU, {})] if provider == "cuda" else [(_CPU, {})]
+    providers = [(_CUDA, dict(cuda_options)), (_CPU, {})] if provider == "cuda" else [(_CPU, {})]
     # Without enable_fallback=0 a failure is printed and the model is run on the CPU instead.
     return ort.InferenceSession(source, options, providers=providers, enable_fallback=0)
 
@@ -158,7 +197,7 @@ def _source(model: ModelProto | str | PathLike[str], base_dir: BaseDir) -> Itera
 
 
 @contextmanager
-def _failures(action: str) -> Iterator[None]:
+def session_failures(action: str) -> Iterator[None]:
     """Turn whatever ONNX Runtime raises into one sentence: its exceptions have no common base."""
     try:
         yield
@@ -200,7 +239,7 @@ def run(
     """
     types = {item.name: item.type for item in session.get_outputs()}
     wanted = list(types if outputs is None else outputs)
-    with _failures(f"run the model ({', '.join(wanted[:3])}{', ...' if len(wanted) > 3 else ''})"):
+    with session_failures(f"run the model ({', '.join(wanted[:3])}{', ...' if len(wanted) > 3 else ''})"):
         arrays = {name: np.asarray(feed) if isinstance(feed, np.generic) else feed for name, feed in feeds.items()}
         if not any(FOREIGN.search(types.get(name, "")) for name in wanted):
             ready = {name: to_value(feed) if is_foreign(feed) else feed for name, feed in arrays.items()}
@@ -218,7 +257,7 @@ def run_values(
     Raises:
         RuntimeFailure: an input is missing or does not fit, or a node failed.
     """
-    with _failures(f"run the model ({', '.join(outputs[:3])}{', ...' if len(outputs) > 3 else ''})"):
+    with session_failures(f"run the model ({', '.join(outputs[:3])}{', ...' if len(outputs) > 3 else ''})"):
         if session.get_providers()[0] != _CUDA:
             found = session.run_with_ort_values(list(outputs), dict(values))
         else:

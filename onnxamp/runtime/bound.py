@@ -1,0 +1,79 @@
+"""Runs without copies between host and device: inputs and outputs bound where the session wants them."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import helper
+
+from onnxamp.dtypes import ELEM_NUMBERS
+from onnxamp.errors import RuntimeFailure
+from onnxamp.runtime.session import session_failures, short_provider
+from onnxamp.runtime.values import Feed, to_value
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+
+def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int | None = None) -> Callable[[], None]:
+    """A function that runs the session on these inputs, and returns when the device is done.
+
+    Inputs are copied to the device here, once; outputs go into buffers that the first run, which is made here, has
+    allocated. On CPU the arrays are used where they are.
+
+    Args:
+        feeds: by input name: arrays or lists of arrays, floats of any width.
+        graph: number of the CUDA graph that the second run records and later ones replay; the session must be made with
+            ``enable_cuda_graph``. None for ordinary runs.
+
+    Raises:
+        RuntimeFailure: an input does not fit, the first run fails, or a CUDA graph cannot be recorded.
+    """
+    import onnxruntime as ort  # noqa: PLC0415
+
+    device = "cuda" if short_provider(session.get_providers()[0]) == "CUDA" else "cpu"
+    kinds = {item.name: item.type for item in session.get_inputs()}
+    held = {name: to_value(as_wanted(feed, kinds[name]), kinds[name]) for name, feed in feeds.items() if name in kinds}
+    outputs = [item.name for item in session.get_outputs()]
+    with session_failures("run the model with its inputs and outputs bound"):
+        binding = session.io_binding()
+        for name, value in held.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in outputs:
+            binding.bind_output(name, device)
+        session.run_with_iobinding(binding, None if graph is None else _options(ort, -1))
+        buffers = dict(zip(outputs, binding.get_outputs(), strict=True))
+        if all(value.is_tensor() for value in buffers.values()):
+            binding.clear_binding_outputs()
+            for name, value in buffers.items():
+                binding.bind_ortvalue_output(name, value)
+        elif graph is not None:
+            raise RuntimeFailure("A CUDA graph needs outputs that are tensors.")
+    options = None if graph is None else _options(ort, graph)
+
+    def run(_held: Any = (held, buffers)) -> None:  # arrays and buffers live as long as the function does
+        session.run_with_iobinding(binding, options)
+
+    if graph is not None:
+        with session_failures("record a CUDA graph"):
+            run()
+    return run
+
+
+def _options(ort: Any, graph: int) -> Any:
+    """Run options that name a CUDA graph; -1 for none."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(graph))
+    return options
+
+
+def as_wanted(feed: Feed, kind: str) -> Feed:
+    """The feed in the float type that an input of that type wants: a conversion may have changed it."""
+    elem = ELEM_NUMBERS.get(kind.removeprefix("tensor(").removesuffix(")"))
+    if elem is None or not isinstance(feed, np.ndarray):
+        return feed
+    wanted = helper.tensor_dtype_to_np_dtype(elem)
+    if feed.dtype == np.dtype(f"V{wanted.itemsize}"):
+        return feed.view(wanted)  # numpy.savez forgets which type of another package the bytes are
+    floats = "float" in str(wanted) and "float" in str(feed.dtype)
+    return feed.astype(wanted) if floats and wanted != feed.dtype else feed
