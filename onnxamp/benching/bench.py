@@ -23,7 +23,7 @@ from onnxamp.runtime.bound import bind
 from onnxamp.runtime.device import device_name
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.random_inputs import random_inputs
-from onnxamp.runtime.session import Provider, assigned_nodes, cuda_available, make_session, require_cuda
+from onnxamp.runtime.session import Provider, assigned_nodes, choose_provider, make_session
 from onnxamp.runtime.shell import take_weights
 from onnxamp.runtime.spill import save_spilled
 from onnxamp.runtime.values import Feed
@@ -97,10 +97,8 @@ def bench_models(
     """
     if not models:
         raise ArgumentError("There is no model to time.")
-    chosen: Provider = provider or ("cuda" if cuda_available() else "cpu")
+    chosen = choose_provider(provider)
     options = options or BenchOptions()
-    if chosen == "cuda":
-        require_cuda()
     if options.cuda_graph and chosen != "cuda":
         raise ArgumentError("CUDA graphs need the CUDA provider.")
     given = _Inputs(models[0], batches, dims or {}, feeds, seed)

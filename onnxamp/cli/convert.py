@@ -16,6 +16,8 @@ from onnxamp.cli.common import (
     as_options,
     check_outputs,
     errors_end_here,
+    provider_of,
+    provider_option,
     samples_of,
     sampling,
     sampling_text,
@@ -33,6 +35,7 @@ from onnxamp.report.machine import conversion_json
 from onnxamp.report.parts import make_console, printable
 from onnxamp.report.terminal import conversion_report
 from onnxamp.runtime.samples import Samples
+from onnxamp.runtime.session import choose_provider
 from onnxamp.storage import folder_of, load_model
 
 
@@ -54,6 +57,7 @@ from onnxamp.storage import folder_of, load_model
               help="Whether weights go to a data file beside the model.")  # fmt: skip
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
 @sampling
+@provider_option
 @click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML page.")
 @click.option("--no-cure", is_flag=True, help="Do not look for options that would cure a failed validation.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -71,6 +75,7 @@ def command(model: Path, **options: Any) -> None:
 
 def _convert(model: Path, options: dict[str, Any]) -> None:
     samples = samples_of(model, options) if options["level"] == "auto" or not options["no_validate"] else None
+    provider = choose_provider(provider_of(options))  # what cannot be used is said before anything is written
     plan = load_plan(options["plan_file"]) if options["plan_file"] else None
     dtype = plan.dtype if plan else options["dtype"]
     target = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"
@@ -89,7 +94,7 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
         validation = None
         if samples is not None and not options["no_validate"]:
             phase("validating")
-            validation = diff_models(original, target, samples, layers=bool(options["html"]))
+            validation = diff_models(original, target, samples, layers=bool(options["html"]), provider=provider)
             if _fails(validation) and not plan and not in_place and not options["no_cure"]:
                 phase("looking for a cure")
                 validation = replace(validation, cure=_cure(model, target, samples, options))
@@ -113,7 +118,9 @@ def _cure(model: Path, target: Path, samples: Samples, options: dict[str, Any]) 
     heeding = options | {"no_hazards": False}
     recipe = Recipe(options["level"], as_arguments(heeding), (*as_options(heeding), *sampling_text(options)))
     command = str(model), str(target)
-    return cure_conversion(model, command, recipe, Trial(samples), tried=not options["no_hazards"])
+    return cure_conversion(
+        model, command, recipe, Trial(samples, provider=provider_of(options)), tried=not options["no_hazards"]
+    )
 
 
 def _write_page(made: Conversion, validation: DiffReport | None, path: Path) -> None:

@@ -9,14 +9,25 @@ import click
 from click.core import ParameterSource
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from onnxamp.cli.common import as_arguments, check_outputs, errors_end_here, samples_of, sampling, wishes
-from onnxamp.convert import Conversion, convert_file
+from onnxamp.cli.common import (
+    as_arguments,
+    check_outputs,
+    errors_end_here,
+    provider_of,
+    provider_option,
+    samples_of,
+    sampling,
+    wishes,
+)
+from onnxamp.convert import Conversion, convert_file, load_any
 from onnxamp.dtypes import low_type
 from onnxamp.report.parts import make_console
 from onnxamp.report.tune import tuning_json, tuning_report
 from onnxamp.roofline import DEFAULT_DEVICE, devices
+from onnxamp.runtime.session import choose_provider
+from onnxamp.tuning.confirm import Confirmed, confirm
 from onnxamp.tuning.hunt import PRICING, Told
-from onnxamp.tuning.metric import METRICS
+from onnxamp.tuning.metric import METRICS, make_metric
 from onnxamp.tuning.tune import Tuned, tune_model
 
 _MADE_UP: Final = 4
@@ -41,6 +52,7 @@ _MADE_UP: Final = 4
     help=f"What the error is: {', '.join(METRICS)}, or package:function.",
 )
 @sampling
+@provider_option
 @wishes
 @click.option(
     "--device",
@@ -90,9 +102,11 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
     target = options["output"] or model.parent / f"{model.stem}_{low_type(options['dtype']).suffix}.onnx"
     in_place = target.exists() and model.exists() and target.samefile(model)
     check_outputs([None if in_place else model], [target, options["save_plan"], options["state"]])
+    provider, samples = choose_provider(provider_of(options)), samples_of(model, options)
+    original = load_any(model) if in_place else model  # written over, it could not be run any more
     with _progress(quiet=options["quiet"]) as told:
         _, tuned = tune_model(
-            model, options["tolerance"], metric=options["metric"], samples=samples_of(model, options),
+            model, options["tolerance"], metric=options["metric"], samples=samples,
             device=options["device"], runs=options["runs"], state=options["state"], pick=options["pick"], told=told,
             **as_arguments(options),
         )  # fmt: skip
@@ -100,18 +114,22 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
             model, target, plan=tuned.plan, external_data=options["external_data"],
             progress=lambda done, total: told("writing", done, total),
         )  # fmt: skip
+        confirmed = None
+        if provider == "cuda":
+            told("running on CUDA", 0, 1)
+            confirmed = confirm(original, target, samples, make_metric(options["metric"], options["tolerance"]))
     if options["save_plan"]:
         tuned.plan.save(options["save_plan"])
-    _show(made, tuned, options)
-    if not tuned.held:
+    _show(made, tuned, confirmed, options)
+    if not tuned.held or (confirmed and not confirmed.held):
         raise click.ClickException(f"{target} was written, but does not hold the tolerance.")
 
 
-def _show(made: Conversion, tuned: Tuned, options: dict[str, Any]) -> None:
+def _show(made: Conversion, tuned: Tuned, confirmed: Confirmed | None, options: dict[str, Any]) -> None:
     if options["as_json"]:
-        click.echo(tuning_json(made, tuned))
+        click.echo(tuning_json(made, tuned, confirmed))
     elif not options["quiet"]:
-        make_console().print(tuning_report(made, tuned, options["state"], verbose=options["verbose"]))
+        make_console().print(tuning_report(made, tuned, options["state"], confirmed, verbose=options["verbose"]))
 
 
 @contextmanager

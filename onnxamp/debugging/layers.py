@@ -17,7 +17,7 @@ from onnxamp.errors import ArgumentError, ArgumentTypeError, NumericsError
 from onnxamp.numerics.diff import Model, open_model
 from onnxamp.runtime.flow import Flow, dtype_of
 from onnxamp.runtime.samples import Sample, Samples, random_samples
-from onnxamp.runtime.session import Provider, cuda_available
+from onnxamp.runtime.session import Provider, choose_provider
 
 _Inputs: TypeAlias = Samples | Sample | None
 
@@ -78,7 +78,7 @@ def check_layer_numerics(
     opened = open_model(model)
     if samples is None:
         samples = random_samples(opened.proto, count, seed=seed, dims=dims)
-    watcher = Watcher(opened.proto, opened.folder, provider or ("cuda" if cuda_available() else "cpu"))
+    watcher = Watcher(opened.proto, opened.folder, choose_provider(provider))
     inputs: list[ValueRecord] = []
     values: list[ValueRecord] = []
     for step, sample in enumerate(samples if isinstance(samples, Samples) else (samples,)):

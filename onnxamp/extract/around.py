@@ -20,7 +20,7 @@ from onnxamp.runtime.flow import Flow, make_flow
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.protos import copy_fields
 from onnxamp.runtime.samples import Samples, random_samples
-from onnxamp.runtime.session import Provider, cuda_available
+from onnxamp.runtime.session import Provider, choose_provider
 from onnxamp.runtime.shell import WEIGHTS_IN_GRAPH
 from onnxamp.runtime.side import BUDGET
 from onnxamp.runtime.values import Feed
@@ -65,7 +65,7 @@ def extract_region(
         raise ArgumentError("around must name at least one node, and before and after must not be negative.")
     opened = open_model(model)
     samples = samples or random_samples(opened.proto, count, seed=seed, dims=dims)
-    run = Run(provider or ("cuda" if cuda_available() else "cpu"), budget, progress)
+    run = Run(choose_provider(provider), budget, progress)
     feeds = check_inputs(opened.proto, samples[0])
     meant = _meant(_without_overridden(opened, feeds), names, run, feeds)
     view, wiring = meant.view, wire(meant.view)

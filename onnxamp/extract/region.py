@@ -48,7 +48,7 @@ class Region:
     total: int
     """Number of nodes of its main graph."""
     ran_on: str
-    """What computed: "CUDA", "CPU, emulated float16", "CPU"."""
+    """What computed: "CUDA (device)", "CPU, emulated float16", "CPU"."""
     sample: str
     """Where the numbers come from."""
     differing: Mapping[str, float]

@@ -15,7 +15,7 @@ from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.observe import Observed, observe
 from onnxamp.runtime.pieces import Runner
 from onnxamp.runtime.samples import Samples, random_samples
-from onnxamp.runtime.session import Provider, cuda_available
+from onnxamp.runtime.session import Provider, choose_provider
 from onnxamp.runtime.side import BUDGET
 from onnxamp.runtime.values import Feed
 from onnxamp.weights import SENTINEL
@@ -66,7 +66,7 @@ def check_run(
         ArgumentError: the samples do not fit the model. ModelError: it cannot be read.
     """
     opened = open_model(model)
-    chosen: Provider = provider or ("cuda" if cuda_available() else "cpu")
+    chosen = choose_provider(provider)
     samples = samples or random_samples(opened.proto, count, seed=seed, dims=dims)
     at_least_one(samples)
     report = RunCheck(ran_on(chosen, "float32"), samples.description, len(samples), (), None)

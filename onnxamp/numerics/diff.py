@@ -17,14 +17,16 @@ from onnxamp.numerics.metrics import TensorDiff, compare
 from onnxamp.numerics.pairing import Pairing, pair
 from onnxamp.numerics.results import DiffReport, LayerDiff
 from onnxamp.numerics.walk import Compared, Walk, Walked
+from onnxamp.numerics.whole import Whole
 from onnxamp.ops import op_key
+from onnxamp.runtime.device import device_name
 from onnxamp.runtime.flow import Flow, dtype_of, fitted, origin
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.measure import Measurement
 from onnxamp.runtime.observe import Observed, observe
 from onnxamp.runtime.pieces import Runner
 from onnxamp.runtime.samples import Samples, random_samples
-from onnxamp.runtime.session import Provider, cuda_available
+from onnxamp.runtime.session import Provider, choose_provider
 from onnxamp.runtime.side import BUDGET
 from onnxamp.runtime.values import Feed
 from onnxamp.storage import folder_of, load_model
@@ -43,6 +45,11 @@ class Opened:
     proto: ModelProto
     folder: Path | None
     label: str
+    path: Path | None = None
+
+    def whole(self, provider: Provider) -> Whole:
+        """The model to be run in one session."""
+        return Whole(self.path or self.proto, provider)
 
 
 def open_model(model: Model) -> Opened:
@@ -54,7 +61,7 @@ def open_model(model: Model) -> Opened:
     if isinstance(model, ModelProto):
         return Opened(model, None, model.graph.name or "model")
     path = Path(model)
-    return Opened(load_model(path), folder_of(path), fspath(path))
+    return Opened(load_model(path), folder_of(path), fspath(path), path)
 
 
 def diff_models(
@@ -65,6 +72,7 @@ def diff_models(
     layers: bool = False,
     limits: Limits | None = None,
     provider: Provider | None = None,
+    whole: bool | None = None,
     seed: int = 0,
     count: int = 1,
     dims: Mapping[str, int] | None = None,
@@ -74,8 +82,8 @@ def diff_models(
     """Run both models on the same samples and compare what they compute.
 
     On CPU, where ONNX Runtime would compute float16 in float32 and hide what a GPU does, models with low-precision
-    values are emulated (:mod:`onnxamp.runtime.emulate`). On CUDA they run as they are written, node by node and
-    unfused, with TF32 off.
+    values are emulated (:mod:`onnxamp.runtime.emulate`). On CUDA each runs whole, in one session with all fusions as in
+    production, TF32 off; only layers are computed one op at a time.
 
     Args:
         reference: what is right; usually the float32 original.
@@ -84,6 +92,7 @@ def diff_models(
         layers: compare every value that both share by name, too. Where outputs fail outright it is done anyway.
         limits: what is accepted; the usual tolerance of the lower precision by default.
         provider: "cuda" or "cpu"; None for CUDA where there is one.
+        whole: run each model in one session; None for CUDA. On CPU only float32 models can be compared so.
         budget: bytes of values and weights that may be held at a time besides the models themselves.
         progress: told how far the comparison is.
 
@@ -93,14 +102,15 @@ def diff_models(
         ModelError: a model cannot be read.
     """
     one, other = open_model(reference), open_model(result)
-    chosen: Provider = provider or ("cuda" if cuda_available() else "cpu")
+    chosen = choose_provider(provider)
     samples = samples or random_samples(one.proto, count, seed=seed, dims=dims)
     at_least_one(samples)
     limits = limits or Limits()
     limits.check(entry.name for entry in one.proto.graph.output)
-    found = _diff(one, other, samples, chosen, layers, limits, budget, progress)
+    at_once = chosen == "cuda" if whole is None else whole
+    found = _diff(one, other, samples, chosen, layers, at_once, limits, budget, progress)
     if not layers and not found.passed and found.outputs:  # then it is wanted where the error comes from
-        deep = _diff(one, other, samples, chosen, True, limits, budget, progress)
+        deep = _diff(one, other, samples, chosen, True, False, limits, budget, progress)
         return replace(found, first_bad=deep.first_bad, layers=deep.layers)
     return found
 
@@ -130,6 +140,7 @@ def _diff(
     samples: Samples,
     provider: Provider,
     layers: bool,
+    whole: bool,
     limits: Limits,
     budget: int,
     told: Progress | None,
@@ -138,6 +149,7 @@ def _diff(
         one.label, other.label, ran_on(provider, "float32"), samples.description, len(samples), "float32"
     )
     ready, tally = None, _Tally()
+    wholes = (one.whole(provider), other.whole(provider)) if whole else None
     for number, sample in enumerate(samples):
         feeds = check_inputs(one.proto, sample)
         try:
@@ -145,17 +157,59 @@ def _diff(
             reference, result = ready.walk.reference.flow, ready.walk.result.flow
             lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
             report = replace(report, lowest=lowest, ran_on=ran_on(provider, lowest), reference_lowest=reference.lowest)
-            walked = ready.walk.run(
-                fitted(reference, feeds), fitted(result, feeds), part_of(told, number, len(samples))
-            )
+            if whole and lowest != "float32" and provider == "cpu":
+                raise ArgumentError(f"CPU sessions hide what {lowest} does: run the models in pieces there, emulated.")
+            walked = _run(ready.walk, wholes, feeds, layers, part_of(told, number, len(samples)))
         except RuntimeFailure as error:
             which = f" (sample {number + 1} of {len(samples)})" if len(samples) > 1 else ""
             return replace(report, skipped=f"The reference does not run{which}: {error}{samples.hint(error)}")
         if walked.failure is not None:
             return replace(report, failure=f"The result does not run: {walked.failure}")
+        if whole and provider == "cuda" and number == 0 and reference.lowest == "float32":
+            report = replace(report, noise=noise_floor(one.whole("cpu"), feeds, walked.reference))
         tally.add(reference, result, walked)
         report = replace(report, notes=_unmatched(reference, result))
     return _finished(report, tally, limits)
+
+
+def _run(
+    walk: Walk, wholes: tuple[Whole, Whole] | None, feeds: Mapping[str, Feed], layers: bool, told: Progress | None
+) -> Walked:
+    """Run both models on one sample: in pieces; whole; or, where layers of whole ones are wanted, in both ways.
+
+    Raises:
+        RuntimeFailure: the reference does not run.
+    """
+    if wholes is not None and any(feed is None for feed in feeds.values()):
+        wholes = None  # sessions cannot be fed optionals that hold nothing
+    walked = Walked({}, {}, {})
+    if layers or wholes is None:
+        walked = walk.run(fitted(walk.reference.flow, feeds), fitted(walk.result.flow, feeds), told)
+    if wholes is None:
+        return walked
+    reference = wholes[0].run(feeds)
+    try:
+        return Walked(reference, wholes[1].run(feeds), walked.compared)
+    except RuntimeFailure as error:
+        return Walked({}, {}, walked.compared, str(error))
+
+
+def noise_floor(on_cpu: Whole, feeds: Mapping[str, Feed], outputs: Mapping[str, Any]) -> float | None:
+    """What the order of sums alone does: relative L2 error of a float32 model's outputs against those of the CPU.
+
+    Args:
+        on_cpu: the model.
+        outputs: what another device made of the same feeds.
+
+    Returns:
+        The worst of all float outputs; None where the model does not run on CPU.
+    """
+    try:
+        found = on_cpu.run(feeds)
+    except RuntimeFailure:
+        return None
+    diffs = (diff for name, value in found.items() for diff in compare_outputs(name, value, outputs[name]))
+    return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
 
 
 def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
@@ -229,7 +283,7 @@ def at_least_one(samples: Samples) -> None:
 def ran_on(provider: Provider, lowest: str) -> str:
     """How reports name what computed."""
     if provider == "cuda":
-        return "CUDA"
+        return f"CUDA ({device_name()})"
     return "CPU" if lowest == "float32" else f"CPU, emulated {lowest}"
 
 

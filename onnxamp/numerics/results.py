@@ -70,8 +70,8 @@ class Cure:
 class DiffReport:
     """Two models on the same inputs.
 
-    ``ran_on`` names what computed ("CUDA", "CPU, emulated float16", "CPU"); ``inputs`` says where the numbers came
-    from; ``skipped`` says why nothing could be compared; ``failure`` is one sentence if the comparison fails;
+    ``ran_on`` names what computed ("CUDA (device)", "CPU, emulated float16", "CPU"); ``inputs`` says where the numbers
+    came from; ``skipped`` says why nothing could be compared; ``failure`` is one sentence if the comparison fails;
     ``warnings`` are what is merely inexact.
     """
 
@@ -94,6 +94,8 @@ class DiffReport:
     notes: tuple[str, ...] = ()
     """What was not compared."""
     cure: Cure | None = None
+    noise: float | None = None
+    """Relative L2 error of the float32 reference on CUDA against itself on CPU; None where it was not measured."""
 
     @property
     def passed(self) -> bool:

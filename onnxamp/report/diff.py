@@ -28,7 +28,7 @@ def diff_report(report: DiffReport, *, verbose: bool) -> RenderableType:
     if report.layers:
         parts += _layers(report.layers, verbose=verbose)
     noise = _NOISE.get(report.lowest)
-    if noise is not None and report.ran_on != "CUDA":
+    if noise is not None and not report.ran_on.startswith("CUDA"):
         text = f"Emulated: every low value is rounded; the order of sums alone moves outputs by up to {noise}."
         parts.append(Text(f"\n{text}", style="dim"))
     return Group(*parts)
@@ -48,6 +48,9 @@ def comparison(report: DiffReport, title: str, *, verbose: bool) -> list[Rendera
         parts.append(line(Text("✘", style="bold red"), plain(report.failure)))
     parts += [line(Text("✘", style="red"), plain(text)) for text in report.warnings]
     parts += [line("•", plain(text)) for text in report.notes]
+    if report.noise is not None:
+        text = f"Float32 there and on CPU, same model and inputs: relative L2 {number(report.noise)} (the noise floor)."
+        parts.append(line("•", Text(text)))
     if report.first_bad:
         bad = report.first_bad
         node = f" of node {bad.node!r}" if bad.node != bad.value else ""

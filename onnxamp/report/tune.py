@@ -14,6 +14,7 @@ from onnxamp.convert import Conversion
 from onnxamp.report.machine import as_data, conversion_json
 from onnxamp.report.parts import heading, line, make_table, plain
 from onnxamp.report.terminal import conversion_report
+from onnxamp.tuning.confirm import Confirmed
 from onnxamp.tuning.tune import Tuned
 
 _FORMAT: Final = 1
@@ -32,19 +33,24 @@ _WHY: Final = {
 }
 
 
-def tuning_json(made: Conversion, tuned: Tuned) -> str:
-    """One JSON object: the conversion as ``convert --json`` prints it, and the tuning under "tuning"."""
+def tuning_json(made: Conversion, tuned: Tuned, confirmed: Confirmed | None = None) -> str:
+    """One JSON object: the conversion as ``convert --json`` prints it, and the tuning under "tuning".
+
+    Where it was run there, what CUDA made of it is under "confirmed".
+    """
     facts = as_data(tuned)
     del facts["plan"]
     for row, found in zip(facts["candidates"], tuned.candidates, strict=True):
         row["low"] = sorted(found.low)
     whole = json.loads(conversion_json(made, None))
     del whole["validation"]
-    whole |= {"onnxamp": "tune", "format": _FORMAT, "tuning": facts}
+    whole |= {"onnxamp": "tune", "format": _FORMAT, "tuning": facts, "confirmed": as_data(confirmed)}
     return json.dumps(whole, indent=1, allow_nan=False)
 
 
-def tuning_report(made: Conversion, tuned: Tuned, state: Path | None, *, verbose: bool) -> RenderableType:
+def tuning_report(
+    made: Conversion, tuned: Tuned, state: Path | None, confirmed: Confirmed | None = None, *, verbose: bool
+) -> RenderableType:
     """All that a tuning has to say. ``state`` is the file that its measurements are in."""
     mark, style = ("✔", "green") if tuned.held else ("✘", "bold red")
     found, wanted = _shown(tuned, tuned.error), _wanted(tuned)
@@ -53,11 +59,22 @@ def tuning_report(made: Conversion, tuned: Tuned, state: Path | None, *, verbose
         conversion_report(made, None, verbose=verbose),
         heading("Accuracy"),
         line(Text(mark, style=style), plain(f"{said}.")),
+        *_confirmed(tuned, confirmed),
         *_candidates(tuned, state),
         *_kept(tuned, verbose=verbose),
         *_effort(tuned),
     ]
     return Group(*parts)
+
+
+def _confirmed(tuned: Tuned, confirmed: Confirmed | None) -> list[RenderableType]:
+    """What running the whole model where it belongs has shown."""
+    if confirmed is None:
+        return []
+    mark, style = ("✔", "green") if confirmed.held else ("✘", "bold red")
+    noise = "" if confirmed.noise is None else f"; float32 there against CPU: {_shown(tuned, confirmed.noise)}"
+    text = f"On {confirmed.ran_on}, whole and fused: {_shown(tuned, confirmed.error)}{noise}."
+    return [line(Text(mark, style=style), plain(text))]
 
 
 def _candidates(tuned: Tuned, state: Path | None) -> list[RenderableType]:

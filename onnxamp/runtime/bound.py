@@ -8,7 +8,7 @@ from onnx import helper
 
 from onnxamp.dtypes import ELEM_NUMBERS
 from onnxamp.errors import RuntimeFailure
-from onnxamp.runtime.session import session_failures, short_provider
+from onnxamp.runtime.session import session_failures, short_provider, stays_on_device
 from onnxamp.runtime.values import Feed, to_value
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int 
     device = "cuda" if short_provider(session.get_providers()[0]) == "CUDA" else "cpu"
     kinds = {item.name: item.type for item in session.get_inputs()}
     held = {name: to_value(as_wanted(feed, kinds[name]), kinds[name]) for name, feed in feeds.items() if name in kinds}
-    outputs = [item.name for item in session.get_outputs()]
+    made = {item.name: item.type for item in session.get_outputs()}
     with session_failures("run the model with its inputs and outputs bound"):
         binding = session.io_binding()
         for name, value in held.items():
             binding.bind_ortvalue_input(name, value)
-        for name in outputs:
-            binding.bind_output(name, device)
+        for name, kind in made.items():
+            binding.bind_output(name, device if stays_on_device(kind) else "cpu")
         session.run_with_iobinding(binding, None if graph is None else _options(ort, -1))
-        buffers = dict(zip(outputs, binding.get_outputs(), strict=True))
+        buffers = dict(zip(made, binding.get_outputs(), strict=True))
         if all(value.is_tensor() for value in buffers.values()):
             binding.clear_binding_outputs()
             for name, value in buffers.items():

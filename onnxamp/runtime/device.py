@@ -8,6 +8,8 @@ import sys
 from functools import cache
 from typing import Any
 
+from onnxamp.errors import RuntimeFailure
+
 
 @cache
 def _driver() -> ctypes.CDLL | None:
@@ -45,6 +47,22 @@ def device_memory_used() -> int | None:
     failed = driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
     driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     return None if failed else total.value - free.value
+
+
+def bytes_on_device(pointer: int, size: int) -> bytes:
+    """A copy of so many bytes of the first device's memory.
+
+    Raises:
+        RuntimeFailure: the driver refuses.
+    """
+    driver, context, buffer = _driver(), _primary_context(), ctypes.create_string_buffer(size)
+    if driver is None or context is None or driver.cuCtxPushCurrent_v2(context) != 0:
+        raise RuntimeFailure("The CUDA driver gives no access to the device's memory.")
+    failed = driver.cuMemcpyDtoH_v2(buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(size)) if size else 0
+    driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    if failed:
+        raise RuntimeFailure(f"The CUDA driver could not copy {size} bytes from the device (error {failed}).")
+    return buffer.raw
 
 
 @cache

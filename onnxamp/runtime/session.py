@@ -41,14 +41,20 @@ def cuda_available() -> bool:
     return cuda_trouble() is None
 
 
-def require_cuda() -> None:
-    """Nothing, if a session can run on CUDA here.
+def choose_provider(wanted: Provider | None) -> Provider:
+    """The provider that is wanted, if it can be used here; where None is: CUDA if it can be used, else the CPU.
 
     Raises:
-        RuntimeFailure: none can; it says why.
+        ArgumentError: there is no such provider.
+        RuntimeFailure: CUDA is wanted, and cannot be used; it says why.
     """
-    if not cuda_available():
+    if wanted is None:
+        return "cuda" if cuda_available() else "cpu"
+    if wanted not in get_args(Provider):
+        raise ArgumentError(f"Unknown provider {wanted!r}: choose one of {', '.join(get_args(Provider))}.")
+    if wanted == "cuda" and not cuda_available():
         raise RuntimeFailure(f"CUDA cannot be used here: {cuda_trouble()}.")
+    return wanted
 
 
 @cache
@@ -116,10 +122,7 @@ def make_session(
         ExternalDataError: external data of a proto cannot be read.
         RuntimeFailure: CUDA is wanted but cannot be used, or ONNX Runtime refuses the model.
     """
-    if provider not in get_args(Provider):
-        raise ArgumentError(f"Unknown provider {provider!r}: choose one of {', '.join(get_args(Provider))}.")
-    if provider == "cuda":
-        require_cuda()
+    choose_provider(provider)
     options = _session_options(optimize=optimize, lean=lean, threads=threads, profile_to=profile_to)
     options.use_deterministic_compute = provider == "cuda" and cuda_options is None
     if record:
@@ -171,6 +174,11 @@ def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]
 def short_provider(name: str) -> str:
     """``CUDA`` for ``CUDAExecutionProvider``."""
     return name.removesuffix("ExecutionProvider")
+
+
+def stays_on_device(kind: str) -> bool:
+    """Whether an output of that type can lie in a device's memory: tensors of numbers alone."""
+    return kind.startswith("tensor(") and kind != "tensor(string)"
 
 
 def _start(
@@ -261,11 +269,12 @@ def run_values(
         if session.get_providers()[0] != _CUDA:
             found = session.run_with_ort_values(list(outputs), dict(values))
         else:
+            kinds = {item.name: item.type for item in session.get_outputs()}
             binding = session.io_binding()
             for name, value in values.items():
                 binding.bind_ortvalue_input(name, value)
             for name in outputs:
-                binding.bind_output(name, "cuda")
+                binding.bind_output(name, "cuda" if stays_on_device(kinds.get(name, "")) else "cpu")
             session.run_with_iobinding(binding)
             found = binding.get_outputs()
         return dict(zip(outputs, found, strict=True))

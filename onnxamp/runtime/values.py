@@ -11,6 +11,7 @@ from onnx import TypeProto, ValueInfoProto, helper, numpy_helper
 
 from onnxamp.dtypes import ELEM_NUMBERS
 from onnxamp.errors import RuntimeFailure
+from onnxamp.runtime.device import bytes_on_device
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -72,7 +73,9 @@ def from_value(value: "ort.OrtValue") -> Any:
     if not value.is_tensor() or not FOREIGN.search(value.data_type()):
         return value.numpy()
     dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
-    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())  # a copy: the value will be freed
+    size = value.tensor_size_in_bytes()
+    on_host = value.device_name().lower() == "cpu"
+    raw = ctypes.string_at(value.data_ptr(), size) if on_host else bytes_on_device(value.data_ptr(), size)  # copies
     return np.frombuffer(bytearray(raw), dtype).reshape(value.shape())
 
 
