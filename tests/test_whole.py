@@ -1,0 +1,210 @@
+"""Models run whole, as on CUDA; here by the CPU provider, which is right for float32."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from commands import CLASSIFIER, MODELS, report_of, run
+from graphs.case import parse
+from onnx import numpy_helper
+from rich.console import Console
+
+import onnxamp
+from onnxamp import ArgumentError, RuntimeFailure, convert_model, diff_models, random_samples
+from onnxamp.cli import convert as convert_command
+from onnxamp.numerics.diff import noise_floor
+from onnxamp.numerics.results import DiffReport
+from onnxamp.numerics.whole import Whole
+from onnxamp.report.diff import diff_report
+from onnxamp.runtime.session import EXACT, cuda_available, make_session
+from onnxamp.runtime.session import run as run_session
+from onnxamp.tuning.confirm import Confirmed, confirm
+from onnxamp.tuning.metric import make_metric
+
+on_cuda = pytest.mark.skipif(not cuda_available(), reason="no CUDA device")
+
+
+def altered(model: onnx.ModelProto, factor: float) -> onnx.ModelProto:
+    """The model with its last float weight scaled."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    tensor = next(t for t in reversed(result.graph.initializer) if t.data_type == onnx.TensorProto.FLOAT)
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(factor), tensor.name))
+    return result
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_whole_and_in_pieces_agree(path: Path) -> None:
+    """Fusions move float32 by rounding alone."""
+    found = diff_models(path, path, provider="cpu", whole=True)
+    assert found.passed
+    assert found.ran_on == "CPU"
+    pieces = diff_models(path, path, provider="cpu")
+    assert [diff.name for diff in found.outputs] == [diff.name for diff in pieces.outputs]
+    for one, other in zip(found.outputs, pieces.outputs, strict=True):
+        assert one.reference_shape == other.reference_shape
+
+
+def test_errors_are_seen_and_located() -> None:
+    model = onnx.load(CLASSIFIER)
+    found = diff_models(model, altered(model, 1.5), provider="cpu", whole=True)
+    assert not found.passed
+    assert found.first_bad is not None  # the second look is by pieces
+    assert found.layers
+    layered = diff_models(model, altered(model, 1.5), provider="cpu", whole=True, layers=True)
+    assert layered.outputs == found.outputs
+    assert len(layered.layers) == len(found.layers)
+
+
+def test_low_models_are_not_run_whole_on_cpu() -> None:
+    model = onnx.load(CLASSIFIER)
+    with pytest.raises(ArgumentError, match="hide what float16 does"):
+        diff_models(model, convert_model(model), provider="cpu", whole=True)
+
+
+def test_a_result_that_does_not_run_is_a_failure() -> None:
+    good = parse("(float[2] x) => (float[2] y) { y = Relu (x) }")
+    bad = parse("(float[2] x) => (float[2] y) <int64[1] s = {3}> { y = Reshape (x, s) }")
+    found = diff_models(good, bad, provider="cpu", whole=True)
+    assert found.failure is not None
+    assert "The result does not run" in found.failure
+    assert "The reference does not run" in (diff_models(bad, good, provider="cpu", whole=True).skipped or "")
+
+
+def test_empty_optionals_go_through_pieces() -> None:
+    model = parse("(optional(float[2]) x, float[2] z) => (bool y, float[2] w) {\n"
+                  "y = OptionalHasElement (x)\n w = Relu (z) }", opset=18)  # fmt: skip
+    feeds = {"x": None, "z": np.ones(2, np.float32)}
+    samples = onnxamp.Samples("given", [lambda: feeds])
+    assert diff_models(model, model, samples, provider="cpu", whole=True).passed
+
+
+def test_whole_takes_floats_of_another_width() -> None:
+    model = parse("(float16[2] x, float[2] unused) => (float16[2] y) { y = Relu (x) }")
+    found = Whole(model, "cpu").run({"x": np.float32([-1, 2]), "unused": np.float32([0, 0]), "other": np.float32([1])})
+    assert found["y"].dtype == np.float16
+    assert found["y"].tolist() == [0, 2]
+
+
+def test_the_noise_floor_is_the_worst_of_all_outputs() -> None:
+    model = parse("(float[2] x) => (float[2] a, float[2] b) { a = Relu (x)\n b = Neg (x) }")
+    feeds = {"x": np.float32([3, 4])}
+    found = Whole(model, "cpu").run(feeds)
+    assert noise_floor(Whole(model, "cpu"), feeds, found) == 0
+    found["b"] = found["b"] + np.float32([0, 0.005])
+    assert noise_floor(Whole(model, "cpu"), feeds, found) == pytest.approx(0.001, rel=1e-3)
+    broken = parse("(float[2] x) => (float[2] y) <int64[1] s = {3}> { y = Reshape (x, s) }")
+    assert noise_floor(Whole(broken, "cpu"), feeds, found) is None
+
+
+def test_the_noise_floor_stands_beside_the_error() -> None:
+    model = onnx.load(CLASSIFIER)
+    found = replace(diff_models(model, model, provider="cpu"), ran_on="CUDA (Test)", lowest="float16", noise=3.25e-7)
+    text = shown(found)
+    assert "on CUDA (Test)" in text
+    assert "relative L2 3.25e-07 (the noise floor)" in text
+    assert "Emulated" not in text
+
+
+def shown(found: DiffReport) -> str:
+    console = Console(width=140, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(diff_report(found, verbose=False))
+    return capture.get()
+
+
+def test_tuned_models_are_confirmed_whole() -> None:
+    model = onnx.load(CLASSIFIER)
+    samples, metric = random_samples(model, 2), make_metric("rel-l2", 1e-2)
+    same = confirm(model, model, samples, metric, "cpu")
+    assert same == Confirmed("CPU", 0.0, 0.0, held=True)
+    off = confirm(CLASSIFIER, altered(model, 1.5), samples, metric, "cpu")
+    assert off.error > 1e-2
+    assert not off.held
+
+
+@pytest.mark.parametrize("command", ["convert", "tune", "diff", "check", "extract", "bench"])
+def test_every_command_refuses_cuda_where_there_is_none(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("onnxamp.runtime.session.cuda_available", lambda: False)
+    extra = {
+        "convert": ["-o", tmp_path / "x.onnx"], "tune": ["-o", tmp_path / "x.onnx"], "diff": [CLASSIFIER],
+        "extract": ["--around", "head/fc", "-o", tmp_path / "x.onnx"],
+    }.get(command, [])  # fmt: skip
+    result = run(command, CLASSIFIER, *extra, "--provider", "cuda")
+    assert result.exit_code == 1
+    assert "CUDA cannot be used here" in result.output
+    assert not (tmp_path / "x.onnx").exists()
+
+
+def test_convert_validates_where_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = []
+    real = convert_command.diff_models
+    monkeypatch.setattr(convert_command, "diff_models", lambda *a, **k: seen.append(k["provider"]) or real(*a, **k))
+    assert run("convert", CLASSIFIER, "-o", tmp_path / "x.onnx", "--provider", "cpu", "-q").exit_code == 0
+    assert seen == ["cpu"]
+
+
+def test_reports_name_what_ran(tmp_path: Path) -> None:
+    result = run("diff", CLASSIFIER, CLASSIFIER, "--provider", "cpu", "--json")
+    assert report_of(result)["ran_on"] == "CPU"
+    assert report_of(result)["noise"] is None
+
+
+def test_numbers_are_asked_for_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TF32 off, no timed search of algorithms, deterministic kernels; a benchmark says what it wants instead."""
+    started = []
+
+    def start(source, options, provider, cuda_options):
+        started.append((dict(cuda_options), options.use_deterministic_compute))
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr("onnxamp.runtime.session.cuda_available", lambda: True)
+    monkeypatch.setattr("onnxamp.runtime.session._start", start)
+    model = parse("(float[2] x) => (float[2] y) { y = Relu (x) }")
+    for options in (None, {"use_tf32": "1"}):
+        with pytest.raises(RuntimeFailure, match="seen"):
+            make_session(model, "cuda", cuda_options=options)
+    assert started == [(dict(EXACT), True), ({"use_tf32": "1"}, False)]
+    assert EXACT["use_tf32"] == "0"
+
+
+@pytest.mark.cuda
+@on_cuda
+class TestCuda:
+    @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+    def test_float32_stays_near_the_cpu(self, path: Path) -> None:
+        found = diff_models(path, path)
+        assert found.passed
+        assert found.ran_on.startswith("CUDA (")
+        assert found.noise is not None
+        assert found.noise < 1e-4
+
+    def test_low_models_are_compared_whole(self) -> None:
+        model = onnx.load(CLASSIFIER)
+        for dtype in ("float16", "bfloat16"):
+            found = diff_models(model, convert_model(model, dtype=dtype), layers=True)
+            assert found.lowest == dtype
+            assert found.passed, found.warnings
+            assert found.layers
+
+    def test_bfloat16_comes_back_from_the_device(self) -> None:
+        model = parse("(bfloat16[N] x) => (bfloat16[N] y) { y = Add (x, x) }")
+        found = run_session(make_session(model, "cuda"), {"x": np.arange(3).astype(ml_dtypes.bfloat16)})
+        assert found["y"].astype(np.float32).tolist() == [0, 2, 4]
+
+    def test_sequences_come_back_from_the_device(self) -> None:
+        model = parse("(float[2] x) => (seq(float[2]) s) { y = Add (x, x)\n s = SequenceConstruct (x, y) }")
+        found = run_session(make_session(model, "cuda"), {"x": np.float32([1, 2])})
+        assert [part.tolist() for part in found["s"]] == [[1, 2], [2, 4]]
+
+    def test_a_tuned_model_is_confirmed(self) -> None:
+        model = onnx.load(CLASSIFIER)
+        found = confirm(model, convert_model(model), random_samples(model, 2), make_metric("rel-l2", 1e-2))
+        assert found.held
+        assert found.noise is not None
