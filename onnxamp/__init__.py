@@ -2,6 +2,8 @@
 
 from onnxamp.amp import auto_mixed_precision, custom_mixed_precision
 from onnxamp.audit import Audit, audit_model
+from onnxamp.benching.bench import bench_models
+from onnxamp.benching.records import BenchReport
 from onnxamp.casts import remove_redundant_casts
 from onnxamp.convert import Conversion, apply_plan
 from onnxamp.errors import (
@@ -32,6 +34,7 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "Audit",
+    "BenchReport",
     "ContradictionError",
     "Conversion",
     "DiffReport",
@@ -53,6 +56,7 @@ __all__ = [
     "apply_plan",
     "audit_model",
     "auto_mixed_precision",
+    "bench_models",
     "check_run",
     "convert_file",
     "convert_model",

@@ -17,10 +17,12 @@ from onnxamp.benching.profiled import profile
 from onnxamp.benching.records import Bench, BenchReport, Timing
 from onnxamp.benching.timing import Clock, interleave, latency, ratio, warm_up
 from onnxamp.errors import ArgumentError
+from onnxamp.infer import infer_types
 from onnxamp.ops import op_key
 from onnxamp.resolve import view_model
 from onnxamp.runtime.bound import bind
 from onnxamp.runtime.device import device_name
+from onnxamp.runtime.flow import lowest_type
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.random_inputs import random_inputs
 from onnxamp.runtime.session import Provider, assigned_nodes, choose_provider, make_session
@@ -198,8 +200,10 @@ class _Job:
         options, proto = self.options.of_provider(), load_model(path)
         given = {tensor.name for tensor in proto.graph.initializer}
         takes = tuple(entry.name for entry in proto.graph.input if entry.name not in given)
-        facts = Bench(label, 0.0, {}, kinds=dict(Counter(op_key(node.proto) for node in view_model(proto).nodes)))
-        del proto
+        view = view_model(proto)
+        kinds = Counter(op_key(node.proto) for node in view.nodes)
+        facts = Bench(label, lowest_type(infer_types(view)), 0.0, {}, kinds=dict(kinds))
+        del proto, view
         feeds = self.inputs.at(max(self.inputs.sizes, key=lambda size: size or 0))
         if missing := [name for name in takes if name not in feeds]:
             raise ArgumentError(f"{label} takes inputs that the first model lacks: {', '.join(map(repr, missing))}.")
@@ -243,7 +247,7 @@ def _report(job: _Job, loaded: Sequence[_Model]) -> BenchReport:
     slower = tuple(m.facts.model for m in loaded if any(t.speedup and t.speedup.high < 1 for t in m.timings))
     evidence = (Evidence(loaded[0].facts, m.facts, m.timings, options, on_cuda) for m in loaded[1:])
     notes = []
-    if not on_cuda and any(row.dtype in ("float16", "bfloat16") for m in loaded for row in m.facts.ops):
+    if not on_cuda and any(m.facts.lowest != "float32" for m in loaded):
         notes.append(
             "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing"
             " of a GPU."

@@ -46,7 +46,7 @@ class Evidence:
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     """What costs the model time, by the module's table. Complexity: linear in op types."""
-    if not evidence.model.ops or (not evidence.on_cuda and _is_low(evidence.model)):
+    if not evidence.model.ops or (not evidence.on_cuda and evidence.model.lowest != "float32"):
         return ()  # on CPU, float16 is computed in float32: what that costs has other causes than on a GPU
     looks: tuple[Callable[[Evidence], Iterator[tuple[str, str, str]]], ...] = (
         _casts, _fallbacks, _fusions, _layout, _channels, _search, _launches,
@@ -88,11 +88,11 @@ def _fusions(e: Evidence) -> Iterator[tuple[str, str, str]]:
     lost = {op: count - kept[op] for op, count in made.items() if count > kept[op]}
     softmax = _sum(e.model.ops, lambda row: row.op == "Softmax" and row.dtype == "float32")[0]
     attention = [op for op in lost if op in _ATTENTION]
-    if attention and softmax and _is_low(e.model):
+    if attention and softmax and e.model.lowest != "float32":
         text = f"{lost.pop(attention[0])} attentions are not fused: {softmax} Softmax in float32 stand in them"
         yield "softmax", text, "--lists fast makes Softmax low; its kernel accumulates in float32 all the same."
     convs = [op for op in lost if op in ("FusedConv", "NhwcFusedConv")]
-    if convs and _is_low(e.model):
+    if convs and e.model.lowest != "float32":
         count = sum(lost.pop(op) for op in convs)
         text = f"{count} activations no longer run inside their Conv: FusedConv is float32 only"
         yield "fused conv", text, "Nothing brings it back; it costs one pass over each such output."
@@ -143,10 +143,6 @@ def fused_ops(bench: Bench) -> Counter[str]:
     own = {op.rpartition("::")[2]: count for op, count in (bench.kinds or {}).items()}
     extra = {op: count - own.get(op, 0) for op, count in ran.items() if op not in ("Cast", "Transpose", *_MEMCPY)}
     return Counter({op: count for op, count in extra.items() if count > 0})
-
-
-def _is_low(bench: Bench) -> bool:
-    return any(row.dtype in _LOWS for row in bench.ops)
 
 
 def _sum(rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]) -> tuple[int, float]:

@@ -55,12 +55,14 @@ class OpTime:
 class Bench:
     """One model: what loading it took, and, where it was profiled, its memory and the ops that ran.
 
-    ``assigned`` counts nodes per provider before fusions. ``memory`` is what it took of the device's memory, beyond the
+    ``lowest`` is its lowest float type. ``assigned`` counts nodes per provider, before those fusions that depend on the
+    provider. ``memory`` is what it took of the device's memory, beyond the
     CUDA context; None on CPU. ``kinds`` counts its own nodes per op type, ``odd`` op types whose convolutions or matrix
     products have channels that are no multiple of 8, with the number of their nodes.
     """
 
     model: str
+    lowest: str
     load: float
     assigned: Mapping[str, int]
     memory: int | None = None

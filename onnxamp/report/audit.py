@@ -10,7 +10,7 @@ from rich.text import Text
 
 from onnxamp.audit import Audit, Finding, NodeFacts
 from onnxamp.ops import op_facts
-from onnxamp.report.parts import plain, size
+from onnxamp.report.parts import heading, make_table, plain, size
 
 _NAMES = 3
 """Nodes of one sort that are named, unless everything is asked for."""
@@ -18,6 +18,9 @@ _GROUPS = 12
 """Sorts of findings of one severity that are shown, unless everything is asked for."""
 _WORDS = {"error": ("✘", "red", "error"), "warning": ("!", "yellow", "warning"), "note": ("•", "dim", "note")}
 """Severity -> its sign, style and name."""
+_OPS = 8
+"""Rows of the table of providers, unless everything is asked for."""
+_PROVIDERS = {"none": "nothing"}
 _PRECISIONS = ("float16", "bfloat16", "mixed", "float32", "float64", "no floats")
 
 
@@ -26,6 +29,7 @@ def audit_table(audit: Audit, *, verbose: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_verdict(audit)]
     if audit.nodes:
         parts.append(Padding(_head(audit), (0, 0, 0, 2), expand=False))
+        parts += _placed(audit, verbose=verbose)
     for severity in _WORDS:
         parts += _findings([found for found in audit.findings if found.severity == severity], severity, verbose=verbose)
     return Group(*parts)
@@ -71,6 +75,24 @@ def _head(audit: Audit) -> Table:
     weights = ", ".join(f"{size(count)} {name}" for name, count in audit.weight_bytes.items() if count)
     table.add_row("weights", Text(weights or "none"))
     return table
+
+
+def _placed(audit: Audit, *, verbose: bool) -> list[RenderableType]:
+    """Nodes per op type, and where they run in which precision: those that the target does not run come first."""
+    rows = Counter((node.op, node.provider, node.precision) for node in audit.nodes if node.provider)
+    home = audit.target.upper()
+    ranked = sorted(rows.items(), key=lambda row: (row[0][1] == home, -row[1], row[0]))
+    if not ranked:
+        return []
+    shown = ranked if verbose else ranked[:_OPS]
+    table = make_table("op", "runs on", "precision", "nodes", right=(3,))
+    for (op, provider, precision), count in shown:
+        style = "" if provider == home else "yellow" if precision != "no floats" else "dim"
+        table.add_row(plain(op), _PROVIDERS.get(provider, provider), precision, str(count), style=style)
+    parts: list[RenderableType] = [heading("Where nodes run"), Padding(table, (0, 0, 0, 2), expand=False)]
+    if len(shown) < len(ranked):
+        parts.append(Text(f"  … and {len(ranked) - len(shown)} more kinds (-v shows all)", style="dim"))
+    return parts
 
 
 def _shares(nodes: Sequence[NodeFacts], found: Sequence[str], order: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, helper
 from onnxamp.dtypes import ELEM_NAMES, ELEM_NUMBERS, LOW_TYPES, readable_types
 from onnxamp.errors import ArgumentError
 from onnxamp.graph import ABSENT, View
-from onnxamp.infer import infer_types
+from onnxamp.infer import Types, infer_types
 from onnxamp.ops import attribute
 from onnxamp.resolve import view_model
 from onnxamp.runtime.emulate import emulate, inlined
@@ -96,7 +96,8 @@ def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]]
     """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined."""
     written = shell.model
     view = view_model(written)
-    low, lowest = _low_values(view)
+    found = infer_types(view)
+    low, lowest = _low_values(view, found), lowest_type(found)
     own = frozenset(view.scopes[0].names)
     if lowest != "float32" and emulated:
         written = emulate(written, hollow=shell.weights)
@@ -151,14 +152,16 @@ def _sizes(view: View, order: Sequence[int], shapes: Mapping[str, Sequence[int]]
     return found
 
 
-def _low_values(view: View) -> tuple[dict[str, int], str]:
-    """Low values of the main graph with their element types, and the lowest type in any scope."""
-    types = infer_types(view)
+def _low_values(view: View, types: Types) -> dict[str, int]:
+    """Low values of the main graph with their element types."""
     low = {low.tensor: low for low in LOW_TYPES.values()}
-    found = {low[kind].name for kind in types if kind in low}
-    lowest = next((name for name in ("bfloat16", "float16") if name in found), "float32")
     main = view.scopes[0].names.items()
-    return {name: low[kind].elem for name, value in main if (kind := types[value]) in low}, lowest
+    return {name: low[kind].elem for name, value in main if (kind := types[value]) in low}
+
+
+def lowest_type(types: Types) -> str:
+    """The lowest float type of any value in any scope: "bfloat16", "float16" or "float32"."""
+    return next((name for name in ("bfloat16", "float16") if LOW_TYPES[name].tensor in types), "float32")
 
 
 def _needs(view: View) -> dict[int, tuple[str, ...]]:

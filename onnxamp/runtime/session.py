@@ -157,8 +157,8 @@ def _session_options(
 def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]]:
     """(provider, op key, node name) of every node of a session made with ``record``.
 
-    It is the graph before fusions, with functions that no kernel runs expanded, nodes of bodies included, and without
-    Constants and the Casts that ONNX Runtime adds last.
+    It is the graph before those fusions that depend on the provider, with functions that no kernel runs expanded, nodes
+    of bodies included, and without Constants and the Casts that ONNX Runtime adds last.
     """
     return [
         (
