@@ -187,14 +187,14 @@ class TestProfiles:
 
 def bench(*rows: tuple[Any, ...], name: str = "m", kinds: dict[str, int] | None = None, **facts: Any) -> Bench:
     lowest = "float16" if any(row[2] == "float16" for row in rows) else "float32"
-    return Bench(name, lowest, 1.0, {"CUDA": 1}, ops=tuple(OpTime(*row) for row in rows), kinds=kinds or {}, **facts)
+    facts = {"options": {}, "kinds": kinds or {}, "ops": tuple(OpTime(*row) for row in rows)} | facts
+    return Bench(name, lowest=lowest, load=1.0, assigned={"CUDA": 1}, **facts)
 
 
 def causes_of(model: Bench, original: Bench | None = None, **facts: Any) -> dict[str, str]:
-    timings = facts.pop("timings", [timing(1.0, 1.0)])
-    found = find_causes(
-        Evidence(original or bench(), model, timings, facts.pop("options", {}), facts.pop("on_cuda", True))
-    )
+    model = replace(model, options=facts.get("options", {}))
+    timings = facts.get("timings", [timing(1.0, 1.0)])
+    found = find_causes(Evidence(original or bench(), model, timings, facts.get("on_cuda", True)))
     return {cause.kind: cause.text for cause in found}
 
 
@@ -354,8 +354,9 @@ class TestCommand:
         slow = replace(timing(1.0, 2.0), speedup=Ratio(0.5, 0.45, 0.55))
         first = replace(timing(1.0, 1.0), model="first")
         report = BenchReport(
-            "CUDA (Test)", "onnxruntime 9", {"use_tf32": "1"}, "made-up",
-            (bench(MATMUL, name="first", memory=5 * 10**8), bench(("Cast", "CUDA", "float16", 2, 1.0))),
+            "CUDA (Test)", "onnxruntime 9", "made-up",
+            (bench(MATMUL, name="first", memory=5 * 10**8, options={"use_tf32": "1"}),
+             bench(("Cast", "CUDA", "float16", 2, 1.0))),
             (first, slow), 1, ("m",), (Cause("m", "casts", "2 Casts", "Lower more."),), (),
         )  # fmt: skip
         text = shown(bench_report(report))

@@ -64,6 +64,7 @@ class _Model:
     """A model in the making: its file, its session, and what is known of it."""
 
     takes: tuple[str, ...]
+    how: BenchOptions
     session: "ort.InferenceSession"
     facts: Bench
     timings: list[Timing] = field(default_factory=list)
@@ -76,7 +77,7 @@ def bench_models(
     dims: Mapping[str, int] | None = None,
     feeds: Mapping[str, Feed] | None = None,
     seed: int = 0,
-    options: BenchOptions | None = None,
+    options: BenchOptions | Sequence[BenchOptions] | None = None,
     told: Told | None = None,
     clock: Clock = perf_counter,
 ) -> BenchReport:
@@ -89,7 +90,7 @@ def bench_models(
         dims: sizes of named dimensions of made-up inputs.
         feeds: inputs to use instead of made-up ones; then there can be no batches.
         seed: of made-up inputs.
-        options: how models run.
+        options: how models run; one for all, or one for each.
         told: called with what is done and what there is to do.
         clock: what tells seconds.
 
@@ -100,13 +101,15 @@ def bench_models(
     if not models:
         raise ArgumentError("There is no model to time.")
     chosen = choose_provider(provider)
-    options = options or BenchOptions()
-    if options.cuda_graph and chosen != "cuda":
+    each = [options or BenchOptions()] * len(models) if isinstance(options, BenchOptions | None) else list(options)
+    if len(each) != len(models):
+        raise ArgumentError(f"There are options for {len(each)} models, but {len(models)} models.")
+    if chosen != "cuda" and any(one.cuda_graph for one in each):
         raise ArgumentError("CUDA graphs need the CUDA provider.")
     given = _Inputs(models[0], batches, dims or {}, feeds, seed)
     with _files(models) as files:
-        job = _Job(chosen, options, given, clock, told or (lambda *_: None), len(files) * (1 + len(given.sizes)))
-        loaded = [job.load(path, label) for path, label in files]
+        job = _Job(chosen, given, clock, told or (lambda *_: None), len(files) * (1 + len(given.sizes)))
+        loaded = [job.load(path, label, how) for (path, label), how in zip(files, each, strict=True)]
         for batch in given.sizes:
             job.time(loaded, batch)
     return _report(job, loaded)
@@ -184,7 +187,6 @@ def _files(models: Sequence[ModelProto | str | PathLike[str]]) -> Iterator[list[
 @dataclass(slots=True)
 class _Job:
     provider: Provider
-    options: BenchOptions
     inputs: _Inputs
     clock: Clock
     told: Told
@@ -195,43 +197,46 @@ class _Job:
         self.done += 1
         self.told(self.done, self.steps)
 
-    def load(self, path: Path, label: str) -> _Model:
+    def load(self, path: Path, label: str, how: BenchOptions) -> _Model:
         """Profile the model, then load it for timing."""
-        options, proto = self.options.of_provider(), load_model(path)
+        options, proto = how.of_provider(), load_model(path)
         given = {tensor.name for tensor in proto.graph.initializer}
         takes = tuple(entry.name for entry in proto.graph.input if entry.name not in given)
         view = view_model(proto)
         kinds = Counter(op_key(node.proto) for node in view.nodes)
-        facts = Bench(label, lowest_type(infer_types(view)), 0.0, {}, kinds=dict(kinds))
+        told = options if self.provider == "cuda" else {"threads": str(how.threads)}
+        facts = Bench(label, told, lowest_type(infer_types(view)), 0.0, {}, kinds=dict(kinds))
         del proto, view
         feeds = self.inputs.at(max(self.inputs.sizes, key=lambda size: size or 0))
         if missing := [name for name in takes if name not in feeds]:
             raise ArgumentError(f"{label} takes inputs that the first model lacks: {', '.join(map(repr, missing))}.")
-        if self.options.profile:
+        if how.profile:
             plain = options | {"enable_cuda_graph": "0"}  # a graph is replayed as a whole: its nodes are not seen
             seen = profile(path, {name: feeds[name] for name in takes}, self.provider, plain)
             facts = replace(facts, memory=seen.memory, ops=seen.ops, odd=seen.odd)
         start = self.clock()
-        session = make_session(path, self.provider, threads=self.options.threads, record=True, cuda_options=options)
+        session = make_session(path, self.provider, threads=how.threads, record=True, cuda_options=options)
         took = self.clock() - start
         assigned = Counter(provider for provider, *_ in assigned_nodes(session))
         self.step()
-        return _Model(takes, session, replace(facts, load=took, assigned=dict(assigned)))
+        return _Model(takes, how, session, replace(facts, load=took, assigned=dict(assigned)))
 
     def time(self, loaded: Sequence[_Model], batch: int | None) -> None:
         """Time all models at one batch size."""
         feeds = self.inputs.at(batch)
-        graph = self.inputs.sizes.index(batch) if self.options.cuda_graph else None
+        number = self.inputs.sizes.index(batch)
         runs, firsts, each = [], [], []
         for model in loaded:
             start = self.clock()
-            run = bind(model.session, {name: feeds[name] for name in model.takes}, graph)
+            run = bind(
+                model.session, {name: feeds[name] for name in model.takes}, number if model.how.cuda_graph else None
+            )
             first = self.clock() - start
             _, cost = warm_up(run, self.clock, _WARM_UP)
             runs.append(run)
             firsts.append(first)
             each.append(cost)
-        blocks = interleave(runs, each, self.options.seconds, self.clock)
+        blocks = interleave(runs, each, loaded[0].how.seconds, self.clock)
         for model, first, mine in zip(loaded, firsts, blocks, strict=True):
             found = latency(first, mine)
             speedup = None if model is loaded[0] else ratio(blocks[0], mine)
@@ -243,9 +248,8 @@ def _report(job: _Job, loaded: Sequence[_Model]) -> BenchReport:
     import onnxruntime as ort  # noqa: PLC0415
 
     on_cuda = job.provider == "cuda"
-    options = job.options.of_provider() if on_cuda else {"threads": str(job.options.threads)}
     slower = tuple(m.facts.model for m in loaded if any(t.speedup and t.speedup.high < 1 for t in m.timings))
-    evidence = (Evidence(loaded[0].facts, m.facts, m.timings, options, on_cuda) for m in loaded[1:])
+    evidence = (Evidence(loaded[0].facts, m.facts, m.timings, on_cuda) for m in loaded[1:])
     notes = []
     if not on_cuda and any(m.facts.lowest != "float32" for m in loaded):
         notes.append(
@@ -254,7 +258,7 @@ def _report(job: _Job, loaded: Sequence[_Model]) -> BenchReport:
         )
     sizes = job.inputs.sizes
     return BenchReport(
-        f"CUDA ({device_name()})" if on_cuda else "CPU", f"onnxruntime {ort.__version__}", options, job.inputs.text,
+        f"CUDA ({device_name()})" if on_cuda else "CPU", f"onnxruntime {ort.__version__}", job.inputs.text,
         tuple(m.facts for m in loaded), tuple(t for m in loaded for t in m.timings),
         max((size for size in sizes if size is not None), default=None), slower,
         tuple(cause for one in evidence for cause in find_causes(one)), tuple(notes),

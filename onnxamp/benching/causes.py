@@ -16,7 +16,7 @@ launches       a run that is hardly longer than starting its kernels takes
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,12 +35,11 @@ _ATTENTION: Final = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A model and the original, and the timings of the model; ``options`` are the provider's."""
+    """A model and the original, and the timings of the model."""
 
     original: Bench
     model: Bench
     timings: Sequence[Timing]
-    options: Mapping[str, str]
     on_cuda: bool
 
 
@@ -105,7 +104,7 @@ def _fusions(e: Evidence) -> Iterator[tuple[str, str, str]]:
 
 def _layout(e: Evidence) -> Iterator[tuple[str, str, str]]:
     count, seconds = _sum(e.model.ops, lambda row: row.op in _CONVOLUTIONS and row.dtype in _LOWS)
-    if e.on_cuda and count and e.options.get("prefer_nhwc") != "1":
+    if e.on_cuda and count and e.model.options.get("prefer_nhwc") != "1":
         text = f"{count} low convolutions ({seconds * 1e3:.3g} ms) run in NCHW; tensor cores want NHWC"
         yield "layout", text, "Try the provider option prefer_nhwc=1 (onnxamp bench --nhwc)."
 
@@ -129,7 +128,7 @@ def _search(e: Evidence) -> Iterator[tuple[str, str, str]]:
 def _launches(e: Evidence) -> Iterator[tuple[str, str, str]]:
     kernels = sum(row.nodes for row in e.model.ops if row.provider == "CUDA")
     bound = [t for t in e.timings if kernels and t.latency.median < _LAUNCH * kernels]
-    if e.on_cuda and bound and e.options.get("enable_cuda_graph") != "1":
+    if e.on_cuda and bound and e.model.options.get("enable_cuda_graph") != "1":
         fastest = min(t.latency.median for t in bound)
         text = f"{kernels} kernels in {fastest * 1e3:.3g} ms: starting them takes longer than they do"
         yield "launches", text, "A larger batch, or a CUDA graph (onnxamp bench --cuda-graph)."

@@ -55,13 +55,14 @@ class OpTime:
 class Bench:
     """One model: what loading it took, and, where it was profiled, its memory and the ops that ran.
 
-    ``lowest`` is its lowest float type. ``assigned`` counts nodes per provider, before those fusions that depend on the
-    provider. ``memory`` is what it took of the device's memory, beyond the
-    CUDA context; None on CPU. ``kinds`` counts its own nodes per op type, ``odd`` op types whose convolutions or matrix
-    products have channels that are no multiple of 8, with the number of their nodes.
+    ``options`` are those of the CUDA provider, or the number of threads. ``lowest`` is the model's lowest float type.
+    ``assigned`` counts nodes per provider, before those fusions that depend on the provider. ``memory`` is what it took
+    of the device's memory, beyond the CUDA context; None on CPU. ``kinds`` counts its own nodes per op type; ``odd`` are
+    op types of low convolutions and products with channels that are no multiple of 8, with the number of their nodes.
     """
 
     model: str
+    options: Mapping[str, str]
     lowest: str
     load: float
     assigned: Mapping[str, int]
@@ -85,13 +86,12 @@ class Cause:
 class BenchReport:
     """Models beside each other, all on the same inputs.
 
-    ``ran_on`` is "CUDA (device)" or "CPU"; ``options`` are those of the provider; ``profiled`` is the batch that the
+    ``ran_on`` is "CUDA (device)" or "CPU"; ``profiled`` is the batch that the
     op times are of. ``slower`` names models that are slower than the first at some batch.
     """
 
     ran_on: str
     runtime: str
-    options: Mapping[str, str]
     inputs: str
     models: tuple[Bench, ...]
     timings: tuple[Timing, ...]

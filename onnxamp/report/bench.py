@@ -22,9 +22,8 @@ def bench_json(report: BenchReport) -> str:
 
 def bench_report(report: BenchReport, *, verbose: bool = False) -> RenderableType:
     """The whole benchmark."""
-    options = ", ".join(f"{name}={value}" for name, value in report.options.items())
     head = f"{report.ran_on}, {report.runtime}, {report.inputs}"
-    parts: list[RenderableType] = [plain(head), Text(options, style="dim"), heading("Models")]
+    parts: list[RenderableType] = [plain(head), heading("Models")]
     parts += [_table(_models(report.models)), heading("Latency"), _table(_timings(report.timings))]
     if any(model.ops for model in report.models):
         where = "" if report.profiled is None else f" at batch {report.profiled}"
@@ -46,11 +45,12 @@ def _table(table: Table) -> Padding:
 
 
 def _models(models: Sequence[Bench]) -> Table:
-    table = make_table("model", "load s", "nodes per provider", "device memory", right=(1, 3))
+    table = make_table("model", "load s", "nodes per provider", "device memory", "options", right=(1, 3))
     for model in models:
         nodes = ", ".join(f"{count} {name}" for name, count in sorted(model.assigned.items(), key=lambda x: -x[1]))
+        options = ", ".join(f"{name}={value}" for name, value in model.options.items() if value != "0") or "–"
         memory = "–" if model.memory is None else size(model.memory)
-        table.add_row(plain(model.model), f"{model.load:.2f}", nodes, memory)
+        table.add_row(plain(model.model), f"{model.load:.2f}", nodes, memory, options)
     return table
 
 
