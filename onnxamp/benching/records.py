@@ -57,8 +57,8 @@ class Bench:
 
     ``options`` are those of the CUDA provider, or the number of threads. ``lowest`` is the model's lowest float type.
     ``assigned`` counts nodes per provider, before those fusions that depend on the provider. ``memory`` is what it took
-    of the device's memory, beyond the CUDA context; None on CPU. ``kinds`` counts its own nodes per op type; ``odd`` are
-    op types of low convolutions and products with channels that are no multiple of 8, with the number of their nodes.
+    of the device's memory, beyond the CUDA context; None on CPU. ``kinds`` counts its own nodes per op type; ``odd``
+    low convolutions and products with channels that are no multiple of 8.
     """
 
     model: str
