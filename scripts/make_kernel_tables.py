@@ -24,6 +24,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
@@ -152,6 +153,9 @@ def print_registry() -> None:
     import onnxruntime as ort  # noqa: PLC0415 - reading dumps needs no onnxruntime
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def  # noqa: PLC0415
 
+    if hasattr(ort, "preload_dlls"):  # CUDA's libraries may be pip's; what it prints is no part of the registry
+        with redirect_stdout(sys.stderr):
+            ort.preload_dlls()
     rows = []
     for kernel in get_all_opkernel_def():
         since, until = kernel.version_range

@@ -131,4 +131,5 @@ def test_without_a_device_it_says_so(gpu: ModuleType, capsys: pytest.CaptureFixt
     done = subprocess.run(["sh", ROOT / "scripts" / "gpu_suite.sh"], capture_output=True, text=True, check=False,
                           env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable})  # fmt: skip
     assert done.returncode == 1
-    assert "CUDA cannot be used: there is no NVIDIA device" in done.stdout
+    assert "CUDA cannot be used here: there is no NVIDIA device" in done.stderr
+    assert "tests/" not in done.stdout
