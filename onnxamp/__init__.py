@@ -2,7 +2,7 @@
 
 from onnxamp.amp import auto_mixed_precision, custom_mixed_precision
 from onnxamp.audit import Audit, audit_model
-from onnxamp.benching.bench import bench_models
+from onnxamp.benching.bench import BenchOptions, bench_models
 from onnxamp.benching.records import BenchReport
 from onnxamp.casts import remove_redundant_casts
 from onnxamp.convert import Conversion, apply_plan
@@ -34,6 +34,7 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "Audit",
+    "BenchOptions",
     "BenchReport",
     "ContradictionError",
     "Conversion",

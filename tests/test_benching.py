@@ -16,9 +16,11 @@ from graphs.case import parse
 from onnxamp import ArgumentError, RuntimeFailure, bench_models, convert_model
 from onnxamp.benching.bench import BenchOptions
 from onnxamp.benching.causes import Evidence, find_causes, fused_ops
+from onnxamp.benching.executed import executed
 from onnxamp.benching.profiled import odd_channels, op_times, profile
 from onnxamp.benching.records import Bench, Latency, OpTime, Timing
 from onnxamp.benching.timing import interleave, latency, ratio, warm_up
+from onnxamp.kernels import kernel_table
 from onnxamp.runtime.bound import bind
 from onnxamp.runtime.device import bytes_on_device, device_memory_used, device_present
 from onnxamp.runtime.session import cuda_available, make_session
@@ -133,6 +135,24 @@ def runs(*events: dict[str, Any]) -> list[dict[str, Any]]:
     """A profile of two runs, of which the second counts."""
     spans = [{"cat": "Session", "name": "model_run", "ts": at, "dur": 100} for at in (0, 1000)]
     return [*(e | {"ts": e["ts"]} for e in events), *(e | {"ts": e["ts"] + 1000} for e in events), *spans]
+
+
+def test_ops_that_run_are_named_as_the_runtime_names_them() -> None:
+    """By its schemas; copies and NHWC forms have none that it tells of."""
+    import onnxruntime.capi.onnxruntime_pybind11_state as ort_state
+
+    known = {schema.name for schema in ort_state.get_all_operator_schema()} | {"MemcpyFromHost", "MemcpyToHost"}
+    facts = executed()
+    named = (
+        facts.convolutions | facts.conv_activations | facts.attentions | facts.copies | facts.glue | {*facts.channels}
+    )
+    assert {op.removeprefix("Nhwc") for op in named} <= known
+    low = (
+        row
+        for op in ("com.microsoft::FusedConv", "com.microsoft::NhwcFusedConv")
+        for row in kernel_table("cuda").get(op, ())
+    )
+    assert {name for row in low for name in row.types["T"]} == {"tensor(float)"}
 
 
 class TestProfiles:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from onnxamp.benching.executed import executed
 from onnxamp.benching.records import Bench, Cause, OpTime, Timing
 
 _CAST_SHARE: Final = 0.03
@@ -27,10 +28,7 @@ _SEARCH: Final = 20.0
 """A first run that is so many times as long as the others tells that something was searched."""
 _LAUNCH: Final = 8e-6
 """Seconds per kernel below which a run waits for launches: one takes 3 to 5 microseconds on the host."""
-_MEMCPY: Final = ("MemcpyToHost", "MemcpyFromHost")
 _LOWS: Final = ("float16", "bfloat16")
-_CONVOLUTIONS: Final = ("Conv", "ConvTranspose")
-_ATTENTION: Final = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +69,14 @@ def _casts(e: Evidence) -> Iterator[tuple[str, str, str]]:
 def _fallbacks(e: Evidence) -> Iterator[tuple[str, str, str]]:
     if not e.on_cuda:
         return
-    rows = [row for row in e.model.ops if row.provider == "CPU" and row.dtype != "no floats" and row.op not in _MEMCPY]
+    rows = [
+        row
+        for row in e.model.ops
+        if row.provider == "CPU" and row.dtype != "no floats" and row.op not in executed().copies
+    ]
     before = {row.op: row.nodes for row in e.original.ops if row.provider == "CPU" and row.dtype != "no floats"}
     new = [row for row in rows if row.nodes > before.get(row.op, 0)]
-    copies = _sum(e.model.ops, lambda row: row.op in _MEMCPY)
+    copies = _sum(e.model.ops, lambda row: row.op in executed().copies)
     if new or (rows and copies[0]):
         kinds = ", ".join(f"{row.op} ×{row.nodes} ({row.dtype})" for row in new or rows)
         more = "" if new else ", as in the original"
@@ -86,11 +88,11 @@ def _fusions(e: Evidence) -> Iterator[tuple[str, str, str]]:
     made, kept = (fused_ops(bench) for bench in (e.original, e.model))
     lost = {op: count - kept[op] for op, count in made.items() if count > kept[op]}
     softmax = _sum(e.model.ops, lambda row: row.op == "Softmax" and row.dtype == "float32")[0]
-    attention = [op for op in lost if op in _ATTENTION]
+    attention = [op for op in lost if op in executed().attentions]
     if attention and softmax and e.model.lowest != "float32":
         text = f"{lost.pop(attention[0])} attentions are not fused: {softmax} Softmax in float32 stand in them"
         yield "softmax", text, "--lists fast makes Softmax low; its kernel accumulates in float32 all the same."
-    convs = [op for op in lost if op in ("FusedConv", "NhwcFusedConv")]
+    convs = [op for op in lost if op in executed().conv_activations]
     if convs and e.model.lowest != "float32":
         count = sum(lost.pop(op) for op in convs)
         text = f"{count} activations no longer run inside their Conv: FusedConv is float32 only"
@@ -103,7 +105,7 @@ def _fusions(e: Evidence) -> Iterator[tuple[str, str, str]]:
 
 
 def _layout(e: Evidence) -> Iterator[tuple[str, str, str]]:
-    count, seconds = _sum(e.model.ops, lambda row: row.op in _CONVOLUTIONS and row.dtype in _LOWS)
+    count, seconds = _sum(e.model.ops, lambda row: row.op in executed().convolutions and row.dtype in _LOWS)
     if e.on_cuda and count and e.model.options.get("prefer_nhwc") != "1":
         text = f"{count} low convolutions ({seconds * 1e3:.3g} ms) run in NCHW; tensor cores want NHWC"
         yield "layout", text, "Try the provider option prefer_nhwc=1 (onnxamp bench --nhwc)."
@@ -118,7 +120,7 @@ def _channels(e: Evidence) -> Iterator[tuple[str, str, str]]:
 
 def _search(e: Evidence) -> Iterator[tuple[str, str, str]]:
     slow = [t for t in e.timings if t.latency.first > _SEARCH * t.latency.median and t.latency.first > 0.1]
-    convolves = any(row.op in (*_CONVOLUTIONS, "FusedConv", "NhwcConv", "NhwcFusedConv") for row in e.model.ops)
+    convolves = any("Conv" in row.op for row in e.model.ops)
     if e.on_cuda and slow and convolves:
         first = max(t.latency.first for t in slow)
         text = f"the first run at a new shape takes up to {first:.2g} s: cuDNN tries its algorithms"
@@ -140,7 +142,7 @@ def fused_ops(bench: Bench) -> Counter[str]:
     for row in bench.ops:
         ran[row.op] += row.nodes
     own = {op.rpartition("::")[2]: count for op, count in (bench.kinds or {}).items()}
-    extra = {op: count - own.get(op, 0) for op, count in ran.items() if op not in ("Cast", "Transpose", *_MEMCPY)}
+    extra = {op: count - own.get(op, 0) for op, count in ran.items() if op not in executed().glue | executed().copies}
     return Counter({op: count for op, count in extra.items() if count > 0})
 
 

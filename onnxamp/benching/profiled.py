@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from onnxamp.benching.executed import executed
 from onnxamp.benching.records import OpTime
 from onnxamp.errors import RuntimeFailure
 from onnxamp.runtime.bound import bind
@@ -100,12 +101,11 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
 def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Op type -> low convolutions and matrix products with channels that are no multiple of 8.
 
-    Tensor cores take float16 in groups of 8 (NVIDIA: Mixed-Precision Training Guide, "Tensor Core shape constraints").
-    Channels are axis 1 for convolutions, the last axis for products.
+    Such shapes are slow on tensor cores, or keep off them.
     """
     found = dict[str, str]()
     for name, args in _nodes(events):
-        axis = _CHANNELS.get(args["op_name"])
+        axis = executed().channels.get(args["op_name"])
         if axis is None or _dtype(args) not in ("float16", "bfloat16"):
             continue
         entries = (*args.get("input_type_shape", ())[:1], *args.get("output_type_shape", ()))
@@ -113,13 +113,6 @@ def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         if any(len(shape) > max(axis, 0) and shape[axis] % 8 for shape in shapes):
             found[name] = args["op_name"]
     return dict(Counter(found.values()))
-
-
-_CHANNELS: Final = {
-    "Conv": 1, "FusedConv": 1, "ConvTranspose": 1, "MatMul": -1, "FusedMatMul": -1, "Gemm": -1, "FusedGemm": -1,
-    "NhwcConv": -1, "NhwcFusedConv": -1,
-}  # fmt: skip
-"""Op -> axis of the channels of what it reads first and of what it makes."""
 
 
 def _nodes(events: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Mapping[str, Any]]]:
