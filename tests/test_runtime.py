@@ -135,6 +135,24 @@ class TestSession:
         monkeypatch.setattr(session_module, "_start", None)
         assert "no NVIDIA device" in cuda_trouble.__wrapped__()
 
+    def test_libraries_are_looked_for_wherever_packages_are(self, monkeypatch, tmp_path):
+        for part in ("cu13", "cudnn"):
+            (tmp_path / "nvidia" / part / "lib").mkdir(parents=True)
+        monkeypatch.syspath_prepend(tmp_path)
+        asked = []
+
+        def preload(directory):
+            asked.append(directory)
+            missing = [name for name in ("cu13", "cudnn") if f"{tmp_path}/nvidia/{name}/lib" not in asked]
+            sys.stdout.write("".join(f"Failed to load lib{name}.so\n" for name in missing))
+
+        assert session_module._preload(preload) == ""
+        assert asked == [None, f"{tmp_path}/nvidia/cu13/lib", f"{tmp_path}/nvidia/cudnn/lib"]
+        assert (
+            session_module._preload(lambda directory: sys.stdout.write("Failed to load a.so\nb"))
+            == "Failed to load a.so"
+        )
+
     def test_profile(self, double, tmp_path):
         session = make_session(double, profile_to=tmp_path / "profile")
         run(session, {"x": np.ones(2, np.float32)})

@@ -29,8 +29,8 @@ def device_present() -> bool:
 
 def device_name() -> str:
     """Name of the first device ("NVIDIA H100 80GB HBM3"); "CUDA device" where the driver does not say."""
-    driver, name = _driver(), ctypes.create_string_buffer(256)
-    if driver is None or driver.cuDeviceGetName(name, len(name), 0) != 0:
+    driver, device, name = _driver(), ctypes.c_int(0), ctypes.create_string_buffer(256)
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, 256, device):
         return "CUDA device"
     return name.value.decode(errors="replace")
 
@@ -68,7 +68,7 @@ def bytes_on_device(pointer: int, size: int) -> bytes:
 @cache
 def _primary_context() -> Any:
     """A handle of the first device's primary context, retained once; None where there is no device."""
-    driver, context = _driver(), ctypes.c_void_p()
-    if not device_present() or driver is None or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) != 0:
+    driver, device, context = _driver(), ctypes.c_int(0), ctypes.c_void_p()
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0):
         return None
-    return context
+    return None if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) else context

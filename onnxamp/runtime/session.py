@@ -6,7 +6,9 @@ inside functions, so that importing onnxamp stays light.
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from os import PathLike, fspath
@@ -66,11 +68,8 @@ def cuda_trouble() -> str | None:
         return "there is no NVIDIA device, or its driver is not installed"
     if _CUDA not in ort.get_available_providers():
         return "the installed onnxruntime has no CUDA provider; install onnxruntime-gpu in its stead"
-    said = io.StringIO()
-    if hasattr(ort, "preload_dlls"):  # finds the libraries of pip's nvidia packages, and prints what it does not find
-        with redirect_stdout(said):
-            ort.preload_dlls()
-    hint = "".join(f" ({text.strip()})" for text in said.getvalue().splitlines()[:1])
+    missing = _preload(ort.preload_dlls) if hasattr(ort, "preload_dlls") else ""
+    hint = f" ({missing})" if missing else ""
     try:
         session = _start(_trial().SerializeToString(), _session_options(), "cuda", EXACT)
         session.run(None, {"x": np.ones(1, np.float32)})
@@ -81,6 +80,27 @@ def cuda_trouble() -> str | None:
     return (
         f"ONNX Runtime cannot load its CUDA provider: pip install 'onnxruntime-gpu[cuda,cudnn]' brings libraries{hint}"
     )
+
+
+def _preload(preload: Callable[..., None]) -> str:
+    """Load the libraries of pip's nvidia packages, wherever on ``sys.path`` they are.
+
+    Args:
+        preload: ONNX Runtime's function. By itself it looks beside ONNX Runtime alone; it prints what it does not find.
+
+    Returns:
+        The first thing that it did not find, or "".
+    """
+    said = io.StringIO()
+    folders = (path for entry in sys.path for path in sorted(Path(entry or ".", "nvidia").glob("*/lib")))
+    for folder in (None, *folders):
+        said.seek(0)
+        said.truncate()
+        with redirect_stdout(said), warnings.catch_warnings(action="ignore"):
+            preload(directory=None if folder is None else str(folder.resolve()))
+        if not said.getvalue():
+            return ""
+    return said.getvalue().splitlines()[0].strip()
 
 
 def _trial() -> ModelProto:
