@@ -147,19 +147,20 @@ def sentence(error: Exception) -> str:
 
 def timed(shape: Shape, made: Made, provider: str, seconds: float) -> BenchReport:
     """Time all variants in turns; those that do not load or run are taken out, and noted."""
+    profiled = {REFERENCE, HEADLINE}
     while True:
         names = [variant.name for variant in made.files]
-        options = [
-            BenchOptions(tf32=v.tf32, seconds=seconds, profile=v.name in (REFERENCE, HEADLINE)) for v in made.files
-        ]
+        options = [BenchOptions(tf32=v.tf32, seconds=seconds, profile=v.name in profiled) for v in made.files]
         try:
             return bench_models(
                 *made.files.values(), provider=provider, batches=shape.batches, dims=shape.dims, options=options
             )
-        except onnxamp.RuntimeFailure:
+        except onnxamp.RuntimeFailure as error:
             broken = {name: why for name in names if (why := trouble(shape, made, name, provider))}
-            if not broken or REFERENCE in broken:
+            if REFERENCE in broken or not (broken or profiled):
                 raise
+            if not broken:  # each runs by itself: it was profiling that failed
+                made.missing["time per op"], profiled = sentence(error), set()
             made.missing |= broken
             made.files = {variant: path for variant, path in made.files.items() if variant.name not in broken}
 

@@ -59,10 +59,10 @@ _DECODER = {"layers": 12, "hidden": 768, "heads": 12, "inner": 2048, "vocabulary
 
 FULL = (
     Shape("bert", "BERT-base, 128 tokens", lambda path: encoder(path, **_BERT), (1, 8, 32)),
-    Shape("resnet50", "ResNet-50, 224 × 224",
-          lambda _: resnet(width=64, blocks=(3, 4, 6, 3), size=224, classes=1000), (1, 8, 32)),
     Shape("decoder", "decoder step, 512 tokens in the cache", lambda path: decoder(path, **_DECODER), (1, 8),
           {"length": 1, "past": 512}),
+    Shape("resnet50", "ResNet-50, 224 × 224",
+          lambda _: resnet(width=64, blocks=(3, 4, 6, 3), size=224, classes=1000), (1, 32)),
     Shape("unet", "U-Net, 256 × 256", lambda path: unet(path, width=64, depth=4, size=256), (1, 4)),
 )  # fmt: skip
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Told: TypeAlias = Callable[[int, int], None]
 
-_WARM_UP: Final = 5.0
+_WARM_UP: Final = 2.0
 """Seconds that warming up may take, per model and batch."""
 
 
@@ -212,7 +212,7 @@ class _Job:
             raise ArgumentError(f"{label} takes inputs that the first model lacks: {', '.join(map(repr, missing))}.")
         if how.profile:
             plain = options | {"enable_cuda_graph": "0"}  # a graph is replayed as a whole: its nodes are not seen
-            seen = profile(path, {name: feeds[name] for name in takes}, self.provider, plain)
+            seen = profile(path, {name: feeds[name] for name in takes}, self.provider, plain, how.threads)
             facts = replace(facts, memory=seen.memory, ops=seen.ops, odd=seen.odd)
         start = self.clock()
         session = make_session(path, self.provider, threads=how.threads, record=True, cuda_options=options)
@@ -228,14 +228,12 @@ class _Job:
         runs, firsts, each = [], [], []
         for model in loaded:
             start = self.clock()
-            run = bind(
-                model.session, {name: feeds[name] for name in model.takes}, number if model.how.cuda_graph else None
-            )
+            taken = {name: feeds[name] for name in model.takes}
+            run = bind(model.session, taken, number if model.how.cuda_graph else None)
             first = self.clock() - start
-            _, cost = warm_up(run, self.clock, _WARM_UP)
+            each.append(warm_up(run, self.clock, _WARM_UP))
             runs.append(run)
             firsts.append(first)
-            each.append(cost)
         blocks = interleave(runs, each, loaded[0].how.seconds, self.clock)
         for model, first, mine in zip(loaded, firsts, blocks, strict=True):
             found = latency(first, mine)

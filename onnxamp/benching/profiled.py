@@ -43,13 +43,19 @@ class Profile:
 
 
 def profile(
-    path: Path, feeds: Mapping[str, Feed], provider: Provider, cuda_options: Mapping[str, str], runs: int = 5
+    path: Path,
+    feeds: Mapping[str, Feed],
+    provider: Provider,
+    cuda_options: Mapping[str, str],
+    threads: int = 0,
+    runs: int = 5,
 ) -> Profile:
     """Profile the model in a file.
 
     Args:
         feeds: arrays by input name.
-        runs: at least 1; the first is made besides.
+        threads: as for :func:`~onnxamp.runtime.session.make_session`.
+        runs: at least 1; one that warms up is made besides.
 
     Raises:
         RuntimeFailure: the model does not run, or the process ends without a profile.
@@ -59,7 +65,7 @@ def profile(
         np.savez(given, **{str(number): _array(name, feed) for number, (name, feed) in enumerate(feeds.items())})
         told = {
             "model": str(Path(path).absolute()), "names": list(feeds), "provider": provider,
-            "options": dict(cuda_options), "runs": runs, "feeds": str(given), "found": str(found),
+            "options": dict(cuda_options), "threads": threads, "runs": runs, "feeds": str(given), "found": str(found),
             "prefix": str(Path(folder, "profile")),
         }  # fmt: skip
         spec.write_text(json.dumps(told), encoding="utf-8")
@@ -135,7 +141,8 @@ def _child(spec: Path) -> None:
         feeds = {name: arrays[str(number)] for number, name in enumerate(told["names"])}
     on_cuda = told["provider"] == "cuda" and cuda_available()  # makes the context, and loads the libraries
     before = device_memory_used() if on_cuda else None
-    session = make_session(told["model"], told["provider"], profile_to=told["prefix"], cuda_options=told["options"])
+    how = {"threads": told["threads"], "profile_to": told["prefix"], "cuda_options": told["options"]}
+    session = make_session(told["model"], told["provider"], **how)
     run = bind(session, feeds)
     for _ in range(told["runs"]):
         run()

@@ -31,19 +31,18 @@ _ROUNDS: Final = (8, 60)
 _RESAMPLES: Final = 2000
 
 
-def warm_up(run: Run, clock: Clock, longest: float) -> tuple[float, float]:
+def warm_up(run: Run, clock: Clock, longest: float) -> float:
     """Run until two windows take the same time, or ``longest`` seconds have passed.
 
     Returns:
-        Seconds of the first run, and of a run at the end.
+        Seconds of a run at the end.
     """
     start = clock()
     run()
-    first = clock() - start
-    before, now = math.inf, first
+    before, now = math.inf, clock() - start
     while clock() - start < longest and abs(before - now) > _STEADY * now:
         before, now = now, median(_block(run, _WINDOW, clock))
-    return first, now
+    return now
 
 
 def interleave(runs: Sequence[Run], each: Sequence[float], seconds: float, clock: Clock) -> list[Blocks]:
