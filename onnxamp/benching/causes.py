@@ -28,6 +28,8 @@ _SEARCH: Final = 20.0
 """A first run that is so many times as long as the others tells that something was searched."""
 _LAUNCH: Final = 8e-6
 """Seconds per kernel below which a run waits for launches: one takes 3 to 5 microseconds on the host."""
+_SHOWN: Final = 6
+"""Op types that a sentence names."""
 _LOWS: Final = ("float16", "bfloat16")
 
 
@@ -78,7 +80,9 @@ def _fallbacks(e: Evidence) -> Iterator[tuple[str, str, str]]:
     new = [row for row in rows if row.nodes > before.get(row.op, 0)]
     copies = _sum(e.model.ops, lambda row: row.op in executed().copies)
     if new or (rows and copies[0]):
-        kinds = ", ".join(f"{row.op} ×{row.nodes} ({row.dtype})" for row in new or rows)
+        shown = sorted(new or rows, key=lambda row: -row.seconds)
+        kinds = ", ".join(f"{row.op} ×{row.nodes} ({row.dtype})" for row in shown[:_SHOWN])
+        kinds += ", ..." if len(shown) > _SHOWN else ""
         more = "" if new else ", as in the original"
         text = f"on CPU{more}: {kinds}; {copies[0]} copies between host and device take {copies[1] * 1e3:.3g} ms"
         yield "fallback", text, "onnxamp check MODEL says for each why, and what brings it back."
