@@ -75,7 +75,8 @@ def command(model: Path, **options: Any) -> None:
 
 def _convert(model: Path, options: dict[str, Any]) -> None:
     samples = samples_of(model, options) if options["level"] == "auto" or not options["no_validate"] else None
-    provider = choose_provider(provider_of(options))  # what cannot be used is said before anything is written
+    # What cannot be used is said before anything is written.
+    provider = None if options["no_validate"] else choose_provider(provider_of(options))
     plan = load_plan(options["plan_file"]) if options["plan_file"] else None
     dtype = plan.dtype if plan else options["dtype"]
     target = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"

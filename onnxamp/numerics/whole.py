@@ -3,14 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from onnxamp.runtime.bound import as_wanted
 from onnxamp.runtime.session import Provider, make_session, run
-from onnxamp.runtime.values import Feed
+from onnxamp.runtime.values import Feed, as_typed
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -18,14 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Whole:
-    """A model and its session, which the first run makes.
-
-    ``base_dir`` is the folder of a proto's external data.
-    """
+    """A model and its session, which the first run makes. Weights of a proto are loaded."""
 
     model: ModelProto | str | PathLike[str]
     provider: Provider
-    base_dir: Path | None = None
     _session: "list[ort.InferenceSession]" = field(default_factory=list)
 
     def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
@@ -35,8 +29,8 @@ class Whole:
             RuntimeFailure: the model does not load or run there.
         """
         if not self._session:
-            self._session.append(make_session(self.model, self.provider, base_dir=self.base_dir))
+            self._session.append(make_session(self.model, self.provider))
         session = self._session[0]
         entries = (*session.get_inputs(), *session.get_overridable_initializers())
         kinds = {item.name: item.type for item in entries}
-        return run(session, {name: as_wanted(feed, kinds[name]) for name, feed in feeds.items() if name in kinds})
+        return run(session, {name: as_typed(feed, kinds[name]) for name, feed in feeds.items() if name in kinds})

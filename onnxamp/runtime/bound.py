@@ -3,13 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from onnx import helper
-
-from onnxamp.dtypes import ELEM_NUMBERS
 from onnxamp.errors import RuntimeFailure
 from onnxamp.runtime.session import session_failures, short_provider, stays_on_device
-from onnxamp.runtime.values import Feed, to_value
+from onnxamp.runtime.values import Feed, as_typed, to_value
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -33,7 +29,7 @@ def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int 
 
     device = "cuda" if short_provider(session.get_providers()[0]) == "CUDA" else "cpu"
     kinds = {item.name: item.type for item in session.get_inputs()}
-    held = {name: to_value(as_wanted(feed, kinds[name]), kinds[name]) for name, feed in feeds.items() if name in kinds}
+    held = {name: to_value(as_typed(feed, kinds[name]), kinds[name]) for name, feed in feeds.items() if name in kinds}
     made = {item.name: item.type for item in session.get_outputs()}
     with session_failures("run the model with its inputs and outputs bound"):
         binding = session.io_binding()
@@ -47,8 +43,8 @@ def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int 
             binding.clear_binding_outputs()
             for name, value in buffers.items():
                 binding.bind_ortvalue_output(name, value)
-        elif graph is not None:
-            raise RuntimeFailure("A CUDA graph needs outputs that are tensors.")
+    if graph is not None and not all(map(stays_on_device, made.values())):
+        raise RuntimeFailure("A CUDA graph needs outputs that are tensors of numbers.")
     options = None if graph is None else _options(ort, graph)
 
     def run(_held: Any = (held, buffers)) -> None:  # arrays and buffers live as long as the function does
@@ -65,15 +61,3 @@ def _options(ort: Any, graph: int) -> Any:
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(graph))
     return options
-
-
-def as_wanted(feed: Feed, kind: str) -> Feed:
-    """The feed in the float type that an input of that type wants: a conversion may have changed it."""
-    elem = ELEM_NUMBERS.get(kind.removeprefix("tensor(").removesuffix(")"))
-    if elem is None or not isinstance(feed, np.ndarray):
-        return feed
-    wanted = helper.tensor_dtype_to_np_dtype(elem)
-    if feed.dtype == np.dtype(f"V{wanted.itemsize}"):
-        return feed.view(wanted)  # numpy.savez forgets which type of another package the bytes are
-    floats = "float" in str(wanted) and "float" in str(feed.dtype)
-    return feed.astype(wanted) if floats and wanted != feed.dtype else feed

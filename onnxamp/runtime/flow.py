@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Final
 
-import numpy as np
-from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from onnxamp.dtypes import ELEM_NAMES, ELEM_NUMBERS, LOW_TYPES, readable_types
+from onnxamp.dtypes import ELEM_NAMES, LOW_TYPES, readable_types
 from onnxamp.errors import ArgumentError
 from onnxamp.graph import ABSENT, View
 from onnxamp.infer import Types, infer_types
@@ -19,7 +18,7 @@ from onnxamp.resolve import view_model
 from onnxamp.runtime.emulate import emulate, inlined
 from onnxamp.runtime.protos import LOW_ELEMS, copy_fields
 from onnxamp.runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
-from onnxamp.runtime.values import Feed
+from onnxamp.runtime.values import Feed, as_typed
 from onnxamp.sizes import elements, infer_shapes
 
 _WIDTH: Final = 4
@@ -219,18 +218,4 @@ def fitted(flow: Flow, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
     if missing:
         raise ArgumentError(f"The models take different inputs: only one of them has {', '.join(map(repr, missing))}.")
     taken = {*flow.inputs, *flow.defaults}
-    return {name: _as_typed(feed, flow.types.get(name)) for name, feed in feeds.items() if name in taken}
-
-
-def _as_typed(feed: Feed, kind: str | None) -> Feed:
-    if kind is None or feed is None:
-        return feed
-    inner = kind[kind.index("(") + 1 : -1]
-    if kind.startswith("optional("):
-        return _as_typed(feed, inner)
-    if not isinstance(feed, np.ndarray):
-        return [_as_typed(item, inner) for item in feed]
-    elem = ELEM_NUMBERS.get(inner)
-    wanted = helper.tensor_dtype_to_np_dtype(elem) if elem is not None else feed.dtype
-    floats = "float" in str(wanted) and "float" in str(feed.dtype)
-    return feed.astype(wanted) if floats and wanted != feed.dtype else feed
+    return {name: as_typed(feed, flow.types.get(name)) for name, feed in feeds.items() if name in taken}

@@ -61,6 +61,23 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
     return _made("SequenceConstruct", items, f"seq({items['x0'].data_type()})")
 
 
+def as_typed(feed: Feed, kind: str | None) -> Feed:
+    """A feed in the float type that an input of that type ("seq(tensor(float16))") takes; None for types not known."""
+    if kind is None or feed is None:
+        return feed
+    inner = _inner(kind)
+    if kind.startswith("optional("):
+        return as_typed(feed, inner)
+    if not isinstance(feed, np.ndarray):
+        return [as_typed(item, inner) for item in feed]
+    elem = ELEM_NUMBERS.get(inner)
+    wanted = helper.tensor_dtype_to_np_dtype(elem) if elem is not None else feed.dtype
+    if feed.dtype == np.dtype(f"V{wanted.itemsize}"):
+        return feed.view(wanted)  # numpy.savez forgets which type of another package the bytes are
+    floats = "float" in str(wanted) and "float" in str(feed.dtype)
+    return feed.astype(wanted) if floats and wanted != feed.dtype else feed
+
+
 def from_value(value: "ort.OrtValue") -> Any:
     """The array, list of arrays, or None, that a value holds. Arrays of NumPy's own types share its memory."""
     if not value.has_value():
