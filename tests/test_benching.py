@@ -250,6 +250,7 @@ class TestCauses:
         own = bench(("LayerNormalization", "CUDA", "float32", 5, 1.0), kinds={"LayerNormalization": 5})
         assert not causes_of(bench(MATMUL), own)
         assert fused_ops(original) == {"LayerNormalization": 5}
+        assert not causes_of(own, original)  # folded beforehand: nothing is left to fuse
 
     def test_attention_lost_to_a_softmax(self) -> None:
         original = bench(("Attention", "CUDA", "float32", 4, 1.0))

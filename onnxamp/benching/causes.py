@@ -89,8 +89,8 @@ def _fallbacks(e: Evidence) -> Iterator[tuple[str, str, str]]:
 
 
 def _fusions(e: Evidence) -> Iterator[tuple[str, str, str]]:
-    made, kept = (fused_ops(bench) for bench in (e.original, e.model))
-    lost = {op: count - kept[op] for op, count in made.items() if count > kept[op]}
+    kept = _ran(e.model)  # whether ONNX Runtime made them, or the model holds them itself
+    lost = {op: count - kept[op] for op, count in fused_ops(e.original).items() if count > kept[op]}
     softmax = _sum(e.model.ops, lambda row: row.op == "Softmax" and row.dtype == "float32")[0]
     attention = [op for op in lost if op in executed().attentions]
     if attention and softmax and e.model.lowest != "float32":
@@ -142,12 +142,19 @@ def _launches(e: Evidence) -> Iterator[tuple[str, str, str]]:
 
 def fused_ops(bench: Bench) -> Counter[str]:
     """Op types that ran and that the model itself has fewer of: what ONNX Runtime's fusions made."""
+    own = {op.rpartition("::")[2]: count for op, count in (bench.kinds or {}).items()}
+    extra = {
+        op: count - own.get(op, 0) for op, count in _ran(bench).items() if op not in executed().glue | executed().copies
+    }
+    return Counter({op: count for op, count in extra.items() if count > 0})
+
+
+def _ran(bench: Bench) -> Counter[str]:
+    """Nodes that ran, by op type."""
     ran = Counter[str]()
     for row in bench.ops:
         ran[row.op] += row.nodes
-    own = {op.rpartition("::")[2]: count for op, count in (bench.kinds or {}).items()}
-    extra = {op: count - own.get(op, 0) for op, count in ran.items() if op not in executed().glue | executed().copies}
-    return Counter({op: count for op, count in extra.items() if count > 0})
+    return ran
 
 
 def _sum(rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]) -> tuple[int, float]:
