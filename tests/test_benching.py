@@ -162,6 +162,7 @@ class TestProfiles:
             event("b", "MatMul", 0.25, 2, input_type_shape=low, output_type_shape=low),
             event("c", "MatMul", 1.0, 3, input_type_shape=high, output_type_shape=high),
             event("d", "Cast", 0.125, 4, input_type_shape=high, output_type_shape=low),
+            event("f", "If", 9.0, 6, output_type_shape=high),  # what is in it counts by itself
             event("e", "Shape", 0.0, 5, provider="CPUExecutionProvider", output_type_shape=[{"int64": [2]}]),
         ))  # fmt: skip
         assert found == (

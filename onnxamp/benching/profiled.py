@@ -21,6 +21,7 @@ import numpy as np
 from onnxamp.benching.executed import executed
 from onnxamp.benching.records import OpTime
 from onnxamp.errors import RuntimeFailure
+from onnxamp.ops import op_facts
 from onnxamp.runtime.bound import bind
 from onnxamp.runtime.device import device_memory_used
 from onnxamp.runtime.profile import times_of
@@ -93,9 +94,14 @@ def _array(name: str, feed: Feed) -> Any:
 
 
 def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
-    """Nodes of a profile by op, provider and type, those that take most time first."""
+    """Nodes of a profile by op, provider and type, those that take most time first.
+
+    Control flow is left out: its time is that of the nodes in its bodies, which are there.
+    """
     seconds, kinds = times_of(events), dict[str, tuple[str, str, str]]()
     for name, args in _nodes(events):
+        if args["op_name"] in op_facts().control_flow:
+            continue
         kinds.setdefault(name, (args["op_name"], short_provider(args["provider"]), _dtype(args)))
     spent, counts = defaultdict[tuple[str, str, str], float](float), Counter(kinds.values())
     for name, kind in kinds.items():
