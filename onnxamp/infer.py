@@ -183,8 +183,18 @@ def output_types(
         elif port.type not in signature.params:
             result.append(port.type)
         else:
-            result.append(bound.get(signature.param(port, position)) or _only(signature.params[port.type]))
+            found = bound.get(signature.param(port, position)) or _only(signature.params[port.type])
+            result.append(found or _by_attribute(proto, key, port.type))
     return result
+
+
+def _by_attribute(proto: NodeProto, key: str, parameter: str) -> str | None:
+    """Type of an output whose parameter no input binds, as LayerNormalization's Mean."""
+    rule = op_facts().output_parameter.get(key)
+    if rule is None or rule.parameter != parameter:
+        return None
+    number = attribute(proto, rule.attribute)
+    return f"tensor({rule.default})" if number is None else tensor_type(int(number))
 
 
 def _only(allowed: frozenset[str]) -> str | None:

@@ -20,11 +20,11 @@ from onnx import NodeProto, helper
 
 from onnxamp.dtypes import BFLOAT16, ELEM_NUMBERS, LowType, retyped
 from onnxamp.errors import ArgumentError, ArgumentTypeError, ModelError
-from onnxamp.graph import ABSENT, View
+from onnxamp.graph import ABSENT, Node, View
 from onnxamp.infer import bind, infer_types
 from onnxamp.ops import op_facts
 from onnxamp.resolve import view_model
-from onnxamp.signature import Signature
+from onnxamp.signature import Signature, lookup
 
 _PROVIDERS = ("cuda", "cpu")
 TARGETS = (*_PROVIDERS, "any")
@@ -186,7 +186,11 @@ def _input_type(signature: Signature, bound: Binding, position: int, name: str) 
 
 @cache
 def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str | None, ...], serialized: bytes) -> bool:
-    """Whether every node of the op's function body is typed consistently and runs on the provider."""
+    """Whether every node of the op's function body is typed consistently and runs on the provider.
+
+    ONNX Runtime expands a fixed body only where all its ops are at the model's opset what they were when it was written
+    (``OpSchema::ValidateReferencedOpsInFunction``).
+    """
     node = NodeProto.FromString(serialized)
     if any(name and _elem(found or "") not in ELEM_NUMBERS for name, found in zip(node.input, types, strict=True)):
         return False
@@ -195,7 +199,7 @@ def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str |
         return False
     found = infer_types(view)
     for inner in view.nodes:
-        if inner.signature is None:
+        if inner.signature is None or _changed_since(signature, inner):
             return False
         inputs = [None if value == ABSENT else found[value] for value in inner.inputs]
         bound = bind(inner.signature, inputs)
@@ -204,6 +208,14 @@ def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str |
         if not runs_on(provider, inner.key, inner.signature, bound, inner.proto):
             return False
     return True
+
+
+def _changed_since(signature: Signature, inner: Node) -> bool:
+    """Whether an op of a fixed function body is at the model's opset another than when the body was written."""
+    now = lookup("", inner.proto.op_type, signature.opset)
+    if signature.body not in signature.fixed_bodies or now is None or inner.signature is None:
+        return False
+    return now.since != inner.signature.since
 
 
 def is_consistent(signature: Signature, bound: Binding, inputs: Sequence[str | None]) -> bool:
@@ -236,7 +248,7 @@ def _expanded(node: NodeProto, signature: Signature, types: Sequence[str | None]
     graph = helper.make_graph(
         [proto], "body", inputs, [helper.make_empty_tensor_value_info(n) for n in node.output if n]
     )
-    imports = [helper.make_opsetid(signature.domain, max(signature.since, 1))]
+    imports = [helper.make_opsetid(signature.domain, signature.body or signature.since)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
     wanted: list[Any] = [(signature.domain, signature.op_type)]
     try:

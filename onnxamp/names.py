@@ -1,6 +1,7 @@
-"""New names for values and nodes."""
+"""Names of values and nodes: new ones, and those of one value in both precisions."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(slots=True)
@@ -18,3 +19,19 @@ class NewNames:
         self._next[base] = number
         self.taken.add(name)
         return name
+
+
+@dataclass(slots=True)
+class Versions:
+    """Names of one float32 value in both precisions; None where nobody needs it."""
+
+    high: str | None = None
+    low: str | None = None
+
+
+class Source(NamedTuple):
+    """Where a low value comes from: its name, its scope, and the name of its float32 version, where it has one."""
+
+    name: str
+    scope: int
+    raised: str | None

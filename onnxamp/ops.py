@@ -30,12 +30,22 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputParameter:
+    """The attribute that fixes a type parameter which only outputs have, and the element type where it is absent."""
+
+    parameter: str
+    attribute: str
+    default: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpFacts:
     """The tables of ``data/ops.toml``; the comments there say what each means."""
 
     exact: frozenset[str]
     exact_when: Mapping[str, Mapping[str, Any]]
     dtype_attribute: Mapping[str, DtypeAttribute]
+    output_parameter: Mapping[str, OutputParameter]
     pinned_parameters: Mapping[str, frozenset[str]]
     quantize: frozenset[str]
     dequantize: frozenset[str]
@@ -48,6 +58,7 @@ class OpFacts:
     uncounted: frozenset[str]
     """``idle`` and control flow."""
     random: frozenset[str]
+    uninferable: frozenset[str]
     shape_sources: frozenset[str]
     contractions: frozenset[str]
     unrounded: frozenset[str]
@@ -79,6 +90,7 @@ def op_facts() -> OpFacts:
         dtype_attribute={
             op: DtypeAttribute(row["attribute"], row.get("default")) for op, row in data["dtype_attribute"].items()
         },
+        output_parameter={op: OutputParameter(**row) for op, row in data["output_parameter"].items()},
         pinned_parameters={op: frozenset(names) for op, names in data["pinned_parameters"].items()},
         quantize=frozenset(data["quantization"]["quantize"]),
         dequantize=frozenset(data["quantization"]["dequantize"]),
@@ -90,6 +102,7 @@ def op_facts() -> OpFacts:
         idle=frozenset(data["idle"]["ops"]),
         uncounted=frozenset(data["idle"]["ops"] + data["control_flow"]["ops"]),
         random=frozenset(data["random"]["ops"]),
+        uninferable=frozenset(data["uninferable"]["ops"]),
         shape_sources=frozenset(data["shape_sources"]["ops"]),
         contractions=frozenset(data["contractions"]["ops"]),
         unrounded=frozenset(data["unrounded"]["movement"] + data["unrounded"]["sources"]),

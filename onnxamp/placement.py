@@ -11,18 +11,10 @@ from onnxamp.dtypes import FLOAT, LowType, retyped
 from onnxamp.edits import Edits, NewCast, NewConstant
 from onnxamp.graph import ABSENT, Node, Origin, Value, View, shadowing
 from onnxamp.infer import Types
-from onnxamp.names import NewNames
+from onnxamp.names import NewNames, Source, Versions
 from onnxamp.ops import op_facts
 from onnxamp.precision import Decision
 from onnxamp.terms import LOW, NONE, Terms
-
-
-@dataclass(slots=True)
-class _Names:
-    """Names of one float32 value in both precisions; None where nobody needs it."""
-
-    high: str | None = None
-    low: str | None = None
 
 
 def make_edits(
@@ -55,7 +47,7 @@ class _Maker:
     edits: Edits
     new: NewNames
     swallowing: frozenset[int]
-    names: dict[int, _Names] = field(default_factory=dict)
+    names: dict[int, Versions] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
     """Low value of the user's whose Cast became void -> the float32 value whose low version it is."""
     shadowed: dict[int, int] = field(default_factory=dict)
@@ -104,7 +96,7 @@ class _Maker:
         is_low = self.decision.is_low(self.terms.produced[index])
         if found != FLOAT:
             own = self.own_name(value, is_low=is_low)
-            self.names[index] = _Names(high=own, low=own)
+            self.names[index] = Versions(high=own, low=own)
             if is_low:
                 self.edits.types[index] = retyped(found, self.edits.low)
                 self.make_low(value)
@@ -121,7 +113,7 @@ class _Maker:
         else:
             need_high = True
         own = self.own_name(value, is_low=is_low)
-        names = _Names(own if need_high else None, own if need_low else None)
+        names = Versions(own if need_high else None, own if need_low else None)
         self.names[index] = names
         if not (need_high and need_low):
             return
@@ -136,8 +128,9 @@ class _Maker:
         other = self.fresh(value.name, low=not keeps_name_low)
         names.high, names.low = (other, own) if keeps_name_low else (own, other)
         self.second_version(value, names, is_low=is_low)
+        self.void_casts(index, nested=not keeps_name_low)
 
-    def second_version(self, value: Value, names: _Names, *, is_low: bool) -> None:
+    def second_version(self, value: Value, names: Versions, *, is_low: bool) -> None:
         """Make the precision that the producer does not: by a copy, a Cast from the same integers, or a Cast."""
         assert names.high is not None
         assert names.low is not None
@@ -187,7 +180,7 @@ class _Maker:
         producer = self.view.producer(value)
         return value in self.terms.free and (producer is None or producer.key == "Constant")
 
-    def copy(self, value: Value, names: _Names, *, base_low: bool) -> None:
+    def copy(self, value: Value, names: Versions, *, base_low: bool) -> None:
         """Store a constant twice; the one that keeps the name is float32 unless the model returns it low."""
         other, own = self.fresh(value.name, low=not base_low), names.high
         names.high, names.low = (other, own) if base_low else (own, other)
@@ -240,40 +233,59 @@ class _Maker:
             self.edits.moved[node.index] = value.producer
         return self.view.values[node.outputs[0]].name
 
-    def void_casts(self, value: int) -> None:
-        """The value is low already: the user's Casts of it change nothing any more, and go where they can."""
+    def void_casts(self, value: int, *, nested: bool = False) -> None:
+        """The value exists in low precision: the user's Casts of it say nothing new, and go where they can.
+
+        Args:
+            nested: only those in bodies; one beside the value may be what makes the low version.
+        """
+        scope = self.view.values[value].scope
         for node in self.down_casts(value):
             result = node.outputs[0]
-            if not any(scope == 0 for scope, _ in self.view.results[result]):
+            returned = any(home == 0 or node.scope != scope for home, _ in self.view.results[result])
+            if not returned and (node.scope != scope or not nested):
                 self.edits.removed.add(node.index)
                 self.aliases[result] = value
 
     def lowered_values(self) -> None:
         """Values that the user cast up from low: low readers take what was cast, the others the Cast's output."""
         for value, source in self.terms.lowered.items():
-            name = self.low_name(source)
-            self.names[value] = _Names(high=self.view.values[value].name, low=name)
-            if self.public(value):
+            made = self.low_source(source)
+            self.names[value] = Versions(high=self.view.values[value].name, low=made.name)
+            if self.public(value) or self.leaves_body(value, made.scope):
                 producer = self.view.producer(value)
                 assert producer is not None
                 self.edits.attributes.add(producer.index)
                 self.edits.types[value] = self.edits.low.tensor
                 own = self.view.values[value]
-                self.names[value].low = name = own.name
+                self.names[value].low = own.name
                 need_high, _ = self.needs(value)
-                if need_high:
+                if need_high and made.raised is None:
                     high = self.fresh(own.name, low=False)
                     self.names[value].high = high
-                    self.add_cast(own, name, high, TensorProto.FLOAT)
+                    self.add_cast(own, made.name, high, TensorProto.FLOAT)
+                elif need_high:
+                    self.names[value].high = made.raised
+
+    def leaves_body(self, value: int, home: int) -> bool:
+        """Whether a body returns the value in low precision although that is a value of another scope."""
+        returned = (self.terms.returned.get(key, NONE) for key in self.view.results[value])
+        return home != self.view.values[value].scope and any(map(self.decision.is_low, returned))
+
+    def low_source(self, value: int) -> Source:
+        """Where a low value of the user's comes from, through Casts that were removed."""
+        while value in self.aliases:
+            source = self.aliases[value]
+            found = self.names.get(source)
+            if found is not None and found.low is not None:
+                raised = found.high if self.decision.is_low(self.terms.produced[source]) else None
+                return Source(found.low, self.view.values[source].scope, raised)
+            value = self.terms.lowered[source]
+        return Source(self.view.values[value].name, self.view.values[value].scope, None)
 
     def low_name(self, value: int) -> str:
-        """Name of a low value of the user's, through Casts that were removed."""
-        while value in self.aliases:
-            found = self.names.get(self.aliases[value])
-            if found is not None and found.low is not None:
-                return found.low
-            value = self.terms.lowered[self.aliases[value]]
-        return self.view.values[value].name
+        """The name that :meth:`low_source` finds."""
+        return self.low_source(value).name
 
     def dead_casts(self) -> None:
         """The user's Casts from low to float32 that nobody reads any more, though somebody did before."""

@@ -26,7 +26,8 @@ DEFAULT_TRIPS = 10
 """Iterations of a loop whose trip count is no constant."""
 _MAX_ELEMENTS = 1 << 32
 _ACCURACY_CASTS = 64
-"""Casts that the accuracy charge on one value outweighs at most."""
+"""Casts that the accuracy charge on one value outweighs: the same for all values, or Casts would move to where it is
+small, and more of them might be needed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class _Problem:
             if is_constant
             else cast_cost(elements(self.shapes[value]), self.trips[self.view.values[value].scope])
         )
-        charge = cost * (1 + min(_ACCURACY_CASTS, 1 + len(readers))) if value in self.pure else 0
+        charge = cost * _ACCURACY_CASTS if value in self.pure else 0
         self.one_cast(producer, readers, cost + charge, up=True)
         self.one_cast(producer, readers, cost, up=False)
 

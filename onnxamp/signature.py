@@ -38,6 +38,17 @@ class Signature:
     has_function: bool
     min_inputs: int
     min_outputs: int
+    bodies: tuple[int, ...] = ()
+    """Opsets that the function body was written for, in its versions."""
+    fixed_bodies: tuple[int, ...] = ()
+    """Those of them that are not built for each node's types and attributes."""
+    opset: int = 0
+    """The opset at which the op was looked up."""
+
+    @property
+    def body(self) -> int | None:
+        """Opset of the function body that counts here; None where there is no body, or not for this opset."""
+        return max((version for version in self.bodies if version <= self.opset), default=None)
 
     def input(self, position: int) -> Port | None:
         """Formal of the node's input at ``position``; a trailing variadic formal covers all further ones."""
@@ -96,7 +107,7 @@ class SignatureBook:
 def lookup(domain: str, op_type: str, version: int) -> Signature | None:
     """Signature of an op at an opset version, or None where neither onnx nor ONNX Runtime has a schema."""
     try:
-        return _from_onnx(onnx.defs.get_schema(op_type, version, domain))
+        return _from_onnx(onnx.defs.get_schema(op_type, version, domain), version)
     except onnx.defs.SchemaError:
         pass
     versions = [row for row in _runtime_schemas().get((domain, op_type), ()) if row.since <= version]
@@ -111,7 +122,7 @@ def newer_versions(signature: Signature) -> list[Signature]:
     return [unique[since] for since in sorted(unique)]
 
 
-def _from_onnx(schema: onnx.defs.OpSchema) -> Signature:
+def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
     def ports(formals: Any) -> tuple[Port, ...]:
@@ -127,6 +138,9 @@ def _from_onnx(schema: onnx.defs.OpSchema) -> Signature:
         bool(schema.has_function or schema.has_context_dependent_function),  # type: ignore[attr-defined]
         schema.min_input,
         schema.min_output,
+        tuple(schema.all_function_opset_versions),  # type: ignore[attr-defined]
+        tuple(schema.function_opset_versions),  # type: ignore[attr-defined]
+        version,
     )
 
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto, TensorProto, TypeProto
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TypeProto, helper
 
 from onnxamp.dtypes import ELEM_NUMBERS
-from onnxamp.graph import ABSENT, View, scope_graphs
+from onnxamp.graph import ABSENT, View, node_bodies, opset_imports, scope_graphs
+from onnxamp.ops import op_facts, op_key
 
 DEFAULT_DIMENSION = 64
 """What an unknown dimension counts as."""
@@ -74,9 +75,20 @@ def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
         node = view.nodes[index]
         if node.key == "Cast" and ABSENT not in (node.input(0), *node.outputs):
             ends = (node.inputs[0], node.outputs[0])
-            known = next((shapes[v] for v in ends if shapes[v] is not None and None not in (shapes[v] or ())), None)
-            for value in ends if known is not None else ():
-                shapes[value] = known
+            known = sorted((shape for v in ends if (shape := shapes[v]) is not None), key=_unknown)
+            for value in ends if known else ():
+                shapes[value] = _merged(known[0], known[-1])
+
+
+def _unknown(shape: Shape) -> int:
+    return shape.count(None)
+
+
+def _merged(shape: Shape, other: Shape) -> Shape:
+    """The first shape, with dimensions that only the other one knows."""
+    if len(shape) != len(other):
+        return shape
+    return tuple(mine if mine is not None else theirs for mine, theirs in zip(shape, other, strict=True))
 
 
 def elements(shape: Shape | None) -> int:
@@ -95,9 +107,10 @@ def _declared(proto: TypeProto, dims: Mapping[str, int]) -> Shape | None:
 
 
 def _declare(graph: GraphProto, view: View, types: Sequence[str | None]) -> None:
-    """Tell the skeleton the element types of what ops outside ai.onnx make, where it does not declare them itself."""
+    """Tell the skeleton the element types of what ops make that onnx does not infer, where it does not declare them."""
     declared = {entry.name for entry in (*graph.value_info, *graph.output)}
-    unknown = (value for node in view.nodes if node.scope == 0 and "::" in node.key for value in node.outputs)
+    skipped = (node for node in view.nodes if "::" in node.key or node.key in op_facts().uninferable)
+    unknown = (value for node in skipped if node.scope == 0 for value in node.outputs)
     for value in unknown:
         elem = ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1]) if value != ABSENT else None
         if elem is not None and view.values[value].name not in declared:
@@ -109,10 +122,21 @@ def _skeleton(model: ModelProto) -> ModelProto:
     """The model without the data of its weights: structure, shapes, and small integer constants."""
     skeleton = ModelProto()
     skeleton.ir_version = model.ir_version
-    skeleton.opset_import.extend(model.opset_import)
+    skeleton.opset_import.extend(helper.make_opsetid(*entry) for entry in opset_imports(model).items())
     skeleton.functions.extend(model.functions)
     _strip(model.graph, skeleton.graph)
+    _hide_uninferable(skeleton)
     return skeleton
+
+
+def _hide_uninferable(skeleton: ModelProto) -> None:
+    """Let the nodes that crash onnx's inference be of an unknown op, in bodies and functions, too."""
+    stack: list[GraphProto | FunctionProto] = [skeleton.graph, *skeleton.functions]
+    while stack:
+        for node in stack.pop().node:
+            if op_key(node) in op_facts().uninferable:
+                node.domain = "uninferable"
+            stack += [body for _, body in node_bodies(node)]
 
 
 def _strip(graph: GraphProto, into: GraphProto) -> None:

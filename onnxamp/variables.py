@@ -200,7 +200,8 @@ class _Finder:
             return
         before, after, low = self.types[source], self.types[result], self.policy.low.tensor
         if before == FLOAT:
-            self.consumed[node.index][0] = LOW if after == low else self.new(node.index, "T1")
+            down = HIGH if self.policy.level == Level.O0 or node.key in self.policy.black else LOW
+            self.consumed[node.index][0] = down if after == low else self.new(node.index, "T1")
         if after != FLOAT:
             return
         if before == FLOAT:  # a Cast that changes nothing yet reads and writes either precision

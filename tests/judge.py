@@ -151,8 +151,9 @@ def check_signature(
             continue
         for was, now in zip(old, new, strict=True):
             wanted = was.type if keep_io else lowered(was.type, elem)
-            # There is no Cast for a sequence: it stays what something in the model needs it to be.
-            stays = not keep_io and now.type == was.type and was.type.HasField("sequence_type")
+            # There is no Cast for a sequence or an optional: it stays what something in the model needs it to be.
+            container = was.type.WhichOneof("value") in ("sequence_type", "optional_type")
+            stays = not keep_io and now.type == was.type and container
             if now.type != wanted and not stays:
                 shown = " ".join(str(now.type).split())
                 yield f"signature: {kind} {now.name} is {shown}, wanted {' '.join(str(wanted).split())}"

@@ -1,4 +1,4 @@
-"""The node tests of the onnx package, every op in many forms, converted as far as O3 goes and run.
+"""The node tests of the onnx package, every op in many forms, converted as far as O3 goes, against onnx's answers.
 
 They come in chunks, since loading them all takes seconds that a mere collection should not pay.
 """
@@ -22,26 +22,55 @@ pytestmark = pytest.mark.slow
 CHUNKS = 24
 TOLERANCE = 5e-3
 
+NOT_LOADED = {
+    "NOT_IMPLEMENTED": "no float32 kernel, as for what onnx expands to bfloat16",
+    "model.cc": "an IR version that ONNX Runtime does not know yet",
+    "model_load_utils.h": "an opset that ONNX Runtime does not know yet",
+    "is not a registered function/op": "a preview op",
+    "INVALID_GRAPH": "a newer form of the op than ONNX Runtime knows",
+    "core/providers/cpu/rnn/": "layout = 1, which the kernel refuses",
+}
+"""What ONNX Runtime says of a case that it does not load -> why it does not. No other case may be left out."""
+
+NOT_RUN = {
+    "can't be converted to MLDataType": "an input of a type that numpy does not have",
+    "attention_helper.h": "a mask that the kernel refuses",
+}
+"""Likewise of a case that it loads, but does not run: there are no numbers to compare, all else is checked."""
+
 UNLOADABLE = {
     # ONNX Runtime wraps a float16 node without a CPU kernel in Casts, but only if the node reads float16 (EyeLike),
     # and it cannot wrap an output whose type an attribute fixes (MelWeightMatrix).
     "test_eyelike_populate_off_main_diagonal": "no float16 EyeLike on CPU, and its int32 input asks for no Casts",
     "test_melweightmatrix": "no float16 MelWeightMatrix on CPU, and its output type is fixed by an attribute",
-    # Expanded before Casts are inserted; the function's own constants are float32.
-    "test_mvn": "the function body of MeanVarianceNormalization is valid for float32 alone",
 }
 """Cases that ONNX allows in float16 and ONNX Runtime's CPU provider cannot load: under target "any" alone."""
 
-INEXACT_INTEGERS = {
+INEXACT = {
     "test_dynamicquantizelinear_expanded": "a rounded scale moves numbers across a rounding border",
+    "test_logsoftmax_large_number": "its inputs are 10000 and more, where float16 holds every eighth number",
+    "test_softmax_large_number": "likewise",
+    "test_tan": "it comes near a pole",
 }
-"""Cases whose integer outputs depend on the last bits of float inputs."""
+"""Cases that float16 cannot compute within the tolerance from rounded inputs."""
+
+NOT_BY_RUNTIME = {
+    "test_maxunpool_export_with_output_shape": "ONNX Runtime ignores output_shape",
+    "test_resize_downsample_scales_cubic_align_corners": "ONNX Runtime takes the size before rounding",
+    "test_resize_downsample_scales_linear_align_corners": "likewise",
+    "test_training_dropout": "ONNX Runtime draws other random numbers",
+    "test_training_dropout_default": "likewise",
+    "test_training_dropout_default_mask": "likewise",
+    "test_training_dropout_mask": "likewise",
+}
+"""Cases of which ONNX Runtime computes something else than onnx expects, in float32, too."""
 
 
 class NodeCase(NamedTuple):
     name: str
     model: ModelProto
     feeds: Mapping[str, Any]
+    expected: list[Any]
 
 
 @cache
@@ -50,24 +79,22 @@ def node_cases() -> list[NodeCase]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the generators divide by zero on purpose
         found = load_model_tests(kind="node")
-    return [NodeCase(case.name, case.model, feeds(case)) for case in found if holds_float(case.model.graph)]
+    return [node_case(case) for case in found if holds_float(case.model.graph)]
 
 
-def feeds(case: Any) -> dict[str, Any]:
-    """The first data set's inputs, rounded to float16 so that nothing but arithmetic differs."""
-    inputs, _ = case.data_sets[0]
-    return {info.name: rounded(value) for info, value in zip(case.model.graph.input, inputs, strict=False)}
+def node_case(case: Any) -> NodeCase:
+    """A case with its first data set."""
+    inputs, outputs = case.data_sets[0]
+    feeds = {info.name: plain(value) for info, value in zip(case.model.graph.input, inputs, strict=False)}
+    return NodeCase(case.name, case.model, feeds, [plain(value) for value in outputs])
 
 
-def rounded(value: Any) -> Any:
+def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [rounded(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, TensorProto):
-        value = numpy_helper.to_array(value)
-    if value is None or np.asarray(value).dtype != np.float32:
-        return value
-    with np.errstate(over="ignore"):
-        return np.asarray(value).astype(np.float16).astype(np.float32)
+        return numpy_helper.to_array(value)
+    return value if value is None else np.asarray(value)
 
 
 def holds_float(graph: GraphProto) -> bool:
@@ -86,12 +113,17 @@ def is_float(proto: TypeProto) -> bool:
     return kind == "tensor_type" and proto.tensor_type.elem_type == TensorProto.FLOAT
 
 
-def original_outputs(case: NodeCase) -> list[Any] | None:
-    """What ONNX Runtime computes in float32; None where it takes no such inputs from numpy, or its kernel refuses."""
+def not_run(case: NodeCase) -> str | None:
+    """ONNX Runtime's complaint about the inputs of a case, None if it runs."""
     try:
-        return session(case.model).run(None, dict(case.feeds))
-    except Exception:  # noqa: BLE001 - ONNX Runtime raises untyped errors; the case then has no numbers to compare
-        return None
+        session(case.model).run(None, dict(case.feeds))
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime raises untyped errors
+        return str(error)
+    return None
+
+
+def explained(complaint: str, reasons: Mapping[str, str]) -> bool:
+    return any(words in complaint for words in reasons)
 
 
 def loads(model: ModelProto) -> str | None:
@@ -117,6 +149,7 @@ def complaints(case: NodeCase, target: str) -> Iterator[str]:
     if again != result:
         yield "idempotent: converting the result again changes it"
     if result == case.model:
+        yield from numbers(case, result)
         return
     found = checker_error(result)
     if found is not None and checker_error(case.model) is None:
@@ -131,21 +164,24 @@ def complaints(case: NodeCase, target: str) -> Iterator[str]:
 
 
 def numbers(case: NodeCase, result: ModelProto) -> Iterator[str]:
-    """The outputs agree with those of the original, as far as low-precision inputs allow."""
-    reference = original_outputs(case)
-    if reference is None:
+    """The outputs are those that onnx expects, as far as float16 allows."""
+    if case.name in NOT_BY_RUNTIME:
+        return
+    complaint = not_run(case)
+    if complaint is not None:
+        if not explained(complaint, NOT_RUN):
+            yield f"run: {complaint}"
         return
     try:
         outputs = emulated(result, case.feeds)
     except Exception as error:  # noqa: BLE001 - any error is a complaint
-        yield f"run: {error}"
+        yield f"run, converted: {error}"
         return
     limit = float(np.finfo(LOW_DTYPES["float16"]).max)
-    for info, want, have in zip(result.graph.output, reference, outputs, strict=True):
-        loose = case.name in INEXACT_INTEGERS
+    for info, want, have in zip(result.graph.output, case.expected, outputs, strict=True):
         for one, other in zip(arrays(want), arrays(have), strict=True):
-            found = compare(one, other, TOLERANCE, limit, loose_integers=loose)
-            if found:
+            found = compare(one, other, TOLERANCE, limit, loose_integers=False)
+            if found and case.name not in INEXACT:
                 yield f"numbers: output {info.name} {found}"
 
 
@@ -167,10 +203,23 @@ def test_node_cases(chunk, target):
     assert not found, "\n".join(found)
 
 
-def test_there_are_many_cases():
-    names = [case.name for case in node_cases()]
-    assert len(names) > 1000
-    assert set(names) >= {*UNLOADABLE, *INEXACT_INTEGERS}
+def test_no_case_is_left_out_without_a_reason():
+    """Of 1,400 cases with float32 values ONNX Runtime loads 1,200, and all but a few dozen take numpy's types."""
+    refused = {case.name: loads(case.model) for case in node_cases()}
+    unexplained = [f"{name}: {text}" for name, text in refused.items() if text and not explained(text, NOT_LOADED)]
+    assert not unexplained, "\n".join(unexplained)
+    assert len(refused) > 1000
+    assert sum(text is None for text in refused.values()) > 0.8 * len(refused)
+    silent = [case.name for case in node_cases() if refused[case.name] is None and not_run(case)]
+    assert len(silent) < 0.05 * len(refused)
+    assert refused.keys() >= {*UNLOADABLE, *INEXACT, *NOT_BY_RUNTIME}
+
+
+@pytest.mark.parametrize("name", NOT_BY_RUNTIME)
+def test_the_runtime_still_computes_something_else(name):
+    case = next(case for case in node_cases() if case.name == name)
+    want, have = case.expected[0], session(case.model).run(None, dict(case.feeds))[0]
+    assert compare(want, have, 1e-3, np.inf, loose_integers=False), f"{name} is right now: take it off the list"
 
 
 @pytest.mark.parametrize("name", UNLOADABLE)

@@ -25,7 +25,7 @@ from onnxamp.dtypes import (
     readable_types,
     retyped,
 )
-from onnxamp.ops import op_facts
+from onnxamp.ops import OutputParameter, op_facts
 from onnxamp.policy import PRESETS, preset
 from onnxamp.signature import Signature, lookup
 
@@ -73,12 +73,13 @@ def named_ops() -> Iterator[tuple[str, str]]:
     """(where, op) of every op type that ops.toml names."""
     data = facts()
     kinds = ("exact", "kernel_free", "following", "control_flow", "idle", "random", "shape_sources", "contractions")
-    for table in (*kinds, "reads_bits"):
+    for table in (*kinds, "reads_bits", "uninferable"):
         yield from ((table, op) for op in data[table]["ops"])
     for table in ("quantization", "folding", "unrounded", "carriers"):
         yield from ((f"{table}.{key}", op) for key, ops in data[table].items() for op in ops)
     for table in (
-        "dtype_attribute", "pinned_parameters", "computes_in", "lookups", "size_inputs", "mask_inputs",
+        "dtype_attribute", "output_parameter", "pinned_parameters", "computes_in", "lookups", "size_inputs",
+        "mask_inputs",
     ):  # fmt: skip
         yield from ((table, op) for op in data[table])
     yield from (("exact.when", op) for op in data["exact"]["when"])
@@ -113,6 +114,13 @@ def test_black_ops_are_not_exact(name: str) -> None:
 
 
 @needs_known_runtime
+@pytest.mark.parametrize(("op", "rule"), op_facts().output_parameter.items())
+def test_output_parameters_exist(op: str, rule: OutputParameter) -> None:
+    schema = onnx.defs.get_schema(op)
+    assert rule.attribute in schema.attributes
+    assert rule.parameter in {port.type_str for port in schema.outputs} - {port.type_str for port in schema.inputs}
+
+
 @pytest.mark.parametrize("op", op_facts().dtype_attribute)
 def test_dtype_attributes_exist(op: str) -> None:
     domain, _, name = op.rpartition("::")

@@ -7,12 +7,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from prices import price
 
 from onnxamp.analysis import analyse
 from onnxamp.policy import make_policy
-from onnxamp.precision import DUPLICATE, cast_cost, loop_trips
-from onnxamp.sizes import elements
-from onnxamp.terms import HIGH, LOW, NONE
 
 _UNARY = ("Relu", "Tanh", "Exp", "Softmax", "Neg", "Sigmoid", "Identity")
 _BINARY = ("Add", "Mul", "MatMul", "Max", "Concat")
@@ -56,55 +54,6 @@ def random_model(seed):
         + [numpy_helper.from_array(np.array([0]), "zero"), numpy_helper.from_array(np.array([4]), "four")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def price(analysis, low):
-    """What an assignment costs, by definition: one Cast per value and precision, plus the gains that are missed."""
-    view, terms, pins = analysis.view, analysis.terms, analysis.pins
-    trips = loop_trips(view, None)
-    pure = _purely_high(analysis)
-
-    def is_low(term):
-        return term == LOW or (term >= 0 and low[terms.root(term)])
-
-    total = 0
-    for value, term in enumerate(terms.produced):
-        readers = {terms.consumed[n][p] for n, p in view.uses[value]}
-        readers |= {terms.returned[key] for key in view.results[value] if key in terms.returned}
-        readers = {terms.root(t) for t in readers} - {NONE, terms.root(term)}
-        if term == NONE or not readers:
-            continue
-        producer = view.producer(value)
-        stored_twice = value in terms.free and (producer is None or producer.key != "Cast")
-        count = elements(analysis.shapes[value])
-        cost = DUPLICATE if stored_twice else cast_cost(count, trips[view.values[value].scope])
-        if is_low(term) and not all(map(is_low, readers)):
-            total += cost * (2 + min(64, 1 + len(readers))) if value in pure else cost
-        if not is_low(term) and any(map(is_low, readers)):
-            total += cost
-    for node in view.nodes:
-        for variable in terms.of_node.get(node.index, {}).values():
-            root = terms.root(variable)
-            if root in pins.preferred and root not in pins.verdicts and not low[root]:
-                total += 1  # [4, 4] values move less than the bytes of one cost unit
-    return total
-
-
-def _purely_high(analysis):
-    """Outputs of exact ops that a float32 source reaches through exact ops alone."""
-    view, terms, pins = analysis.view, analysis.terms, analysis.pins
-    pure, found = set(), set()
-    for value, term in enumerate(terms.produced):
-        pin = pins.verdicts.get(terms.root(term))
-        if term == HIGH or value in terms.free or (pin is not None and not pin.low):
-            pure.add(value)
-    for node in (view.nodes[index] for index in view.order):
-        for value in node.outputs:
-            exact = terms.root(terms.produced[value]) in pins.exact
-            if exact and value not in pure and any(v in pure for v in node.inputs):
-                pure.add(value)
-                found.add(value)
-    return found
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])

@@ -1,0 +1,10 @@
+"""Random valid ONNX models over the whole op set, for property tests.
+
+``random_model`` draws everything from one ``random.Random``: a seeded one gives the same model every time, and
+hypothesis's ``st.randoms()`` shrinks. What schemas do not tell about an op is data: ``ops.toml``.
+"""
+
+from .model import Generated, random_model
+from .table import NO_RECIPE, all_ops, opsets_of
+
+__all__ = ["NO_RECIPE", "Generated", "all_ops", "opsets_of", "random_model"]

@@ -1,0 +1,112 @@
+"""What holds for every model: random graphs over the whole op set, converted in every way.
+
+``ONNXAMP_EXAMPLES=20000 pytest tests/test_properties.py -m slow`` looks for longer than the suite has time for.
+"""
+
+import itertools
+import os
+from random import Random
+
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from judge import checker_error
+from prices import price
+from properties import WAYS, Way, graphs, unchanged, violations
+from strategies import NO_RECIPE, all_ops, opsets_of, random_model
+from strategies.table import schemas
+
+from onnxamp.analysis import Analysis, analyse
+from onnxamp.errors import OpsetError
+from onnxamp.policy import make_policy
+from onnxamp.prepare import prepare
+
+EXAMPLES = int(os.environ.get("ONNXAMP_EXAMPLES", "300"))
+"""Of the slow tests."""
+MAX_OPEN = 8
+"""Open questions up to which all answers are tried."""
+
+
+def examples(count: int) -> settings:
+    """So many models, the same ones every time."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=count, derandomize=True, deadline=None, database=None, suppress_health_check=slow)
+
+
+def sizes() -> st.SearchStrategy[int]:
+    return st.sampled_from((2, 4, 8, 12))
+
+
+def test_every_op_has_a_recipe() -> None:
+    live = {op for op, rows in schemas().items() if opsets_of(op)}
+    assert len(live) > 190
+    assert set(all_ops()) | set(NO_RECIPE) == live
+    assert len(NO_RECIPE) <= 5
+    assert all(NO_RECIPE.values())
+
+
+@pytest.mark.parametrize("op", all_ops())
+def test_each_op_among_others(op: str) -> None:
+    """A few nodes around each op of ai.onnx, which the next test would meet by chance alone."""
+    place = all_ops().index(op)
+    generated = random_model(Random(f"{op}/0"), op, 3)
+    assert op in {node.op_type for graph in graphs(generated.model) for node in graph.node}
+    way = WAYS[place * 5 % len(WAYS)]
+    assert violations(generated.model, generated.feeds, way, smooth=generated.smooth) == []
+
+
+@examples(60)
+@given(st.randoms(use_true_random=False), sizes(), st.sampled_from(WAYS))
+def test_random_models(rng: Random, size: int, way: Way) -> None:
+    generated = random_model(rng, size=size)
+    assert violations(generated.model, generated.feeds, way, smooth=generated.smooth) == []
+
+
+@pytest.mark.slow
+@examples(EXAMPLES)
+@given(st.randoms(use_true_random=False), sizes(), st.sampled_from(WAYS), st.sampled_from(all_ops()))
+def test_more_random_models(rng: Random, size: int, way: Way, op: str) -> None:
+    generated = random_model(rng, op, size)
+    assert violations(generated.model, generated.feeds, way, smooth=generated.smooth) == []
+
+
+@examples(60)
+@given(st.randoms(use_true_random=False), sizes())
+def test_models_that_stay_float32_come_back(rng: Random, size: int) -> None:
+    assert list(unchanged(random_model(rng, size=size).model)) == []
+
+
+@examples(40)
+@given(st.randoms(use_true_random=False), sizes())
+def test_random_models_are_valid(rng: Random, size: int) -> None:
+    generated = random_model(rng, size=size)
+    assert (checker_error(generated.model) is None) or not generated.tidy
+
+
+def analysis_of(model: onnx.ModelProto, way: Way) -> Analysis | None:
+    """What the engine decides, or None where it refuses."""
+    options = way.options
+    policy = make_policy(options.pop("level"), **options)
+    try:
+        return analyse(prepare(model, policy, None)[0], policy)
+    except OpsetError:
+        return None
+
+
+@examples(80)
+@given(st.randoms(use_true_random=False), sizes(), st.sampled_from(WAYS))
+def test_the_cut_costs_what_its_casts_cost(rng: Random, size: int, way: Way) -> None:
+    """And where few questions are open, no other answer costs less."""
+    analysis = analysis_of(random_model(rng, size=size).model, way)
+    if analysis is None:
+        return
+    terms, pins, chosen = analysis.terms, analysis.pins, analysis.decision
+    assert price(analysis, chosen.low) == chosen.cost
+    roots = sorted(set(terms.roots))
+    pinned = {root: pins.verdicts[root].low for root in roots if root in pins.verdicts}
+    questions = [root for root in roots if root not in pinned]
+    for answer in itertools.product((False, True), repeat=len(questions) if len(questions) <= MAX_OPEN else 0):
+        low = {**pinned, **dict(zip(questions, answer, strict=False))}
+        if len(low) == len(roots) and all(low[terms.root(q)] or not low[terms.root(p)] for p, q in pins.implies):
+            assert price(analysis, low) >= chosen.cost
