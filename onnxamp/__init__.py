@@ -29,6 +29,7 @@ from onnxamp.plan import Plan, load_plan
 from onnxamp.policy import get_black_list, get_white_list
 from onnxamp.runtime.samples import Samples, load_samples, random_samples
 from onnxamp.tuning.tune import Tuned, tune_model
+from onnxamp.zoo.folder import FolderReport, convert_folder
 
 __all__ = [
     "ArgumentError",
@@ -40,6 +41,7 @@ __all__ = [
     "Conversion",
     "DiffReport",
     "ExternalDataError",
+    "FolderReport",
     "InternalError",
     "Limits",
     "ModelError",
@@ -60,6 +62,7 @@ __all__ = [
     "bench_models",
     "check_run",
     "convert_file",
+    "convert_folder",
     "convert_model",
     "custom_mixed_precision",
     "diff_models",

@@ -76,7 +76,7 @@ def convert_model(
         "strict": strict, "hazards": hazards, "freeze_defaults": freeze_defaults, "keep_functions": keep_functions,
     }  # fmt: skip
     data: dict[str, Any] = {"tolerance": tolerance, "samples": samples, "metric": metric}
-    if not _is_auto(level, data):
+    if not is_auto(level, data):
         return convert.convert_with(model, make_policy(level, **wishes), opset)
     if is_graphsurgeon(model):
         return to_graphsurgeon(tune_model(from_graphsurgeon(model), opset=opset, **data, **wishes)[0])
@@ -112,7 +112,7 @@ def convert_file(
         As :func:`convert_model`, and OutputError: the target cannot be written.
     """
     data: dict[str, Any] = {"tolerance": tolerance, "samples": samples, "metric": metric}
-    if plan is None and _is_auto(level, data):
+    if plan is None and is_auto(level, data):
         plan = _tuned(src, data, opset, wishes).plan
     return convert.convert_file(
         src, dst, level, opset=opset, plan=plan, external_data=external_data, progress=progress, **wishes
@@ -129,7 +129,7 @@ def plan_model(model: Any, level: str = "O2", *, opset: int | None = None, **wis
         As :func:`convert_model`.
     """
     data = {name: wishes.pop(name, default) for name, default in _DEFAULTS.items()}
-    if not _is_auto(level, data):
+    if not is_auto(level, data):
         return convert.plan_model(model, level, opset=opset, **wishes)
     return _tuned(from_graphsurgeon(model) if is_graphsurgeon(model) else model, data, opset, wishes).plan
 
@@ -138,7 +138,7 @@ def _tuned(model: Any, data: dict[str, Any], opset: int | None, wishes: dict[str
     return tune_model(model, opset=opset, **data, **wishes)[1]
 
 
-def _is_auto(level: str, data: dict[str, Any]) -> bool:
+def is_auto(level: str, data: dict[str, Any]) -> bool:
     """Whether data decide.
 
     Raises:

@@ -6,6 +6,7 @@ file gets a name that no existing file has, and is complete before the model tha
 
 import contextlib
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
@@ -313,6 +314,17 @@ def _own_data_file(path: Path) -> Path | None:
                 if named and (path.parent / item.value).is_file():
                     return path.parent / item.value
     return None
+
+
+def leftovers(path: Path) -> list[Path]:
+    """Files that a save of this model leaves where it is killed: temporary ones, and data that it does not refer to."""
+    try:
+        needed = data_files(load_model(path), folder_of(path)) if path.exists() else frozenset()
+    except ModelError:
+        return []
+    name = re.escape(path.name)
+    ours = re.compile(rf"\.{name}\.\w{{8}}\.tmp|{name}(\.[0-9a-f]{{8}})?\.data")
+    return [file for file in folder_of(path).iterdir() if ours.fullmatch(file.name) and file.resolve() not in needed]
 
 
 def _reason(error: Exception) -> str:

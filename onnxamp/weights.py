@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp.dtypes import LowType
 from onnxamp.errors import ExternalDataError, ModelError
+from onnxamp.threads import thread_limit
 
 SENTINEL = 1e30
 """Magnitudes from here on mean "minus (or plus) infinity", as in attention masks; they saturate."""
@@ -196,7 +197,9 @@ def _caster(low: LowType) -> Callable[[NDArray[np.float32]], Array]:
     model = helper.make_model(
         helper.make_graph([node], "cast", [x], [y]), opset_imports=[helper.make_opsetid("", 13)], ir_version=8
     )
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = thread_limit()
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def cast(flat: NDArray[np.float32]) -> Array:
         result = np.empty(flat.shape, np.uint16)

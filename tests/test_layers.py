@@ -22,12 +22,15 @@ FILES = {
 }
 TREES = {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in FILES.items()}
 
-FACTS = frozenset({"dtypes", "errors", "kernels", "names", "ops", "policy", "signature", "verdicts"})
+FACTS = frozenset({"dtypes", "errors", "kernels", "names", "ops", "policy", "signature", "threads", "verdicts"})
 """What is known before a model is seen. ``kernels`` reads graphs, too: it looks into an op's function body."""
 READERS = frozenset({"graph", "resolve", "infer", "sizes", "weights"})
 """What reads a model, and decides nothing: ``kernels`` may use it."""
 FRONT = frozenset(
-    {"amp", "benching", "convert", "debugging", "extract", "front", "numerics", "report", "runtime", "train", "tuning"}
+    {
+        "amp", "benching", "convert", "debugging", "extract", "front", "numerics", "report", "runtime", "train", "tuning",
+        "zoo",
+    }  # fmt: skip
 )
 """What puts passes together, or works on whole models."""
 TOP = frozenset({"cli"})

@@ -24,8 +24,10 @@ from onnxamp.cli.common import (
     show,
     wishes,
 )
+from onnxamp.cli.zoo import convert_all
 from onnxamp.convert import Conversion, load_any
 from onnxamp.dtypes import low_type
+from onnxamp.errors import ArgumentError
 from onnxamp.front import convert_file
 from onnxamp.numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp.numerics.diff import Model, diff_models
@@ -58,6 +60,7 @@ from onnxamp.storage import folder_of, load_model
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
 @sampling
 @provider_option
+@click.option("--jobs", type=click.IntRange(1), help="Worker processes for a folder of models [one per core].")
 @click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML page.")
 @click.option("--no-cure", is_flag=True, help="Do not look for options that would cure a failed validation.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -66,14 +69,22 @@ from onnxamp.storage import folder_of, load_model
 def command(model: Path, **options: Any) -> None:
     """Convert MODEL to mixed precision, validate the result, and report.
 
+    Where MODEL is a folder, all models below it are converted to the folder OUTPUT, but for those that are up to date
+    there. INPUTS is then a folder with a NAME.npz for each model NAME.onnx that has real inputs.
+
     Exit codes: 0 the result was written and, where the original runs here, agrees with it; 1 it could not be made or
     failed its validation; 2 wrong usage.
     """
     with errors_end_here(verbose=options["verbose"]):
-        _convert(model, options)
+        if model.is_dir():
+            convert_all(model, options)
+        else:
+            _convert(model, options)
 
 
 def _convert(model: Path, options: dict[str, Any]) -> None:
+    if options["jobs"] is not None:
+        raise ArgumentError("--jobs is for a folder of models.")
     samples = samples_of(model, options) if options["level"] == "auto" or not options["no_validate"] else None
     # What cannot be used is said before anything is written.
     provider = None if options["no_validate"] else choose_provider(provider_of(options))

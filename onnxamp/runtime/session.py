@@ -24,6 +24,7 @@ from onnxamp.runtime.device import device_present
 from onnxamp.runtime.protos import BaseDir
 from onnxamp.runtime.spill import is_large, save_spilled
 from onnxamp.runtime.values import FOREIGN, Feed, from_value, is_foreign, to_value
+from onnxamp.threads import thread_limit
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -131,7 +132,8 @@ def make_session(
         base_dir: folder of a proto's external data.
         optimize: run all graph optimisations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no second copy of weights in a kernel's own layout.
-        threads: threads that one operator may use; 0 leaves the choice to ONNX Runtime.
+        threads: threads that one operator may use; 0 for ONNXAMP_THREADS (:mod:`onnxamp.threads`) or ONNX
+            Runtime's own choice.
         profile_to: prefix of the profile file that the session writes, if one is wanted.
         record: keep which provider each node was given to, for :func:`assigned_nodes`.
         cuda_options: of the CUDA provider, instead of :data:`EXACT` and deterministic kernels; {} for the defaults of
@@ -162,7 +164,7 @@ def _session_options(
 
     options = ort.SessionOptions()
     options.log_severity_level = 4  # failures are raised; the runtime would print them, too
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or thread_limit()
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     if lean:

@@ -1,0 +1,403 @@
+"""A folder of models: workers that die, what is up to date, the table, and how a run ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import zoo_jobs
+from commands import CLASSIFIER, MODELS, NORM, run, saved, small
+
+import onnxamp
+from onnxamp.runtime.session import make_session
+from onnxamp.threads import THREADS, thread_limit
+from onnxamp.zoo import folder as zoo
+from onnxamp.zoo import job
+from onnxamp.zoo.pool import Crash, run_jobs
+from onnxamp.zoo.state import NAME
+
+UNIX = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs run in this process, which is quicker where workers do not matter."""
+
+    def run_jobs(
+        function: Callable[[Any], Any], items: Sequence[Any], workers: int, threads: int, started: Callable[[int], None]
+    ) -> Generator[tuple[int, Any]]:
+        for position, item in enumerate(items):
+            started(position)
+            yield position, function(item)
+
+    monkeypatch.setattr(zoo, "run_jobs", run_jobs)
+
+
+def models(*names: str) -> Path:
+    """A folder "in" of small models."""
+    for name in names:
+        path = Path("in", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        small().rename(path)
+    return Path("in")
+
+
+def outcomes(report: onnxamp.FolderReport) -> dict[str, str]:
+    return {row.name: row.outcome for row in report.rows}
+
+
+def files(root: str) -> set[str]:
+    return {path.relative_to(root).as_posix() for path in Path(root).rglob("*") if path.is_file()}
+
+
+def convert(**options: object) -> onnxamp.FolderReport:
+    return onnxamp.convert_folder("in", "out", jobs=1, **options)
+
+
+# --- workers ----------------------------------------------------------------------------------------------------
+
+
+@UNIX
+def test_a_worker_that_dies_takes_no_other_item_with_it() -> None:
+    items = [1, "segfault", 2, "killed", "left", 3, 4]
+    found = dict(run_jobs(zoo_jobs.square_or_die, items, 2, 1, lambda _: None))
+    crashes = {1: Crash(-signal.SIGSEGV), 3: Crash(-signal.SIGKILL), 4: Crash(3)}
+    assert found == {0: 1, 2: 4, 5: 9, 6: 16} | crashes
+    assert [str(found[position]).split(":")[0].rstrip(".") for position in crashes] == [
+        "The worker process was ended by SIGSEGV",
+        "The worker process was ended by SIGKILL",
+        "The worker process ended with exit code 3",
+    ]
+
+
+def test_workers_are_other_processes_are_kept_and_know_their_share() -> None:
+    found = [result for _, result in run_jobs(zoo_jobs.process, range(5), 2, 3, lambda _: None)]
+    assert {threads for _, threads in found} == {"3"}
+    assert len({pid for pid, _ in found}) <= 2
+    assert os.getpid() not in {pid for pid, _ in found}
+
+
+def test_every_item_is_said_to_be_started() -> None:
+    started: list[int] = []
+    assert (
+        [position for position, _ in run_jobs(zoo_jobs.square_or_die, [5, 6], 1, 1, started.append)]
+        == started
+        == [0, 1]
+    )
+
+
+def test_closing_ends_workers_at_work() -> None:
+    running = run_jobs(zoo_jobs.slow, [0.0, 3600.0], 2, 1, lambda _: None)
+    assert next(running) == (0, 0.0)
+    running.close()  # would wait for an hour
+
+
+@pytest.mark.parametrize(("text", "limit"), [(None, 0), ("3", 3)])
+def test_threads_are_limited_by_the_environment(text: str | None, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(THREADS, raising=False)
+    if text:
+        monkeypatch.setenv(THREADS, text)
+    assert thread_limit() == limit
+    assert make_session(onnx.load(CLASSIFIER)).get_session_options().intra_op_num_threads == limit
+    assert make_session(onnx.load(CLASSIFIER), threads=1).get_session_options().intra_op_num_threads == 1
+
+
+def test_a_limit_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(THREADS, "many")
+    with pytest.raises(onnxamp.ArgumentError, match="must be a number of threads, not 'many'"):
+        thread_limit()
+
+
+# --- the folder -------------------------------------------------------------------------------------------------
+
+
+def test_the_layout_is_kept_and_results_are_those_of_single_conversions() -> None:
+    models("b.onnx", "deep/er/a.onnx", ".hidden/x.onnx", "deep/._a.onnx")
+    for path in MODELS:
+        shutil.copy(path, "in")
+    Path("in/notes.txt").write_text("no model")
+    report = onnxamp.convert_folder("in", "out", "O1", black_list=["Conv"])
+    assert report.count("converted") == len(report.rows) == 2 + len(MODELS)
+    assert files("out") == {NAME, "b.onnx", "deep/er/a.onnx", *(path.name for path in MODELS)}
+    for path in MODELS:
+        assert onnx.load(f"out/{path.name}") == onnxamp.convert_model(path, "O1", black_list=["Conv"])
+    row = next(row for row in report.rows if row.name == "classifier.onnx")
+    assert row.error is not None
+    assert row.error < 1e-2
+    assert (row.casts, row.low < row.nodes, row.bytes_after < row.bytes_before) == (2, True, True)
+
+
+@pytest.mark.usefixtures("here")
+def test_weights_in_data_files() -> None:
+    Path("in").mkdir()
+    onnx.save(onnx.load(CLASSIFIER), "in/model.onnx", save_as_external_data=True, location="weights", size_threshold=64)
+    assert outcomes(convert()) == {"model.onnx": "converted"}
+    assert outcomes(convert()) == {"model.onnx": "up to date"}
+    os.utime("in/weights")
+    assert outcomes(convert()) == {"model.onnx": "converted"}
+    (data,) = files("out") - {NAME, "model.onnx"}
+    Path("out", data).unlink()
+    assert outcomes(convert()) == {"model.onnx": "converted"}
+
+
+@UNIX
+def test_crashes_fail_their_own_model_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "run_job", zoo_jobs.run_or_die)
+    models("a.onnx", "crash.onnx", "killed.onnx", "z.onnx")
+    Path("out").mkdir()
+    Path("out/killed.onnx.data").write_bytes(b"of somebody else")
+    result = run("convert", "in", "-o", "out", "--jobs", "2")
+    assert result.exit_code == 1
+    assert "2 converted, 2 failed" in result.output
+    assert "crash.onnx: The worker process was ended by SIGSEGV." in result.output
+    assert "killed.onnx: The worker process was ended by SIGKILL: out of memory, perhaps" in result.output
+    assert files("out") == {NAME, "a.onnx", "z.onnx", "killed.onnx.data"}
+    again = convert()  # nothing crashes this time
+    assert outcomes(again)["a.onnx"] == "up to date"
+
+
+@pytest.mark.usefixtures("here")
+def test_a_failure_is_tried_again_and_its_old_result_stays() -> None:
+    models("good.onnx", "broken.onnx")
+    convert()
+    Path("in/broken.onnx").write_bytes(b"x")
+    for _ in range(2):
+        assert outcomes(convert()) == {"broken.onnx": "failed", "good.onnx": "up to date"}
+    assert onnx.load("out/broken.onnx").graph.node
+
+
+@pytest.mark.usefixtures("here")
+def test_what_nobody_foresaw_fails_its_own_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    models("a.onnx", "bug.onnx")
+    real = job.convert_file
+
+    def convert_file(source: Path, *rest: Any, **options: Any) -> Any:
+        assert source.name != "bug.onnx", "a bug"
+        return real(source, *rest, **options)
+
+    monkeypatch.setattr(job, "convert_file", convert_file)
+    result = run("convert", "in", "-o", "out", "-v")
+    assert result.exit_code == 1
+    assert "bug.onnx: AssertionError: a bug" in result.stdout
+    assert "Traceback (most recent call last):" in result.stdout
+    assert "Traceback" not in run("convert", "in", "-o", "out").stdout
+    assert files("out") == {NAME, "a.onnx"}
+
+
+CHANGES: dict[str, Callable[[], dict[str, object]]] = {
+    "a level": lambda: {"level": "O3"},
+    "a wish": lambda: {"black_list": ["MatMul"]},
+    "the seed": lambda: {"seed": 1},
+    "no validation": lambda: {"validate": False},
+    "the model's time": lambda: os.utime("in/a.onnx") or {},
+    "the model": lambda: shutil.copy2(saved(NORM), "in/a.onnx") and {},
+    "the result": lambda: Path("out/a.onnx").write_bytes(b"x") and {},
+    "the result is gone": lambda: Path("out/a.onnx").unlink() or {},
+    "what is remembered": lambda: Path("out", NAME).write_text("{") and {},
+    "another tool's file": lambda: Path("out", NAME).write_text('{"models": {"a.onnx": 1}}') and {},
+}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_makes_a_result_out_of_date(change: Callable[[], dict[str, object]]) -> None:
+    models("a.onnx")
+    assert outcomes(convert()) == {"a.onnx": "converted"}
+    assert outcomes(convert()) == {"a.onnx": "up to date"}
+    assert outcomes(convert(**change())) == {"a.onnx": "converted"}
+
+
+@pytest.mark.usefixtures("here")
+def test_another_version_makes_results_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    models("a.onnx")
+    convert()
+    monkeypatch.setattr(zoo, "version", lambda _: "2.0")
+    assert outcomes(convert()) == {"a.onnx": "converted"}
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_up_to_date_tells_what_it_was() -> None:
+    models("a.onnx")
+    (first,), (second,) = convert().rows, convert().rows
+    assert (first.low, first.nodes, first.casts, first.error) == (second.low, second.nodes, second.casts, second.error)
+    assert first.error is not None
+
+
+@pytest.mark.usefixtures("here")
+def test_folders_may_move_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models("a.onnx")
+    convert()
+    Path("moved").mkdir()
+    for name in ("in", "out"):
+        shutil.move(name, "moved")
+    monkeypatch.chdir(folder / "moved")
+    assert outcomes(convert()) == {"a.onnx": "up to date"}
+
+
+@pytest.mark.usefixtures("here")
+def test_results_inside_the_folder_are_no_models() -> None:
+    models("a.onnx", "low/b.onnx")
+    for outcome in ("converted", "up to date"):
+        report = onnxamp.convert_folder("in", "in/low/fp16", jobs=1)
+        assert outcomes(report) == {"a.onnx": outcome, "low/b.onnx": outcome}
+    assert files("in/low/fp16") == {NAME, "a.onnx", "low/b.onnx"}
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("here")
+def test_inputs_by_name() -> None:
+    models("a.onnx", "deep/b.onnx", "c.onnx", "d.onnx")
+    Path("data/deep").mkdir(parents=True)
+    Path("data/c").mkdir()
+    for name in ("data/a.npz", "data/deep/b.npz", "data/c/1.npz", "data/c/2.npz"):
+        np.savez(name, X=np.ones((1, 2), np.float32))
+    found = {row.name: row.inputs for row in convert(inputs="data").rows}
+    assert found["a.onnx"] == f"1 sample of {Path('data/a.npz')}"
+    assert found["c.onnx"] == f"2 samples of {Path('data/c')}"
+    assert found["d.onnx"] == "made-up inputs (seed 0)"
+    np.savez("data/d.npz", X=np.ones((1, 2), np.float32))
+    np.savez("data/c/3.npz", X=np.ones((1, 2), np.float32))
+    assert outcomes(convert(inputs="data")) == {
+        "a.onnx": "up to date", "c.onnx": "converted", "d.onnx": "converted", "deep/b.onnx": "up to date"
+    }  # fmt: skip
+    np.savez("data/a.npz", Y=np.ones((1, 2), np.float32))
+    assert outcomes(convert(inputs="data"))["a.onnx"] == "failed"
+
+
+@pytest.mark.usefixtures("here")
+def test_a_dimension_counts_for_models_that_have_it() -> None:
+    Path("in").mkdir()
+    for name, dim in (("a", "batch"), ("b", "rows")):
+        text = f"(float[{dim},2] X) => (float[{dim},2] Y) <float[2,2] w = {{1, 2, 3, 4}}> {{ Y = MatMul (X, w) }}"
+        saved(text, f"in/{name}.onnx")
+    assert outcomes(convert(dims={"batch": 3})) == {"a.onnx": "converted", "b.onnx": "converted"}
+
+
+@pytest.mark.usefixtures("here")
+def test_level_auto() -> None:
+    Path("in").mkdir()
+    saved(NORM, "in/norm.onnx")
+    (row,) = convert(level="auto", tolerance=5e-3, samples=2).rows
+    assert row.outcome == "converted"
+    assert row.error is not None
+    assert row.error <= 5e-3
+
+
+# --- the command line -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("here")
+def test_the_table() -> None:
+    models("sub/fine.onnx")
+    saved(NORM, "in/norm.onnx")
+    Path("in/text.onnx").write_text("x")
+    result = run("convert", "in", "-o", "out", "--level", "O3", "--no-hazards", "--jobs", "1")
+    assert result.exit_code == 1
+    table = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
+    assert table["sub/fine.onnx"][1:7] == ["converted", "1", "of", "1", "+2", table["sub/fine.onnx"][6]]
+    assert table["norm.onnx"][1] == table["text.onnx"][1] == "failed"
+    assert "norm.onnx: It was written, but failed its validation: " in " ".join(result.stdout.split())
+    assert "text.onnx: 'in/text.onnx' is not an ONNX model" in result.stdout.replace("\\", "/")
+    assert "3 models: 1 converted, 2 failed; weights " in result.stdout
+    assert result.stderr.count("[3/3] ") == 1
+    assert result.stderr.endswith("Error: 2 of 3 models failed.\n")
+    (cure,) = (line for line in result.stdout.splitlines() if line.startswith("   onnxamp convert "))
+    _, *arguments = cure.split()
+    assert run(*arguments).exit_code == 0
+
+
+@pytest.mark.usefixtures("here")
+def test_json() -> None:
+    models("a.onnx")
+    Path("in/text.onnx").write_text("x")
+    result = run("convert", "in", "-o", "out", "--json")
+    assert result.exit_code == 1
+    assert list(json.loads(result.stdout)) == ["onnxamp", "format", "report"]
+    rows = json.loads(result.stdout)["report"]["rows"]
+    assert [(row["name"], row["outcome"], row["casts"]) for row in rows] == [
+        ("a.onnx", "converted", 2), ("text.onnx", "failed", 0)
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("here")
+def test_quiet_prints_failures_alone() -> None:
+    models("a.onnx")
+    assert run("convert", "in", "-o", "out", "-q").output == ""
+    Path("in/text.onnx").write_text("x")
+    lines = run("convert", "in", "-o", "out", "-q").output.splitlines()
+    assert lines[0].startswith("text.onnx: ")
+    assert lines[1:] == ["Error: 1 of 2 models failed."]
+
+
+WRONG = {
+    "no output": ([], "say with -o OUTDIR where the results go"),
+    "same folder": (["-o", "in"], "could replace originals"),
+    "same folder by another name": (["-o", "in/../in"], "could replace originals"),
+    "folder around it": (["-o", "."], "could replace originals"),
+    "a file": (["-o", "in/a.onnx"], "is a file"),
+    "page": (["-o", "out", "--html", "x.html"], "--html is for a single model"),
+    "plan": (["-o", "out", "--plan", "x.json"], "--plan is for a single model"),
+    "saved plan": (["-o", "out", "--save-plan", "x.json"], "--save-plan is for a single model"),
+    "pattern": (["-o", "out", "--keep-fp32", "("], "is not a regular expression"),
+    "tolerance": (["-o", "out", "--tolerance", "0.1"], "tolerance is for level 'auto' alone"),
+    "inputs": (["-o", "out", "--inputs", "in/a.onnx"], "are no folder"),
+    "inputs of others": (["-o", "out", "--inputs", "in"], "a.onnx would have a.npz there"),
+    "jobs": (["-o", "out", "--jobs", "0"], "0 is not in the range"),
+}
+
+
+@pytest.mark.parametrize(("options", "text"), WRONG.values(), ids=WRONG)
+def test_wrong_usage_ends_with_2_before_anything_is_read(options: list[str], text: str) -> None:
+    models("a.onnx")
+    result = run("convert", "in", *options)
+    assert result.exit_code == 2, result.output
+    assert text in " ".join(result.output.split())
+    assert files(".") == {"in/a.onnx"}
+
+
+def test_an_empty_folder() -> None:
+    Path("in").mkdir()
+    result = run("convert", "in", "-o", "out")
+    assert result.exit_code == 2
+    assert "There is no *.onnx file below 'in'." in result.output
+
+
+def test_jobs_of_a_single_model() -> None:
+    assert run("convert", small(), "--jobs", "2").exit_code == 2
+
+
+@UNIX
+def test_ctrl_c_ends_workers_and_leaves_what_is_done() -> None:
+    Path("in").mkdir()
+    encoder = next(path for path in MODELS if path.stem == "encoder")
+    for number in range(40):
+        shutil.copy(encoder, f"in/{number}.onnx")
+    command = [sys.executable, "-m", "onnxamp", "convert", "in", "-o", "out", "--jobs", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("[1/40] ")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
+        rest = process.stderr.read()  # to its end: no worker is left that could write there
+        assert process.wait() == 1
+    assert rest.endswith("Aborted!\n")
+    assert "Traceback" not in rest
+    assert not [name for name in files("out") if name.endswith((".tmp", ".data"))]
+    report = onnxamp.convert_folder("in", "out", jobs=2)
+    assert 0 < report.count("up to date") < 40
+    assert report.count("converted") == 40 - report.count("up to date")

@@ -1,0 +1,38 @@
+"""What workers are told to do in tests: they import it by name."""
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+from onnxamp.zoo.job import Done, Job, Order, run_job
+
+
+def square_or_die(item: int | str) -> int:
+    """A number squared; words say how to die."""
+    if item == "segfault":
+        ctypes.string_at(0)
+    elif item == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif item == "left":
+        os._exit(3)
+    return int(item) ** 2
+
+
+def slow(item: float) -> float:
+    time.sleep(item)
+    return item
+
+
+def process(_: object) -> tuple[int, str]:
+    return os.getpid(), os.environ["ONNXAMP_THREADS"]
+
+
+def run_or_die(order: Order, job: Job) -> Done:
+    """The job; models of some names crash half way through their writing."""
+    if job.name.startswith(("crash", "killed")):
+        (job.target.parent / f".{job.target.name}.abcd1234.tmp").write_bytes(b"half")
+        Path(f"{job.target}.data").write_bytes(b"half")
+        square_or_die("segfault" if job.name.startswith("crash") else "killed")
+    return run_job(order, job)
