@@ -1,0 +1,158 @@
+"""The benchmark of conversions: the whole of its machinery on small models, and what it makes of figures."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+
+
+@pytest.mark.slow
+def test_small_models_with_what_this_python_has(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    command = [sys.executable, str(FOLDER / "convert.py"), "--quick", "--check", "--cache", str(tmp_path)]
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "BROKEN" not in done.stdout
+    facts = json.loads(out.read_text())
+    assert [row["model"] for row in facts["models"]] == ["bert", "unet", "decoder", "stack-5k", "stack-50k", "large"]
+    for row in facts["models"]:
+        ours = row["tools"]["onnxamp"]
+        assert (ours["loads"], ours["verdict"]) == (True, "within limits")
+        assert ours["error"] < 1e-2
+        assert ours["bytes"] < 0.6 * row["bytes"]
+        assert "times_onnxamp" in row["tools"]["onnxruntime"]
+    assert "cp" in facts["models"][-1]["tools"]
+    assert facts["versions"]["onnxamp"]["onnx"]
+
+
+def results(**changes: Any) -> dict[str, Any]:
+    """Figures that keep every promise, but for the changes: (model, tool, figure) joined by "__"."""
+    good = {"seconds": 1.0, "seconds_spread": [0.9, 1.1], "process": 2.0, "runs": 3, "peak": 2e8, "anonymous": 1e8,
+            "casts_added": 3, "bytes": 5e7, "loads": True, "error": 1e-3, "verdict": "within limits"}  # fmt: skip
+    peer = good | {"seconds": 6.0, "times_onnxamp": 6.0, "casts_added": 4}
+    names = ("bert", "stack-5k", "stack-50k", "large")
+    models = [
+        {
+            "model": name,
+            "title": f"<{name}>",
+            "nodes": 10,
+            "bytes": 1e8,
+            "tools": {"onnxamp": dict(good), "peer": dict(peer)},
+        }
+        for name in names
+    ]
+    models[-1]["tools"]["cp"] = {
+        "seconds": 1.5,
+        "seconds_spread": [1.5, 1.5],
+        "process": 1.5,
+        "runs": 3,
+        "times_onnxamp": 1.5,
+    }
+    for key, value in changes.items():
+        model, tool, figure = key.replace("_50k", "-50k").split("__")
+        models[names.index(model)]["tools"][tool][figure] = value
+    tools = {name: {"title": f"the {name}"} for name in ("onnxamp", "peer", "gone")}
+    machine = {"cores": 2, "processor": "a processor", "memory": 2**33}
+    return {"models": models, "tools": tools, "machine": machine, "limit": 120.0, "not_available": {"gone": "no wheel"}}
+
+
+def test_promises_that_are_kept() -> None:
+    import checks
+
+    assert checks.broken(results(), whole=True) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"bert__peer__seconds": 4.9}, "4.9 times as long"),
+        ({"bert__onnxamp__peak": 2.6e8}, "2.60 times the file"),
+        ({"stack_50k__onnxamp__seconds": 12.1}, "12.1 times as long"),
+        ({"stack_50k__peer__seconds": 0.9}, "peer is faster"),
+        ({"stack_50k__peer__casts_added": 2}, "fewer Casts"),
+        ({"large__onnxamp__seconds": 1.6}, "1.07 times as long as cp"),
+        ({"large__onnxamp__anonymous": 513e6}, "513 MB of anonymous memory"),
+        ({"large__onnxamp__failure": "it broke"}, "no result: it broke"),
+        ({"bert__onnxamp__loads": False}, "does not load"),
+        ({"bert__onnxamp__verdict": "NaN"}, "not within its limits: NaN"),
+    ],
+)
+def test_promises_that_are_broken(change: dict[str, Any], text: str) -> None:
+    import checks
+
+    found = checks.broken(results(**change), whole=True)
+    assert any(text in sentence for sentence in found), found
+
+
+def test_a_peer_without_a_result_breaks_no_promise() -> None:
+    import checks
+
+    facts = results()
+    for row in facts["models"]:
+        row["tools"]["peer"] = {"failure": "stopped after 120 s"}
+    assert checks.broken(facts, whole=True) == []
+
+
+def test_the_table_and_the_picture_show_all_of_it() -> None:
+    import picture
+
+    facts = results(bert__peer__loads=False)
+    facts["models"][1]["tools"]["peer"] = {"failure": "stopped after 120 s"}
+    facts["models"][2]["tools"]["peer"] = {"failure": "ValueError: <too large>"}
+    table, drawn = picture.table(facts), picture.draw(facts)
+    ET.fromstring(drawn)
+    assert "bert       peer 6.0" in table
+    for text in ("stopped after 120 s", "does not load"):
+        assert text in table
+        assert text in drawn
+    assert "ValueError: &lt;too large&gt;" in drawn
+    assert "&lt;bert&gt;: 10 nodes, 100 MB" in drawn
+    assert "gone is not available: no wheel" in table
+    assert "the gone is not available: no wheel" in drawn
+    assert "×6.0" in drawn
+
+
+def test_what_takes_too_long_is_stopped() -> None:
+    import measure
+
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    found = measure.watched(command, limit=0.2, memory=10**12, environment={})
+    assert found["failure"] == "stopped after 0.2 s"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_memory_is_seen_and_limited() -> None:
+    import measure
+
+    code = "import time, json; kept = bytearray(200_000_000); time.sleep({}); print(json.dumps({{'seconds': 1}}))"
+    found = measure.watched([sys.executable, "-c", code.format(0.3)], limit=60, memory=10**12, environment={})
+    assert found["seconds"] == 1
+    assert 200e6 < found["anonymous"] < 300e6
+    found = measure.watched([sys.executable, "-c", code.format(600)], limit=60, memory=10**8, environment={})
+    assert found["failure"].startswith("stopped at 0.")
+
+
+def test_the_last_words_of_a_failure_are_kept() -> None:
+    import measure
+
+    found = measure.watched([sys.executable, "-c", "raise ValueError('no')"], limit=60, memory=10**12, environment={})
+    assert found["failure"] == "ValueError: no"
+    assert found["process"] > 0
+
+
+def test_kept_results_are_drawn() -> None:
+    import picture
+
+    facts = json.loads((FOLDER / "results" / "convert.json").read_text(encoding="utf-8"))
+    assert (FOLDER.parent / "docs" / "benchmark.svg").read_text(encoding="utf-8") == picture.draw(facts)
