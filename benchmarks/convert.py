@@ -9,7 +9,6 @@ docs/benchmark.svg.
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 
 import checks
 import picture
+import worker
 from measure import machine, warm, watched
 from subjects import FULL, QUICK, Spec
 from tools import ROOT, TOOLS, Tool, interpreter
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     versions = {run["tool"]: run["versions"] for run in runs if "versions" in run}
     facts = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "versions": versions,
-        "judged_with": {"python": platform.python_version(), **versions.get("onnxamp", {})},
+        "judged_with": worker.versions(),
         "limit": options.limit, "memory_limit": options.memory * 1e9, "black_list": sorted(black_list()),
         "tools": {tool.name: {"title": tool.title, "calls": tool.calls, "needs": tool.needs} for tool in tools},
         "not_available": missing, "models": summaries(specs, runs, verdicts, options.cache),

@@ -47,7 +47,7 @@ def judge(original: Path, result: Path) -> dict[str, Any]:
     try:
         make_session(str(result), optimize=False, lean=True)
     except OnnxAmpError as failure:
-        return facts | {"loads": False, "error": None, "verdict": str(failure)}
+        return facts | {"loads": False, "error": None, "verdict": str(failure).replace(str(result), "it")}
     return facts | error(original, result)
 
 

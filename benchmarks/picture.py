@@ -18,7 +18,7 @@ WIDTH, ROW, GROUP = 940, 22, 42
 """Pixels: the picture, a tool's row, and the heading of a model with the space above it."""
 LEFT, BAR = 190, 330
 """Where bars begin, and how long the longest is."""
-COLUMNS = (("memory", 745), ("Casts added", 835), ("error", 925))
+COLUMNS = (("memory", 720), ("Casts added", 815), ("error", 925))
 """Headings of the columns behind the bars, and where they end."""
 STYLE = """
     text { fill: #1f2937 } .dim { fill: #64748b } .axis { stroke: #cbd5e1 }
@@ -84,7 +84,7 @@ def draw(facts: Facts) -> str:
     parts, y = [], 30
     for heading, right in COLUMNS:
         parts.append(_text(right, y, heading, "dim", "end"))
-    parts.append(_text(LEFT, y, "load, convert and save: seconds (logarithmic), and times as long as onnxamp", "dim"))
+    parts.append(_text(LEFT, y, "seconds to load, convert and save (logarithmic), × onnxamp's", "dim"))
     for row in facts["models"]:
         y += GROUP
         size = f"{row['bytes'] / 1e9:.1f} GB" if row["bytes"] >= 1e9 else f"{row['bytes'] / 1e6:.0f} MB"
@@ -98,9 +98,7 @@ def draw(facts: Facts) -> str:
     y += 26
     found = facts["machine"]
     rounds = max(tool.get("runs", 0) for row in facts["models"] for tool in row["tools"].values())
-    note = (
-        f"{found['cores']} cores of {found['processor']}, {found['memory'] / 2**30:.0f} GiB. Medians of {rounds} runs."
-    )
+    note = f"{found['cores']} cores of {found['processor']}, {found['memory'] / 2**30:.0f} GiB. {times}."
     parts.append(
         _text(16, y, f"{note} Memory: most anonymous bytes. Error: relative L2, every low value rounded.", "dim")
     )
