@@ -98,7 +98,8 @@ def draw(facts: Facts) -> str:
     y += 26
     found = facts["machine"]
     rounds = max(tool.get("runs", 0) for row in facts["models"] for tool in row["tools"].values())
-    note = f"{found['cores']} cores of {found['processor']}, {found['memory'] / 2**30:.0f} GiB. {times}."
+    medians = f"Medians of {rounds} runs" if rounds > 1 else "One run"
+    note = f"{found['cores']} cores of {found['processor']}, {found['memory'] / 2**30:.0f} GiB. {medians}."
     parts.append(
         _text(16, y, f"{note} Memory: most anonymous bytes. Error: relative L2, every low value rounded.", "dim")
     )

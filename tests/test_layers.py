@@ -28,9 +28,19 @@ READERS = frozenset({"graph", "resolve", "infer", "sizes", "weights"})
 """What reads a model, and decides nothing: ``kernels`` may use it."""
 FRONT = frozenset(
     {
-        "amp", "benching", "convert", "debugging", "extract", "front", "numerics", "report", "runtime", "train", "tuning",
+        "amp",
+        "benching",
+        "convert",
+        "debugging",
+        "extract",
+        "front",
+        "numerics",
+        "report",
+        "runtime",
+        "train",
+        "tuning",
         "zoo",
-    }  # fmt: skip
+    }
 )
 """What puts passes together, or works on whole models."""
 TOP = frozenset({"cli"})

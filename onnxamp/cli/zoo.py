@@ -9,7 +9,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from onnxamp.cli.common import as_arguments, as_options, parse_dims
+from onnxamp.cli.common import as_arguments, as_options, parse_dims, provider_of
 from onnxamp.errors import ArgumentError
 from onnxamp.report.machine import document
 from onnxamp.report.parts import line, make_console, printable
@@ -47,7 +47,7 @@ def _order(options: dict[str, Any]) -> Order:
     return Order(
         options["level"], as_arguments(options), options["external_data"], options["tolerance"],
         not options["no_validate"], options["samples"], options["seed"], parse_dims(options["dims"]),
-        None if options["no_cure"] else as_options(options | {"no_hazards": False}),
+        provider_of(options), None if options["no_cure"] else as_options(options | {"no_hazards": False}),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from onnxamp.errors import ArgumentError, OutputError
 from onnxamp.front import is_auto
 from onnxamp.policy import Policy, make_policy
+from onnxamp.runtime.session import Provider, choose_provider
 from onnxamp.storage import folder_of, leftovers
 from onnxamp.threads import core_count
 from onnxamp.zoo.job import Done, Job, Order, run_job
@@ -65,6 +66,7 @@ def convert_folder(
     samples: int = 1,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
+    provider: Provider | None = None,
     told: Told | None = None,
     **wishes: Any,
 ) -> FolderReport:
@@ -84,16 +86,18 @@ def convert_folder(
             below ``src`` without ".onnx". Models without any run on made-up inputs.
         samples, seed, dims: how many inputs are made up, their seed, and sizes of named dimensions, which count for
             the models that have them.
+        provider: where models run to be compared, "cuda" or "cpu"; None for CUDA where there is one.
         told: called whenever a model is begun or done.
 
     Raises:
         ArgumentError: an argument is wrong, there is no model, or one folder holds the other in a way that results
-            could replace originals. OutputError: ``dst`` cannot be made.
+            could replace originals. OutputError: ``dst`` cannot be made. RuntimeFailure: CUDA is wanted, and cannot be
+            used.
     """
     for name, item in wishes.items():
         if isinstance(item, Iterable) and not isinstance(item, str):
             wishes[name] = tuple(item)  # they are handed to several processes
-    order = Order(level, wishes, external_data, tolerance, validate, samples, seed, dict(dims or {}))
+    order = Order(level, wishes, external_data, tolerance, validate, samples, seed, dict(dims or {}), provider)
     return run_folder(order, Path(src), Path(dst), jobs, Path(inputs) if inputs is not None else None, told)
 
 
@@ -137,7 +141,8 @@ def check_order(order: Order, jobs: int | None) -> Policy:
     """The policy that the wishes make; wrong options are found before the first model is read.
 
     Raises:
-        ArgumentError: an option has an impossible value, or cannot be used for a folder.
+        ArgumentError: an option has an impossible value, or cannot be used for a folder. RuntimeFailure: CUDA is
+            wanted, and cannot be used.
     """
     if jobs is not None and jobs < 1:
         raise ArgumentError(f"jobs must be at least 1, but is {jobs}.")
@@ -145,6 +150,8 @@ def check_order(order: Order, jobs: int | None) -> Policy:
         raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {order.external_data!r}.")
     if order.wishes.get("rule") is not None:
         raise ArgumentError("A rule is a function, and cannot be told apart from another one: give patterns instead.")
+    if order.validate and order.provider is not None:
+        choose_provider(order.provider)
     is_auto(
         order.level, {"tolerance": order.tolerance, "samples": None, "metric": order.wishes.get("metric", "rel-l2")}
     )

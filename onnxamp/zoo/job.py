@@ -17,6 +17,7 @@ from onnxamp.numerics.diff import diff_models
 from onnxamp.policy import Level
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.samples import Samples, load_samples, random_samples
+from onnxamp.runtime.session import Provider
 from onnxamp.runtime.shell import take_weights
 from onnxamp.storage import data_files, folder_of, load_model
 from onnxamp.zoo.state import Row, Stamp, stamps
@@ -38,6 +39,7 @@ class Order:
     samples: int = 1
     seed: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
+    provider: Provider | None = None
     options: tuple[str, ...] | None = None
 
 
@@ -138,7 +140,7 @@ def _row(name: str, made: Conversion) -> Row:
 
 
 def _validated(row: Row, order: Order, job: Job, samples: Samples) -> Row:
-    found = diff_models(job.source, job.target, samples)
+    found = diff_models(job.source, job.target, samples, provider=order.provider)
     worst = max((diff.rel_l2 for diff in found.outputs if diff.is_float), default=None)
     row = replace(row, error=worst, message=found.skipped or "")
     if found.passed or found.skipped:
@@ -149,5 +151,5 @@ def _validated(row: Row, order: Order, job: Job, samples: Samples) -> Row:
         return row
     recipe = Recipe(order.level, {**order.wishes, "hazards": True}, (*order.options, *_sampling(order, job)))
     command, tried = (str(job.source), str(job.target)), order.wishes.get("hazards", True)
-    cure = cure_conversion(job.source, command, recipe, Trial(samples), tried=tried)
+    cure = cure_conversion(job.source, command, recipe, Trial(samples, provider=order.provider), tried=tried)
     return replace(row, cure=cure.command)
