@@ -9,7 +9,7 @@ from onnx import ModelProto
 from onnxamp.constants import Constants
 from onnxamp.edits import Edits
 from onnxamp.errors import OpsetError
-from onnxamp.folds import batch_norm_folds
+from onnxamp.folds import batch_norm_folds, skip_sums
 from onnxamp.graph import View, opset_imports
 from onnxamp.hazards import find_hazards
 from onnxamp.infer import Types, infer_types
@@ -90,7 +90,8 @@ def analyse(
     folded = frozenset(bn for _, bn in folds)
     pins = find_pins(view, policy, terms, hazards, wishes=wishes, folded=folded, moved=moved, replay=replay,
                      measured=prices.pins if prices else None)  # fmt: skip
-    decision = decide(view, shapes, constants, terms, pins, prices)
+    joined = skip_sums(view, shapes, constants, norms)
+    decision = decide(view, shapes, constants, terms, pins, prices, joined)
     edits = make_edits(view, types, terms, decision, policy.low, frozenset(swallowing))
     _halve(edits, sentinels, view, terms, decision, constants)
     return Analysis(policy, view, types, shapes, terms, hazards, pins, decision, edits)

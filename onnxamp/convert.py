@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from onnxamp.analysis import analyse
 from onnxamp.errors import ArgumentError, ArgumentTypeError
-from onnxamp.graph import opset_imports
+from onnxamp.fold.savings import fold_hint
 from onnxamp.hints import opset_hint
 from onnxamp.interop import from_graphsurgeon, is_graphsurgeon, to_graphsurgeon
 from onnxamp.plan import Plan, make_plan
@@ -58,11 +58,11 @@ def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Pla
     if is_graphsurgeon(model):
         return to_graphsurgeon(convert_with(from_graphsurgeon(model), policy, opset, plan))
     proto = load_any(model)
-    prepared, _ = prepare(proto, policy, opset)
+    prepared, _, wanted = prepare(proto, policy, opset)
     analysis = analyse(prepared, policy, replay=plan.decisions() if plan else None)
     result = ModelProto()
     if not analysis.edits:
-        result.CopyFrom(prepared if opset_imports(prepared) != opset_imports(proto) else proto)
+        result.CopyFrom(prepared if wanted else proto)
         return result
     kept = promise(analysis.view, analysis.types, policy)
     result.CopyFrom(prepared)
@@ -86,7 +86,7 @@ def plan_model(model: Any, level: str = "O2", *, opset: int | None = None, **wis
     proto, base_dir = (from_graphsurgeon(model), None) if is_graphsurgeon(model) else _locate(model)
     policy = make_policy(level, **wishes)
     check_decided(policy, None)
-    prepared, _ = prepare(proto, policy, opset)
+    prepared = prepare(proto, policy, opset, base_dir).model
     return make_plan(analyse(prepared, policy, base_dir=base_dir), opset)
 
 
@@ -103,7 +103,7 @@ def plan_policy(plan: Plan) -> Policy:
     """The policy under which a plan is replayed."""
     return make_policy(
         plan.level, dtype=plan.dtype, target=plan.target, hazards=plan.heeded, keep_io_types=plan.keep_io_types,
-        freeze_defaults=plan.freeze_defaults, keep_functions=plan.keep_functions,
+        freeze_defaults=plan.freeze_defaults, keep_functions=plan.keep_functions, fold=plan.fold,
     )  # fmt: skip
 
 
@@ -133,19 +133,18 @@ def convert_file(
     keep = frozenset() if is_same else needed
     before = weight_bytes(proto)
     opset = plan.opset if plan else opset
-    prepared, notes = prepare(proto, policy, opset)
-    upgraded = opset_imports(prepared) != opset_imports(proto)
+    prepared, notes, wanted = prepare(proto, policy, opset, base_dir)
     analysis = analyse(prepared, policy, base_dir=base_dir, replay=plan.decisions() if plan else None)
     made, summary = make_plan(analysis, opset), summarize(analysis)
-    hint = None if plan else opset_hint(prepared, analysis, base_dir)
-    hints = (hint,) if hint else ()
+    found = () if plan else (opset_hint(prepared, analysis, base_dir), fold_hint(prepared, analysis, base_dir))
+    hints = tuple(filter(None, found))
     external = _wants_external(external_data, prepared, summary)
     converter = WeightConverter(policy.low, base_dir, deferred=external)
     if analysis.edits:
         kept = promise(analysis.view, analysis.types, policy)
         apply_edits(analysis.view, analysis.edits, prepared, converter)
         kept.check(prepared)
-    elif not upgraded:
+    elif not wanted:
         prepared, notes = proto, []
         if bool(needed) == external and (not needed or base_dir.resolve() == target.resolve().parent):
             copy_file(source, target, keep | needed)

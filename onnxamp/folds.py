@@ -1,5 +1,7 @@
 """Nodes that ONNX Runtime merges when no Cast stands between them: they take one precision."""
 
+from collections.abc import Callable, Sequence
+
 from onnxamp.constants import Constants
 from onnxamp.dtypes import FLOAT
 from onnxamp.graph import ABSENT, Node, View
@@ -7,6 +9,7 @@ from onnxamp.infer import Types, bind
 from onnxamp.kernels import freedom
 from onnxamp.ops import attribute, op_facts
 from onnxamp.policy import Policy
+from onnxamp.sizes import Shape
 
 
 def batch_norm_folds(view: View, types: Types, constants: Constants, policy: Policy) -> list[tuple[int, int]]:
@@ -18,6 +21,12 @@ def batch_norm_folds(view: View, types: Types, constants: Constants, policy: Pol
     """
     if not policy.folds_batch_norm:
         return []
+    pairs = constant_batch_norms(view, constants.is_constant)
+    return [(producer.index, node.index) for producer, node in pairs if _can_be_low(node, types, policy)]
+
+
+def constant_batch_norms(view: View, is_constant: Callable[[int], bool]) -> list[tuple[Node, Node]]:
+    """(producer, BatchNormalization) pairs in inference mode, all but the data constant, and nobody reads between."""
     pairs = []
     for node in view.nodes:
         producer = view.producer(node.input(0)) if node.key in op_facts().folded else None
@@ -26,9 +35,8 @@ def batch_norm_folds(view: View, types: Types, constants: Constants, policy: Pol
         result = producer.outputs[0]
         alone = len(view.uses[result]) == 1 and not view.results[result] and producer.scope == node.scope
         parameters = (*node.inputs[1:], *(value for value in producer.inputs[1:] if value != ABSENT))
-        constant = all(constants.is_constant(value) for value in parameters)
-        if alone and constant and _is_inference(node) and _can_be_low(node, types, policy):
-            pairs.append((producer.index, node.index))
+        if alone and all(is_constant(value) for value in parameters) and _is_inference(node):
+            pairs.append((producer, node))
     return pairs
 
 
@@ -43,3 +51,30 @@ def _can_be_low(node: Node, types: Types, policy: Policy) -> bool:
     bound = bind(node.signature, [None if value == ABSENT else types[value] for value in node.inputs])
     params = [param for param, found in bound.items() if found == FLOAT]
     return not freedom(policy.target, node.key, node.signature, bound, params, policy.low, node.proto).high
+
+
+def skip_sums(
+    view: View, shapes: Sequence[Shape | None], constants: Constants, norms: Sequence[tuple[Node, Sequence[int]]]
+) -> dict[int, int]:
+    """Add -> the normalisation of its sum (or a node of one that is written out): ONNX Runtime makes one op of both.
+
+    The conditions are those of its skip_layer_norm_fusion.cc: two activations of one shape, as far as shapes are known.
+    """
+    heads = {index: index for index, node in enumerate(view.nodes) if node.key == "LayerNormalization"}
+    for root, nodes in norms:
+        heads |= dict.fromkeys((index for index in nodes if view.nodes[index].key == "ReduceMean"), root.index)
+    found: dict[int, int] = {}
+    for index, norm in heads.items():
+        total = view.producer(view.nodes[index].input(0))
+        if total is None or total.key != "Add" or any(constants.is_constant(value) for value in total.inputs):
+            continue
+        one, other = (shapes[value] for value in total.inputs)
+        if one is None or other is None or _may_be_equal(one, other):
+            found[total.index] = norm
+    return found
+
+
+def _may_be_equal(one: Shape, other: Shape) -> bool:
+    if len(one) != len(other):
+        return False
+    return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))

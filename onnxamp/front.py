@@ -35,6 +35,7 @@ def convert_model(
     hazards: bool = True,
     freeze_defaults: bool = False,
     keep_functions: bool = False,
+    fold: bool = False,
     tolerance: float = 1e-2,
     samples: Samples | None = None,
     metric: str = "rel-l2",
@@ -59,6 +60,8 @@ def convert_model(
         hazards: keep what static knowledge expects to break in float32.
         freeze_defaults: treat initializers that are graph inputs, too, as weights.
         keep_functions: leave calls of model-local functions alone instead of inlining them.
+        fold: first make one standard op of each LayerNorm, RMSNorm, Gelu and Softmax that is written out as single ops,
+            and fold batch normalisations into weights; upgrades the model where the op needs that.
         tolerance, samples, metric: for level "auto" alone: the largest error that is accepted, the inputs that it is
             measured on (four made-up ones by default), and what it is.
 
@@ -74,6 +77,7 @@ def convert_model(
         "dtype": dtype, "keep_io_types": keep_io_types, "white_list": white_list, "black_list": black_list,
         "lists": lists, "keep_high": keep_high, "force_low": force_low, "rule": rule, "target": target,
         "strict": strict, "hazards": hazards, "freeze_defaults": freeze_defaults, "keep_functions": keep_functions,
+        "fold": fold,
     }  # fmt: skip
     data: dict[str, Any] = {"tolerance": tolerance, "samples": samples, "metric": metric}
     if not is_auto(level, data):

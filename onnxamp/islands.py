@@ -204,7 +204,10 @@ def _scaling(view: View, types: Types, root: Node, constants: Constants, bases: 
                 continue
             other = node.input(1 - port) if node.key in ("Mul", "Div", "Add", "Sub") else ABSENT
             done = value in normalised
-            if is_exact(node.proto) or node.key == "Reciprocal":
+            if node.key == "Cast":  # to the type that is there
+                if done:
+                    normalised.add(node.outputs[0])
+            elif is_exact(node.proto) or node.key == "Reciprocal":
                 if done:
                     continue
             elif node.key in ("Mul", "Div") and not constants.is_constant(other):

@@ -23,6 +23,7 @@ from onnxamp.errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp.graph import ABSENT, Node, View
 from onnxamp.infer import bind, infer_types
 from onnxamp.ops import op_facts
+from onnxamp.refusals import refusal
 from onnxamp.resolve import view_model
 from onnxamp.signature import Signature, lookup
 
@@ -103,7 +104,7 @@ def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto
         if not signature.has_function or any(kernel_table(name).get(key) for name in _PROVIDERS):
             return True
     elif any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
-        return True
+        return refusal(provider, proto) is None
     if not signature.has_function:
         return False
     types = tuple(_input_type(signature, bound, position, name) for position, name in enumerate(proto.input))

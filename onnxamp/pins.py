@@ -13,6 +13,7 @@ from onnxamp.graph import ABSENT, Node, View
 from onnxamp.kernels import Freedom, freedom
 from onnxamp.ops import is_exact, op_facts
 from onnxamp.policy import Level, Policy
+from onnxamp.refusals import has_refusals
 from onnxamp.terms import Terms, Variable
 from onnxamp.verdicts import Hazard, Reason, Verdict
 from onnxamp.wishes import Wishes
@@ -146,8 +147,9 @@ class _Collector:
         if not variables or bound is None or node.signature is None:
             return
         params = tuple(variables)
-        shape = tuple(bool(name) for name in node.proto.input) if node.signature.has_function else ()
-        body = node.proto.attribute if node.signature.has_function else ()
+        by_itself = not node.signature.has_function and not has_refusals(self.policy.target, node.key)
+        shape = () if by_itself else tuple(bool(name) for name in node.proto.input)
+        body = () if by_itself else node.proto.attribute
         key = (
             node.key,
             params,

@@ -57,6 +57,8 @@ class Plan:
     casts: int
     cost: int
     warnings: tuple[str, ...]
+    fold: bool = False
+    """Whether what is written out was folded before."""
 
     def decisions(self) -> dict[str, bool]:
         """Variable key -> whether it is low."""
@@ -106,7 +108,7 @@ def make_plan(analysis: Analysis, opset: int | None = None) -> Plan:
         str(policy.level), policy.low.name, policy.target,
         policy.keep_io if isinstance(policy.keep_io, bool) else tuple(sorted(policy.keep_io)),
         policy.freeze_defaults, policy.keep_functions, opset, tuple(rows), hazards, policy.hazards,
-        len(analysis.edits.casts), analysis.decision.cost, analysis.pins.warnings,
+        len(analysis.edits.casts), analysis.decision.cost, analysis.pins.warnings, policy.fold,
     )  # fmt: skip
 
 
@@ -132,7 +134,7 @@ def load_plan(path: str | Path) -> Plan:
             data["level"], data["dtype"], data["target"], kept if isinstance(kept, bool) else tuple(kept),
             bool(data["freeze_defaults"]), bool(data["keep_functions"]),
             None if data["opset"] is None else int(data["opset"]), rows, hazards, bool(data["heeded"]),
-            int(data["casts"]), int(data["cost"]), tuple(data["warnings"]),
+            int(data["casts"]), int(data["cost"]), tuple(data["warnings"]), bool(data.get("fold")),
         )  # fmt: skip
     except OSError as error:
         raise ArgumentError(f"Cannot read the plan {str(path)!r}: {error.strerror}.") from None

@@ -68,6 +68,7 @@ class Policy:
     hazards: bool
     freeze_defaults: bool
     keep_functions: bool
+    fold: bool
 
     def keeps_io(self, name: str) -> bool:
         """Whether the graph input or output of that name keeps its type."""
@@ -122,6 +123,7 @@ def make_policy(
     hazards: bool = True,
     freeze_defaults: bool = False,
     keep_functions: bool = False,
+    fold: bool = False,
 ) -> Policy:
     """Validate the user's wishes; see :func:`onnxamp.convert_model` for what each means.
 
@@ -159,6 +161,7 @@ def make_policy(
         hazards=hazards,
         freeze_defaults=freeze_defaults,
         keep_functions=keep_functions,
+        fold=fold,
     )
 
 

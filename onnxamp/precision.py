@@ -61,9 +61,14 @@ def decide(
     terms: Terms,
     pins: Pins,
     prices: Prices | None = None,
+    joined: Mapping[int, int] | None = None,
 ) -> Decision:
-    """Solve for the cheapest assignment. Complexity: near linear in ports for real graphs."""
-    problem = _Problem(view, shapes, constants, terms, pins)
+    """Solve for the cheapest assignment. Complexity: near linear in ports for real graphs.
+
+    Args:
+        joined: node -> the node that the runtime makes one op of with it: alone in low precision it would gain nothing.
+    """
+    problem = _Problem(view, shapes, constants, terms, pins, joined or {})
     problem.variables()
     if prices is not None:
         problem.measured(prices)
@@ -101,6 +106,7 @@ class _Problem:
     constants: Constants
     terms: Terms
     pins: Pins
+    joined: Mapping[int, int]
     network: Network = field(default_factory=Network)
     trips: list[int] = field(default_factory=list)
     pure: set[int] = field(default_factory=set)
@@ -121,8 +127,14 @@ class _Problem:
                 self.idle_cast(node)
             for variable in self.terms.of_node.get(node.index, {}).values():
                 root = self.terms.root(variable)
-                if root in self.pins.preferred and root not in self.pins.verdicts:
+                gains = root in self.pins.preferred and root not in self.pins.verdicts
+                if gains and not self.is_high(self.joined.get(node.index, ABSENT)):
                     self.network.charge_high(root, self.gain(node))
+
+    def is_high(self, node: int) -> bool:
+        """Whether the node is pinned to float32."""
+        roots = (self.terms.root(variable) for variable in self.terms.of_node.get(node, {}).values())
+        return any(not verdict.low for verdict in map(self.pins.verdicts.get, roots) if verdict is not None)
 
     def measured(self, prices: Prices) -> None:
         """Charge each node's error where it is low, and the time that it loses where it is not."""

@@ -42,7 +42,7 @@ def weight_types(model: ModelProto) -> set[int]:
 def test_convert_model_signature() -> None:
     wanted = """(model, level='O2', *, dtype='float16', keep_io_types=True, white_list=None, black_list=None,
         lists='default', keep_high=(), force_low=(), rule=None, target='cuda', opset=None, strict=False, hazards=True,
-        freeze_defaults=False, keep_functions=False, tolerance=0.01, samples=None, metric='rel-l2')"""
+        freeze_defaults=False, keep_functions=False, fold=False, tolerance=0.01, samples=None, metric='rel-l2')"""
     assert bare(onnxamp.convert_model) == " ".join(wanted.split())
 
 

@@ -554,7 +554,7 @@ def test_any_model_is_read_and_never_changed(case) -> None:
         assert [node.position for node in audit.nodes] == list(range(len(audit.nodes)))
         assert {f.severity for f in audit.findings} <= {"error", "warning", "note"}
         assert {f.kind for f in audit.findings} <= {
-            "type", "opset", "kernel", "fallback", "cast", "hazard", "weight", "schema",
+            "type", "opset", "kernel", "fallback", "cast", "fold", "hazard", "weight", "schema",
         }  # fmt: skip
         assert all(f.text and "LOW" not in f.text for f in audit.findings)
         as_data(audit)

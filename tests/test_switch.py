@@ -90,7 +90,7 @@ def distance(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
 def test_none_is_the_model_and_all_is_the_conversion(name: str, dtype: str) -> None:
     model, given = model_called(name)
     policy = make_policy("auto", dtype=dtype)
-    prepared, _ = prepare(model, policy, None)
+    prepared = prepare(model, policy, None).model
     feeds = check_inputs(prepared, given)
     try:
         space = find_space(prepared, policy, None, device_called("A100"))

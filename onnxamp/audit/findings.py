@@ -9,8 +9,9 @@ class Finding:
     """One thing that is wrong or costs time.
 
     ``severity``: "error" (it will not load, or is known to break), "warning" (it may break or is slow), "note".
-    ``kind``: "type", "opset", "kernel", "fallback", "cast", "hazard", "weight", "schema". ``node`` is empty where the
-    whole model is meant. ``text`` is the same for findings of one sort; ``action`` says what to do, or is empty.
+    ``kind``: "type", "opset", "kernel", "fallback", "cast", "fold", "hazard", "weight", "schema". ``node`` is empty
+    where the whole model is meant. ``text`` is the same for findings of one sort; ``action`` says what to do, or is
+    empty.
     """
 
     severity: str

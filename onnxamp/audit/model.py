@@ -15,6 +15,8 @@ from onnxamp.audit.traffic import cast_traffic
 from onnxamp.constants import Constants
 from onnxamp.dtypes import FLOAT, FLOAT16, LOW_TYPES
 from onnxamp.errors import ArgumentTypeError, ModelError, OpsetError
+from onnxamp.fold.match import Reading
+from onnxamp.fold.savings import written_out
 from onnxamp.graph import ABSENT, Node, View, opset_imports
 from onnxamp.infer import Types, infer_types
 from onnxamp.kernels import check_target
@@ -23,6 +25,7 @@ from onnxamp.prepare import prepare
 from onnxamp.resolve import view_model
 from onnxamp.sizes import Shape, infer_shapes
 
+_FOLD = "onnxamp convert --fold makes one op of each. A normalisation may be low then: its kernel sums in float32."
 _SEVERITIES = ("error", "warning", "note")
 
 
@@ -55,7 +58,7 @@ def audit_model(
     folder = None if base_dir is None else Path(base_dir)
     contents = weight_findings(model, folder)
     try:
-        inlined, notes = prepare(model, make_policy("O2"), None)
+        inlined, notes, _ = prepare(model, make_policy("O2"), None)
         view = view_model(inlined)
     except ModelError as error:
         kind = "opset" if isinstance(error, OpsetError) else "schema"
@@ -87,6 +90,8 @@ def _audit(
     found += [*faults, *placement.findings, *redundant]
     if readable:  # the rules look at constants
         found += low_hazards(view, types, shapes, base_dir)
+        text = written_out(Reading(view, types, shapes, base_dir))
+        found += [Finding("note", "fold", "", "", text, _FOLD)] if text else []
     nodes = tuple(_facts(view, types, placement))
     return Audit(target, view.book.opsets, nodes, _ordered(found), casts, weight_types(model))
 

@@ -14,6 +14,7 @@ from onnxamp.graph import ABSENT, Node, Origin, View
 from onnxamp.infer import Types, bind
 from onnxamp.kernels import carries, kernel_table, runs_on
 from onnxamp.ops import op_facts
+from onnxamp.refusals import has_refusals, refusal
 from onnxamp.sizes import Shape, elements
 
 NONE = "none"
@@ -61,7 +62,7 @@ def place_nodes(view: View, types: Types, shapes: Sequence[Shape | None], target
             continue
         bound = _bound(node, types)
         halves = _reads_float16(node, types)
-        key = _typing(node, bound), halves
+        key = _typing(target, node, bound), halves
         if key not in known:
             known[key] = _place(target, node, bound, _io_types(node, types), wrapped=halves)
         place = known[key]
@@ -105,11 +106,14 @@ def _io_types(node: Node, types: Types) -> set[str]:
     return {name for name in found if name is not None}
 
 
-def _typing(node: Node, bound: Mapping[str, str]) -> object:
-    """What decides where a node runs; attributes count only where a function body may run in its stead."""
-    has_body = node.signature is not None and node.signature.has_function
-    present = tuple(bool(name) for name in node.proto.input) if has_body else ()
-    body = tuple(item.SerializeToString() for item in node.proto.attribute) if has_body else ()
+def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
+    """What decides where a node runs; attributes and optional inputs count for some ops alone.
+
+    They do where a function body may run in the node's stead, and where the target's kernel refuses some of them.
+    """
+    counts = (node.signature is not None and node.signature.has_function) or has_refusals(target, node.key)
+    present = tuple(bool(name) for name in node.proto.input) if counts else ()
+    body = tuple(item.SerializeToString() for item in node.proto.attribute) if counts else ()
     return node.key, id(node.signature), tuple(sorted(bound.items())), present, body
 
 
@@ -126,17 +130,20 @@ def _place(target: str, node: Node, bound: Mapping[str, str], flowing: set[str],
         return _control_flow(target, node, flowing)
     providers = tuple(dict.fromkeys((target, "cpu")))
     at = f"op version {signature.since}, {_precision(flowing)}"
-    for provider in providers:
+    refused = refusal(target, node.proto)
+    for provider in providers if refused is None else ("cpu",):
         if any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
-            return _runs(provider, target, node, bound, at)
+            return _runs(provider, target, node, bound, at, refused)
     if signature.has_function and any(runs_on(p, key, signature, bound, node.proto) for p in providers):
         return Place(target.upper())
     raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
     if wrapped and any(kernel.takes(signature, raised) for kernel in kernel_table("cpu").get(key, ())):
         text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, and its data is copied there and back"
+        if refused is not None:
+            text = f"{target.upper()} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
         if target == "cpu":
             text = f"no float16 kernel ({at}): runs in float32, between Casts"
-        return Place("CPU", "warning", "fallback", text, _advice(target, node, raised))
+        return Place("CPU", "warning", "fallback", text, _advice(target, node, raised, refused))
     if signature.has_function:
         text = f"no kernel ({at}), and perhaps none for all nodes of its function body"
         return Place("", "warning", "kernel", text, "Load the model once to see, or keep the op in float32.")
@@ -146,11 +153,13 @@ def _place(target: str, node: Node, bound: Mapping[str, str], flowing: set[str],
     return Place(NONE, "error", "kernel", text, _cure(target, node, bound))
 
 
-def _runs(provider: str, target: str, node: Node, bound: Mapping[str, str], at: str) -> Place:
+def _runs(provider: str, target: str, node: Node, bound: Mapping[str, str], at: str, refused: str | None) -> Place:
     if provider == target:
         return Place(provider.upper())
     text = f"no kernel on {target.upper()} ({at}): runs on CPU, and its data is copied there and back"
-    return Place("CPU", "warning", "fallback", text, _advice(target, node, bound))
+    if refused is not None:
+        text = f"{target.upper()} leaves it to CPU ({refused}): its data is copied there and back"
+    return Place("CPU", "warning", "fallback", text, _advice(target, node, bound, refused))
 
 
 def _control_flow(target: str, node: Node, flowing: set[str]) -> Place:
@@ -174,10 +183,12 @@ def _precision(flowing: set[str]) -> str:
     return " with ".join(names) if names else "no types known"
 
 
-def _advice(target: str, node: Node, bound: Mapping[str, str]) -> str:
+def _advice(target: str, node: Node, bound: Mapping[str, str], refused: str | None) -> str:
     """How a node might come back to the target's provider."""
     signature = node.signature
     assert signature is not None
+    if refused is not None:
+        return "Export it another way if it costs too much: no precision brings it back."
     rows = kernel_table(target).get(node.key, ()) if target != "cpu" else ()
     raised = {param: _raised(found) for param, found in bound.items()}
     if any(kernel.takes(signature, raised) for kernel in rows):

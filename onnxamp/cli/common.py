@@ -50,6 +50,8 @@ def wishes(function: F) -> F:
         click.option("--freeze-defaults", is_flag=True, help="Treat weights that are graph inputs, too, as weights."),
         click.option("--keep-functions", is_flag=True, help="Do not inline model-local functions."),
         click.option("--opset", type=click.IntRange(1), help="Upgrade the model to this opset first."),
+        click.option("--fold", is_flag=True,
+                     help="First make one op of each normalisation, Gelu and Softmax written out as single ops."),
     )  # fmt: skip
     for option in reversed(options):
         function = option(function)
@@ -71,6 +73,7 @@ def as_arguments(options: dict[str, Any]) -> dict[str, Any]:
         "hazards": not options["no_hazards"],
         "freeze_defaults": options["freeze_defaults"],
         "keep_functions": options["keep_functions"],
+        "fold": options["fold"],
         "opset": options["opset"],
     }
 

@@ -13,12 +13,13 @@ from rich.text import Text
 from onnxamp.analysis import analyse
 from onnxamp.cli.common import as_arguments, errors_end_here, wishes
 from onnxamp.errors import OpsetError
+from onnxamp.fold.savings import fold_hint
 from onnxamp.graph import opset_imports
 from onnxamp.plan import Plan, make_plan
 from onnxamp.policy import make_policy
 from onnxamp.prepare import prepare
 from onnxamp.report.machine import document
-from onnxamp.report.parts import make_console, plain, size
+from onnxamp.report.parts import line, make_console, plain, size
 from onnxamp.report.terminal import level_table, operator_table, verdict_table
 from onnxamp.stats import operator_counts
 from onnxamp.storage import folder_of, load_model, weight_bytes
@@ -43,6 +44,7 @@ def _inspect(path: Path, options: dict[str, Any]) -> None:
     proto, base_dir = load_model(path), folder_of(path)
     plans: dict[str, tuple[Plan, dict[str, int]]] = {}
     counts: Counter[tuple[str, str]] = Counter()
+    hints: dict[str, str | None] = {}
     wanted = options["levels"] or _LEVELS
     steps = ("O0", *wanted)
     for level in track(steps, "analysing", console=make_console(stderr=True), transient=True, disable=not _watched()):
@@ -50,7 +52,8 @@ def _inspect(path: Path, options: dict[str, Any]) -> None:
         opset = arguments.pop("opset")
         policy = make_policy(level, **arguments)
         try:
-            analysis = analyse(prepare(proto, policy, opset)[0], policy, base_dir=base_dir)
+            prepared = prepare(proto, policy, opset, base_dir).model
+            analysis = analyse(prepared, policy, base_dir=base_dir)
         except OpsetError:
             if level == "O0":
                 raise
@@ -59,11 +62,16 @@ def _inspect(path: Path, options: dict[str, Any]) -> None:
             counts = operator_counts(analysis.view, analysis.types)
         else:
             plans[level] = (make_plan(analysis), dict(summarize(analysis).nodes))
+            hints[level] = fold_hint(prepared, analysis, base_dir)
     if options["as_json"]:
-        facts = {"operators": counts, "levels": {level: plan for level, (plan, _) in plans.items()}}
+        levels = {level: plan for level, (plan, _) in plans.items()}
+        facts = {"operators": counts, "levels": levels, "hints": {level: hint for level, hint in hints.items() if hint}}
         click.echo(document("inspect", facts))
         return
     _print(path, proto, counts, plans, options)
+    for hint in dict.fromkeys(filter(None, hints.values())):
+        at = ", ".join(level for level, text in hints.items() if text == hint)
+        make_console().print(line("•", plain(f"{at}: {hint}")))
 
 
 def _watched() -> bool:

@@ -128,7 +128,7 @@ def tune_model(
     proto, chosen, judge = load_any(model), device_called(device), make_metric(metric, tolerance)
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
         raise ArgumentError(f"runs must be a whole number of at least 1, not {runs!r}.")
-    prepared, _ = prepare(proto, policy, opset)
+    prepared = prepare(proto, policy, opset).model
     samples = random_samples(proto, count, seed=seed, dims=dims) if samples is None else samples
     at_least_one(samples)
     live = find_live(prepared, samples)

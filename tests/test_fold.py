@@ -1,0 +1,383 @@
+"""Folding: every form of ``data/folds.toml`` becomes its op and computes the same; whole models keep what they say.
+
+What each kind becomes, and what almost matches and stays, is shown in ``golden/fold_*.txt``.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import commands
+import numpy as np
+import onnx
+import onnx.reference
+import onnxruntime as ort
+import pytest
+from graphs import CASES
+from graphs.case import add_weights, parse
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+from real_models import REAL_MODELS
+
+import onnxamp
+from onnxamp.convert import convert_file
+from onnxamp.fold.patterns import Choice, Form, Number, Op, Pattern, Var, fold_facts
+from onnxamp.plan import load_plan
+from onnxamp.policy import make_policy
+from onnxamp.prepare import prepare
+from onnxamp.runtime.random_inputs import random_inputs
+
+MODELS = sorted((Path(__file__).parents[1] / "models").glob("*.onnx"))
+OPSETS = (11, 13, 17, 18, 20, 22)
+ROWS, COLUMNS = 3, 8
+ROUNDING = 2e-6
+"""Relative L2 that the order of sums makes in float32."""
+
+
+def folded(model: ModelProto, **wishes: Any) -> ModelProto:
+    """The model folded and otherwise as it is."""
+    return onnxamp.convert_model(model, "O0", fold=True, **wishes)
+
+
+def ops(model: ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def copied(model: ModelProto) -> ModelProto:
+    """A copy, for what changes its argument."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    return result
+
+
+def run(model: ModelProto, feeds: dict[str, Any]) -> list[Any]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+def distance(found: np.ndarray, wanted: np.ndarray) -> float:
+    assert found.shape == wanted.shape
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+# --- the forms --------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes a form out as nodes: the alternatives that ``picks`` names by position, the first ones elsewhere."""
+
+    def __init__(self, picks: dict[int, int], *, shared: bool, opset: int) -> None:
+        self.picks, self.shared, self.opset = picks, shared, opset
+        self.nodes: list[NodeProto] = []
+        self.weights: dict[str, np.ndarray] = {}
+        self.known: dict[Pattern, str] = {}
+        self.choices: list[int] = []
+        """Alternatives of each choice, in the order in which the form comes to them."""
+
+    def value(self, pattern: Pattern) -> str:
+        if isinstance(pattern, Choice):
+            pick = self.picks.get(len(self.choices), 0)
+            self.choices.append(len(pattern.options))
+            return self.value(pattern.options[pick])
+        if isinstance(pattern, Var):
+            return self.variable(pattern.name)
+        if isinstance(pattern, Number):
+            name = f"number{len(self.weights)}"
+            self.weights[name] = np.array(pattern.value, np.float32)
+            return name
+        if not self.shared or pattern not in self.known:
+            self.known[pattern] = self.node(pattern)
+        return self.known[pattern]
+
+    def variable(self, name: str) -> str:
+        values = {"epsilon": 1e-5, "count": COLUMNS, "share": 1 / COLUMNS}
+        rng = np.random.default_rng(1)
+        if name in values:
+            self.weights[name] = np.array([values[name]], np.float32)
+        elif name != "x":
+            self.weights[name] = rng.standard_normal((1, COLUMNS) if self.shared else COLUMNS).astype(np.float32)
+        return name
+
+    def node(self, pattern: Op) -> str:
+        inputs, attributes = [self.value(item) for item in pattern.inputs], {}
+        if pattern.key.startswith("Reduce"):
+            as_input = self.opset >= (13 if pattern.key == "ReduceSum" else 18)
+            if as_input:
+                self.weights["axes"] = np.array([-1])
+                inputs.append("axes")
+            else:
+                attributes["axes"] = [-1]
+        output = f"value{len(self.nodes)}"
+        self.nodes.append(helper.make_node(pattern.key, inputs, [output], **attributes))
+        return output
+
+
+def written(form: Form, picks: dict[int, int], *, shared: bool, opset: int, with_bias: bool = False) -> ModelProto:
+    writer = Writer(picks, shared=shared, opset=opset)
+    last = writer.value(form.pattern)
+    if with_bias:
+        writer.nodes.append(helper.make_node("Add", [last, writer.variable("bias")], ["Y"]))
+    else:
+        writer.nodes[-1].output[0] = "Y"
+    model = parse(f"(float[N,{ROWS},{COLUMNS}] x) => (float[N,{ROWS},{COLUMNS}] Y) {{ Y = Relu (x) }}", opset)
+    del model.graph.node[:]
+    model.graph.node.extend(writer.nodes)
+    arrays = sorted(writer.weights.items(), key=lambda item: item[0] != "gain")  # first of all values, whose index is 0
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays)
+    return model
+
+
+def variants(kind: str) -> Iterator[tuple[Form, dict[int, int], bool, int]]:
+    """Every form with each of its choices varied by itself, values shared or not, axes as attributes and as inputs."""
+    forms = [form for found in fold_facts().forms.values() for form in found if form.kind == kind]
+    for number, form in enumerate(dict.fromkeys(forms)):
+        writer = Writer({}, shared=False, opset=17)
+        writer.value(form.pattern)
+        yield form, {}, True, 17
+        for position, alternatives in enumerate(writer.choices):
+            for pick in range(1, alternatives):
+                shared, opset = position % 2 == 0, OPSETS[(number + position + pick) % len(OPSETS)]
+                yield form, {position: pick}, shared, opset
+
+
+def form_values(pattern: Pattern) -> set[str]:
+    """Names of values that stand in the form."""
+    if isinstance(pattern, Var):
+        return {pattern.name}
+    below = pattern.options if isinstance(pattern, Choice) else pattern.inputs if isinstance(pattern, Op) else ()
+    return set().union(*map(form_values, below))
+
+
+@pytest.mark.parametrize("kind", fold_facts().kinds)
+def test_every_form_becomes_its_op_and_computes_the_same(kind: str) -> None:
+    x = np.random.default_rng(0).standard_normal((2, ROWS, COLUMNS), np.float32) * 3
+    for number, (form, picks, shared, opset) in enumerate(variants(kind)):
+        with_bias = kind == "LayerNorm" and number % 2 == 0
+        original = written(form, picks, shared=shared, opset=opset, with_bias=with_bias)
+        note = f"opset {opset}: {onnx.printer.to_text(original.graph)}"
+        result = folded(original)
+        left = [op for op in ops(result) if op != "Constant"]
+        assert left[0] == fold_facts().kinds[kind].op, note
+        assert len(left) == 1 + (with_bias and "bias" in form_values(form.pattern)), note
+        onnx.checker.check_model(result, full_check=True)
+        wanted = run(original, {"x": x})[0]
+        assert distance(run(result, {"x": x})[0], wanted) < ROUNDING, note
+        reference = onnx.reference.ReferenceEvaluator(result).run(None, {"x": x})[0]
+        assert distance(reference, wanted) < ROUNDING, note
+        assert folded(result) == result
+
+
+def test_forms_name_ops_and_rules_that_there_are() -> None:
+    def keys(pattern: Pattern) -> set[str]:
+        below = pattern.options if isinstance(pattern, Choice) else pattern.inputs if isinstance(pattern, Op) else ()
+        return set().union({pattern.key} if isinstance(pattern, Op) else set(), *map(keys, below))
+
+    for forms in fold_facts().forms.values():
+        for form in forms:
+            assert all(onnx.defs.has(key) for key in keys(form.pattern)), form
+            assert form.anchors, f"{form}: it would be looked for nowhere"
+    for kind in fold_facts().kinds.values():
+        assert kind.op in ("Softmax", "LogSoftmax") or onnx.defs.get_schema(kind.op).since_version >= kind.opset
+        assert kind.attributes.keys() <= onnx.defs.get_schema(kind.op).attributes.keys()
+
+
+# --- whole models -----------------------------------------------------------------------------------------------
+
+NETWORK = """(float[2,8] X) => (float[2,8] Y) <float two = {2.0}, float e = {1e-5}, float k = {1.4142135},
+    float one = {1.0}, float half = {0.5}> {
+    h = MatMul (X, w) u = ReduceMean <axes = [-1]> (h) c = Sub (h, u) p = Pow (c, two) v = ReduceMean <axes = [-1]> (p)
+    a = Add (v, e) r = Sqrt (a) n = Div (c, r) s = Mul (n, g) t = Add (s, b) m = MatMul (t, w)
+    d = Div (m, k) f = Erf (d) i = Add (f, one) j = Mul (m, i) q = Mul (j, half) Y = MatMul (q, w)
+}"""
+WEIGHTS = {"w": (8, 8), "g": (8,), "b": (8,)}
+
+
+def network(opset: int = 17) -> ModelProto:
+    return add_weights(parse(NETWORK, opset), WEIGHTS)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.loads])
+def test_minimal_graphs_stay_what_they_are(name: str) -> None:
+    """Whatever is folded in them: types, names and numbers of inputs and outputs, and folding twice changes nothing."""
+    case = CASES[name]
+    original = case.build()
+    result = folded(original)
+    assert folded(result) == result
+    if ops(result) == ops(original):
+        return
+    assert list(result.graph.input) == list(original.graph.input)
+    assert list(result.graph.output) == list(original.graph.output)
+    onnx.checker.check_model(result, full_check=True)
+    for found, wanted in zip(run(result, case.inputs()), run(original, case.inputs()), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", [*MODELS, *REAL_MODELS], ids=lambda path: path.stem)
+def test_models_compute_the_same(path: Path) -> None:
+    original = onnx.load(path)
+    feeds, result = random_inputs(original, seed=0), folded(original)
+    assert folded(result) == result
+    for found, wanted in zip(run(result, feeds), run(original, feeds), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_folds_of_the_models_of_the_repository() -> None:
+    found = {path.stem: onnxamp.convert_model(path, "O0", fold=True) for path in MODELS}
+    assert ops(found["decoder"]).count("RMSNormalization") == 5
+    assert not {"BatchNormalization"} & set(ops(found["classifier"]))
+
+
+def test_a_value_that_a_body_reads_is_kept() -> None:
+    text = """(float[2,8] X, bool B) => (float[2,8] Y) <float two = {2.0}, float e = {1e-5}> {
+        p = Pow (X, two) v = ReduceMean <axes = [-1]> (p) a = Add (v, e) r = Sqrt (a) n = Div (X, r) s = Mul (n, g)
+        Y = If (B) <then_branch = t () => (float[2,8] T) { T = Add (s, r) },
+            else_branch = f () => (float[2,8] F) { F = Identity (s) }>
+    }"""
+    assert "RMSNormalization" not in ops(folded(add_weights(parse(text, 23, 10), {"g": (8,)})))
+    text = text.replace("T = Add (s, r)", "T = Add (s, s)")
+    assert "RMSNormalization" in ops(folded(add_weights(parse(text, 23, 10), {"g": (8,)})))
+
+
+def test_functions_are_inlined_and_folded() -> None:
+    text = """(float[2,8] X) => (float[2,8] Y) { Y = my.Norm (X, g) }
+    <domain: "my", opset_import: ["" : 17]> Norm (x, gain) => (y) {
+        two = Constant <value = float {2.0}> () e = Constant <value = float {0.001}> ()
+        p = Pow (x, two) v = ReduceMean <axes = [-1]> (p) a = Add (v, e) r = Sqrt (a) n = Div (x, r) y = Mul (n, gain)
+    }"""
+    model = add_weights(parse(text, 17, 8, {"my": 1}), {"g": (8,)})
+    result = onnxamp.convert_model(model, "O1", fold=True)
+    assert ops(result) == ["RMSNormalization"]
+    assert not result.functions
+
+
+def test_the_new_node_keeps_name_and_metadata_of_the_last_one() -> None:
+    model = network(20)
+    for number, node in enumerate(model.graph.node):
+        node.name = f"layer/{number}"
+        node.doc_string = f"line {number}"
+        node.metadata_props.add(key="at", value=str(number))
+    kept = {node.name: node for node in folded(model).graph.node}
+    assert list(kept) == ["layer/0", "layer/9", "layer/10", "layer/15", "layer/16"]
+    for name in ("layer/9", "layer/15"):
+        number = name.removeprefix("layer/")
+        assert (kept[name].doc_string, kept[name].metadata_props[0].value) == (f"line {number}", number)
+
+
+def test_the_opset_that_is_asked_for_is_a_ceiling() -> None:
+    result = folded(network(13), opset=17)
+    assert (result.opset_import[0].version, "LayerNormalization" in ops(result), "Erf" in ops(result)) == (
+        17,
+        True,
+        True,
+    )
+    assert folded(network(13)).opset_import[0].version == 20
+
+
+def test_upgrading_keeps_declarations() -> None:
+    """Fusions of the runtime want the shapes that a model declares."""
+    model = onnx.shape_inference.infer_shapes(network(13))
+    result = folded(model)
+    kept = {entry.name: entry for entry in model.graph.value_info if entry.name in {"h", "t", "m", "q"}}
+    assert {entry.name: entry for entry in result.graph.value_info} == kept
+
+
+def test_a_folded_batch_norm_is_rounded_once() -> None:
+    rng = np.random.default_rng(0)
+    text = """(float[1,4,6,6] X) => (float[1,6,9,9] Y) {
+        h = ConvTranspose <group = 2> (X, w, k) Y = BatchNormalization <epsilon = 0.001> (h, s, b, m, v)
+    }"""
+    shapes = {"w": (4, 3, 4, 4), "k": (6,), "s": (6,), "b": (6,), "m": (6,)}
+    model = add_weights(parse(text), {**shapes, "v": rng.uniform(0.01, 2, 6).astype(np.float32)})
+    result = folded(model)
+    assert ops(result) == ["ConvTranspose"]
+    feeds = {"X": rng.standard_normal((1, 4, 6, 6), np.float32)}
+    assert distance(run(result, feeds)[0], run(model, feeds)[0]) < ROUNDING
+    old = {tensor.name: numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer}
+    factor = (old["s"] / np.sqrt(old["v"] + np.float32(0.001))).reshape(2, 1, 3, 1, 1)
+    wanted = (old["w"].reshape(2, 2, 3, 4, 4) * factor).reshape(4, 3, 4, 4).astype(np.float32)
+    new = next(tensor for tensor in result.graph.initializer if tensor.name == "w")
+    assert np.array_equal(numpy_helper.to_array(new), wanted)
+
+
+# --- plans, files, reports --------------------------------------------------------------------------------------
+
+
+def test_a_plan_says_that_it_folds(tmp_path: Path) -> None:
+    onnx.save(network(), tmp_path / "model.onnx")
+    plan = onnxamp.plan_model(network(), "O2", lists="fast", fold=True)
+    plan.save(tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text())["fold"] is True
+    again = load_plan(tmp_path / "plan.json")
+    wanted = onnxamp.convert_model(network(), "O2", lists="fast", fold=True)
+    assert onnxamp.apply_plan(network(), again) == wanted
+    convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", plan=again)
+    assert onnx.load(tmp_path / "low.onnx") == wanted
+
+
+def test_files_with_external_data(tmp_path: Path) -> None:
+    text = """(float[1,16,8,8] X) => (float[1,16,8,8] Y) <float two = {2.0}, float e = {1e-5}> {
+        h = Conv <pads = [1, 1, 1, 1]> (X, w) n = BatchNormalization (h, s, b, m, v)
+        p = Pow (n, two) q = ReduceMean <axes = [-1]> (p) a = Add (q, e) r = Sqrt (a) i = Div (n, r) j = Mul (i, g)
+        Y = Conv <pads = [1, 1, 1, 1]> (j, k)
+    }"""
+    positive = np.random.default_rng(0).uniform(0.5, 2, 16).astype(np.float32)
+    shapes = {"w": (16, 16, 3, 3), "k": (16, 16, 3, 3), "g": (8,), "s": (16,), "b": (16,), "m": (16,), "v": positive}
+    model = add_weights(parse(text), shapes)
+    source, target = tmp_path / "model.onnx", tmp_path / "low.onnx"
+    onnx.save(copied(model), source, save_as_external_data=True, location="model.data", size_threshold=0)
+    made = convert_file(source, target, "O2", lists="fast", fold=True)
+    assert (tmp_path / "low.onnx.data").exists()
+    assert any(note.startswith("Folded 1 BatchNorm and 1 RMSNorm") for note in made.notes)
+    wanted = onnxamp.convert_model(model, "O2", lists="fast", fold=True)
+    assert ops(wanted) == ["Cast", "Conv", "RMSNormalization", "Conv", "Cast"]
+    found = onnx.load(target)
+    assert list(found.graph.node) == list(wanted.graph.node)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in wanted.graph.initializer}
+    for tensor in found.graph.initializer:
+        assert np.array_equal(numpy_helper.to_array(tensor), weights[tensor.name])
+
+
+@pytest.mark.parametrize("wishes", [{"level": "O3"}, {"lists": "fast"}, {}], ids=str)
+def test_what_folding_would_save_is_what_it_saves(wishes: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(network(), path)
+    made = convert_file(path, tmp_path / "low.onnx", **wishes)
+    hint = next(note for note in made.notes if "--fold" in note)
+    assert hint.startswith("1 LayerNorm and 1 Gelu are written out as single ops; --fold makes one op of each")
+    plain, other = (ops(onnxamp.convert_model(network(), **wishes, fold=fold)).count("Cast") for fold in (False, True))
+    assert (f"saves {plain - other} of {plain} Casts" in hint) == (other < plain)
+    assert ("--lists fast" in hint) == (not wishes)
+    assert not any("--fold" in note for note in convert_file(path, tmp_path / "low.onnx", fold=True, **wishes).notes)
+
+
+def test_reports_tell_of_folds(tmp_path: Path) -> None:
+    path, low = tmp_path / "model.onnx", tmp_path / "low.onnx"
+    onnx.save(network(), path)
+    told = commands.run("convert", path, "-o", low, "--fold")
+    assert told.exit_code == 0, told.output
+    assert "Upgraded from opset 17 to 20, for the sake of 1 Gelu." in told.output
+    assert "Folded 1 LayerNorm and 1 Gelu." in told.output
+    assert "1 LayerNorm and 1 Gelu are written" in commands.run("inspect", path).output
+    onnxamp.convert_file(path, low)
+    told = commands.run("check", low, "--static")
+    assert "1 LayerNorm is written out as single ops, with 2 Casts around" in " ".join(told.output.split())
+
+
+def test_tuning_folds_first() -> None:
+    _, tuned = onnxamp.tune_model(network(), 0.5, count=1, fold=True)
+    assert tuned.plan.fold
+    assert {row.op for row in tuned.plan.rows} >= {"LayerNormalization", "Gelu"}
+
+
+def test_folds_that_would_cost_a_kernel_are_told() -> None:
+    text = """(float[1,1,2,8] X) => (float[1,1,2,8] Y) <float two = {2.0}, float e = {1e-5}> {
+        m = MaxPool <kernel_shape = [1, 1]> (X) p = Pow (m, two) v = ReduceMean <axes = [-1]> (p) a = Add (v, e)
+        r = Sqrt (a) n = Div (m, r) Y = Mul (n, g)
+    }"""
+    model = add_weights(parse(text), {"g": (8,)})
+    notes = prepare(model, make_policy("O2", fold=True), None).notes
+    assert notes == ["1 RMSNorm stays written out: that takes opset 23, where MaxPool would lose kernels on cuda."]
+    assert "RMSNormalization" in ops(folded(model, target="any"))
