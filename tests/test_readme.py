@@ -25,7 +25,7 @@ def checkout(tmp_path):
 
 def test_blocks_are_what_is_tested_here():
     assert [kind for kind, _ in BLOCKS] == ["", "", "python", "python"]
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 8
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("onnxamp")])
