@@ -32,6 +32,7 @@ from onnxamp.storage import (
 from onnxamp.summary import Summary, summarize
 from onnxamp.verify import promise
 from onnxamp.weights import ConversionCounts
+from onnxamp.wellformed import check_wellformed
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,8 @@ def convert_file(
     target = target.resolve() if target.is_symlink() else target
     is_same = target.exists() and target.samefile(source)
     needed = data_files(proto, base_dir)
+    if target.resolve() in needed:
+        raise ArgumentError(f"{str(target)!r} holds weights of the model: give the output another name.")
     keep = frozenset() if is_same else needed
     before = weight_bytes(proto)
     opset = plan.opset if plan else opset
@@ -190,6 +193,7 @@ def load_any(model: Any) -> ModelProto:
 
 def _locate(model: Any) -> tuple[ModelProto, Path | None]:
     if isinstance(model, ModelProto):
+        check_wellformed(model)
         return model, None
     if isinstance(model, (str, PathLike)):
         path = Path(model)

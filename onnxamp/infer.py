@@ -213,7 +213,7 @@ def _first_output(
         if isinstance(value, TensorProto):
             return tensor_type(value.data_type)
         if isinstance(value, bytes):  # Cast before opset 6 spells the type
-            return tensor_type(TensorProto.DataType.Value(value.decode()))
+            return tensor_type(dict(TensorProto.DataType.items()).get(value.decode(errors="replace"), 0))
         number = int(value or 0)
         shared = bound.get(signature.outputs[0].type)  # QuantizeLinear: the zero point decides before the default
         found = tensor_type(number) if number else shared or _default(rule.default, inputs)

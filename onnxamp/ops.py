@@ -153,5 +153,5 @@ def is_exact(node: NodeProto) -> bool:
         position = condition["absent_output"]
         return len(node.output) <= position or not node.output[position]
     value = attribute(node, condition["attribute"])
-    text = value.decode() if isinstance(value, bytes) else value
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
     return bool((condition["default"] if text is None else text) == condition["equals"])

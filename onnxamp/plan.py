@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from onnxamp.analysis import Analysis
-from onnxamp.errors import ArgumentError, OutputError
+from onnxamp.errors import ArgumentError
 from onnxamp.graph import ABSENT
 from onnxamp.pins import variable_keys
+from onnxamp.storage import write_file
 
 FORMAT = 1
 """Version of the JSON form."""
@@ -74,10 +75,7 @@ class Plan:
         Raises:
             OutputError: the file cannot be written.
         """
-        try:
-            Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"Cannot write the plan {str(path)!r}: {error.strerror}.") from None
+        write_file(Path(path), (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode())
 
     def __str__(self) -> str:
         head = f"{self.level} {self.dtype} for {self.target}: {self.casts} new Casts, cost {self.cost}"

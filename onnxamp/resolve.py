@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 from onnxamp.errors import ModelError
 from onnxamp.graph import ABSENT, Node, Origin, Scope, Value, View, node_bodies, opset_imports
 from onnxamp.ops import op_facts, op_key
-from onnxamp.signature import Signature, SignatureBook
+from onnxamp.signature import SignatureBook
 
 
 def view_model(model: ModelProto, *, freeze_defaults: bool = False, opsets: Mapping[str, int] | None = None) -> View:
@@ -27,7 +27,7 @@ def view_model(model: ModelProto, *, freeze_defaults: bool = False, opsets: Mapp
         opsets: see the model as if it had these imports.
 
     Raises:
-        ModelError: a name is defined twice or never, nodes form a cycle, or one lacks inputs or outputs.
+        ModelError: a name is defined twice or never, nodes form a cycle.
         OpsetError: the opset is newer than the installed onnx.
     """
     builder = _Builder(SignatureBook(opsets or opset_imports(model)), model.ir_version >= 4 and not freeze_defaults)
@@ -135,8 +135,6 @@ class _Builder:
             names = self.scopes[scope].names
             outputs = tuple(names[name] if name else ABSENT for name in proto.output)
             signature = self.book.get(proto.domain, proto.op_type)
-            if signature is not None and not self.scopes[scope].opaque:
-                _check_arity(proto, signature)
             bodies = tuple(self.bodies.get(index, ()))
             self.nodes.append(Node(index, scope, proto, op_key(proto), signature, tuple(inputs), outputs, bodies))
         for position, found in enumerate(self.scopes):
@@ -151,19 +149,6 @@ class _Builder:
             return ABSENT
         self.results[value].append((scope.index, port))
         return value
-
-
-def _check_arity(proto: NodeProto, signature: Signature) -> None:
-    """A node with fewer inputs or outputs than its schema wants is one that no runtime loads."""
-    for kind, found, wanted in (
-        ("inputs", len(proto.input), signature.min_inputs),
-        ("outputs", len(proto.output), signature.min_outputs),
-    ):
-        if found < wanted:
-            label = proto.name or next(iter(proto.output), "without a name")
-            raise ModelError(
-                f"Node {label!r} ({proto.op_type}) has {found} {kind}; its schema wants at least {wanted}."
-            )
 
 
 def _topological(builder: _Builder) -> list[int]:

@@ -22,6 +22,7 @@ class Port:
     type: str
     variadic: bool
     homogeneous: bool
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +39,12 @@ class Signature:
     has_function: bool
     min_inputs: int
     min_outputs: int
+    max_inputs: int
+    max_outputs: int
+    attributes: Mapping[str, int] | None
+    """Attribute -> its type (``AttributeProto.AttributeType``); None where only ONNX Runtime knows the op."""
+    required: frozenset[str] = frozenset()
+    """Attributes that a node must have."""
     bodies: tuple[int, ...] = ()
     """Opsets that the function body was written for, in its versions."""
     fixed_bodies: tuple[int, ...] = ()
@@ -123,10 +130,13 @@ def newer_versions(signature: Signature) -> list[Signature]:
 
 
 def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
-    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    kinds = onnx.defs.OpSchema.FormalParameterOption
 
     def ports(formals: Any) -> tuple[Port, ...]:
-        return tuple(Port(p.name, p.type_str, p.option == variadic, p.is_homogeneous) for p in formals)
+        return tuple(
+            Port(p.name, p.type_str, p.option == kinds.Variadic, p.is_homogeneous, p.option == kinds.Optional)
+            for p in formals
+        )
 
     return Signature(
         schema.domain,
@@ -138,6 +148,10 @@ def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
         bool(schema.has_function or schema.has_context_dependent_function),  # type: ignore[attr-defined]
         schema.min_input,
         schema.min_output,
+        schema.max_input,
+        schema.max_output,
+        {name: item.type.value for name, item in schema.attributes.items()},  # type: ignore[attr-defined]
+        frozenset(name for name, item in schema.attributes.items() if item.required),
         tuple(schema.all_function_opset_versions),  # type: ignore[attr-defined]
         tuple(schema.function_opset_versions),  # type: ignore[attr-defined]
         version,
@@ -151,10 +165,13 @@ def _runtime_schemas() -> Mapping[tuple[str, str], tuple[Signature, ...]]:
 
     found: dict[tuple[str, str], tuple[Signature, ...]] = {}
     for schema in state.get_all_operator_schema():
-        variadic = type(schema).FormalParameterOption.Variadic
+        kinds = type(schema).FormalParameterOption
 
-        def ports(formals: Any, variadic: Any = variadic) -> tuple[Port, ...]:
-            return tuple(Port(p.name, p.typeStr, p.option == variadic, p.isHomogeneous) for p in formals)
+        def ports(formals: Any, kinds: Any = kinds) -> tuple[Port, ...]:
+            return tuple(
+                Port(p.name, p.typeStr, p.option == kinds.Variadic, p.isHomogeneous, p.option == kinds.Optional)
+                for p in formals
+            )
 
         key = (schema.domain, schema.name)
         row = Signature(
@@ -167,6 +184,9 @@ def _runtime_schemas() -> Mapping[tuple[str, str], tuple[Signature, ...]]:
             has_function=False,
             min_inputs=schema.min_input,
             min_outputs=schema.min_output,
+            max_inputs=schema.max_input,
+            max_outputs=schema.max_output,
+            attributes=None,
         )
         found[key] = (*found.get(key, ()), row)
     return found

@@ -8,6 +8,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TypeProto, 
 
 from onnxamp.dtypes import ELEM_NUMBERS
 from onnxamp.graph import ABSENT, View, node_bodies, opset_imports, scope_graphs
+from onnxamp.infer import infer_types
 from onnxamp.ops import op_facts, op_key
 
 DEFAULT_DIMENSION = 64
@@ -15,6 +16,9 @@ DEFAULT_DIMENSION = 64
 DEFAULT_ELEMENTS = 65_536
 """What a value of unknown rank counts as."""
 
+_UNKNOWN_DOMAIN = "onnxamp.unknown"
+_LARGEST_SIZE = 2**40
+"""Elements along one dimension beyond which a size is taken to be a mistake."""
 _KEPT_ELEMENTS = 256
 """Integer initializers up to this size may be shapes and axes that inference wants to see."""
 
@@ -32,14 +36,16 @@ def infer_shapes(
     Sources, best first: initializers, then onnx's shape inference (which keeps what the file declares) on a skeleton of
     the model without its weights. A model that inference cannot digest keeps its declared shapes.
 
+    onnx's inference sees no node of the main graph that reads a value of unknown type: some of its rules end the
+    process there (EyeLike behind an op of another domain).
+
     Args:
-        types: type by value index, where known: onnx's inference goes on behind ops that it does not know.
+        types: type by value index, where known; inferred by default.
         dims: sizes of named dimensions.
         given: shapes of model inputs; then shapes that are computed from them are followed, too.
     """
     skeleton = _skeleton(view.model)
-    if types:
-        _declare(skeleton.graph, view, types)
+    _hide_untyped(skeleton, view, types or infer_types(view))
     if given:
         _fix(skeleton.graph, given)
     try:
@@ -101,21 +107,29 @@ def elements(shape: Shape | None) -> int:
 def _declared(proto: TypeProto, dims: Mapping[str, int]) -> Shape | None:
     if not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
         return None
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param) for dim in proto.tensor_type.shape.dim
+    return tuple(  # some exporters write -1 for "dynamic"
+        dim.dim_value if dim.HasField("dim_value") and 0 <= dim.dim_value <= _LARGEST_SIZE else dims.get(dim.dim_param)
+        for dim in proto.tensor_type.shape.dim
     )
 
 
-def _declare(graph: GraphProto, view: View, types: Sequence[str | None]) -> None:
-    """Tell the skeleton the element types of what ops make that onnx does not infer, where it does not declare them."""
+def _hide_untyped(skeleton: ModelProto, view: View, types: Sequence[str | None]) -> None:
+    """Turn nodes of the main graph that read what has no known type into ops that nobody knows, and declare the element
+    types of what onnx does not infer.
+    """
+    graph = skeleton.graph
     declared = {entry.name for entry in (*graph.value_info, *graph.output)}
-    skipped = (node for node in view.nodes if "::" in node.key or node.key in op_facts().uninferable)
-    unknown = (value for node in skipped if node.scope == 0 for value in node.outputs)
-    for value in unknown:
-        elem = ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1]) if value != ABSENT else None
-        if elem is not None and view.values[value].name not in declared:
-            entry = graph.value_info.add(name=view.values[value].name)
-            entry.type.tensor_type.elem_type = elem
+    for node, proto in zip((view.nodes[index] for index in view.scopes[0].nodes), graph.node, strict=True):
+        if any(types[value] is None for value in node.inputs if value != ABSENT):
+            proto.domain = _UNKNOWN_DOMAIN
+        elif not ("::" in node.key or node.key in op_facts().uninferable):
+            continue
+        for value in node.outputs:
+            elem = ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1]) if value != ABSENT else None
+            if elem is not None and view.values[value].name not in declared:
+                entry = graph.value_info.add(name=view.values[value].name)
+                entry.type.tensor_type.elem_type = elem
+    skeleton.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
 
 
 def _skeleton(model: ModelProto) -> ModelProto:
@@ -125,17 +139,24 @@ def _skeleton(model: ModelProto) -> ModelProto:
     skeleton.opset_import.extend(helper.make_opsetid(*entry) for entry in opset_imports(model).items())
     skeleton.functions.extend(model.functions)
     _strip(model.graph, skeleton.graph)
-    _hide_uninferable(skeleton)
+    _hide_dangers(skeleton)
     return skeleton
 
 
-def _hide_uninferable(skeleton: ModelProto) -> None:
-    """Let the nodes that crash onnx's inference be of an unknown op, in bodies and functions, too."""
+def _hide_dangers(skeleton: ModelProto) -> None:
+    """Let the nodes that crash onnx's inference be of an unknown op, in bodies and functions, too, and forget sizes that
+    nothing has: it computes, and indexes, with them.
+    """
     stack: list[GraphProto | FunctionProto] = [skeleton.graph, *skeleton.functions]
     while stack:
-        for node in stack.pop().node:
+        graph = stack.pop()
+        for entry in (*graph.value_info, *graph.input, *graph.output) if isinstance(graph, GraphProto) else ():
+            for dim in entry.type.tensor_type.shape.dim if entry.type.HasField("tensor_type") else ():
+                if not 0 <= dim.dim_value <= _LARGEST_SIZE:
+                    dim.ClearField("dim_value")
+        for node in graph.node:
             if op_key(node) in op_facts().uninferable:
-                node.domain = "uninferable"
+                node.domain = _UNKNOWN_DOMAIN
             stack += [body for _, body in node_bodies(node)]
 
 

@@ -1,14 +1,12 @@
 """Reading and writing model files: external data by memory map, output whole or not at all.
 
-A model is written under a temporary name, flushed to disk and renamed. Where weights go to a data file beside it, that
-file gets a name that no existing file has, and is complete before the model that refers to it takes its place.
+A model is written aside, flushed to disk and renamed (:mod:`onnxamp.staging`). Where weights go to a data file beside
+it, that file gets a name that no existing file has, and is complete before the model that refers to it takes its place.
 """
 
 import contextlib
-import os
-import re
-import secrets
-import tempfile
+import shutil
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +14,18 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, TensorProto
 
 from onnxamp.dtypes import LowType
 from onnxamp.errors import ModelError, OutputError
+from onnxamp.staging import Stage, staging
 from onnxamp.weights import ConversionCounts, convert, embed, external_of, read_float32, stored_bytes
+from onnxamp.wellformed import check_wellformed
 
 INLINE_LIMIT = 1_900_000_000
 """Bytes of weights up to which a model stays one file; protobuf cannot hold 2 GiB."""
+MESSAGE_LIMIT = 2**31
+"""Bytes that no message of protobuf reaches."""
 EXTERNAL_MIN = 1024
 """Tensors smaller than this stay in the model file even where the others go to a data file."""
 _PENDING = "onnxamp:pending:"
@@ -37,22 +39,46 @@ def folder_of(path: Path) -> Path:
 
 
 def load_model(path: Path) -> ModelProto:
-    """Parse a model file without its external data.
+    """Parse a model file without its external data, and check that it is well formed.
 
     Raises:
-        ModelError: the file is missing, unreadable, or no ONNX model.
+        ModelError: the file is missing, unreadable, no ONNX model, or one that :mod:`onnxamp.wellformed` refuses.
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
+        data = _read_regular(path)
+    except (OSError, ValueError) as error:
         raise ModelError(f"Cannot read {str(path)!r}: {_reason(error)}.") from None
+    return parse_model(data, repr(str(path)))
+
+
+def _read_regular(path: Path) -> bytes:
+    """What is in a file; pipes and devices are not waited for, and what cannot be one message is not read.
+
+    Raises:
+        OSError, ValueError: it cannot be read, is no regular file, or is too large for a message.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
+    if found.st_size >= MESSAGE_LIMIT:
+        raise ValueError(f"it has {found.st_size} bytes, and protobuf ends at 2 GiB")
+    return path.read_bytes()
+
+
+def parse_model(data: bytes, label: str) -> ModelProto:
+    """The model in the bytes of a file, checked; ``label`` says where they are from.
+
+    Raises:
+        ModelError: they hold no ONNX model, or one that :mod:`onnxamp.wellformed` refuses.
+    """
     model = ModelProto()
     try:
         model.ParseFromString(data)
     except DecodeError:
-        raise ModelError(f"{str(path)!r} is not an ONNX model, or is truncated: it cannot be parsed.") from None
+        raise ModelError(f"{label} is not an ONNX model, or is truncated: it cannot be parsed.") from None
     if not model.HasField("graph") or not (model.ir_version or model.opset_import):
-        raise ModelError(f"{str(path)!r} is not an ONNX model: it holds no graph.")
+        raise ModelError(f"{label} is not an ONNX model: it holds no graph.")
+    check_wellformed(model)
     return model
 
 
@@ -99,7 +125,7 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
             yield from graph.initializer
         for node in graph.node:
             for item in node.attribute:
-                if item.type == AttributeProto.TENSOR:
+                if item.HasField("t"):
                     yield item.t
                 yield from item.tensors
                 if item.HasField("g"):
@@ -147,21 +173,16 @@ def save_model(
     Raises:
         OutputError: the folder is missing or read-only, or the disk is full. Nothing was changed then.
     """
-    data_file: Path | None = None
-    old_data = _own_data_file(path)
     try:
-        if external:
-            data_file = _write_data(model, path, converter, progress)
-        elif converter.base_dir is not None:
-            load_external_data(model, converter.base_dir)
-        _write_atomically(path, model.SerializeToString())
-    except BaseException as error:
-        if data_file is not None:
-            data_file.unlink(missing_ok=True)
-        if isinstance(error, (OSError, ValueError)):
-            raise _unwritable(path, error) from None
-        raise
-    _remove_old(old_data, keep)
+        with staging(path) as stage:
+            if external:
+                _write_data(model, stage, converter, progress)
+            elif converter.base_dir is not None:
+                load_external_data(model, converter.base_dir)
+            stage.main.write_bytes(model.SerializeToString())
+            stage.commit(lambda: _own_data_files(path, keep))
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from None
 
 
 def copy_file(source: Path, target: Path, keep: frozenset[Path]) -> None:
@@ -170,19 +191,19 @@ def copy_file(source: Path, target: Path, keep: frozenset[Path]) -> None:
     Raises:
         OutputError: the target cannot be written.
     """
-    old_data = _own_data_file(target)
     try:
-        _write_atomically(target, source.read_bytes())
+        with staging(target) as stage:
+            shutil.copyfile(source, stage.main)
+            stage.commit(lambda: _own_data_files(target, keep))
     except OSError as error:
         raise _unwritable(target, error) from None
-    _remove_old(old_data, keep)
 
 
-def data_files(model: ModelProto, base_dir: Path) -> frozenset[Path]:
+def data_files(model: ModelProto, base_dir: Path | None) -> frozenset[Path]:
     """The data files that the model refers to, resolved.
 
     Raises:
-        ExternalDataError: one is missing, too short, or outside the model's folder.
+        ExternalDataError: one is missing, too short, or outside the model's folder, or no folder is given.
     """
     found = (external_of(tensor, base_dir) for tensor in tensors_of(model))
     return frozenset(external.path for external in found if external is not None)
@@ -194,50 +215,26 @@ def _unwritable(path: Path, error: Exception) -> OutputError:
     return OutputError(f"Cannot write {str(path)!r}: {_reason(error)}. What was there before is untouched.")
 
 
-def _remove_old(data: Path | None, keep: frozenset[Path]) -> None:
-    if data is not None and data.resolve() not in keep:
-        data.unlink(missing_ok=True)
-
-
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all.
+    """Write a file whole or not at all; where a link is, what it leads to is replaced.
 
     Raises:
         OutputError: it cannot be written; what was there before is untouched.
     """
     try:
-        _write_atomically(path, data)
-    except OSError as error:
+        with staging(path.resolve() if path.is_symlink() else path) as stage:
+            stage.main.write_bytes(data)
+            stage.commit()
+    except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
-        Path(name).chmod(mode)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
-
-
 def _write_data(
-    model: ModelProto, path: Path, converter: WeightConverter, progress: Callable[[int], None] | None
-) -> Path | None:
+    model: ModelProto, stage: Stage, converter: WeightConverter, progress: Callable[[int], None] | None
+) -> None:
     """Write all large weights to a new data file, converting on the way, and point the model to it.
 
-    Returns None, and writes nothing, where there are none.
+    Nothing is written where there are none.
     """
     import onnx_ir as ir  # noqa: PLC0415 - costs 0.4 s, and most models are one file
     from onnx_ir import external_data  # noqa: PLC0415
@@ -249,23 +246,17 @@ def _write_data(
             sources.append(_source(tensor, converter, ir))
 
     if not protos:
-        return None
-    name = f"{path.name}.data"
-    while (path.parent / name).exists():
-        name = f"{path.name}.{secrets.token_hex(4)}.data"
+        return
 
     def written(tensor: Any, _: Any) -> None:
         if progress is not None:
             progress(tensor.nbytes)
 
-    data = path.parent / name
-    try:
-        found = external_data.convert_tensors_to_external(
-            sources, path.parent, name, written, max_workers=_WORKERS, max_in_flight_bytes=_IN_FLIGHT, alignment=4096
-        )
-    except BaseException:
-        data.unlink(missing_ok=True)
-        raise
+    wanted = f"{stage.path.name}.data"
+    found = external_data.convert_tensors_to_external(
+        sources, stage.data, wanted, written, max_workers=_WORKERS, max_in_flight_bytes=_IN_FLIGHT, alignment=4096
+    )
+    (name,) = stage.publish([wanted])
     for tensor, stored in zip(protos, found, strict=True):
         tensor.ClearField("raw_data")
         tensor.ClearField("float_data")
@@ -277,7 +268,6 @@ def _write_data(
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (("location", name), ("offset", stored.offset), ("length", stored.length)):
             tensor.external_data.add(key=key, value=str(value))
-    return data
 
 
 def _source(tensor: TensorProto, converter: WeightConverter, ir: Any) -> Any:
@@ -301,30 +291,20 @@ def _source(tensor: TensorProto, converter: WeightConverter, ir: Any) -> Any:
     return ir.serde.deserialize_tensor(tensor)
 
 
-def _own_data_file(path: Path) -> Path | None:
-    """The data file that an earlier save of this very output wrote, to be removed once it is replaced."""
-    if not path.is_file():
-        return None
+def _own_data_files(path: Path, keep: frozenset[Path]) -> list[Path]:
+    """Data files that an earlier save of this very output wrote: nobody needs them once it is replaced."""
+    found = {}
     with contextlib.suppress(OSError, ModelError):
         for tensor in tensors_of(load_model(path)):
             for item in tensor.external_data:
-                named = (
-                    item.key == "location" and item.value.startswith(f"{path.name}.") and item.value.endswith(".data")
-                )
-                if named and (path.parent / item.value).is_file():
-                    return path.parent / item.value
-    return None
-
-
-def leftovers(path: Path) -> list[Path]:
-    """Files that a save of this model leaves where it is killed: temporary ones, and data that it does not refer to."""
-    try:
-        needed = data_files(load_model(path), folder_of(path)) if path.exists() else frozenset()
-    except ModelError:
-        return []
-    name = re.escape(path.name)
-    ours = re.compile(rf"\.{name}\.\w{{8}}\.tmp|{name}(\.[0-9a-f]{{8}})?\.data")
-    return [file for file in folder_of(path).iterdir() if ours.fullmatch(file.name) and file.resolve() not in needed]
+                name = item.value
+                if item.key == "location" and name.startswith(f"{path.name}.") and name.endswith(".data"):
+                    found[name] = path.parent / name
+    return [
+        data
+        for name, data in found.items()
+        if Path(name).name == name and data.is_file() and data.resolve() not in keep
+    ]
 
 
 def _reason(error: Exception) -> str:

@@ -25,6 +25,7 @@ def find_variables(view: View, types: Types, policy: Policy, groups: Sequence[Se
     for node in view.nodes:
         finder.node(node)
     finder.results()
+    finder.unexplained()
     finder.containers()
     for group in groups:
         finder.join([variable for node in group for variable in finder.of_node.get(node, {}).values()])
@@ -262,6 +263,12 @@ class _Finder:
                 if self.is_float(value):
                     term = HIGH if scope.opaque else self.signature_term(self.view.values[value])
                     self.returned[scope.index, position] = term
+
+    def unexplained(self) -> None:
+        """Floats that only their readers tell of, behind ops of unknown types: float32."""
+        for value, term in enumerate(self.produced):
+            if term == NONE and self.is_float(value):
+                self.produced[value] = HIGH
 
     def containers(self) -> None:
         """What cannot be cast (sequences, optionals, sparse constants): all ops that touch it decide together."""

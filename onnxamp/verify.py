@@ -3,13 +3,13 @@
 A complaint that the original model does not have is a bug of onnxamp's, and says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import ModelProto, ValueInfoProto
 
 from onnxamp.dtypes import retyped
-from onnxamp.errors import InternalError
+from onnxamp.errors import InternalError, ModelError
 from onnxamp.graph import ABSENT, Node, Origin, View
 from onnxamp.infer import Types, bind, body_sources, declared_type, infer_types
 from onnxamp.kernels import is_consistent
@@ -29,20 +29,24 @@ class Promise:
     outputs: _Entries
     weights: frozenset[str]
     """Graph inputs that are weights of the old style: their declarations follow the initializer."""
-    known: frozenset[str]
-    """Places where the original is wrong itself."""
+    known: Mapping[str, str]
+    """Where the original is wrong itself, and how."""
 
     def check(self, result: ModelProto) -> None:
         """Prove that the result is well typed and keeps the signature. Complexity: linear in nodes.
 
         Raises:
-            InternalError: it is not, or does not.
+            InternalError: it is not, or does not. ModelError: so it is, because the original contradicts itself.
         """
         view = view_model(result, freeze_defaults=self.policy.freeze_defaults)
         found = complaints(view, infer_types(view))
         new = [text for where, text in found.items() if where not in self.known]
         new += self._changed("input", self.inputs, _entries(result.graph.input))
         new += self._changed("output", self.outputs, _entries(result.graph.output))
+        if new and self.known:
+            raise ModelError(
+                f"The model contradicts itself, and cannot be converted: {next(iter(self.known.values()))}."
+            )
         if new:
             raise InternalError(
                 f"The converted model would be wrong: {new[0]}. This is a bug: please report the model."
@@ -63,7 +67,7 @@ def promise(view: View, types: Types, policy: Policy) -> Promise:
     """What a conversion of the viewed model must keep."""
     weights = frozenset(value.name for value in view.values if value.origin is Origin.INITIALIZER and value.scope == 0)
     graph = view.model.graph
-    known = frozenset(complaints(view, types))
+    known = complaints(view, types)
     return Promise(policy, _entries(graph.input), _entries(graph.output), weights, known)
 
 

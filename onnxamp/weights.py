@@ -68,29 +68,49 @@ def external_of(tensor: TensorProto, base_dir: Path | None) -> External | None:
         return None
     entries = {item.key: item.value for item in tensor.external_data}
     location = entries.get("location", "")
+    if len(entries) < len(tensor.external_data) or not all(isinstance(text, str) for text in entries.values()):
+        raise ExternalDataError(f"The weight {tensor.name!r} says twice, or not in UTF-8, where its data are.")
     if base_dir is None:
         raise ExternalDataError(
             f"The weight {tensor.name!r} is stored in {location!r}, which only a path can locate: pass the model's"
             " path, or load the data first (onnx.load does)."
         )
-    path = (base_dir / location).resolve()
-    if not location or not path.is_relative_to(base_dir.resolve()):
+    path = _resolved(base_dir, location)
+    if path is None or not path.is_relative_to(base_dir.resolve()):
         raise ExternalDataError(
             f"The weight {tensor.name!r} points to {location!r}, outside the model's folder {str(base_dir)!r}: refused."
         )
     if not path.is_file():
-        raise ExternalDataError(f"The data file {str(path)!r} of the weight {tensor.name!r} is missing.")
+        what = "is no regular file" if path.exists() else "is missing"
+        raise ExternalDataError(f"The data file {str(path)!r} of the weight {tensor.name!r} {what}.")
     expected = stored_bytes(tensor)
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
-    except ValueError:
-        raise ExternalDataError(f"The weight {tensor.name!r} has an unreadable offset or length.") from None
-    if offset < 0 or length != expected or offset + length > path.stat().st_size:
+    offset, length = _number(entries.get("offset", "0")), _number(entries.get("length", str(expected)))
+    if offset is None or length is None:
+        raise ExternalDataError(f"The weight {tensor.name!r} has an unreadable offset or length.")
+    size = path.stat().st_size
+    if length != expected or offset + length > size:
         raise ExternalDataError(
             f"The weight {tensor.name!r} needs {expected} bytes at offset {offset} of {str(path)!r}, which holds"
-            f" {path.stat().st_size} bytes (entry: {length} bytes)."
+            f" {size} bytes (entry: {length} bytes)."
         )
     return External(path, offset, length)
+
+
+def _resolved(base_dir: Path, location: str) -> Path | None:
+    """Where a location leads, links followed; None where it leads nowhere."""
+    if not location:
+        return None
+    try:
+        path = (base_dir / location).resolve()
+        path.exists()
+    except (OSError, ValueError, RuntimeError):  # a name that is too long, has a zero byte, or links in a circle
+        return None
+    return path
+
+
+def _number(text: str) -> int | None:
+    """A number as ONNX Runtime writes it; Python's ``int`` would take signs, blanks and other digits, too."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:

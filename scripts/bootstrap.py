@@ -7,32 +7,57 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
-BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 
 
-def ensure(extra: str = "") -> None:
-    """Make `.venv` hold onnxamp, editable, with the dependencies of ``extra`` ("dev" or none)."""
-    if sys.version_info < (3, 11):  # noqa: UP036 - whoever runs this has not installed anything yet
-        sys.exit(f"onnxamp needs Python 3.11 or later; this is {sys.version.split()[0]}.")
-    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
-    stamps = [VENV / f"onnxamp-{name}.stamp" for name in {extra, "dev"}]
-    if any(stamp.is_file() and stamp.read_text() == wanted for stamp in stamps):
-        return
-    if not (BIN / ("python.exe" if os.name == "nt" else "python")).exists():
-        print("Making .venv ...", file=sys.stderr)
-        made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=False, capture_output=True, text=True)
+class Environment(NamedTuple):
+    """A virtual environment."""
+
+    path: Path
+
+    @property
+    def bin(self) -> Path:
+        """Where its commands are."""
+        return self.path / ("Scripts" if os.name == "nt" else "bin")
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.bin / ("python.exe" if os.name == "nt" else "python")
+
+    def ensure(self, extra: str = "", pinned: Sequence[str] = ()) -> None:
+        """Make it hold onnxamp, editable, with the dependencies of ``extra`` ("dev" or none) at ``pinned`` versions."""
+        if sys.version_info < (3, 11):  # noqa: UP036 - whoever runs this has not installed anything yet
+            sys.exit(f"onnxamp needs Python 3.11 or later; this is {sys.version.split()[0]}.")
+        wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+        stamps = [self.path / f"onnxamp-{name}.stamp" for name in {extra, "dev"}]
+        if any(stamp.is_file() and stamp.read_text() == wanted for stamp in stamps):
+            return
+        if not self.python.exists():
+            self._make()
+        print(f"Installing onnxamp and what it needs into {self.path.name} (about 300 MB, once) ...", file=sys.stderr)
+        target = f"{ROOT}[{extra}]" if extra else str(ROOT)
+        pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run([*pip, "-e", target, *pinned])
+        (self.path / f"onnxamp-{extra}.stamp").write_text(wanted)
+
+    def _make(self) -> None:
+        print(f"Making {self.path.name} ...", file=sys.stderr)
+        command = [sys.executable, "-m", "venv", str(self.path)]
+        made = subprocess.run(command, check=False, capture_output=True, text=True)
         if made.returncode:
             sys.exit(
                 f"Cannot make a virtual environment (on Debian: apt install python3-venv).\n{made.stdout}{made.stderr}"
             )
-    print("Installing onnxamp and what it needs into .venv (about 300 MB, once) ...", file=sys.stderr)
-    target = f"{ROOT}[{extra}]" if extra else str(ROOT)
-    run([str(BIN / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", target])
-    (VENV / f"onnxamp-{extra}.stamp").write_text(wanted)
+
+
+USUAL = Environment(ROOT / ".venv")
+BIN = USUAL.bin
+ensure = USUAL.ensure
 
 
 def run(command: list[str]) -> None:

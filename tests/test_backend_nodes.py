@@ -79,6 +79,8 @@ def node_cases() -> list[NodeCase]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the generators divide by zero on purpose
         found = load_model_tests(kind="node")
+    if found[0].model is None:
+        pytest.skip("this onnx keeps its node tests in files")
     return [node_case(case) for case in found if holds_float(case.model.graph)]
 
 

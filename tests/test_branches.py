@@ -531,16 +531,16 @@ class TestSize:
 
     def test_deep_nesting(self):
         text = "y0 = Neg (X)"
-        for depth in range(25):
+        for depth in range(10):  # ONNX Runtime 1.23 takes twice as long for each level
             text = (
                 f"y{depth + 1} = If (C) < then_branch = t () => (float[2,2] y{depth}) {{ {text} }},"
                 f" else_branch = e () => (float[2,2] z{depth}) {{ z{depth} = Abs (X) }} >"
             )
-        model = model_of(f"(bool C, float[2,2] X) => (float[2,2] y25) {{ {text} }}")
+        model = model_of(f"(bool C, float[2,2] X) => (float[2,2] y10) {{ {text} }}")
         feeds, log = {"C": np.array(True), "X": X}, []
         result = resolve_branches(model, runner(feeds, log))
-        assert len(log) == 25
-        assert made(result) == ["y25"]
+        assert len(log) == 10
+        assert made(result) == ["y10"]
         check_taken(model, result, feeds)
 
 

@@ -526,6 +526,8 @@ def cases() -> tuple[Judged, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the generators divide by zero on purpose
         tests = load_model_tests(kind="node")
+    if tests[0].model is None:
+        pytest.skip("this onnx keeps its node tests in files")
     found = []
     for test in tests:
         model, (inputs, _) = test.model, test.data_sets[0]

@@ -2,12 +2,17 @@
 
 import errno
 import os
+import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
-from stored import contents, external, files
+from commands import run
+from stored import answers, contents, external, files, locations
 
 import onnxamp
 from onnxamp import convert_file, storage
@@ -59,9 +64,9 @@ def test_nothing_outside_the_models_folder_is_read(model: Path, way: str) -> Non
 BAD_ENTRIES = {
     "missing": ({"location": "nothing.bin"}, "missing"),
     "empty": ({"location": ""}, "outside"),
-    "folder": ({"location": "."}, "missing"),
+    "folder": ({"location": "."}, "no regular file"),
     "beyond the end": ({"offset": 1 << 20}, "holds"),
-    "negative": ({"offset": -1}, "holds"),
+    "negative": ({"offset": -1}, "unreadable"),
     "no number": ({"offset": "a few"}, "unreadable"),
     "length of another tensor": ({"length": 16}, "holds"),
 }
@@ -151,3 +156,89 @@ def test_an_interruption_leaves_nothing_behind(model: Path, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         convert_file(model, model.with_name("low.onnx"))
     assert contents(model.parent) == before
+
+
+def test_no_output_takes_the_place_of_data_that_are_read(model: Path) -> None:
+    data = model.with_name("weights.bin")
+    inputs = model.with_name("inputs.npz")
+    np.savez(inputs, X=np.zeros((1, 64), np.float32))
+    before = contents(model.parent)
+    with pytest.raises(onnxamp.ArgumentError, match=r"weights\.bin.*holds weights of the model"):
+        convert_file(model, data)
+    for taken in (data, inputs, model):
+        for command in (
+            ("convert", model, "-o", model.with_name("o.onnx"), "--html", taken),
+            ("convert", model, "-o", model.with_name("o.onnx"), "--save-plan", taken),
+            ("check", model, "--html", taken),
+            ("diff", model, model, "--save", taken),
+            ("tune", model, "-o", model.with_name("o.onnx"), "--state", taken),
+        ):
+            result = run(*command, "--inputs", inputs)
+            assert (result.exit_code, contents(model.parent)) == (2, before), result.output
+            assert "is read or written already" in result.output
+
+
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="there are no devices with names")
+def test_devices_and_pipes_are_not_replaced(model: Path) -> None:
+    os.mkfifo(model.with_name("pipe"))
+    for place in (Path("/dev/null"), model.with_name("pipe")):
+        with pytest.raises(onnxamp.OutputError, match="no regular file"):
+            convert_file(model, place)
+        assert run("convert", model, "-o", place).exit_code == 2
+        assert place.exists()
+        assert not place.is_file()
+
+
+CALLS = ("mkdir", "open", "fsync", "chmod", "link", "unlink", "replace", "stat")
+
+
+@pytest.mark.parametrize("external_data", ["always", "never"])
+def test_a_disk_that_fails_at_each_call_in_turn(
+    model: Path, monkeypatch: pytest.MonkeyPatch, external_data: str
+) -> None:
+    """Whichever call of the system fails, once: the old result is there, or the new one; and nothing else."""
+    target = model.with_name("low.onnx")
+    convert_file(model, target, external_data=external_data)
+    old, failed = answers(target), 0
+    calls = {name: getattr(os, name) for name in CALLS}
+    for number in range(200):
+        count = -number
+
+        def failing(name: str, *arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            inside = ".tmp" in str(arguments[0]) or (name in ("replace", "unlink") and "low.onnx" in str(arguments[0]))
+            count += inside
+            if inside and count == 1:
+                full()
+            return calls[name](*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            for name in CALLS:
+                patch.setattr(os, name, partial(failing, name))
+            with suppress(onnxamp.OutputError):
+                convert_file(model, target, external_data=external_data)
+        if count <= 0:
+            break
+        failed += 1
+        np.testing.assert_array_equal(answers(target), old)
+        convert_file(model, target, external_data=external_data)
+        assert set(files(model.parent)) == {"model.onnx", "weights.bin", "low.onnx", *locations(target).values()}
+    assert 8 < failed < 200
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such limits")
+def test_files_that_may_not_grow(model: Path) -> None:
+    """A limit of the system: nothing is injected here."""
+    import resource
+
+    target = model.with_name("low.onnx")
+    convert_file(model, target)
+    before, limits = contents(model.parent), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (0, 1, 500, 4096, 10_000):
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+            with pytest.raises(onnxamp.OutputError, match=r"low\.onnx.*(File too large|requested and)"):
+                convert_file(model, target, "O3", external_data="never")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert contents(model.parent) == before

@@ -4,8 +4,8 @@ import ctypes
 import os
 import signal
 import time
-from pathlib import Path
 
+from onnxamp.staging import staging
 from onnxamp.zoo.job import Done, Job, Order, run_job
 
 
@@ -32,7 +32,8 @@ def process(_: object) -> tuple[int, str]:
 def run_or_die(order: Order, job: Job) -> Done:
     """The job; models of some names crash half way through their writing."""
     if job.name.startswith(("crash", "killed")):
-        (job.target.parent / f".{job.target.name}.abcd1234.tmp").write_bytes(b"half")
-        Path(f"{job.target}.data").write_bytes(b"half")
-        square_or_die("segfault" if job.name.startswith("crash") else "killed")
+        with staging(job.target) as stage:
+            (stage.data / f"{job.target.name}.data").write_bytes(b"half")
+            stage.publish([f"{job.target.name}.data"])
+            square_or_die("segfault" if job.name.startswith("crash") else "killed")
     return run_job(order, job)

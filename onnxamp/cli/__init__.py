@@ -1,7 +1,9 @@
 """The command line: one small module per command, imported when it is called."""
 
+import signal
 import sys
 from importlib import import_module
+from typing import Any, NoReturn
 
 import click
 
@@ -59,9 +61,16 @@ def group() -> None:
     """Mixed precision for ONNX models: decide for every float in which precision it lives."""
 
 
+def _terminate(number: int, frame: Any) -> NoReturn:
+    """End as an interrupt does, so that nothing half-written stays."""
+    del frame
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
     """Entry point of the ``onnxamp`` command."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names from models meet terminals of any encoding
+    signal.signal(signal.SIGTERM, _terminate)
     group(prog_name="onnxamp")

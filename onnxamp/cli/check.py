@@ -12,6 +12,8 @@ from onnxamp.audit import Audit, audit_model
 from onnxamp.cli.common import (
     check_outputs,
     errors_end_here,
+    files_of,
+    given_inputs,
     progress_bar,
     provider_of,
     provider_option,
@@ -57,7 +59,7 @@ def command(model: Path, **options: Any) -> None:
 
 
 def _check(path: Path, options: dict[str, Any]) -> None:
-    check_outputs([path], [options["html"]])
+    check_outputs([*files_of(path), *given_inputs(options)], [options["html"]])
     proto = load_model(path)
     samples = None if options["static"] else samples_of(path, options)
     shapes = _shapes(samples) if samples is not None else {}

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from onnxamp.errors import ArgumentError, ArgumentTypeError, OnnxAmpError
+from onnxamp.errors import ArgumentError, ArgumentTypeError, ModelError, OnnxAmpError
 from onnxamp.kernels import TARGETS
 from onnxamp.numerics.results import Cure
 from onnxamp.policy import PRESETS
@@ -20,7 +20,7 @@ from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.samples import Samples, load_samples, random_samples
 from onnxamp.runtime.session import Provider
 from onnxamp.runtime.shell import take_weights
-from onnxamp.storage import folder_of, load_model
+from onnxamp.storage import data_files, folder_of, load_model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -165,11 +165,25 @@ def show(report: RenderableType, cure: Cure | None) -> None:
             console.print(Text(f"   {printable(cure.command)}", style="bold"), soft_wrap=True)
 
 
+def files_of(path: Path | None) -> list[Path]:
+    """A model's file, and those that hold its weights as far as they can be found: no output may be written there."""
+    if path is None or not path.is_file():
+        return []
+    with suppress(ModelError):
+        return [path, *data_files(load_model(path), folder_of(path))]
+    return [path]
+
+
+def given_inputs(options: dict[str, Any]) -> list[Path]:
+    """The file of the inputs that :func:`sampling` names."""
+    return [Path(options["inputs"])] if options["inputs"] else []
+
+
 def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None]) -> None:
     """Refuse, before anything runs, to write over what is read, or two things to one place.
 
     Raises:
-        ArgumentError: an output is an input or another output, is a folder, or its folder is missing or read-only.
+        ArgumentError: an output is an input or another output, is no file, or its folder is missing or read-only.
     """
     taken = {path.resolve() for path in inputs if path is not None}
     for path in (path for path in outputs if path is not None):
@@ -178,6 +192,8 @@ def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None])
             raise ArgumentError(f"{str(path)!r} is read or written already: give the output another name.")
         if target.is_dir():
             raise ArgumentError(f"The output {str(path)!r} is a folder: name a file.")
+        if target.exists() and not target.is_file():
+            raise ArgumentError(f"The output {str(path)!r} is no regular file: name another.")
         if not folder.is_dir():
             raise ArgumentError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} does not exist; create it.")
         if not os.access(folder, os.W_OK):

@@ -16,6 +16,8 @@ from onnxamp.cli.common import (
     as_options,
     check_outputs,
     errors_end_here,
+    files_of,
+    given_inputs,
     provider_of,
     provider_option,
     samples_of,
@@ -92,7 +94,10 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
     dtype = plan.dtype if plan else options["dtype"]
     target = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"
     in_place = target.exists() and model.exists() and target.samefile(model)
-    check_outputs([options["plan_file"], None if in_place else model], [target, options["save_plan"], options["html"]])
+    read = [file for file in files_of(model) if not (in_place and file == model)]
+    check_outputs(
+        [options["plan_file"], *read, *given_inputs(options)], [target, options["save_plan"], options["html"]]
+    )
     # Written over, the original could not be compared any more.
     original: Model = load_any(model) if in_place and samples is not None else model
     data: dict[str, Any] = {"tolerance": options["tolerance"]}

@@ -10,6 +10,8 @@ from onnxamp.audit import audit_model
 from onnxamp.cli.common import (
     check_outputs,
     errors_end_here,
+    files_of,
+    given_inputs,
     progress_bar,
     provider_of,
     provider_option,
@@ -78,7 +80,9 @@ def command(reference: Path, result: Path | None, **options: Any) -> None:
 
 def _diff(reference: Path, result: Path | None, options: dict[str, Any]) -> None:
     limits = make_limits({metric: options[name] for name, (metric, _) in _LIMITS.items()})
-    check_outputs([reference, result], [options["save"], options["html"]])
+    check_outputs(
+        [reference, *files_of(reference), *files_of(result), *given_inputs(options)], [options["save"], options["html"]]
+    )
     if result is None:
         if reference.suffix != ".json":
             raise ArgumentError("Name two models, or one comparison that was saved with --save (.json).")

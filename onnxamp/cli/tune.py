@@ -13,6 +13,8 @@ from onnxamp.cli.common import (
     as_arguments,
     check_outputs,
     errors_end_here,
+    files_of,
+    given_inputs,
     provider_of,
     provider_option,
     samples_of,
@@ -101,7 +103,8 @@ def command(ctx: click.Context, /, model: Path, **options: Any) -> None:
 def _tune(model: Path, options: dict[str, Any]) -> None:
     target = options["output"] or model.parent / f"{model.stem}_{low_type(options['dtype']).suffix}.onnx"
     in_place = target.exists() and model.exists() and target.samefile(model)
-    check_outputs([None if in_place else model], [target, options["save_plan"], options["state"]])
+    read = [file for file in files_of(model) if not (in_place and file == model)]
+    check_outputs([*read, *given_inputs(options)], [target, options["save_plan"], options["state"]])
     provider, samples = choose_provider(provider_of(options)), samples_of(model, options)
     original = load_any(model) if in_place else model  # written over, it could not be run any more
     with _progress(quiet=options["quiet"]) as told:

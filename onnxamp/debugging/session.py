@@ -7,7 +7,6 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from onnxamp.debugging.checker import TensorChecker, active_checker
@@ -16,11 +15,12 @@ from onnxamp.debugging.operators import OperatorStats, active_stats, count_opera
 from onnxamp.debugging.records import StepCheck, ValueRecord, counted, dump_path, write_dump
 from onnxamp.debugging.tensors import NumericsWarning
 from onnxamp.debugging.watch import Looked, Watcher
-from onnxamp.errors import ArgumentError, ArgumentTypeError, ModelError, NumericsError
+from onnxamp.errors import ArgumentError, ArgumentTypeError, NumericsError
 from onnxamp.numerics.check import OpFilter
 from onnxamp.numerics.diff import open_model
 from onnxamp.runtime.session import cuda_available, make_session, run
 from onnxamp.runtime.values import from_value
+from onnxamp.storage import data_files, parse_model
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -166,16 +166,15 @@ def _warn(config: TensorCheckerConfig, step: int, records: Sequence[ValueRecord]
 
 
 def _parsed(model: ModelProto | bytes | str | PathLike[str]) -> ModelProto | str:
-    if isinstance(model, ModelProto):
-        return model
-    if isinstance(model, (str, PathLike)):
-        return fspath(model)
+    if isinstance(model, (ModelProto, str, PathLike)):
+        opened = open_model(model)
+        data_files(opened.proto, opened.folder)  # ONNX Runtime reads them by itself
+        return model if isinstance(model, ModelProto) else fspath(model)
     if not isinstance(model, (bytes, bytearray)):
         raise ArgumentTypeError(f"A model is a path, bytes or a ModelProto, not {type(model).__name__}.")
-    try:
-        return ModelProto.FromString(bytes(model))
-    except DecodeError:
-        raise ModelError("The bytes are no ONNX model, or are truncated: they cannot be parsed.") from None
+    found = parse_model(bytes(model), "What was given")
+    data_files(found, None)
+    return found
 
 
 def _own_session(

@@ -30,6 +30,7 @@ from onnxamp.runtime.session import Provider, choose_provider
 from onnxamp.runtime.side import BUDGET
 from onnxamp.runtime.values import Feed
 from onnxamp.storage import folder_of, load_model
+from onnxamp.wellformed import check_wellformed
 
 Model: TypeAlias = ModelProto | str | PathLike[str]
 """A proto with its weights loaded, or the path of a file."""
@@ -56,9 +57,10 @@ def open_model(model: Model) -> Opened:
     """Read a model's graph where it is a path.
 
     Raises:
-        ModelError: the file cannot be read.
+        ModelError: the file cannot be read, or the model is not well formed.
     """
     if isinstance(model, ModelProto):
+        check_wellformed(model)
         return Opened(model, None, model.graph.name or "model")
     path = Path(model)
     return Opened(load_model(path), folder_of(path), fspath(path), path)

@@ -19,7 +19,7 @@ from onnxamp.runtime.emulate import emulate, inlined
 from onnxamp.runtime.protos import LOW_ELEMS, copy_fields
 from onnxamp.runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp.runtime.values import Feed, as_typed
-from onnxamp.sizes import elements, infer_shapes
+from onnxamp.sizes import Shape, elements, infer_shapes
 
 _WIDTH: Final = 4
 """Bytes of an element, nearly always."""
@@ -50,6 +50,8 @@ class Flow:
     """The lowest float type anywhere in the model: "bfloat16", "float16" or "float32"."""
     sizes: Mapping[str, int]
     """Value -> bytes, best effort."""
+    ranks: Mapping[str, int]
+    """Value -> number of dimensions, where inference is sure: what ONNX Runtime would know, loading the whole model."""
     emulated: bool
     large: bool
     """Whether its weights are fed to the pieces instead of being held."""
@@ -109,6 +111,7 @@ def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]]
         **{sparse.values.name: sparse for sparse in written.graph.sparse_initializer},
     }
     given = constants.keys() | weights.keys()
+    inferred = infer_shapes(view, types, given=shapes)
     order = [index for index in view.order if view.nodes[index].scope == 0]
     needs = _needs(view)
     rest = ModelProto()
@@ -124,7 +127,8 @@ def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]]
         low=low,
         own=own,
         lowest=lowest,
-        sizes=_sizes(view, order, shapes or {}),
+        sizes=_sizes(view, order, inferred),
+        ranks=_ranks(view, inferred) if shapes else {},
         emulated=emulated,
         large=bool(shell.weights),
         inputs=tuple(entry.name for entry in written.graph.input if entry.name not in given),
@@ -135,9 +139,14 @@ def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]]
     )
 
 
-def _sizes(view: View, order: Sequence[int], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
+    """Ranks of main-graph values but outputs: what the file declares of these may be wrong."""
+    names = ((name, shapes[value]) for name, value in view.scopes[0].names.items() if not view.results[value])
+    return {name: len(shape) for name, shape in names if shape is not None}
+
+
+def _sizes(view: View, order: Sequence[int], known: Sequence[Shape | None]) -> dict[str, int]:
     """Bytes by main-graph value; what shape inference does not know is taken to be as large as what it is made of."""
-    known = infer_shapes(view, given=shapes)
     found: dict[str, int] = {}
     for name, value in view.scopes[0].names.items():
         shape = known[value]

@@ -59,8 +59,11 @@ def observe(
     shell, taken = settle(model, base_dir, feeds, emulated=emulated, provider=provider, keep=keep)
     if before is not None and before.choices == taken:
         return before
-    shapes = {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
-    return Observed(flow_of(shell, emulated=emulated, shapes=shapes), taken)
+    return Observed(flow_of(shell, emulated=emulated, shapes=_shapes(feeds)), taken)
+
+
+def _shapes(feeds: Mapping[str, Feed]) -> dict[str, tuple[int, ...]]:
+    return {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
 
 
 def settle(
@@ -112,7 +115,7 @@ def _conditions(
     """Values of conditions: as much of the model is run as they need."""
     model = ModelProto()
     model.CopyFrom(shell.model)  # the caller edits its own
-    flow = flow_of(replace(shell, model=model), emulated=emulated)
+    flow = flow_of(replace(shell, model=model), emulated=emulated, shapes=_shapes(feeds))
     side = start(Runner(flow, provider), fitted(flow, feeds), Counter(names))
     for part in parts_of(flow, ancestors(flow, names, set()), BUDGET):
         side.run(part)

@@ -60,11 +60,14 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
     model.graph.name = flow.shell.model.graph.name or "piece"
     renamed = dict(piece.renamed)
     names = NewNames({*flow.names, *renamed.values()})
+    ranks = {} if renamed else flow.ranks  # under other names nodes may be fed with another model's values
     for name in piece_inputs(flow, piece):
         entry = model.graph.input.add(name=name)
         entry.type.CopyFrom(type_proto(kinds[name]))
         if name in flow.shell.weights and name not in flow.defaults:
-            _declare_dims(entry, flow.shell.weights[name])
+            _declare_dims(entry, flow.shell.weights[name].dims)
+        elif name in ranks and entry.type.HasField("tensor_type"):
+            _declare_dims(entry, [None] * ranks[name])  # some kernels end the process where it is not theirs
         if name in piece.rounded:
             entry.name = names.fresh(f"{name}/given")
             _round(flow, model.graph, entry.name, name, names)
@@ -78,9 +81,10 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
     return model
 
 
-def _declare_dims(entry: ValueInfoProto, tensor: TensorProto) -> None:
-    """Kernels that ask for the rank of a weight find it."""
-    for dim in tensor.dims:
+def _declare_dims(entry: ValueInfoProto, dims: Iterable[int | None]) -> None:
+    """Kernels that ask for the rank of an input find it, and ONNX Runtime refuses one that does not fit its op."""
+    entry.type.tensor_type.shape.SetInParent()
+    for dim in dims:
         entry.type.tensor_type.shape.dim.add(dim_value=dim)
 
 

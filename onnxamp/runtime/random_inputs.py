@@ -38,6 +38,7 @@ An input of unknown rank is a (1, 8) matrix. Sizes that depend on each other in 
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -55,6 +56,9 @@ _BATCH: Final = 1
 _OTHER: Final = 8
 """Sizes of dynamic dimensions: those that lead, and all others."""
 
+_MOST_BYTES: Final = 16 << 30
+"""An input that takes more is not made up: its shape is taken to be a mistake."""
+
 _UNKNOWN_SHAPE: Final[tuple[int, ...]] = (_BATCH, _OTHER)
 
 
@@ -71,7 +75,7 @@ def random_inputs(model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] |
 
     Raises:
         ArgumentError: ``dims`` names an unknown dimension or gives an impossible size, the seed is negative, or
-            an input is of a type that cannot be made up (maps, sparse tensors).
+            an input is of a type that cannot be made up (maps, sparse tensors), or too large.
     """
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
@@ -134,7 +138,13 @@ def _feed(generator: np.random.Generator, name: str, kind: TypeProto, use: Use, 
     shape = _UNKNOWN_SHAPE
     if kind.tensor_type.HasField("shape"):
         shape = tuple(_size(dim, axis, sizes) for axis, dim in enumerate(kind.tensor_type.shape.dim))
-    return _tensor(generator, helper.tensor_dtype_to_np_dtype(elem), shape, use)
+    dtype = helper.tensor_dtype_to_np_dtype(elem)
+    if prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES:  # numbers are drawn as eight bytes each
+        raise ArgumentError(
+            f"Cannot make up input {name!r}: its shape {list(shape)} needs more than {_MOST_BYTES >> 30} GiB. Give"
+            " inputs (--inputs)."
+        )
+    return _tensor(generator, dtype, shape, use)
 
 
 def _size(dim: TensorShapeProto.Dimension, axis: int, sizes: Mapping[str, int]) -> int:

@@ -24,6 +24,7 @@ from onnxamp.runtime.device import device_present
 from onnxamp.runtime.protos import BaseDir
 from onnxamp.runtime.spill import is_large, save_spilled
 from onnxamp.runtime.values import FOREIGN, Feed, from_value, is_foreign, to_value
+from onnxamp.storage import data_files, folder_of, has_external_data, load_model
 from onnxamp.threads import thread_limit
 
 if TYPE_CHECKING:
@@ -215,10 +216,15 @@ def _start(
 
 @contextmanager
 def _source(model: ModelProto | str | PathLike[str], base_dir: BaseDir) -> Iterator[bytes | str]:
-    """What ONNX Runtime reads: bytes, or the path of a file that exists while the context lasts."""
+    """What ONNX Runtime reads: bytes, or the path of a file that exists while the context lasts.
+
+    Raises:
+        ModelError: the model is not well formed, or its external data are not where they may be.
+    """
     if not isinstance(model, ModelProto):
+        data_files(load_model(Path(model)), folder_of(Path(model)))  # ONNX Runtime reads them by itself
         yield fspath(model)
-    elif not is_large(model):
+    elif not (is_large(model) or has_external_data(model)):
         yield model.SerializeToString()
     else:
         # The session may keep the file mapped, and then Windows cannot delete it yet.

@@ -12,6 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorPro
 
 from onnxamp.errors import ModelError
 from onnxamp.runtime.protos import LOW_ELEMS, copy_fields
+from onnxamp.storage import tensors_of
 from onnxamp.weights import embed, external_of, stored_bytes
 
 WEIGHTS_IN_GRAPH: Final = 8 * 2**20
@@ -80,9 +81,7 @@ def take_weights(model: ModelProto, base_dir: str | PathLike[str] | None, *, kee
         if tensor.name in large:
             _add_hollow(result.graph, tensor.name, tensor)
         else:
-            kept = result.graph.initializer.add()
-            kept.CopyFrom(tensor)
-            embed(kept, folder)
+            result.graph.initializer.append(tensor)
     for node in model.graph.node:
         if node.op_type == "Constant" and node.output[0] in large:
             _add_hollow(result.graph, node.output[0], constants[node.output[0]])
@@ -92,6 +91,8 @@ def take_weights(model: ModelProto, base_dir: str | PathLike[str] | None, *, kee
             added.values.name = node.output[0]
         else:
             result.graph.node.append(node)
+    for tensor in tensors_of(result):  # of nodes, bodies and functions, too: ONNX Runtime sees no path outside
+        embed(tensor, folder)
     return Shell(result, large, folder)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onnx import TensorProto, numpy_helper
 
+from onnxamp.errors import RuntimeFailure
 from onnxamp.runtime.flow import Flow
 from onnxamp.runtime.pieces import Piece, Runner
 from onnxamp.runtime.values import Feed, from_value, to_value
@@ -50,13 +51,18 @@ class Side:
                 self.values.pop(name, None)
 
     def output(self, name: str) -> Any:
-        """An output as an array (a list of arrays, None), wherever it comes from."""
+        """An output as an array (a list of arrays, None), wherever it comes from.
+
+        Raises:
+            RuntimeFailure: it is a sparse constant.
+        """
         if name in self.values:
             return from_value(self.values[name])
         if name in self.flow.shell.weights:
             return self.flow.shell.array(name, raised=self.flow.emulated)
         constant = self.flow.constants[name]
-        assert isinstance(constant, TensorProto)
+        if not isinstance(constant, TensorProto):
+            raise RuntimeFailure(f"The sparse constant {name!r} cannot leave the model.")
         return numpy_helper.to_array(constant)
 
 

@@ -7,6 +7,7 @@ from typing import BinaryIO, Final
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp.runtime.protos import BaseDir, copy_fields
+from onnxamp.storage import tensors_of
 from onnxamp.weights import embed, stored_bytes
 
 _ALIGNMENT: Final = 4096
@@ -44,6 +45,8 @@ def save_spilled(model: ModelProto, folder: Path, base_dir: BaseDir) -> Path:
     shell = ModelProto()
     copy_fields(model, shell, but={"graph"})
     copy_fields(model.graph, shell.graph, but={"initializer"})
+    for tensor in tensors_of(shell):  # those of nodes and bodies
+        embed(tensor, base_dir)
     with (folder / "weights.bin").open("wb") as file:
         for tensor in model.graph.initializer:
             _spill(tensor, shell.graph.initializer.add(), file, base_dir)

@@ -15,7 +15,7 @@ from onnxamp.errors import ArgumentError, OutputError
 from onnxamp.front import is_auto
 from onnxamp.policy import Policy, make_policy
 from onnxamp.runtime.session import Provider, choose_provider
-from onnxamp.storage import folder_of, leftovers
+from onnxamp.staging import sweep
 from onnxamp.threads import core_count
 from onnxamp.zoo.job import Done, Job, Order, run_job
 from onnxamp.zoo.pool import Crash, run_jobs
@@ -232,8 +232,6 @@ def _work(order: Order, jobs: Sequence[Job], workers: int, before: int, told: To
         running[position] = jobs[position].name
         tell()
 
-    homes = {folder_of(job.target) for job in jobs}
-    there = {path for folder in homes if folder.is_dir() for path in folder.iterdir()}
     function, threads = partial(run_job, order), max(1, core_count() // workers)
     try:
         with closing(run_jobs(function, jobs, workers, threads, started)) as results:
@@ -243,16 +241,9 @@ def _work(order: Order, jobs: Sequence[Job], workers: int, before: int, told: To
                 job = jobs[position]
                 done = Done(Row(job.name, message=str(result))) if isinstance(result, Crash) else result
                 if isinstance(result, Crash):
-                    _sweep(job, there)
+                    sweep(job.target)
                 yield done
                 tell(done.row)
     finally:
         for position in running:
-            _sweep(jobs[position], there)
-
-
-def _sweep(job: Job, there: set[Path]) -> None:
-    """Remove half-written files of a job, unless they were there before."""
-    for path in leftovers(job.target):
-        if path not in there:
-            path.unlink(missing_ok=True)
+            sweep(jobs[position].target)

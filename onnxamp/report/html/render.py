@@ -47,9 +47,7 @@ def write(page: Page, path: str | PathLike[str]) -> None:
     Raises:
         OutputError: the file cannot be written; what was there before is untouched.
     """
-    target = Path(path)
-    data = render(page).encode("utf-8", errors="backslashreplace")
-    write_file(target.resolve() if target.is_symlink() else target, data)
+    write_file(Path(path), render(page).encode("utf-8", errors="backslashreplace"))
 
 
 @cache
