@@ -144,8 +144,8 @@ def _skeleton(model: ModelProto) -> ModelProto:
 
 
 def _hide_dangers(skeleton: ModelProto) -> None:
-    """Let the nodes that crash onnx's inference be of an unknown op, in bodies and functions, too, and forget sizes that
-    nothing has: it computes, and indexes, with them.
+    """Let the nodes that crash onnx's inference be of an unknown op, in bodies and functions, too, and forget sizes
+    that nothing has: it computes, and indexes, with them.
     """
     stack: list[GraphProto | FunctionProto] = [skeleton.graph, *skeleton.functions]
     while stack:
