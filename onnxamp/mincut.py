@@ -5,6 +5,7 @@ Solved exactly by ``scipy.sparse.csgraph.maximum_flow``; of all optimal answers 
 is returned (what the source still reaches in the residual graph), so ties go to high and the result is deterministic.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,10 @@ class Network:
         first, self.size = self.size, self.size + count
         return first
 
+    def copy(self) -> "Network":
+        """Another one with the same questions and arcs, to which more can be added."""
+        return Network(self.size, self._tails.copy(), self._heads.copy(), self._capacities.copy())
+
     def arc(self, low: int, high: int, cost: int) -> None:
         """Charge ``cost`` (or INFINITE) when ``low`` is low while ``high`` is high."""
         self._append(low + 2, high + 2, cost)
@@ -47,6 +52,13 @@ class Network:
     def charge_high(self, question: int, cost: int) -> None:
         """Charge ``cost`` when the question is high; INFINITE pins it to low."""
         self._append(_SOURCE, question + 2, cost)
+
+    def charge_all(self, when_low: Mapping[int, int], when_high: Mapping[int, int]) -> None:
+        """Charge many questions at once, with costs that are not 0."""
+        count = len(when_low), len(when_high)
+        self._tails += [*(question + 2 for question in when_low), *([_SOURCE] * count[1])]
+        self._heads += [*([_SINK] * count[0]), *(question + 2 for question in when_high)]
+        self._capacities += [*when_low.values(), *when_high.values()]
 
     def _append(self, tail: int, head: int, cost: int) -> None:
         if cost != 0 and tail != head:

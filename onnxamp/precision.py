@@ -68,17 +68,7 @@ def decide(
     Args:
         joined: node -> the node that the runtime makes one op of with it: alone in low precision it would gain nothing.
     """
-    problem = _Problem(view, shapes, constants, terms, pins, joined or {})
-    problem.variables()
-    if prices is not None:
-        problem.measured(prices)
-    for value, produced in enumerate(terms.produced):
-        if produced != NONE:
-            problem.value(value)
-    cut = problem.network.solve()
-    low = [bool(cut.low[root]) for root in terms.roots]
-    verdicts = [_explain(variable.index, terms, pins, low) for variable in terms.variables]
-    return Decision(low, verdicts, cut.cost)
+    return Problem(view, shapes, constants, terms, pins, joined or {}).decide(prices)
 
 
 def cast_cost(count: int, trips: int) -> int:
@@ -100,7 +90,9 @@ def _explain(variable: int, terms: Terms, pins: Pins, low: Sequence[bool]) -> Ve
 
 
 @dataclass(slots=True)
-class _Problem:
+class Problem:
+    """All of the question but the prices: it is put once, and solved for as many as one likes."""
+
     view: View
     shapes: Sequence[Shape | None]
     constants: Constants
@@ -110,11 +102,27 @@ class _Problem:
     network: Network = field(default_factory=Network)
     trips: list[int] = field(default_factory=list)
     pure: set[int] = field(default_factory=set)
+    deciding: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.network.add(len(self.terms.variables))
         self.trips = loop_trips(self.view, self.constants)
         self.pure = self.purely_high()
+        self.variables()
+        for value, produced in enumerate(self.terms.produced):
+            if produced != NONE:
+                self.value(value)
+
+    def decide(self, prices: Prices | None = None, *, explained: bool = True) -> Decision:
+        """The cheapest assignment; without verdicts unless it shall be explained."""
+        network = self.network.copy()
+        if prices is not None:
+            self.measured(network, prices)
+        cut = network.solve()
+        low = cut.low[self.terms.roots].tolist() if self.terms.roots else []
+        variables = self.terms.variables if explained else ()
+        verdicts = [_explain(variable.index, self.terms, self.pins, low) for variable in variables]
+        return Decision(low, verdicts, cut.cost)
 
     def variables(self) -> None:
         """Pins, implications and gains."""
@@ -136,15 +144,26 @@ class _Problem:
         roots = (self.terms.root(variable) for variable in self.terms.of_node.get(node, {}).values())
         return any(not verdict.low for verdict in map(self.pins.verdicts.get, roots) if verdict is not None)
 
-    def measured(self, prices: Prices) -> None:
+    def measured(self, network: Network, prices: Prices) -> None:
         """Charge each node's error where it is low, and the time that it loses where it is not."""
-        for index in prices.gains.keys() | prices.prices.keys():
-            variables = self.terms.of_node.get(index, {})
-            made = [self.terms.produced[value] for value in self.view.nodes[index].outputs if value != ABSENT]
-            term = next((term for term in (*made, *variables.values()) if term >= 0), NONE)
-            if term != NONE:
-                self.network.charge_high(self.terms.root(term), prices.gains.get(index, 0))
-                self.network.charge_low(self.terms.root(term), prices.prices.get(index, 0))
+        network.charge_all(self.by_variable(prices.prices), self.by_variable(prices.gains))
+
+    def by_variable(self, costs: Mapping[int, int]) -> dict[int, int]:
+        """Costs of nodes as costs of the variables that decide for them."""
+        found: dict[int, int] = {}
+        for index, cost in costs.items():
+            root = self.deciding.get(index)
+            if root is None:
+                root = self.deciding[index] = self.of_node(index)
+            if root != NONE and cost:
+                found[root] = found.get(root, 0) + cost
+        return found
+
+    def of_node(self, index: int) -> int:
+        """The variable that decides for a node: that of its first output that has one, else of an input."""
+        variables = self.terms.of_node.get(index, {})
+        made = [self.terms.produced[value] for value in self.view.nodes[index].outputs if value != ABSENT]
+        return next((self.terms.root(term) for term in (*made, *variables.values()) if term >= 0), NONE)
 
     def idle_cast(self, node: Node) -> None:
         """A Cast of the user's from float32 to float32 becomes a real one if its sides differ."""
