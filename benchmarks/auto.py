@@ -2,9 +2,11 @@
 
 python benchmarks/auto.py [--tolerance 1e-3 ...] [--limit SECONDS] [--venv FOLDER] [MODEL ...]
 
-Models are those of the zoo and a generated encoder of about 600 nodes. The other tool gets an environment of its own,
-made once in a cache folder. On a CPU ONNX Runtime computes float16 nodes in float32, so that the other tool's own check
-sees less rounding than a GPU would make; the error of its result, emulated, is reported, too. Writes
+Models are those of the zoo, a generated encoder of about 600 nodes, and whatever is named; inputs are made up, unless a
+.npz of the model's name lies beside it. The other tool gets an environment of its own, made once in a cache folder. On
+a CPU ONNX Runtime computes float16 nodes in float32, so that the other tool's own check sees less rounding than a GPU
+would make; the error of its result, emulated, is reported, too, and "held" says whether that is within the tolerance.
+Both run on this machine one after the other: only the ratio of their times means anything. Writes
 benchmarks/results/auto.json.
 """
 
@@ -28,14 +30,14 @@ import onnx
 import onnxruntime
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp import Samples, random_samples, tune_model
+from onnxamp import Samples, load_samples, random_samples, tune_model
 from onnxamp.errors import OnnxAmpError
 from onnxamp.infer import infer_types
 from onnxamp.resolve import view_model
 from onnxamp.roofline import work_of
 from onnxamp.sizes import infer_shapes
+from onnxamp.tuning.confirm import confirm, place_for
 from onnxamp.tuning.metric import make_metric
-from onnxamp.tuning.probe import verify
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("onnxconverter-common==1.16.0", "onnxruntime", "onnx", "numpy", "setuptools<81")
@@ -135,7 +137,8 @@ def ours(model: ModelProto, samples: Samples, tolerance: float) -> dict[str, Any
     start = time.perf_counter()
     result, tuned = tune_model(model, tolerance, samples=samples)
     seconds = time.perf_counter() - start
-    return {"runs": tuned.runs, "seconds": seconds, "error": tuned.error, "low": shares(model, result)}
+    low = shares(model, result)
+    return {"runs": tuned.runs, "seconds": seconds, "error": tuned.error, "held": tuned.held, "low": low}
 
 
 def theirs(python: Path, model: ModelProto, samples: Samples, tolerance: float, limit: float) -> dict[str, Any]:
@@ -156,10 +159,20 @@ def theirs(python: Path, model: ModelProto, samples: Samples, tolerance: float, 
             result = onnx.load(folder / "result.onnx")
             found["low"] = shares(model, result)
             try:
-                found["error"] = verify(model, result, samples, make_metric("rel-l2", tolerance))
+                found["error"] = confirm(model, result, samples, make_metric("rel-l2", tolerance), place_for("cpu"))
+                found["held"] = found["error"] <= tolerance
             except OnnxAmpError as error:
-                found["error"] = str(error)
+                found["error"], found["held"] = str(error), False
         return found
+
+
+def compared(row: dict[str, Any]) -> dict[str, Any]:
+    """How many times faster level auto is, and whether as much is low, where the other tool has a result that holds."""
+    mine, other = row["auto"], row.get("onnxconverter_common", {})
+    facts = {"times faster": other["seconds"] / mine["seconds"]} if other.get("failure", "") is None else {}
+    if other.get("held"):
+        facts["as much is low"] = all(mine["low"][name] >= other["low"][name] for name in ("flops", "bytes"))
+    return facts
 
 
 def prepared(folder: Path) -> Path | None:
@@ -178,25 +191,25 @@ def prepared(folder: Path) -> Path | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("models", nargs="*", type=Path, help="model files [the zoo and a generated encoder]")
-    parser.add_argument("--tolerance", type=float, nargs="+", default=[1e-3, 3e-4])
+    parser.add_argument("models", nargs="*", type=Path, help="further models")
+    parser.add_argument("--tolerance", type=float, nargs="+", default=[1e-2, 1e-3, 3e-4, 2e-4, 1e-4])
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds that the other tool may take per model")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument("--venv", type=Path, default=cache / "onnxamp-benchmarks" / "onnxconverter-common")
     options = parser.parse_args(arguments)
-    paths = options.models or sorted((ROOT / "models").glob("*.onnx"))
+    paths = [*sorted((ROOT / "models").glob("*.onnx")), *options.models]
     models = {path.stem: onnx.load(path) for path in paths}
-    if not options.models:
-        generated = encoder()
-        models[f"generated encoder, {len(generated.graph.node)} nodes"] = generated
+    generated = encoder()
+    models[f"generated encoder, {len(generated.graph.node)} nodes"] = generated
     python, rows = prepared(options.venv), []
+    inputs = {path.stem: path.with_suffix(".npz") for path in paths if path.with_suffix(".npz").exists()}
     for name, tolerance in product(models, options.tolerance):
-        samples = random_samples(models[name], 1)
+        samples = load_samples(inputs[name]) if name in inputs else random_samples(models[name], 1)
         row = {"model": name, "tolerance": tolerance, "auto": ours(models[name], samples, tolerance)}
         if python is not None:
             row["onnxconverter_common"] = theirs(python, models[name], samples, tolerance, options.limit)
-        rows.append(row)
-        sys.stdout.write(json.dumps(row) + "\n")
+        rows.append(row | {"compared": compared(row)})
+        sys.stdout.write(json.dumps(rows[-1]) + "\n")
         sys.stdout.flush()
     libraries = {name: version(name) for name in ("onnxamp", "onnx", "numpy")}
     libraries["onnxruntime"] = onnxruntime.__version__

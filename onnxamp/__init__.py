@@ -28,7 +28,8 @@ from onnxamp.numerics.results import DiffReport, RunCheck
 from onnxamp.plan import Plan, load_plan
 from onnxamp.policy import get_black_list, get_white_list
 from onnxamp.runtime.samples import Samples, load_samples, random_samples
-from onnxamp.tuning.tune import Tuned, tune_model
+from onnxamp.tuning.results import Tuned
+from onnxamp.tuning.tune import tune_model
 from onnxamp.zoo.folder import FolderReport, convert_folder
 
 __all__ = [

@@ -11,7 +11,8 @@ from onnxamp.interop import from_graphsurgeon, is_graphsurgeon, to_graphsurgeon
 from onnxamp.plan import Plan
 from onnxamp.policy import Level, Rule, make_policy
 from onnxamp.runtime.samples import Samples
-from onnxamp.tuning.tune import Tuned, tune_model
+from onnxamp.tuning.results import Tuned
+from onnxamp.tuning.tune import tune_model
 
 _DEFAULTS: Final = {"tolerance": 1e-2, "samples": None, "metric": "rel-l2"}
 """What level "auto" takes besides wishes."""

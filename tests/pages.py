@@ -13,6 +13,8 @@ from onnxamp.numerics.results import Cure, DiffReport, FirstBad, Judgement, Laye
 from onnxamp.plan import HazardRow, Plan, PlanRow
 from onnxamp.runtime.measure import Measurement
 from onnxamp.summary import Summary
+from onnxamp.tuning.results import Kept, Tuned
+from onnxamp.tuning.search import Candidate
 from onnxamp.weights import ConversionCounts
 
 OPS = ("MatMul", "Add", "Softmax", "Mul", "LayerNormalization", "Gelu")
@@ -109,6 +111,27 @@ def conversion(count: int = 30, **changes: object) -> Conversion:
         "notes": ("A note.",), "weights": weights, "bytes_before": 4_300_000, "bytes_after": 2_300_000,
     }  # fmt: skip
     return Conversion(**(facts | changes))
+
+
+def tuned(**changes: object) -> Tuned:
+    """A tuning with four candidates: two beyond the tolerance, one that was written, and nothing."""
+    errors = ((10.0, 4e-2), (14.0, 2e-2), (20.0, 8e-3), (40.0, 0.0))
+    candidates = tuple(
+        Candidate(frozenset(map(str, range(30 - 10 * i))), 30 - 10 * i, 1.1 * error, error, time, 1 - i / 3, 1 - i / 3)
+        for i, (time, error) in enumerate(errors)
+    )
+    kept = (
+        Kept(label(2), OPS[2], "costs accuracy", "it would use 12.0% of the squared error that is allowed"),
+        Kept(label(4), OPS[4], "breaks on its own", "Inf in 3 of 100 elements"),
+    )
+    facts = {
+        "plan": conversion().plan, "metric": "rel-l2", "tolerance": 1e-2, "inputs": "made-up inputs (seed 0)",
+        "samples": 4, "noise": None, "device_noise": None,
+        "error": 9e-3, "ran_on": "CPU, emulated float16", "runs": 48, "recalled": 0,
+        "conversions": 1, "units": 30, "unseen": (), "candidates": candidates, "chosen": 2, "kept": kept,
+        "device": "A100", "times": "estimates for A100", "held": True,
+    }  # fmt: skip
+    return Tuned(**(facts | changes))
 
 
 def run_check(count: int = 30) -> RunCheck:

@@ -21,11 +21,13 @@ from onnxamp.dtypes import LOW_TYPES
 from onnxamp.numerics.results import Cure, Judgement
 from onnxamp.report.advice import advice, fallbacks
 from onnxamp.report.html.facts import number, percent
+from onnxamp.report.html.front import front_of
 from onnxamp.report.html.page import check_page, conversion_page, diff_page
 from onnxamp.report.html.records import Level, Page, Status, named
 from onnxamp.report.html.render import render, write
 from onnxamp.report.machine import as_data
 from onnxamp.report.terminal import conversion_report
+from onnxamp.tuning.results import Kept
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -175,6 +177,68 @@ def test_any_part_may_be_missing(made, diff, audit) -> None:
     page = conversion_page(made, diff, audit)
     assert len(page.nodes) == (len(audit.nodes) if audit else 30 if made or diff else 0)
     assert len(data_of(render(page))["nodes"]["name"]) == len(page.nodes)
+
+
+def test_candidates_of_a_tuning() -> None:
+    html = render(conversion_page(pages.conversion(), None, pages.audit(), pages.tuned()))
+    read = Reader(html)
+    assert read.headings[:2] == ["candidates-title", "along-title"]
+    marks = [attrs for tag, attrs in read.tags if tag == "g" and attrs["class"].startswith("candidate")]
+    assert [mark["class"] for mark in marks] == [
+        "candidate", "candidate", "candidate holds chosen", "candidate holds",
+    ]  # fmt: skip
+    assert marks[2]["aria-label"].split("\n")[:2] == ["Candidate 2, written", "rel-l2 0.009"]
+    for text in ("The tolerance holds, with 33 % of the float traffic low.", "rel-l2 0.009, where 0.01 or less is",
+                 "wanted: 0.01 or less", "their share of the error is needed elsewhere 1 node", "of the squared error",
+                 "4.00×", "48 runs with blocks", "tune, O2", "CPU, emulated float16"):  # fmt: skip
+        assert text in read.words
+    both = Reader(render(conversion_page(pages.conversion(), pages.diff(), None, pages.tuned())))
+    assert "candidates-title" in both.headings
+    assert "agree with the original" in both.words
+
+
+def test_candidates_stand_where_they_belong() -> None:
+    front = front_of(pages.tuned())
+    assert [point.x for point in front.points] == sorted(point.x for point in front.points)
+    assert [point.y for point in front.points] == sorted(point.y for point in front.points)
+    above, below = [[p.y for p in front.points if p.holds is held] for held in (False, True)]
+    assert max(above) < front.limit.at < min(below)
+    assert all(0 <= at <= 100 for point in front.points for at in (point.x, point.y))
+    decibels = front_of(pages.tuned(metric="snr"))
+    assert {tick.text for tick in decibels.ys} >= {"40.0 dB", "∞ dB"}
+
+
+@pytest.mark.parametrize("errors", [(0.0,), (inf, 1e-9, 0.0), (1e-12, 0.0), (1e-2, 1e-2), (3e-4,), (1e9, 1e-9)])
+def test_fronts_of_any_shape(errors: tuple[float, ...]) -> None:
+    made = pages.tuned()
+    found = tuple(replace(made.candidates[0], error=error, time=float(i)) for i, error in enumerate(errors))
+    tuned = replace(made, candidates=found, chosen=len(errors) - 1, error=errors[-1])
+    front = front_of(tuned)
+    assert 1 <= len(front.ys) <= 10
+    assert all(
+        0 <= at <= 100 for row in (*front.points, *front.ys) for at in ([row.y] if hasattr(row, "y") else [row.at])
+    )
+    assert "candidates-title" in Reader(render(conversion_page(pages.conversion(), None, None, tuned))).headings
+
+
+def test_a_tuning_that_does_not_hold() -> None:
+    page = conversion_page(pages.conversion(), None, None, pages.tuned(chosen=0, error=4e-2, held=False))
+    assert (page.verdict.status, page.verdict.sentence) == (
+        Status.FAILED, "The tolerance does not hold: rel-l2 0.04, where 0.01 or less is wanted.",
+    )  # fmt: skip
+    nothing = conversion_page(pages.conversion(), None, None, pages.tuned(chosen=3, error=0.0))
+    assert nothing.verdict.sentence == "Nothing can be low within the tolerance."
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_in_a_tuning(name: str) -> None:
+    kept = (Kept(name, name, "costs accuracy", name),)
+    read = Reader(
+        render(conversion_page(pages.conversion(), None, None, pages.tuned(kept=kept, metric=name, inputs=name)))
+    )
+    assert [tag for tag, _ in read.tags].count("script") == 2
+    assert "img" not in [tag for tag, _ in read.tags]
+    assert " ".join(named(name).split()) in read.words
 
 
 def test_equal_pages_are_equal_bytes() -> None:

@@ -172,6 +172,34 @@ def test_the_map_by_keyboard(opened) -> None:
     assert tab.locator("#table tr.more").count() == 0
 
 
+def tuning() -> Page:
+    return conversion_page(pages.conversion(), None, pages.audit(), pages.tuned())
+
+
+def test_pointing_at_a_candidate_tells_it(opened) -> None:
+    tab = opened(tuning())
+    marks, tip = tab.locator("#front .candidate .mark"), tab.locator("#tip")
+    for number in (0, 2):
+        marks.nth(number).hover()
+        assert tip.inner_text().startswith(f"Candidate {number}")
+        assert tab.locator("tr.here").get_attribute("id") == f"candidate-{number}"
+    tab.mouse.move(1, 1)
+    assert tip.is_hidden()
+    assert tab.locator("tr.here").count() == 0
+    tab.focus("#front .candidate >> nth=3")
+    assert "Candidate 3" in tip.inner_text()
+
+
+@pytest.mark.parametrize("width", [360, 820, 1400])
+def test_candidates_fit(opened, width) -> None:
+    tab = opened(tuning(), viewport={"width": width, "height": 800})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    plot = tab.locator("#front .ground").bounding_box()
+    assert plot["width"] > 200
+    for box in (mark.bounding_box() for mark in tab.locator("#front .candidate .mark").all()):
+        assert plot["x"] <= box["x"] < box["x"] + box["width"] <= plot["x"] + plot["width"]
+
+
 def test_dragging_zooms(opened) -> None:
     tab = opened(everything(500))
     tab.locator("#figure").scroll_into_view_if_needed()

@@ -125,6 +125,8 @@ WRONG = {
     "output is the state": ["-o", "x.onnx", "--state", "x.onnx"],
     "state": ["--state", "model.onnx"],
     "level": ["--level", "O2"],
+    "times": ["--times", "guessed"],
+    "page is the output": ["-o", "x.onnx", "--html", "x.onnx"],
 }
 
 
@@ -180,8 +182,47 @@ def test_convert_file_at_level_auto(tolerance: float) -> None:
     assert Path("again.onnx").read_bytes() == Path("out.onnx").read_bytes()
 
 
+def test_page() -> None:
+    result = run(
+        "tune", ENCODER, "-o", "out.onnx", "--tolerance", "1e-3", "--samples", 1, "--html", "report.html", "-q"
+    )
+    assert (result.exit_code, result.output) == (0, "")
+    page = Path("report.html").read_text(encoding="utf-8")
+    for text in ("The tolerance holds", 'id="front"', "wanted: 0.001 or less", "of the squared error that is allowed"):
+        assert text in page
+    assert page.count('class="candidate') >= 3
+
+
+def test_convert_at_level_auto_writes_the_same_page() -> None:
+    options = ("convert", CLASSIFIER, "-o", "out.onnx", "--level", "auto", "--tolerance", "3e-4")
+    result = run(*options, "--html", "report.html", "--save-plan", "plan.json")
+    assert result.exit_code == 0, result.output
+    page = Path("report.html").read_text(encoding="utf-8")
+    assert "wanted: 3e-4 or less" in page or "wanted: 0.0003 or less" in page
+    assert "the output agrees with the original" in page
+    assert onnxamp.load_plan("plan.json").level == "auto"
+    again = run("convert", CLASSIFIER, "-o", "again.onnx", "--level", "auto", "--plan", "plan.json")
+    assert again.exit_code == 0, again.output
+    assert Path("again.onnx").read_bytes() == Path("out.onnx").read_bytes()
+
+
+def test_measured_times() -> None:
+    result = run("tune", CLASSIFIER, "-o", "out.onnx", "--times", "measured", "--provider", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "Times are measured in float32 on the CPU" in result.output
+    assert "estimated to save on A100" in " ".join(result.output.split())
+
+
+def test_what_no_sample_runs_is_told() -> None:
+    recurrent = next(path for path in MODELS if path.stem == "recurrent")
+    result = run("tune", recurrent, "-o", "out.onnx", "--samples", 1)
+    assert result.exit_code == 0, result.output
+    assert "3 nodes are run by no sample, and as level O2 would have them (3 low)" in result.output
+
+
 def test_help() -> None:
     assert "tune" in run("--help").output
     text = run("tune", "--help").output
-    for option in ("--tolerance", "--metric", "--inputs", "--state", "--pick", "--device", "--runs", "--save-plan"):
+    for option in ("--tolerance", "--metric", "--inputs", "--state", "--pick", "--device", "--runs", "--save-plan",
+                   "--times", "--provider", "--html"):  # fmt: skip
         assert option in text

@@ -22,7 +22,7 @@ from onnxamp.numerics.whole import Whole
 from onnxamp.report.diff import diff_report
 from onnxamp.runtime.session import EXACT, cuda_available, make_session
 from onnxamp.runtime.session import run as run_session
-from onnxamp.tuning.confirm import Confirmed, confirm
+from onnxamp.tuning.confirm import Place, confirm, device_noise, place_for
 from onnxamp.tuning.metric import make_metric
 
 on_cuda = pytest.mark.skipif(not cuda_available(), reason="no CUDA device")
@@ -120,11 +120,10 @@ def shown(found: DiffReport) -> str:
 def test_tuned_models_are_confirmed_whole() -> None:
     model = onnx.load(CLASSIFIER)
     samples, metric = random_samples(model, 2), make_metric("rel-l2", 1e-2)
-    same = confirm(model, model, samples, metric, "cpu")
-    assert same == Confirmed("CPU", 0.0, 0.0, held=True)
-    off = confirm(CLASSIFIER, altered(model, 1.5), samples, metric, "cpu")
-    assert off.error > 1e-2
-    assert not off.held
+    place = Place("cpu", emulated=False)
+    assert confirm(model, model, samples, metric, place) == 0
+    assert confirm(model, altered(model, 1.5), samples, metric, place) > 1e-2
+    assert device_noise(model, samples[0], metric, place) == 0
 
 
 @pytest.mark.parametrize("command", ["convert", "tune", "diff", "check", "extract", "bench"])
@@ -205,6 +204,8 @@ class TestCuda:
 
     def test_a_tuned_model_is_confirmed(self) -> None:
         model = onnx.load(CLASSIFIER)
-        found = confirm(model, convert_model(model), random_samples(model, 2), make_metric("rel-l2", 1e-2))
-        assert found.held
-        assert found.noise is not None
+        samples, metric, place = random_samples(model, 2), make_metric("rel-l2", 1e-2), place_for("cuda")
+        assert confirm(model, convert_model(model), samples, metric, place) <= 1e-2
+        noise = device_noise(model, samples[0], metric, place)
+        assert noise is not None
+        assert noise < 1e-4

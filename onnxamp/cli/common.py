@@ -11,9 +11,12 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from onnxamp.audit import audit_model
+from onnxamp.convert import Conversion
+from onnxamp.dtypes import low_type
 from onnxamp.errors import ArgumentError, ArgumentTypeError, ModelError, OnnxAmpError
 from onnxamp.kernels import TARGETS
-from onnxamp.numerics.results import Cure
+from onnxamp.numerics.results import Cure, DiffReport
 from onnxamp.policy import PRESETS
 from onnxamp.report.parts import line, make_console, plain, printable
 from onnxamp.runtime.inputs import check_inputs
@@ -21,6 +24,7 @@ from onnxamp.runtime.samples import Samples, load_samples, random_samples
 from onnxamp.runtime.session import Provider
 from onnxamp.runtime.shell import take_weights
 from onnxamp.storage import data_files, folder_of, load_model
+from onnxamp.tuning.results import Tuned
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,6 +122,50 @@ def sampling(function: F) -> F:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def writing(function: F) -> F:
+    """Add the options that say where results go and what is printed, of commands that write a model."""
+    options = (
+        click.option("--save-plan", type=click.Path(path_type=Path),
+                     help="Write every decision and its reason as JSON."),
+        click.option("--external-data", type=click.Choice(["auto", "always", "never"]), default="auto",
+                     show_default=True, help="Whether weights go to a data file beside the model."),
+        click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML page."),
+        click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
+        click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+        click.option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks."),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def target_of(model: Path, options: dict[str, Any], dtype: str, *read: Path | None, also: Path | None = None) -> Path:
+    """Where the result goes; nothing that is written may be anything that is read, but for the model itself.
+
+    Raises:
+        ArgumentError: see :func:`check_outputs`.
+    """
+    target: Path = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"
+    in_place = is_same_file(model, target)
+    own = [file for file in files_of(model) if not (in_place and file == model)]
+    check_outputs([*read, *own, *given_inputs(options)], [target, options["save_plan"], options["html"], also])
+    return target
+
+
+def is_same_file(model: Path, target: Path) -> bool:
+    """Whether the result replaces the model."""
+    return target.exists() and model.exists() and target.samefile(model)
+
+
+def write_page(made: Conversion, validation: DiffReport | None, path: Path, tuned: Tuned | None = None) -> None:
+    """Write the report of a conversion as an HTML page."""
+    from onnxamp.report.html.page import conversion_page  # noqa: PLC0415 - jinja2 is needed for nothing else
+    from onnxamp.report.html.render import write  # noqa: PLC0415
+
+    audit = audit_model(load_model(made.target), made.plan.target, base_dir=folder_of(made.target))
+    write(conversion_page(made, validation, audit, tuned), path)
 
 
 def sampling_text(options: dict[str, Any]) -> tuple[str, ...]:

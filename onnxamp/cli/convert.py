@@ -9,26 +9,25 @@ from typing import Any
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from onnxamp.audit import audit_model
 from onnxamp.cli.common import (
     LEVELS,
     as_arguments,
     as_options,
-    check_outputs,
     errors_end_here,
-    files_of,
-    given_inputs,
+    is_same_file,
     provider_of,
     provider_option,
     samples_of,
     sampling,
     sampling_text,
     show,
+    target_of,
     wishes,
+    write_page,
+    writing,
 )
 from onnxamp.cli.zoo import convert_all
-from onnxamp.convert import Conversion, load_any
-from onnxamp.dtypes import low_type
+from onnxamp.convert import load_any
 from onnxamp.errors import ArgumentError
 from onnxamp.front import convert_file
 from onnxamp.numerics.cure import Recipe, Trial, cure_conversion
@@ -40,7 +39,7 @@ from onnxamp.report.parts import make_console, printable
 from onnxamp.report.terminal import conversion_report
 from onnxamp.runtime.samples import Samples
 from onnxamp.runtime.session import choose_provider
-from onnxamp.storage import folder_of, load_model
+from onnxamp.tuning.tune import tune_model
 
 
 @click.command("convert")
@@ -56,18 +55,12 @@ from onnxamp.storage import folder_of, load_model
 )
 @wishes
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Repeat the decisions of a saved plan.")
-@click.option("--save-plan", type=click.Path(path_type=Path), help="Write every decision and its reason as JSON.")
-@click.option("--external-data", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
-              help="Whether weights go to a data file beside the model.")  # fmt: skip
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
 @sampling
 @provider_option
 @click.option("--jobs", type=click.IntRange(1), help="Worker processes for a folder of models [one per core].")
-@click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML page.")
 @click.option("--no-cure", is_flag=True, help="Do not look for options that would cure a failed validation.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-@click.option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks.")
+@writing
 def command(model: Path, **options: Any) -> None:
     """Convert MODEL to mixed precision, validate the result, and report.
 
@@ -92,18 +85,19 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
     provider = None if options["no_validate"] else choose_provider(provider_of(options))
     plan = load_plan(options["plan_file"]) if options["plan_file"] else None
     dtype = plan.dtype if plan else options["dtype"]
-    target = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"
-    in_place = target.exists() and model.exists() and target.samefile(model)
-    read = [file for file in files_of(model) if not (in_place and file == model)]
-    check_outputs(
-        [options["plan_file"], *read, *given_inputs(options)], [target, options["save_plan"], options["html"]]
-    )
+    target = target_of(model, options, dtype, options["plan_file"])
+    in_place = is_same_file(model, target)
     # Written over, the original could not be compared any more.
     original: Model = load_any(model) if in_place and samples is not None else model
-    data: dict[str, Any] = {"tolerance": options["tolerance"]}
-    data |= {"samples": samples} if options["level"] == "auto" and not plan else {}
+    tuned = None
     with _progress(quiet=options["quiet"]) as (phase, progress):
-        phase("measuring and converting" if "samples" in data else "converting")
+        if options["level"] == "auto" and not plan:
+            phase("measuring")
+            _, tuned = tune_model(model, options["tolerance"], samples=samples, provider=provider_of(options),
+                                  **as_arguments(options))  # fmt: skip
+            plan = tuned.plan
+        phase("converting")
+        data = {} if plan else {"tolerance": options["tolerance"]}
         made = convert_file(model, target, options["level"], plan=plan, progress=progress,
                             external_data=options["external_data"], **data, **as_arguments(options))  # fmt: skip
         if options["save_plan"]:
@@ -112,11 +106,11 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
         if samples is not None and not options["no_validate"]:
             phase("validating")
             validation = diff_models(original, target, samples, layers=bool(options["html"]), provider=provider)
-            if _fails(validation) and not plan and not in_place and not options["no_cure"]:
+            if _fails(validation) and not options["plan_file"] and not in_place and not options["no_cure"]:
                 phase("looking for a cure")
                 validation = replace(validation, cure=_cure(model, target, samples, options))
     if options["html"]:
-        _write_page(made, validation, options["html"])
+        write_page(made, validation, options["html"], tuned)
     if options["as_json"] and not options["quiet"]:
         click.echo(conversion_json(made, validation))
     elif not options["quiet"]:
@@ -138,14 +132,6 @@ def _cure(model: Path, target: Path, samples: Samples, options: dict[str, Any]) 
     return cure_conversion(
         model, command, recipe, Trial(samples, provider=provider_of(options)), tried=not options["no_hazards"]
     )
-
-
-def _write_page(made: Conversion, validation: DiffReport | None, path: Path) -> None:
-    from onnxamp.report.html.page import conversion_page  # noqa: PLC0415 - jinja2 is needed for nothing else
-    from onnxamp.report.html.render import write  # noqa: PLC0415
-
-    audit = audit_model(load_model(made.target), made.plan.target, base_dir=folder_of(made.target))
-    write(conversion_page(made, validation, audit), path)
 
 
 def _finish(validation: DiffReport | None, target: Path, *, quiet: bool) -> None:

@@ -155,13 +155,16 @@ def _diff(
     for number, sample in enumerate(samples):
         feeds = check_inputs(one.proto, sample)
         try:
-            ready = _ready(one, other, feeds, provider, layers, budget, ready)
+            ready = make_ready(
+                one, other, feeds, provider, paired=pair if layers else nothing_paired, emulated=provider == "cpu",
+                budget=budget, before=ready,
+            )  # fmt: skip
             reference, result = ready.walk.reference.flow, ready.walk.result.flow
             lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
             report = replace(report, lowest=lowest, ran_on=ran_on(provider, lowest), reference_lowest=reference.lowest)
             if whole and lowest != "float32" and provider == "cpu":
                 raise ArgumentError(f"CPU sessions hide what {lowest} does: run the models in pieces there, emulated.")
-            walked = _run(ready.walk, wholes, feeds, layers, part_of(told, number, len(samples)))
+            walked = run_both(ready.walk, wholes, feeds, part_of(told, number, len(samples)), layers=layers)
         except RuntimeFailure as error:
             which = f" (sample {number + 1} of {len(samples)})" if len(samples) > 1 else ""
             return replace(report, skipped=f"The reference does not run{which}: {error}{samples.hint(error)}")
@@ -174,8 +177,13 @@ def _diff(
     return _finished(report, tally, limits)
 
 
-def _run(
-    walk: Walk, wholes: tuple[Whole, Whole] | None, feeds: Mapping[str, Feed], layers: bool, told: Progress | None
+def run_both(
+    walk: Walk,
+    wholes: tuple[Whole, Whole] | None,
+    feeds: Mapping[str, Feed],
+    told: Progress | None = None,
+    *,
+    layers: bool = False,
 ) -> Walked:
     """Run both models on one sample: in pieces; whole; or, where layers of whole ones are wanted, in both ways.
 
@@ -223,23 +231,34 @@ def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class Ready:
     """Both models made ready for a sample, and for others that take the same branches."""
 
     seen: tuple[Observed, Observed]
     walk: Walk
 
 
-def _ready(
+def make_ready(
     one: Opened,
     other: Opened,
     feeds: Mapping[str, Feed],
     provider: Provider,
-    layers: bool,
-    budget: int,
-    before: _Ready | None,
-) -> _Ready:
-    emulated = provider == "cpu"
+    *,
+    paired: Callable[[Flow, Flow], Pairing],
+    emulated: bool,
+    budget: int = BUDGET,
+    before: Ready | None = None,
+) -> Ready:
+    """Make two models ready for a sample.
+
+    Args:
+        paired: says which values are compared.
+        emulated: see :func:`~onnxamp.runtime.flow.make_flow`.
+        before: what an earlier sample led to; it is returned where the same branches are taken.
+
+    Raises:
+        As :func:`~onnxamp.runtime.observe.observe`.
+    """
     olds = before.seen if before is not None else (None, None)
     first, second = (
         observe(model.proto, model.folder, feeds, emulated=emulated, provider=provider, before=old)
@@ -247,9 +266,14 @@ def _ready(
     )
     if before is not None and first is olds[0] and second is olds[1]:
         return before
-    pairing = pair(first.flow, second.flow) if layers else Pairing({})
+    pairing = paired(first.flow, second.flow)
     walk = Walk(Runner(first.flow, provider), Runner(second.flow, provider), pairing, budget)
-    return _Ready((first, second), walk)
+    return Ready((first, second), walk)
+
+
+def nothing_paired(_reference: Flow, _result: Flow) -> Pairing:
+    """Nothing but the outputs is compared."""
+    return Pairing({})
 
 
 def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:

@@ -31,6 +31,8 @@ class Pairing:
     shared: Mapping[str, Replay | None]
     standing: frozenset[str] = frozenset()
     """Those of ``shared`` that the reference's values stand for when the result's ops are replayed."""
+    accumulated: bool = True
+    """Whether the result's own values are compared, too, and not replayed ones alone."""
 
     def reads(self) -> Counter[str]:
         """Value of the reference -> number of replays that read it."""

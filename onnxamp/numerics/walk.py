@@ -81,7 +81,7 @@ class Walk:
         reads = self.pairing.reads()
         reads.update(list(self.pairing.shared))
         one = start(self.reference, reference_feeds, reads)
-        other = start(self.result, result_feeds, Counter(list(self.pairing.shared)))
+        other = start(self.result, result_feeds, Counter(list(self.pairing.shared) if self.pairing.accumulated else ()))
         compared: dict[str, Compared] = {}
         if not self._steps:
             self._steps = list(_steps(one.flow, other.flow, self.pairing, self.budget))
@@ -105,7 +105,9 @@ class Walk:
         replayed = self._replay(step.compared, one)
         found = {}
         for name in step.compared:
-            accumulated, note = _measured(one.values.get(name), other.values.get(name), one.runner.provider)
+            accumulated, note = None, None
+            if self.pairing.accumulated:
+                accumulated, note = _measured(one.values.get(name), other.values.get(name), one.runner.provider)
             local, trouble = replayed.get(name), None
             if isinstance(local, str):
                 local, trouble = None, local
@@ -115,7 +117,7 @@ class Walk:
             replayed.pop(name, None)
         replays = (self.pairing.shared[name] for name in step.compared)
         one.used([*step.compared, *(name for replay in replays if replay is not None for name in replay.reads)])
-        other.used(step.compared)
+        other.used(step.compared if self.pairing.accumulated else ())
         return found
 
     def _replay(self, targets: Sequence[str], one: Side) -> "dict[str, ort.OrtValue | str]":

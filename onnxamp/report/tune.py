@@ -14,8 +14,7 @@ from onnxamp.convert import Conversion
 from onnxamp.report.machine import as_data, conversion_json
 from onnxamp.report.parts import heading, line, make_table, plain
 from onnxamp.report.terminal import conversion_report
-from onnxamp.tuning.confirm import Confirmed
-from onnxamp.tuning.tune import Tuned
+from onnxamp.tuning.results import Tuned
 
 _FORMAT: Final = 1
 """Version of the JSON form."""
@@ -23,7 +22,8 @@ _FORMAT: Final = 1
 _ROWS: Final = 3
 """Examples of nodes that stay float32, per reason, unless all are asked for."""
 
-_WHY: Final = {
+WHY: Final = {
+    "never run": "no sample runs them: float32, as at level O2",
     "costs accuracy": "their share of the error is needed elsewhere",
     "breaks on its own": "they overflow, vanish or are far off on their own",
     "breaks the outputs": "the outputs break when their block is low",
@@ -33,48 +33,33 @@ _WHY: Final = {
 }
 
 
-def tuning_json(made: Conversion, tuned: Tuned, confirmed: Confirmed | None = None) -> str:
-    """One JSON object: the conversion as ``convert --json`` prints it, and the tuning under "tuning".
-
-    Where it was run there, what CUDA made of it is under "confirmed".
-    """
+def tuning_json(made: Conversion, tuned: Tuned) -> str:
+    """One JSON object: the conversion as ``convert --json`` prints it, and the tuning under "tuning"."""
     facts = as_data(tuned)
     del facts["plan"]
     for row, found in zip(facts["candidates"], tuned.candidates, strict=True):
         row["low"] = sorted(found.low)
     whole = json.loads(conversion_json(made, None))
     del whole["validation"]
-    whole |= {"onnxamp": "tune", "format": _FORMAT, "tuning": facts, "confirmed": as_data(confirmed)}
+    whole |= {"onnxamp": "tune", "format": _FORMAT, "tuning": facts}
     return json.dumps(whole, indent=1, allow_nan=False)
 
 
-def tuning_report(
-    made: Conversion, tuned: Tuned, state: Path | None, confirmed: Confirmed | None = None, *, verbose: bool
-) -> RenderableType:
+def tuning_report(made: Conversion, tuned: Tuned, state: Path | None, *, verbose: bool) -> RenderableType:
     """All that a tuning has to say. ``state`` is the file that its measurements are in."""
     mark, style = ("✔", "green") if tuned.held else ("✘", "bold red")
-    found, wanted = _shown(tuned, tuned.error), _wanted(tuned)
+    found, wanted = error_text(tuned, tuned.error), wanted_text(tuned)
     said = f"{tuned.metric} {found} on {tuned.inputs}; {wanted} is wanted"
     parts = [
         conversion_report(made, None, verbose=verbose),
         heading("Accuracy"),
         line(Text(mark, style=style), plain(f"{said}.")),
-        *_confirmed(tuned, confirmed),
         *_candidates(tuned, state),
         *_kept(tuned, verbose=verbose),
-        *_effort(tuned),
+        heading("Effort"),
+        *(line("•", Text(text)) for text in effort(tuned)),
     ]
     return Group(*parts)
-
-
-def _confirmed(tuned: Tuned, confirmed: Confirmed | None) -> list[RenderableType]:
-    """What running the whole model where it belongs has shown."""
-    if confirmed is None:
-        return []
-    mark, style = ("✔", "green") if confirmed.held else ("✘", "bold red")
-    noise = "" if confirmed.noise is None else f"; float32 there against CPU: {_shown(tuned, confirmed.noise)}"
-    text = f"On {confirmed.ran_on}, whole and fused: {_shown(tuned, confirmed.error)}{noise}."
-    return [line(Text(mark, style=style), plain(text))]
 
 
 def _candidates(tuned: Tuned, state: Path | None) -> list[RenderableType]:
@@ -84,16 +69,17 @@ def _candidates(tuned: Tuned, state: Path | None) -> list[RenderableType]:
     for number, found in enumerate(tuned.candidates):
         chosen = number == tuned.chosen
         measured = tuned.error if chosen else found.error
+        mark = Text("← written", style="green") if chosen else Text()
         table.add_row(
-            str(number), _time(found.time), f"{slowest / found.time:.2f}×" if found.time else "", str(found.nodes),
-            f"{found.flops:.0%}", f"{found.bytes:.0%}", _shown(tuned, found.predicted),
-            "" if measured is None else _shown(tuned, measured), Text("← written", style="green") if chosen else Text(),
+            str(number), time_text(found.time), f"{slowest / found.time:.2f}×" if found.time else "", str(found.nodes),
+            f"{found.flops:.0%}", f"{found.bytes:.0%}", error_text(tuned, found.predicted),
+            "" if measured is None else error_text(tuned, measured), mark,
         )  # fmt: skip
     parts: list[RenderableType] = [heading("Candidates"), Padding(table, (0, 0, 0, 2), expand=False)]
     parts.append(
         line(
             "",
-            Text(f"Times are estimates for {tuned.device} from bytes and arithmetic, without launches.", style="dim"),
+            Text(f"Times are {tuned.times}.", style="dim"),
         )
     )
     if len(tuned.candidates) > 1:
@@ -113,7 +99,7 @@ def _kept(tuned: Tuned, *, verbose: bool) -> list[RenderableType]:
     for why, count in groups.most_common():
         mine = [row for row in tuned.kept if row.why == why]
         ops = ", ".join(f"{op} ×{n}" if n > 1 else op for op, n in Counter(row.op for row in mine).most_common(6))
-        parts.append(line(f"{count:>5}", plain(f"{_WHY[why]}: {ops}")))
+        parts.append(line(f"{count:>5}", plain(f"{WHY[why]}: {ops}")))
         for row in mine if verbose else mine[:_ROWS]:
             said = f"{row.node}: {row.detail}" if row.detail else row.node
             parts.append(line("       ", Text(plain(said).plain, style="dim")))
@@ -128,24 +114,38 @@ _STATIC: Final = frozenset({"no kernel", "constant range", "mask", "index path",
 """Reasons that measuring has nothing to do with."""
 
 
-def _effort(tuned: Tuned) -> list[RenderableType]:
-    recalled = f", {tuned.recalled} taken from the state" if tuned.recalled else ""
-    real = f"{tuned.conversions} conversion{'' if tuned.conversions == 1 else 's'} verified on all samples"
-    text = f"{tuned.runs} runs with blocks or candidates low{recalled}; {real}; {tuned.units} nodes could be low."
-    noise = f"Run twice, the float32 model differs from itself by {tuned.noise:.2g}." if tuned.noise else ""
-    return [heading("Effort"), line("•", Text(text)), *([line("•", Text(noise))] if noise else [])]
+def effort(tuned: Tuned) -> list[str]:
+    """What it took, in sentences, and what samples did not show."""
+    recalled = f", {tuned.recalled:,} taken from the state" if tuned.recalled else ""
+    real = f"{tuned.conversions:,} converted model{'' if tuned.conversions == 1 else 's'} judged on all samples"
+    could = f"{tuned.units:,} nodes could be low"
+    found = [f"{tuned.runs:,} runs with blocks or candidates low{recalled}; {real} ({tuned.ran_on}); {could}."]
+    if tuned.noise:
+        found.append(f"Run twice, the float32 model differs from itself by {tuned.noise:.2g}.")
+    if tuned.device_noise is not None:
+        found.append(f"In float32, {tuned.ran_on} differs from the CPU by {error_text(tuned, tuned.device_noise)}.")
+    never = len(tuned.unseen) + sum(row.why == "never run" for row in tuned.kept)
+    if never:
+        found.append(
+            f"{never:,} node{' is' if never == 1 else 's are'} run by no sample, and as level O2 would have"
+            f" {'it' if never == 1 else 'them'} ({len(tuned.unseen):,} low): no error of"
+            f" {'its' if never == 1 else 'theirs'} was measured. Inputs that come by would show it."
+        )
+    return found
 
 
-def _shown(tuned: Tuned, error: float) -> str:
+def error_text(tuned: Tuned, error: float) -> str:
     """An error as people read it; for the signal-to-noise ratio, in dB."""
     if tuned.metric == "snr":
         return "∞ dB" if not error else f"{-20 * log10(error):.1f} dB" if error < inf else "−∞ dB"
-    return f"{error:.3g}"
+    return "∞" if error == inf else f"{error:.3g}"
 
 
-def _wanted(tuned: Tuned) -> str:
-    return _shown(tuned, tuned.tolerance) + (" or more" if tuned.metric == "snr" else " or less")
+def wanted_text(tuned: Tuned) -> str:
+    """The tolerance, likewise."""
+    return error_text(tuned, tuned.tolerance) + (" or more" if tuned.metric == "snr" else " or less")
 
 
-def _time(microseconds: float) -> str:
+def time_text(microseconds: float) -> str:
+    """A time for people: 3.2 µs, 1.25 ms."""
     return f"{microseconds / 1000:.2f} ms" if microseconds >= 1000 else f"{microseconds:.3g} µs"

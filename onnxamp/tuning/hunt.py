@@ -1,18 +1,17 @@
 """The hunt for candidates: prices from block runs, choices by the cut, and a mask run to judge each."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Final, TypeAlias
+from typing import Final
 
 from onnxamp.tuning.blocks import Block, measure_blocks, price, split
+from onnxamp.tuning.local import Local, Told
 from onnxamp.tuning.memory import Memory
+from onnxamp.tuning.metric import Metric
 from onnxamp.tuning.probe import Probe
 from onnxamp.tuning.search import Candidate, Chooser
 from onnxamp.tuning.units import Unit
-
-Told: TypeAlias = Callable[[str, int, int], None]
-"""Called with what is being done, how far it is, and how far it will go."""
 
 PRICING: Final = 32
 """Mask runs that prices may take, by default."""
@@ -21,7 +20,7 @@ JUDGING: Final = 16
 """Mask runs that candidates may take. Two more go to the reference, and to the float32 model against itself."""
 
 _RELOWERINGS: Final = 5
-"""Mask runs of these that lowering more of the best candidate may take."""
+"""Mask runs of these that are left for lowering more of the best candidate."""
 
 _REPEATS: Final = 12
 """Cuts in a row that lead to known candidates, before the prices are thought to have said what they know."""
@@ -32,15 +31,19 @@ _PRIOR: Final = 1e-6
 
 @dataclass(slots=True)
 class Hunt:
-    """A search for candidates; ``local`` is each unit's own error, ``subset`` the samples of mask runs."""
+    """A search for candidates; ``locals`` are what is known of each unit on its own, ``subset`` the samples of mask
+    runs, ``known`` errors of choices that need no run. Errors are amplitudes (:mod:`onnxamp.tuning.metric`) here.
+    """
 
     chooser: Chooser
     probe: Probe
     memory: Memory
-    local: Sequence[float]
+    metric: Metric
+    locals: Sequence[Local]
     subset: Sequence[int]
     runs: int
     told: Told
+    known: Mapping[frozenset[str], float] = field(default_factory=dict)
     found: list[Candidate] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     asked: set[frozenset[str]] = field(default_factory=set)
@@ -53,21 +56,26 @@ class Hunt:
     def ask(self, low: Iterable[str]) -> float:
         """The error of a choice on the subset of samples."""
         keys = frozenset(low)
+        if keys in self.known:
+            return self.metric.amplitude(self.known[keys])
         self.asked.add(keys)
-        self.told("trying blocks and candidates", len(self.asked), self.runs + JUDGING)
-        return self.memory.error(keys, self.subset, lambda: self.probe.error(keys, self.subset))
+        done, most = len(self.asked), self.runs + JUDGING
+        self.told(f"trying blocks and candidates: run {done} of at most {most}", done, most)
+        error = self.memory.error(keys, self.subset, lambda: self.probe.error(keys, self.subset))
+        return self.metric.amplitude(error)
 
     def search(self, tolerance: float) -> list[float]:
         """Add candidates to ``found``; returns the price of every unit."""
         units = self.chooser.space.units
-        free = [unit for unit in units if unit.key not in self.chooser.pinned]
+        free = [unit for unit in units if unit.seen and unit.key not in self.chooser.pinned]
         flat = [0.0] * len(units)
         everything = self.chooser.choose(flat, 0.0)
         if not free or not everything:
             return flat
         error = self.ask(everything)
         if error <= tolerance:
-            self.found.append(self.chooser.candidate(everything, flat, error))
+            found = self.chooser.candidate(everything, flat, error)
+            self.found.append(replace(found, predicted=error))  # nothing has a price
             return flat
         if not self.blocks:
             self.blocks = measure_blocks(len(free), lambda members: self.of_block(free, members), self.runs)
@@ -84,8 +92,8 @@ class Hunt:
     def prices(self, free: Sequence[Unit], tolerance: float) -> list[float]:
         """Prices of all units; those that are pinned have none."""
         units = self.chooser.space.units
-        local = dict(zip((unit.key for unit in units), self.local, strict=True))
-        mine = [local[unit.key] for unit in free]
+        local = dict(zip((unit.key for unit in units), self.locals, strict=True))
+        mine = [local[unit.key].error for unit in free]
         prior = _PRIOR * tolerance**2 / (sum(error**2 for error in mine) or 1)
         costs = [cost + prior * error**2 for cost, error in zip(price(self.blocks, mine), mine, strict=True)]
         found = dict(zip((unit.key for unit in free), costs, strict=True))
@@ -129,23 +137,24 @@ class Hunt:
         return max(shares, key=lambda number: shares[number], default=None)
 
     def relower(self, prices: Sequence[float], tolerance: float) -> None:
-        """From the best choice so far, lower what turned out to be cheap, in halves."""
+        """To the best choice so far, add what turns out to be cheap: all the rest, or halves of what is too much."""
         best, units = self.best(tolerance), self.chooser.space.units
         low = best.low if best is not None else frozenset[str]()
         order = sorted(zip(units, prices, strict=True), key=lambda pair: pair[1] / pair[0].gain)
         pinned = self.chooser.pinned
-        rest = [unit.key for unit, cost in order if unit.key not in low and unit.key not in pinned and cost < inf]
-        size, left = (len(rest) + 1) // 2, min(_RELOWERINGS, self.left)
-        while rest and size and left:
-            more = low | set(rest[:size])
+        chunks = [[u.key for u, cost in order if u.key not in low and u.key not in pinned and cost < inf]]
+        while chunks and self.left:
+            chunk = chunks.pop()
+            if not chunk:
+                continue
+            more = low | set(chunk)
             wanted = self.chooser.choose([0.0 if unit.key in more else inf for unit in units], 0.0)
-            error, left = self.ask(wanted), left - 1
+            error = self.ask(wanted)
             if error <= tolerance:
                 self.found.append(self.chooser.candidate(wanted, prices, error))
-                low, rest = low | more, rest[size:]
-                size = min(size, len(rest))
-            else:
-                size //= 2
+                low = more
+            elif len(chunk) > 1:
+                chunks += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
 
     def best(self, tolerance: float) -> Candidate | None:
         """The choice within the tolerance of which most is low."""
@@ -157,11 +166,7 @@ def pareto(found: Iterable[Candidate]) -> list[Candidate]:
     """Candidates that no other beats in both error and time, fastest first."""
     best: list[Candidate] = []
     unique = {candidate.low: candidate for candidate in found}
-    for candidate in sorted(unique.values(), key=lambda c: (c.time, _error(c))):
-        if not best or _error(candidate) < _error(best[-1]):
+    for candidate in sorted(unique.values(), key=lambda c: (c.time, c.least)):
+        if not best or candidate.least < best[-1].least:
             best.append(candidate)
     return best
-
-
-def _error(candidate: Candidate) -> float:
-    return candidate.predicted if candidate.error is None else candidate.error

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import astuple, dataclass, field
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -12,12 +12,13 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp.errors import ArgumentError
+from onnxamp.runtime.measure import Measurement
 from onnxamp.runtime.samples import Samples
 from onnxamp.runtime.spill import is_large
 from onnxamp.storage import write_file
-from onnxamp.tuning.probe import Local
+from onnxamp.tuning.local import Tally
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 
 @dataclass(slots=True)
@@ -28,20 +29,20 @@ class Memory:
 
     signature: str
     path: Path | None = None
-    locals: list[Local] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
     errors: dict[str, float] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
     """Keys of errors that were there at the beginning."""
     recalled: set[str] = field(default_factory=set)
-    """Those of them that were asked for."""
+    """Those of them, of mask runs, that were asked for."""
 
-    def error(self, low: Iterable[str], samples: Sequence[int], ask: Callable[[], float]) -> float:
-        """An error that was measured before, or is measured now."""
-        key = digest([*sorted(low), "", *map(str, samples)])
+    def error(self, low: Iterable[str], how: Sequence[int] | str, ask: Callable[[], float]) -> float:
+        """An error that was measured before, or is measured now; ``how`` is samples of mask runs, or a name."""
+        key = digest([*sorted(low), "", *map(str, how)])
         if key not in self.errors:
             self.errors[key] = ask()
             self.save()
-        if key in self.known:
+        if key in self.known and not isinstance(how, str):
             self.recalled.add(key)
         return self.errors[key]
 
@@ -56,8 +57,10 @@ class Memory:
                 "onnxamp": "tune",
                 "format": _FORMAT,
                 "signature": self.signature,
-                "locals": [asdict(local) for local in self.locals],
-                "errors": {key: error if error != inf else "inf" for key, error in self.errors.items()},
+                "samples": self.tally.samples,
+                "worst": _written(self.tally.worst),
+                "values": {name: list(map(_written, astuple(row))) for name, row in self.tally.values.items()},
+                "errors": {key: _written(error) for key, error in self.errors.items()},
             }
             write_file(self.path, (json.dumps(facts) + "\n").encode())
 
@@ -73,15 +76,24 @@ def recall(signature: str, path: Path | None) -> Memory:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         kind = data["onnxamp"], data["format"]
-        found = [Local(float(row["error"]), float(row["largest"]), row["broken"]) for row in data["locals"]]
-        errors = {key: float(error) for key, error in data["errors"].items()}
+        rows = {name: Measurement(*map(_read, row)) for name, row in data["values"].items()}
+        tally = Tally(int(data["samples"]), rows, _read(data["worst"]))
+        errors = {key: _read(error) for key, error in data["errors"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(f"{str(path)!r} holds no state of a tuning ({error}): name another file.") from None
     if kind != ("tune", _FORMAT):
         raise ArgumentError(f"{str(path)!r} holds no state of a tuning that this onnxamp reads: name another file.")
     if data.get("signature") != signature:
         return Memory(signature, path)
-    return Memory(signature, path, found, errors, frozenset(errors))
+    return Memory(signature, path, tally, errors, frozenset(errors))
+
+
+def _written(number: float) -> float | str:
+    return "inf" if number == inf else number
+
+
+def _read(number: Any) -> Any:
+    return float(number) if isinstance(number, str) else number
 
 
 def fingerprint(words: Iterable[str], model: ModelProto, samples: Samples) -> str:

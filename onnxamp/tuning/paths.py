@@ -43,8 +43,13 @@ def _tags(graph: GraphProto) -> set[int]:
     return found
 
 
-def choose_samples(live: Sequence[frozenset[int]], most: int) -> list[int]:
-    """Samples for mask runs: one for each way through the model, then the first ones, ``most`` at most."""
-    first = {nodes: number for number, nodes in reversed(list(enumerate(live)))}
-    order = dict.fromkeys([*sorted(first.values()), *range(len(live))])
-    return sorted(list(order)[:most])
+def choose_samples(live: Sequence[frozenset[int]], least: int) -> list[int]:
+    """Samples for mask runs: together they come by all nodes that any comes by; the first ones, up to ``least``."""
+    seen: set[int] = set()
+    found = []
+    for number, nodes in enumerate(live):
+        if not nodes <= seen:
+            found.append(number)
+            seen |= nodes
+    order = dict.fromkeys([*found, *range(len(live))])
+    return sorted(list(order)[: max(least, len(found))])

@@ -2,19 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isinf
+from math import inf
 from typing import Final
 
 from onnxamp.analysis import Analysis
 from onnxamp.constants import Constants
 from onnxamp.graph import ABSENT
-from onnxamp.precision import Decision, Prices, decide
-from onnxamp.roofline import Device
-from onnxamp.terms import NONE
+from onnxamp.precision import Decision, Problem
+from onnxamp.terms import LOW, NONE
 from onnxamp.tuning.units import Space, Unit, prices_for
 
-_STEPS: Final = 24
-"""Rates that a bisection tries: each is one cut."""
+_BREAKS: Final = "its block breaks the outputs"
+
+_CLOSE: Final = 1.05
+"""Ratio of rates at which a bisection ends: each rate is one cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,11 @@ class Candidate:
     flops: float
     bytes: float
 
+    @property
+    def least(self) -> float:
+        """The error, as far as it is known."""
+        return self.predicted if self.error is None else self.error
+
 
 @dataclass(slots=True)
 class Chooser:
@@ -46,24 +52,35 @@ class Chooser:
 
     space: Space
     base: Analysis
-    device: Device
-    constants: Constants
     pinned: Mapping[str, str] = field(default_factory=dict)
+    problem: Problem = field(init=False)
+    _sides: dict[str, list[int]] = field(init=False)
+    """Terms of what can be low of a unit."""
+
+    def __post_init__(self) -> None:
+        base, terms = self.base, self.base.terms
+        self._sides = {
+            unit.key: [
+                *(terms.produced[base.view.nodes[unit.node].outputs[port]] for port in unit.ports.outputs),
+                *(terms.consumed[unit.node][port] for port in unit.ports.inputs),
+            ]
+            for unit in (*self.space.units, *self.space.followers)
+        }
+        constants = Constants(base.view, base.types, base.policy.low, None)
+        self.problem = Problem(base.view, base.shapes, constants, base.terms, base.pins)
 
     def choose(self, prices: Sequence[float], rate: float) -> frozenset[str]:
         """The nodes that are low when errors are charged at a rate (cost units per squared error)."""
         units = self.space.units
         pins = dict(self.space.pins)
         pins |= {unit.node: why for unit in units if (why := self.pinned.get(unit.key)) is not None}
-        for unit, price in zip(units, prices, strict=True):
-            if isinf(price):
-                pins[unit.node] = "its block breaks the outputs"
-        charged = [0.0 if isinf(price) else rate * price for price in prices]
+        pins |= {unit.node: _BREAKS for unit, price in zip(units, prices, strict=True) if price == inf}
+        charged = [0.0 if price == inf else rate * price for price in prices]
         spared: set[int] = set()
-        decision = self._decide(prices_for(units, charged, pins))
+        decision = self.problem.decide(prices_for(units, charged, pins), explained=False)
         while rounding := self._rounding(decision) - spared:
             spared |= rounding
-            decision = self._decide(prices_for(units, charged, pins, spared))
+            decision = self.problem.decide(prices_for(units, charged, pins, spared), explained=False)
         nodes = (*units, *self.space.followers)
         return frozenset(unit.key for unit in nodes if self._is_low(decision, unit) and unit.node not in pins)
 
@@ -78,7 +95,7 @@ class Chooser:
         if self.predicted(best, prices) <= target:
             return best
         best = frozenset[str]()
-        for _ in range(_STEPS):
+        while high > _CLOSE * low:
             middle = (low * high) ** 0.5
             found = self.choose(prices, middle)
             if self.predicted(found, prices) <= target:
@@ -95,7 +112,7 @@ class Chooser:
         """A choice with what is known of it."""
         units = self.space.units
         chosen = [unit for unit in units if unit.key in low]
-        time = sum(unit.work.time(self.device, low=unit.key in low) for unit in units)
+        time = sum(unit.low if unit.key in low else unit.high for unit in units)
         flops, traffic = sum(u.work.flops for u in units) or 1, sum(u.work.elements for u in units) or 1
         return Candidate(
             low=low,
@@ -106,10 +123,6 @@ class Chooser:
             flops=sum(u.work.flops for u in chosen) / flops,
             bytes=sum(u.work.elements for u in chosen) / traffic,
         )
-
-    def _decide(self, prices: Prices) -> Decision:
-        base = self.base
-        return decide(base.view, base.shapes, self.constants, base.terms, base.pins, prices)
 
     def _rounding(self, decision: Decision) -> set[int]:
         """Low exact ops between a float32 source and a float32 reader. Complexity: linear in exact ops and readers."""
@@ -145,8 +158,5 @@ class Chooser:
         return {terms.root(term) for term in (*made, *terms.of_node.get(node, {}).values()) if term >= 0}
 
     def _is_low(self, decision: Decision, unit: Unit) -> bool:
-        terms = self.base.terms
-        node = self.base.view.nodes[unit.node]
-        ports = [terms.produced[node.outputs[port]] for port in unit.ports.outputs]
-        ports += [terms.consumed[unit.node][port] for port in unit.ports.inputs]
-        return any(map(decision.is_low, ports))
+        low = decision.low
+        return any(term == LOW or (term >= 0 and low[term]) for term in self._sides[unit.key])

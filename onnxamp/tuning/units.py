@@ -1,9 +1,9 @@
 """The nodes that tuning decides about: what is low of each when it is low, and what that gains."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from onnxamp.graph import ABSENT, Node, View
 from onnxamp.ops import is_exact, op_facts
 from onnxamp.policy import Policy
 from onnxamp.precision import LAUNCH, Prices, loop_trips
+from onnxamp.resolve import view_model
 from onnxamp.roofline import Device, Work, work_of
 from onnxamp.runtime.switch import Ports, node_key
 
@@ -27,7 +28,7 @@ _WORTH: Final = 16
 
 _TWINS: Final = "another node makes a value of the same name: nobody could tell what is measured of which"
 
-_UNSEEN: Final = "no sample that was measured takes its branch"
+UNSEEN: Final = "no sample runs it: float32, as at level O2"
 
 _EAGER: Final = 1 << 16
 """A gain that outweighs all Casts."""
@@ -35,8 +36,9 @@ _EAGER: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A node that can be low. ``gain`` is what the cut pays for its being float32, in cost units; ``names`` are those
-    that its first output goes by, an If's result among them.
+    """A node that can be low. ``high`` and ``low`` are microseconds that it takes in either precision, and ``gain`` is
+    what the cut pays, in cost units, for its being float32; ``names`` are those that its first output goes by, an If's
+    result among them; ``seen`` tells whether any sample runs it.
     """
 
     key: str
@@ -46,7 +48,15 @@ class Unit:
     op: str
     ports: Ports
     work: Work
-    gain: int
+    high: float
+    low: float
+    seen: bool = True
+
+    gain: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        saved = max(0, min(int((self.high - self.low) / _UNIT_US), _EAGER))
+        object.__setattr__(self, "gain", _WORTH * LAUNCH + saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +72,31 @@ class Space:
 
     pins: Mapping[int, str]
 
-    def seen(self, live: AbstractSet[int]) -> "Space":
-        """The space of a model of which samples come by these nodes alone: the others stay float32."""
-        unseen = {unit.node: _UNSEEN for unit in self.units if unit.node not in live}
-        units = tuple(unit for unit in self.units if unit.node in live)
-        return replace(self, units=units, pins={**self.pins, **unseen})
+    def known(self, live: AbstractSet[int], usual: Callable[[], AbstractSet[int]]) -> "Space":
+        """The space of a model of which samples run these nodes alone. Of the others nothing can be measured: float32
+        stays what is not among the nodes that are ``usual``-ly low.
+        """
+        unseen = [unit for unit in self.units if unit.node not in live]
+        if not unseen:
+            return self
+        low = usual()
+        pins = {unit.node: UNSEEN for unit in unseen if unit.node not in low}
+        units = [replace(unit, seen=unit.node in live) for unit in self.units if unit.node not in pins]
+        return replace(self, units=tuple(units), pins={**self.pins, **pins})
+
+    def retimed(self, seconds: Mapping[str, tuple[float, float | None]]) -> "Space":
+        """The space with measured times: seconds in float32 and, where they are known, low; by unit. Others keep
+        their proportion to what was measured.
+        """
+        timed = [unit for unit in self.units if unit.key in seconds]
+        scale = sum(seconds[unit.key][0] for unit in timed) * 1e6 / (sum(unit.high for unit in timed) or 1)
+
+        def of(unit: Unit) -> Unit:
+            high, low = seconds.get(unit.key, (unit.high * scale * 1e-6, None))
+            low = high * (unit.low / unit.high if unit.high else 1) if low is None else low
+            return replace(unit, high=high * 1e6, low=low * 1e6)
+
+        return replace(self, units=tuple(map(of, self.units)))
 
     def ports(self) -> dict[str, Ports]:
         """What is low of each node that can be low."""
@@ -78,9 +108,9 @@ def find_space(model: ModelProto, policy: Policy, base_dir: Path | None, device:
 
     Complexity: that of two analyses.
     """
-    first = analyse(model, policy, base_dir=base_dir)
-    taken = Counter(node_key(node) for node in first.view.nodes)
-    able = [node for node in first.view.nodes if _counts(node) or is_exact(node.proto)]
+    view = view_model(model, freeze_defaults=policy.freeze_defaults)
+    taken = Counter(node_key(node) for node in view.nodes)
+    able = [node for node in view.nodes if _counts(node) or is_exact(node.proto)]
     twins = {node.index: _TWINS for node in able if taken[node_key(node)] > 1}
     eager = Prices(twins, {node.index: _EAGER for node in able if _counts(node)})
     found = analyse(model, policy, base_dir=base_dir, prices=eager)
@@ -91,15 +121,20 @@ def find_space(model: ModelProto, policy: Policy, base_dir: Path | None, device:
         ports = _low_ports(found, node)
         if ports.inputs or ports.outputs:
             work = work_of(node, found.shapes, trips[node.scope])
-            saved = (work.time(device, low=False) - work.time(device, low=True)) / _UNIT_US
-            gain = _WORTH * LAUNCH + min(int(saved), _EAGER)
             names = (node_key(node), *_results(found.view, node))
-            unit = Unit(node_key(node), names, index, node.label, node.key, ports, work, gain)
+            times = work.time(device, low=False), work.time(device, low=True)
+            unit = Unit(node_key(node), names, index, node.label, node.key, ports, work, *times)
             if _counts(node):
                 units.append(unit)
             elif is_exact(node.proto):
                 followers.append(unit)
     return Space(found, tuple(units), tuple(followers), twins)
+
+
+def low_nodes(found: Analysis) -> frozenset[int]:
+    """Nodes of which something is low."""
+    ports = ((node.index, _low_ports(found, node)) for node in found.view.nodes)
+    return frozenset(index for index, at in ports if at.inputs or at.outputs)
 
 
 def _counts(node: Node) -> bool:

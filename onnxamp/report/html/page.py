@@ -23,6 +23,7 @@ from onnxamp.report.html.facts import (
     shared_limit,
     worst_figure,
 )
+from onnxamp.report.html.front import front_of, tuned_figures, tuned_verdict
 from onnxamp.report.html.records import (
     Budget,
     Figure,
@@ -37,17 +38,21 @@ from onnxamp.report.html.records import (
     window_of,
 )
 from onnxamp.report.html.rows import Rows, make_rows, of_checks, of_layers
+from onnxamp.tuning.results import Tuned
 
 _NOT_COMPARED: Final = Verdict(Status.UNKNOWN, "The models were not compared.")
 
 
-def conversion_page(made: Conversion | None, diff: DiffReport | None, audit: Audit | None) -> Page:
+def conversion_page(
+    made: Conversion | None, diff: DiffReport | None, audit: Audit | None, tuned: Tuned | None = None
+) -> Page:
     """The page of a conversion.
 
     Args:
         made: what was done; without it the page is that of the comparison.
         diff: the result against the original, None where nothing was compared.
         audit: of the result.
+        tuned: what level auto had to choose from.
     """
     if made is None:
         return diff_page(diff, audit)
@@ -56,13 +61,20 @@ def conversion_page(made: Conversion | None, diff: DiffReport | None, audit: Aud
     )
     plan = made.plan
     figures = [*node_figures(rows.nodes), *conversion_figures(made), *(worst_figure(diff) if diff else ())]
+    figures += tuned_figures(tuned) if tuned else []
     models = (named(str(made.source)), named(str(made.target)))
     lacking = fallbacks(made)
     notes = (*made.notes, *plan.warnings, *advice(made), *([f"{lacking}."] if lacking else ()))
-    return _page(
-        f"convert, {plan.level} {plan.dtype} for {plan.target}", models, _conversion_verdict(made, diff), rows, figures,
-        diff=diff, window=window_of(LOW_TYPES[plan.dtype]), notes=notes, budget=budget_of(made, audit, rows.nodes),
+    verdict = tuned_verdict(tuned) if tuned and diff is None else _conversion_verdict(made, diff)
+    page = _page(
+        f"{'convert' if diff or not tuned else 'tune'}, {plan.level} {plan.dtype} for {plan.target}", models, verdict,
+        rows, figures, diff=diff, window=window_of(LOW_TYPES[plan.dtype]), notes=notes,
+        budget=budget_of(made, audit, rows.nodes),
     )  # fmt: skip
+    if tuned is None:
+        return page
+    ran = page.ran or _places(tuned.ran_on, tuned.inputs, tuned.samples)
+    return replace(page, front=front_of(tuned), ran=ran)
 
 
 def diff_page(report: DiffReport | None, audit: Audit | None = None) -> Page:
@@ -141,8 +153,11 @@ def _page(
 def _ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     if ran is None:
         return ()
-    samples = f"{ran.samples:,} sample" + ("" if ran.samples == 1 else "s")
-    return tuple(map(named, filter(None, (ran.ran_on, ran.inputs, samples if ran.samples else ""))))
+    return _places(ran.ran_on, ran.inputs, ran.samples)
+
+
+def _places(ran_on: str, inputs: str, samples: int) -> tuple[str, ...]:
+    return tuple(map(named, filter(None, (ran_on, inputs, _count(samples, "sample") if samples else ""))))
 
 
 def _conversion_verdict(made: Conversion, diff: DiffReport | None) -> Verdict:

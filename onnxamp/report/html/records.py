@@ -193,6 +193,63 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark on an axis: where, in percent of its length from the left or the top, and what it says."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A candidate: where it is drawn, in percent from the left and from the top, and the cells of its row.
+
+    ``read`` are the lines of what pointing at it shows.
+    """
+
+    x: float
+    y: float
+    holds: bool
+    chosen: bool
+    cells: tuple[str, ...]
+    read: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRow:
+    """A node that stays float32."""
+
+    name: str
+    op: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGroup:
+    """Nodes that stay float32 for one reason, the first of ``count``."""
+
+    why: str
+    count: int
+    rows: tuple[KeptRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What a tuning had to choose from: candidates from fast to slow, error against time."""
+
+    columns: tuple[str, ...]
+    points: tuple[Point, ...]
+    xs: tuple[Tick, ...]
+    ys: tuple[Tick, ...]
+    limit: Tick
+    metric: str
+    times: str
+    said: tuple[str, ...]
+    """What is to be said besides, in sentences."""
+    kept: tuple[KeptGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """All that the page shows. Sections without data are left out of it."""
 
@@ -221,6 +278,7 @@ class Page:
     budget: Budget
     nodes: tuple[NodeRow, ...]
     values: tuple[ValueRow, ...]
+    front: Front | None = None
 
 
 def named(text: str, longest: int = _LONGEST) -> str:

@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from onnxamp.report.html.records import NodeRow, Page, ValueRow
 from onnxamp.storage import write_file
 
-_SCRIPTS: Final = ("data.js", "along.js", "tracks.js", "nodes.js", "main.js")
+_SCRIPTS: Final = ("data.js", "along.js", "tracks.js", "nodes.js", "front.js", "main.js")
 _ESCAPES: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 

@@ -125,8 +125,9 @@ const reading = (k) => {
 };
 
 const tip = byId("tip");
-const showTip = (k, clientX, clientY) => {
-  tip.replaceChildren(...reading(k).map(([kind, text]) => element("bdi", { class: kind || "quieter" }, text, element("br"))));
+const showTip = (k, clientX, clientY) => tell(reading(k), clientX, clientY);
+const tell = (lines, clientX, clientY) => {
+  tip.replaceChildren(...lines.map(([kind, text]) => element("bdi", { class: kind || "quieter" }, text, element("br"))));
   tip.hidden = false;
   const box = tip.getBoundingClientRect();
   const x = clientX + 16 + box.width > innerWidth ? clientX - 16 - box.width : clientX + 16;
