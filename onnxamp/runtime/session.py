@@ -120,6 +120,7 @@ def make_session(
     optimize: bool = True,
     lean: bool = False,
     threads: int = 0,
+    spin: bool = True,
     profile_to: str | PathLike[str] | None = None,
     record: bool = False,
     cuda_options: Mapping[str, str] | None = None,
@@ -135,6 +136,7 @@ def make_session(
         lean: keep no memory for later runs, and no second copy of weights in a kernel's own layout.
         threads: threads that one operator may use; 0 for ONNXAMP_THREADS (:mod:`onnxamp.threads`) or ONNX
             Runtime's own choice.
+        spin: let threads wait busily for the next operator: fastest, but in the way of whatever else runs.
         profile_to: prefix of the profile file that the session writes, if one is wanted.
         record: keep which provider each node was given to, for :func:`assigned_nodes`.
         cuda_options: of the CUDA provider, instead of :data:`EXACT` and deterministic kernels; {} for the defaults of
@@ -148,6 +150,8 @@ def make_session(
     choose_provider(provider)
     options = _session_options(optimize=optimize, lean=lean, threads=threads, profile_to=profile_to)
     options.use_deterministic_compute = provider == "cuda" and cuda_options is None
+    if not spin:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if record:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     name = f"model {model.graph.name!r}" if isinstance(model, ModelProto) else fspath(model)

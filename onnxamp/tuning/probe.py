@@ -70,5 +70,5 @@ class Probe:
                 model = settle(model, None, sample, emulated=False, keep=_ALL)[0].model
             graph = switched(model, self.ports, self.low)
             # Casts and choices are in the way of most fusions: optimising would take longer than all the runs.
-            self._sessions[empty] = graph, make_session(graph.model, optimize=False)
+            self._sessions[empty] = graph, make_session(graph.model, optimize=False, spin=False)
         return self._sessions[empty]
