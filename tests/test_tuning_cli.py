@@ -191,6 +191,8 @@ def test_page() -> None:
     for text in ("The tolerance holds", 'id="front"', "wanted: 0.001 or less", "of the squared error that is allowed"):
         assert text in page
     assert page.count('class="candidate') >= 3
+    assert "costs accuracy: it would use" in page, "each node says why"
+    assert "replayed plan" not in page
 
 
 def test_convert_at_level_auto_writes_the_same_page() -> None:
@@ -200,7 +202,9 @@ def test_convert_at_level_auto_writes_the_same_page() -> None:
     page = Path("report.html").read_text(encoding="utf-8")
     assert "wanted: 3e-4 or less" in page or "wanted: 0.0003 or less" in page
     assert "the output agrees with the original" in page
-    assert onnxamp.load_plan("plan.json").level == "auto"
+    plan = onnxamp.load_plan("plan.json")
+    assert plan.level == "auto"
+    assert any(row.reason == "measured" for row in plan.rows)
     again = run("convert", CLASSIFIER, "-o", "again.onnx", "--level", "auto", "--plan", "plan.json")
     assert again.exit_code == 0, again.output
     assert Path("again.onnx").read_bytes() == Path("out.onnx").read_bytes()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,6 +110,7 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
             model, target, plan=tuned.plan, external_data=options["external_data"],
             progress=lambda done, total: told("writing", done, total),
         )  # fmt: skip
+    made = replace(made, plan=tuned.plan)  # which has the reasons
     if options["save_plan"]:
         tuned.plan.save(options["save_plan"])
     if options["html"]:
