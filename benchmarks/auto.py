@@ -6,8 +6,8 @@ Models are those of the zoo, a generated encoder of about 600 nodes, and whateve
 .npz of the model's name lies beside it. The other tool gets an environment of its own, made once in a cache folder. On
 a CPU ONNX Runtime computes float16 nodes in float32, so that the other tool's own check sees less rounding than a GPU
 would make; the error of its result, emulated, is reported, too, and "held" says whether that is within the tolerance.
-Both run on this machine one after the other: only the ratio of their times means anything; where others use the machine,
-too, that of the time that its processors spent on them. Writes benchmarks/results/auto.json.
+Both run on this machine one after the other: only the ratio of their times means anything, and where others use the
+machine, too, that of the time that its processors spent on them. Writes benchmarks/results/auto.json.
 """
 
 import argparse
