@@ -40,6 +40,7 @@ class Analysis:
     terms: Terms
     hazards: Sequence[Hazard]
     pins: Pins
+    joined: Mapping[int, int]
     decision: Decision
     edits: Edits
 
@@ -94,7 +95,7 @@ def analyse(
     decision = decide(view, shapes, constants, terms, pins, prices, joined)
     edits = make_edits(view, types, terms, decision, policy.low, frozenset(swallowing))
     _halve(edits, sentinels, view, terms, decision, constants)
-    return Analysis(policy, view, types, shapes, terms, hazards, pins, decision, edits)
+    return Analysis(policy, view, types, shapes, terms, hazards, pins, joined, decision, edits)
 
 
 def check_opset(model: ModelProto, policy: Policy) -> None:

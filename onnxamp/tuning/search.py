@@ -67,7 +67,7 @@ class Chooser:
             for unit in (*self.space.units, *self.space.followers)
         }
         constants = Constants(base.view, base.types, base.policy.low, None)
-        self.problem = Problem(base.view, base.shapes, constants, base.terms, base.pins)
+        self.problem = Problem(base.view, base.shapes, constants, base.terms, base.pins, base.joined)
 
     def choose(self, prices: Sequence[float], rate: float) -> frozenset[str]:
         """The nodes that are low when errors are charged at a rate (cost units per squared error)."""
