@@ -67,7 +67,7 @@ def check_wellformed(model: ModelProto) -> None:
         if entry.type.WhichOneof("value") is None:
             raise ModelError(f"The model's input {entry.name!r} has no type.")
     _check_versions(model)
-    _check_functions(model.functions)
+    check_functions(model.functions)
     own = frozenset((_domain(function.domain), function.name) for function in model.functions)
     _Checker(SignatureBook(opset_imports(model)), own, model.ir_version).graphs(model.graph)
     for function in model.functions:
@@ -95,8 +95,12 @@ def _check_versions(model: ModelProto) -> None:
             raise ModelError(f"The model imports {domain or 'ai.onnx'!r} at version {entry.version}: it is damaged.")
 
 
-def _check_functions(functions: Sequence[FunctionProto]) -> None:
-    """Each has a name of its own, and none calls itself, be it through others."""
+def check_functions(functions: Sequence[FunctionProto]) -> None:
+    """Refuse functions that call themselves, be it through others: some versions of onnx inline them for ever.
+
+    Raises:
+        ModelError: one does.
+    """
     calls: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for function in functions:
         key = _domain(_text(function.domain, "the domain of a function")), _text(function.name, "a function's name")

@@ -272,12 +272,11 @@ def versions(model: ModelProto, opset: int = 17, ir: int = 8) -> ModelProto:
 
 def test_versions_that_nothing_knows() -> None:
     text = "(float[4] x) => (float[4] y) { y = Relu (x) }"
-    newest = onnx.defs.onnx_opset_version()
-    for model in (versions(parse(text), opset=newest + 1), versions(parse(text), ir=99)):
+    for model in (versions(parse(text), opset=99), versions(parse(text), ir=99)):
         audit = audit_model(model)
         assert {error.kind for error in found(audit, "error")} == {"opset"}
         assert refused(model)
-    assert audit_model(versions(parse(text), opset=newest + 1)).nodes == ()
+    assert audit_model(versions(parse(text), opset=99)).nodes == ()
 
 
 def test_opsets_that_the_runtime_does_not_know() -> None:

@@ -287,6 +287,8 @@ KERNEL_ERROR = {
 
 @pytest.mark.parametrize(("op", "low"), admitted(WITHIN_A_STEP))
 def test_one_step_of_other_elementwise_ops(op, low):
+    if op in ("Softplus", "Mish") and onnx.defs.onnx_opset_version() < 25:
+        pytest.skip("this onnx computes log(1 + exp(x)) as it is written, and overflows")
     model = pair_model(low, WITHIN_A_STEP[op])
     feeds = fed(model, pairs(low))
     single = {name: array.astype(np.float32) for name, array in feeds.items()}

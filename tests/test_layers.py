@@ -26,7 +26,7 @@ FACTS = frozenset(
     {"dtypes", "errors", "kernels", "names", "ops", "policy", "refusals", "signature", "threads", "verdicts"}
 )
 """What is known before a model is seen. ``kernels`` reads graphs, too: it looks into an op's function body."""
-READERS = frozenset({"graph", "resolve", "infer", "sizes", "weights"})
+READERS = frozenset({"graph", "resolve", "infer", "sizes", "weights", "wellformed"})
 """What reads a model, and decides nothing: ``kernels`` may use it."""
 FRONT = frozenset(
     {

@@ -250,11 +250,21 @@ def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None])
 
 
 @contextmanager
+def shown(bar: Progress) -> Iterator[Progress]:
+    """The bar on the screen; one that is switched off is left alone, for some versions of rich print an empty line."""
+    if bar.disable:
+        yield bar
+    else:
+        with bar:
+            yield bar
+
+
+@contextmanager
 def progress_bar(text: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """How far something is, on standard error; nothing where that is no terminal."""
     console = make_console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    with shown(Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)) as bar:
         task = bar.add_task(text, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -21,6 +21,7 @@ from onnxamp.cli.common import (
     sampling,
     sampling_text,
     show,
+    shown,
     target_of,
     wishes,
     write_page,
@@ -149,7 +150,7 @@ def _progress(*, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[
     """What is being done, and how far it is, on standard error; nothing where that is no terminal."""
     console = make_console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    with shown(Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)) as bar:
         task = bar.add_task("", total=None)
 
         def phase(text: str) -> None:

@@ -1,17 +1,17 @@
 """``onnxamp inspect``."""
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from onnx import ModelProto
 from rich.console import Group
-from rich.progress import track
 from rich.text import Text
 
 from onnxamp.analysis import analyse
-from onnxamp.cli.common import as_arguments, errors_end_here, wishes
+from onnxamp.cli.common import as_arguments, errors_end_here, progress_bar, wishes
 from onnxamp.errors import OpsetError
 from onnxamp.fold.savings import fold_hint
 from onnxamp.graph import opset_imports
@@ -47,7 +47,7 @@ def _inspect(path: Path, options: dict[str, Any]) -> None:
     hints: dict[str, str | None] = {}
     wanted = options["levels"] or _LEVELS
     steps = ("O0", *wanted)
-    for level in track(steps, "analysing", console=make_console(stderr=True), transient=True, disable=not _watched()):
+    for level in _told(steps):
         arguments = as_arguments(options)
         opset = arguments.pop("opset")
         policy = make_policy(level, **arguments)
@@ -74,9 +74,12 @@ def _inspect(path: Path, options: dict[str, Any]) -> None:
         make_console().print(line("•", plain(f"{at}: {hint}")))
 
 
-def _watched() -> bool:
-    """Whether somebody sees the progress: it is shown on a terminal alone."""
-    return make_console(stderr=True).is_terminal
+def _told(levels: Sequence[str]) -> Iterator[str]:
+    """The levels; on a terminal it is seen how far they are."""
+    with progress_bar("analysing", quiet=False) as told:
+        for number, level in enumerate(levels):
+            told(number, len(levels))
+            yield level
 
 
 def _print(

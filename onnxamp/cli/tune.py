@@ -17,6 +17,7 @@ from onnxamp.cli.common import (
     provider_option,
     samples_of,
     sampling,
+    shown,
     target_of,
     wishes,
     write_page,
@@ -134,7 +135,7 @@ def _progress(*, quiet: bool) -> Iterator[Told]:
     columns = (
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    with shown(Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)) as bar:
         tasks = {"": bar.add_task("reading", total=None)}
 
         def told(text: str, done: int, total: int) -> None:

@@ -44,6 +44,7 @@ from onnxamp.runtime.protos import (
     raise_tensor,
     raise_type,
 )
+from onnxamp.wellformed import check_functions
 
 
 def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
@@ -90,6 +91,7 @@ def inlined(model: ModelProto) -> ModelProto:
     """
     if not model.functions:
         return model
+    check_functions(model.functions)
     shell = ModelProto()  # without weights, since the inliner serialises
     copy_fields(model, shell, but={"graph"})
     copy_fields(model.graph, shell.graph, but={"initializer"})
