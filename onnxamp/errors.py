@@ -7,6 +7,7 @@
     ├── ModelError                         the model cannot be read, or is not valid
     │   ├── ExternalDataError              its weights are missing, or lie where they must not
     │   └── OpsetError                     its opset is too old (or too new) for the wish
+    ├── GradientError                      a loss cannot be differentiated: an op on the way has no rule
     ├── OutputError                        the result cannot be written
     ├── RuntimeFailure                     ONNX Runtime could not load or run a model
     ├── NumericsError                      a value that was checked holds NaN or Inf
@@ -42,6 +43,10 @@ class ExternalDataError(ModelError):
 
 class OpsetError(ModelError):
     """The model's opset does not know the wanted type, or the installed onnx does not know the opset."""
+
+
+class GradientError(OnnxAmpError):
+    """A loss cannot be differentiated: the message names the op between it and a weight that has no rule, or why."""
 
 
 class OutputError(OnnxAmpError):

@@ -21,8 +21,17 @@ _LARGEST_SIZE = 2**40
 """Elements along one dimension beyond which a size is taken to be a mistake."""
 _KEPT_ELEMENTS = 256
 """Integer initializers up to this size may be shapes and axes that inference wants to see."""
+_KEPT_FLOATS = 8
+"""Float initializers up to this size may be the scales of a Resize."""
+_KEPT: Mapping[int, int] = {
+    TensorProto.INT64: _KEPT_ELEMENTS,
+    TensorProto.INT32: _KEPT_ELEMENTS,
+    TensorProto.FLOAT: _KEPT_FLOATS,
+}
 
 Shape = tuple[int | None, ...]
+Dims = tuple[int | str | None, ...]
+"""A shape whose symbolic dimensions keep their names: equal names are equal sizes."""
 
 
 def infer_shapes(
@@ -48,10 +57,7 @@ def infer_shapes(
     _hide_untyped(skeleton, view, types or infer_types(view))
     if given:
         _fix(skeleton.graph, given)
-    try:
-        skeleton = onnx.shape_inference.infer_shapes(skeleton, data_prop=bool(given))
-    except Exception:  # noqa: BLE001 - the C++ code raises several unrelated types; shapes are only weights here
-        skeleton = _skeleton(view.model)
+    skeleton = _inferred(skeleton, data_prop=bool(given))
     shapes: list[Shape | None] = [None] * len(view.values)
     for scope, graph in zip(view.scopes, scope_graphs(view, skeleton), strict=True):
         for entry in (*graph.value_info, *graph.output, *graph.input):
@@ -62,6 +68,40 @@ def infer_shapes(
             shapes[scope.names[tensor.name]] = tuple(tensor.dims)
     _share_through_casts(view, shapes)
     return shapes
+
+
+def symbolic_shapes(view: View, known: Mapping[str, TensorProto] | None = None) -> Sequence[Dims | None]:
+    """As :func:`infer_shapes` for the main graph, but named dimensions stay names, and computed shapes are followed.
+
+    ``known`` are values of the main graph whose elements are known, by name; what makes them is not looked at.
+    """
+    skeleton = _skeleton(view.model)
+    if known:
+        kept = [node for node in skeleton.graph.node if not any(name in known for name in node.output)]
+        del skeleton.graph.node[:]
+        skeleton.graph.node.extend(kept)
+        skeleton.graph.initializer.extend(known.values())
+    skeleton = _inferred(skeleton, data_prop=True)
+    shapes: list[Dims | None] = [None] * len(view.values)
+    names = view.scopes[0].names
+    for entry in (*skeleton.graph.value_info, *skeleton.graph.output, *skeleton.graph.input):
+        kind = entry.type.tensor_type
+        if entry.name in names and kind.HasField("shape"):
+            dims = kind.shape.dim
+            shapes[names[entry.name]] = tuple(
+                d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims
+            )
+    for tensor in (*view.model.graph.initializer, *(known or {}).values()):
+        shapes[names[tensor.name]] = tuple(tensor.dims)
+    return shapes
+
+
+def _inferred(skeleton: ModelProto, *, data_prop: bool) -> ModelProto:
+    """The skeleton with onnx's shapes; itself where onnx cannot digest it."""
+    try:
+        return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
+    except Exception:  # noqa: BLE001 - the C++ code raises several unrelated types; shapes are only weights here
+        return skeleton
 
 
 def _fix(graph: GraphProto, given: Mapping[str, Sequence[int]]) -> None:
@@ -168,7 +208,7 @@ def _strip(graph: GraphProto, into: GraphProto) -> None:
     into.node.extend(graph.node)
     into.sparse_initializer.extend(graph.sparse_initializer)
     for tensor in graph.initializer:
-        if tensor.data_type in (TensorProto.INT64, TensorProto.INT32) and prod(tensor.dims) <= _KEPT_ELEMENTS:
+        if prod(tensor.dims) <= _KEPT.get(tensor.data_type, 0):
             into.initializer.append(tensor)
         else:
             into.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)

@@ -1,0 +1,1 @@
+"""Training of ONNX models: a step is one ordinary ONNX graph, which ONNX Runtime runs."""
