@@ -1,4 +1,4 @@
-"""Gradient rules against PyTorch's, in float32; skipped where PyTorch is not installed (``pip install .[train-test]``)."""
+"""Gradient rules against PyTorch's, in float32. Skipped where there is none: ``pip install .[train-test]``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +70,7 @@ PAIRS: list[tuple[Case, Callable[..., Any]]] = [
     (one("Mish", n(3, 4)), F.mish),
     (one("PRelu", n(2, 3, 4), n(3, 1)), lambda x, s: F.prelu(x, s[:, 0])),
     (one("Relu", TIES - 2), F.relu),
-    (one("Clip", TIES, np.float32(1), np.float32(2)), lambda x, lo, hi: torch.clamp(x, lo, hi)),
+    (one("Clip", TIES, np.float32(1), np.float32(2)), torch.clamp),
     (one("ReduceMax", TIES, ints(1)), lambda x: torch.amax(x, 1, keepdim=True)),
     (one("Max", TIES, TIES[::-1].copy()), torch.maximum),
     (one("ReduceProd", np.array([[0, 2, 3], [0, 0, 1]], np.float32), ints(1)), lambda x: x.prod(1, keepdim=True)),
