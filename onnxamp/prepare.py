@@ -34,7 +34,7 @@ def prepare(model: ModelProto, policy: Policy, opset: int | None, base_dir: Path
     """
     notes: list[str] = []
     if model.functions and not policy.keep_functions and policy.level != Level.O0:
-        model = _inline(model, notes)
+        model = inline(model, notes)
     inlined = model
     if opset is not None:
         model = upgrade(model, opset, notes)
@@ -48,7 +48,8 @@ def prepare(model: ModelProto, policy: Policy, opset: int | None, base_dir: Path
     return Prepared(model, notes, wanted)
 
 
-def _inline(model: ModelProto, notes: list[str]) -> ModelProto:
+def inline(model: ModelProto, notes: list[str]) -> ModelProto:
+    """The model with its local functions inlined, where that can be done; a sentence about it goes to ``notes``."""
     names = ", ".join(sorted(function.name for function in model.functions)[:5])
     try:
         result = onnx.inliner.inline_local_functions(model, convert_version=True)

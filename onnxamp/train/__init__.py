@@ -1,1 +1,25 @@
-"""Training of ONNX models: a step is one ordinary ONNX graph, which ONNX Runtime runs."""
+"""Training of ONNX models: a step is one ordinary ONNX graph, which ONNX Runtime runs, in mixed precision if asked.
+
+It is no part of ``import onnxamp``: import :mod:`onnxamp.train`.
+"""
+
+from onnxamp.train.build import build_train_network
+from onnxamp.train.losses import Loss
+from onnxamp.train.network import StepResult, TrainNetwork
+from onnxamp.train.optimizers import SGD, Adam, AdamW, Momentum, Optimizer
+from onnxamp.train.scaling import DynamicLossScaleManager, FixedLossScaleManager, GradScaler
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "DynamicLossScaleManager",
+    "FixedLossScaleManager",
+    "GradScaler",
+    "Loss",
+    "Momentum",
+    "Optimizer",
+    "StepResult",
+    "TrainNetwork",
+    "build_train_network",
+]

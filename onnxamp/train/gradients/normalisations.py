@@ -7,6 +7,9 @@ from onnxamp.train.gradients.calls import Call, Forward, Grads, Rule, first
 from onnxamp.train.gradients.shapes import per_channel, sum_to
 from onnxamp.train.gradients.writer import Tensor
 
+SCALED: Final = "scaled"
+"""In names, behind that of a batch normalisation: the nodes that scale and shift what is normalised already."""
+
 
 def _normalised(x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True) -> tuple[Tensor, Tensor]:
     """(x minus its mean over the axes) times its inverse deviation, and that inverse deviation."""
@@ -63,8 +66,10 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
     variance = (shifted * shifted).mean(axes)
     inverse = (variance + float(call.attribute("epsilon", 1e-5))).op("Sqrt").op("Reciprocal")
     unit = shifted * inverse
+    call.writer.prefix = f"{call.label}/{SCALED}"
     scaled = unit * per_channel(call.x(1), rank)
-    scaled.op("Add", per_channel(call.x(2), rank), into=call.y.name)
+    (scaled + per_channel(call.x(2), rank)).op("Identity", into=call.y.name)
+    call.writer.prefix = call.label
     momentum = float(call.attribute("momentum", 0.9))
     for port, found in ((1, mean), (2, variance)):
         if port < len(call.outputs) and (running := call.outputs[port]) is not None:

@@ -1,0 +1,80 @@
+"""From a model and wishes to a network in training."""
+
+from typing import Any
+
+from onnx import ModelProto
+
+from onnxamp.convert import load_any
+from onnxamp.errors import ArgumentError, ArgumentTypeError
+from onnxamp.front import convert_model
+from onnxamp.runtime.emulate import emulate
+from onnxamp.runtime.session import cuda_available, make_session
+from onnxamp.train.forward import training_model
+from onnxamp.train.levels import make_precision, no_more
+from onnxamp.train.losses import Loss, LossFunction, find_loss
+from onnxamp.train.network import TrainNetwork
+from onnxamp.train.optimizers import Optimizer
+from onnxamp.train.scaling import LossScaleManager
+from onnxamp.train.step import build_step
+
+_BOOSTS = ("O0", "O1")
+
+
+def build_train_network(
+    model: Any,
+    optimizer: Optimizer,
+    loss_fn: str | Loss | LossFunction | None = None,
+    level: str = "O0",
+    boost_level: str = "O0",
+    *,
+    cast_model_type: str | None = None,
+    keep_batchnorm_fp32: bool | None = None,
+    loss_scale_manager: LossScaleManager | None = None,
+    dtype: str = "float16",
+    seed: int = 0,
+    **unknown: object,
+) -> TrainNetwork:
+    """Build a training step as one ONNX graph, in mixed precision with float32 master weights, ready to run.
+
+    It has the meaning of ``mindspore.amp.build_train_network``. Where there is a CUDA device, it runs there; elsewhere
+    it runs on the CPU, and low precision is emulated: every low value is rounded. There, too, loss scaling skips
+    updates, where MindSpore refuses it.
+
+    Args:
+        model: an inference model (a ModelProto or a path); it is not changed. Its float32 initializers are trained, but
+            for those that are settings of an op and single numbers of a formula.
+        optimizer: :class:`SGD`, :class:`Momentum`, :class:`Adam` or :class:`AdamW`.
+        loss_fn: "cross-entropy", "mean-squared-error", "binary-cross-entropy", a :class:`Loss`, or a function that
+            writes one; None where the model's first output is the loss. Outputs enter it as float32.
+        level: "O0" float32; "O1" white-listed ops low; "O2" all but black-listed ops low, with a dynamic loss scale;
+            "O3" all low; "auto" is O2 on CUDA.
+        boost_level: "O0" none; "O1" keeps the state in ONNX Runtime's own memory, on the device, from step to step,
+            in new buffers each time: no buffer is written while a node may still read it.
+        cast_model_type: overrides the level: "float32" casts nothing, "float16" or "bfloat16" all; the loss scale
+            stays that of the level.
+        keep_batchnorm_fp32: whether normalisations stay float32; by default they do, but at O3.
+        loss_scale_manager: overrides the level's.
+        dtype: the low type of the levels.
+        seed: of dropout.
+
+    Raises:
+        ArgumentError: a keyword or value is not known (a ValueError). ArgumentTypeError: one has the wrong type.
+        GradientError: an op between the loss and a weight has no gradient rule, or there is nothing to train.
+        ModelError: the model cannot be read or is invalid. RuntimeFailure: ONNX Runtime does not load the step.
+    """
+    no_more(unknown)
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentTypeError(f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}.")
+    if boost_level not in _BOOSTS:
+        raise ArgumentError(f"Unknown boost_level {boost_level!r}: choose one of {', '.join(_BOOSTS)}.")
+    on_cuda = cuda_available()
+    precision = make_precision(level, dtype, cast_model_type, keep_batchnorm_fp32, loss_scale_manager, on_cuda=on_cuda)
+    source: ModelProto = load_any(model)
+    forward = training_model(source, precision.opset(source))
+    loss = None if loss_fn is None else find_loss(loss_fn)
+    step = build_step(forward, optimizer, loss, precision.scaling)
+    graph = step.model if precision.level == "O0" else convert_model(step.model, **precision.wishes(forward.model))
+    low = graph is not step.model
+    session = make_session(emulate(graph) if low and not on_cuda else graph, "cuda" if on_cuda else "cpu")
+    runs_on = "CUDA" if on_cuda else "CPU, emulated" if low else "CPU"
+    return TrainNetwork(source, graph, step, optimizer, session, runs_on, boost_level == "O1", seed)

@@ -1,0 +1,119 @@
+"""Levels of training, with the meaning of ``mindspore.amp.build_train_network``, as wishes to the engine.
+
+=====  ==========================  ==============  ==========
+level  network                     normalisations  loss scale
+=====  ==========================  ==============  ==========
+O0     float32                     float32         none
+O1     white list low              float32         none
+O2     low but for the black list  float32         dynamic
+O3     low                         low             none
+auto   O2 on CUDA, refused elsewhere
+=====  ==========================  ==============  ==========
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from onnx import ModelProto
+
+from onnxamp.dtypes import BFLOAT16, LowType, low_type
+from onnxamp.errors import ArgumentError, ArgumentTypeError
+from onnxamp.ops import op_key
+from onnxamp.train.gradients.normalisations import SCALED
+from onnxamp.train.gradients.writer import MIN_OPSET
+from onnxamp.train.scaling import DynamicLossScaleManager, LossScaleManager, Scaling
+from onnxamp.train.step import OWN
+
+NORMALISATIONS: Final = frozenset(
+    {
+        "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization",
+        "MeanVarianceNormalization", "RMSNormalization",
+    }
+)  # fmt: skip
+LEVELS: Final = ("O0", "O1", "O2", "O3", "auto")
+_LOW_CONVOLUTIONS: Final = 22
+"""First opset at which ONNX Runtime's CUDA Conv takes bfloat16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What a training step computes in: ``level`` of the engine ("O0": float32), whether normalisations stay float32,
+    the low type, and how the loss is scaled (None: not at all).
+    """
+
+    level: str
+    keeps_norms: bool
+    low: LowType
+    scaling: Scaling | None
+
+    def opset(self, model: ModelProto) -> int:
+        """The least opset that the step needs."""
+        convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.graph.node)
+        return _LOW_CONVOLUTIONS if self.level != "O0" and self.low is BFLOAT16 and convolves else MIN_OPSET
+
+    def wishes(self, model: ModelProto) -> dict[str, Any]:
+        """Arguments of convert_model for the step of ``model`` (in training mode): what the step adds stays float32.
+
+        Statistics of normalisations stay float32 even where these are low: their squares would overflow, and the
+        kernels of frameworks accumulate them in float32, too.
+        """
+        norms = [node.name or node.output[0] for node in model.graph.node if op_key(node) in NORMALISATIONS]
+        wishes: dict[str, Any] = {"level": self.level, "dtype": self.low.name, "keep_high": [OWN]}
+        if self.keeps_norms:
+            wishes["keep_high"] += [f"{re.escape(norm)}(/.*)?" for norm in norms]
+        elif self.level != "O1":
+            wishes["white_list"] = sorted(NORMALISATIONS)
+            wishes["force_low"] = [f"{re.escape(norm)}/{SCALED}/.*" for norm in norms]
+        return wishes
+
+
+def make_precision(
+    level: str,
+    dtype: str,
+    cast_model_type: str | None,
+    keep_batchnorm_fp32: bool | None,
+    loss_scale_manager: LossScaleManager | None,
+    *,
+    on_cuda: bool,
+) -> Precision:
+    """What the arguments of :func:`onnxamp.train.build_train_network` mean.
+
+    Raises:
+        ArgumentError: a level or type is not known, or the level is "auto" and there is no CUDA device.
+        ArgumentTypeError: an argument has the wrong type.
+    """
+    if level not in LEVELS:
+        raise ArgumentError(f"Unknown level {level!r}: choose one of {', '.join(LEVELS)}.")
+    if keep_batchnorm_fp32 is not None and not isinstance(keep_batchnorm_fp32, bool):
+        raise ArgumentTypeError(f"keep_batchnorm_fp32 must be a bool, not {type(keep_batchnorm_fp32).__name__}.")
+    if loss_scale_manager is not None and not isinstance(loss_scale_manager, LossScaleManager):
+        raise ArgumentTypeError(
+            "loss_scale_manager must be a FixedLossScaleManager, a DynamicLossScaleManager or a GradScaler, not"
+            f" {type(loss_scale_manager).__name__}."
+        )
+    if level == "auto" and not on_cuda:
+        raise ArgumentError("Level 'auto' is O2 on a CUDA device, and there is none here: name a level.")
+    level = "O2" if level == "auto" else level
+    manager = DynamicLossScaleManager() if loss_scale_manager is None and level == "O2" else loss_scale_manager
+    norms = level != "O3" if keep_batchnorm_fp32 is None else keep_batchnorm_fp32
+    low = low_type(dtype)
+    if cast_model_type == "float32":
+        level = "O0"
+    elif cast_model_type is not None:
+        level, low = "O3", low_type(cast_model_type)
+    return Precision(level, norms, low, manager.scaling() if manager else None)
+
+
+def no_more(extra: Mapping[str, object]) -> None:
+    """Refuse keywords that nobody knows.
+
+    Raises:
+        ArgumentError: there is one.
+    """
+    if extra:
+        raise ArgumentError(
+            f"Unknown keyword {next(iter(extra))!r}: known are cast_model_type, keep_batchnorm_fp32,"
+            " loss_scale_manager, dtype and seed."
+        )

@@ -1,0 +1,387 @@
+"""Training: the step's graph, optimizers, loss scaling, levels, checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from gradient_cases import missing_kernels
+from onnx import TensorProto, helper, numpy_helper
+from train_nets import Array, conv_net, feeds, make, mlp, network
+
+import onnxamp
+from onnxamp.graph import ABSENT
+from onnxamp.infer import infer_types
+from onnxamp.resolve import view_model
+from onnxamp.runtime.session import make_session, run
+from onnxamp.train import (
+    SGD,
+    Adam,
+    AdamW,
+    DynamicLossScaleManager,
+    FixedLossScaleManager,
+    GradScaler,
+    Loss,
+    Momentum,
+    TrainNetwork,
+    build_train_network,
+)  # fmt: skip
+from onnxamp.train.step import SCALE
+
+IMAGES = feeds(6, (1, 8, 8), 10)
+
+
+def weights_of(net: TrainNetwork) -> dict[str, Array]:
+    return {name: net.state()[name] for name in net.plan.weights}
+
+
+def same(a: dict[str, Array], b: dict[str, Array]) -> bool:
+    return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
+
+
+# The step
+
+
+def test_the_loss_falls_and_the_model_is_read_only() -> None:
+    model = mlp()
+    before = model.SerializeToString()
+    net = build_train_network(model, SGD(learning_rate=0.3), "cross-entropy")
+    losses = [net.step(feeds()).loss for _ in range(30)]
+    assert losses[-1] < 0.2 * losses[0]
+    assert model.SerializeToString() == before
+    assert net.runs_on in ("CPU", "CUDA")
+
+
+@pytest.mark.parametrize("level", ["O0", "O2"])
+def test_a_step_is_an_ordinary_graph_with_kernels_on_cpu_and_cuda(level: str) -> None:
+    net = build_train_network(conv_net(dropout=True), AdamW(clip_norm=1.0, accumulate=2), "cross-entropy", level)
+    onnx.checker.check_model(net.model, full_check=True)
+    assert missing_kernels(net.model, "cuda") == []
+    assert missing_kernels(net.plan.model, "cpu") == []
+    assert {node.domain for node in net.model.graph.node} == {""}
+
+
+def test_the_models_own_loss() -> None:
+    nodes = [make("Sub", "x w", "d"), make("ReduceSumSquare", "d", "y", keepdims=0)]
+    net = build_train_network(network(nodes, {"w": np.zeros(3)}, ["N", 3], []), SGD(learning_rate=0.5))
+    assert net.step({"x": np.array([[1, 2, 3]], np.float32)}).loss == 14
+    np.testing.assert_allclose(weights_of(net)["w"], [1, 2, 3])
+
+
+def test_losses() -> None:
+    x, target = feeds()["x"], np.random.default_rng(2).uniform(0, 1, (4, 3)).astype(np.float32)
+    logits = run(make_session(mlp()), {"x": x})["y"]
+    squared = build_train_network(mlp(), SGD(), "mean-squared-error").step({"x": x, "label": target})
+    assert squared.loss == pytest.approx(((logits - target) ** 2).mean(), rel=1e-5)
+    binary = build_train_network(mlp(), SGD(), "binary-cross-entropy").step({"x": x, "label": target})
+    chance = 1 / (1 + np.exp(-logits))
+    wanted = -(target * np.log(chance) + (1 - target) * np.log(1 - chance)).mean()
+    assert binary.loss == pytest.approx(wanted, rel=1e-5)
+    own = Loss(lambda outputs, label: (outputs[0] - label).op("Abs").op("ReduceMean", keepdims=0), label="target")
+    absolute = build_train_network(mlp(), SGD(), own).step({"x": x, "target": target})
+    assert absolute.loss == pytest.approx(np.abs(logits - target).mean(), rel=1e-5)
+
+
+def test_running_statistics_and_weights_are_exported() -> None:
+    model = conv_net()
+    net = build_train_network(model, Momentum(learning_rate=0.05), "cross-entropy")
+    for _ in range(40):
+        result = net.step(IMAGES)
+    trained = net.export()
+    held = {t.name: numpy_helper.to_array(t) for t in trained.graph.initializer}
+    assert all(np.array_equal(held[name], net.state()[name]) for name in (*net.plan.weights, "n0.m", "n1.v"))
+    assert [n.op_type for n in trained.graph.node] == [n.op_type for n in model.graph.node]
+    logits = run(make_session(trained), {"x": IMAGES["x"]})["y"]
+    assert (logits.argmax(1) == IMAGES["label"]).all()
+    assert result.loss < 0.1
+    half = net.export("O2")
+    assert any(t.data_type == TensorProto.FLOAT16 for t in half.graph.initializer)
+
+
+def test_accumulation_is_one_larger_batch() -> None:
+    whole = feeds(8)
+    halves = [{name: array[part] for name, array in whole.items()} for part in (slice(4), slice(4, 8))]
+    one = build_train_network(mlp(), Adam(learning_rate=0.1), "cross-entropy")
+    two = build_train_network(mlp(), Adam(learning_rate=0.1, accumulate=2), "cross-entropy")
+    for _ in range(3):
+        one.step(whole)
+        two.step(halves[0])
+        two.step(halves[1])
+    for name, array in weights_of(one).items():
+        np.testing.assert_allclose(weights_of(two)[name], array, rtol=1e-4, atol=1e-5)
+
+
+def test_schedules_groups_and_the_choice_of_weights() -> None:
+    rates = []
+
+    def schedule(step: int) -> float:
+        rates.append(step)
+        return 0.0 if step == 0 else 0.1
+
+    optimizer = SGD(learning_rate=schedule, weights=["w.*"], weight_decay=0.5, weight_decays={"w1": 0.0})
+    net = build_train_network(mlp(), optimizer, lambda outputs, label: (outputs[0] * 0.0).op("ReduceSum", keepdims=0))
+    assert net.plan.weights == ("w0", "w1")
+    start, data = weights_of(net), {"x": feeds()["x"], "label": np.zeros((4, 3), np.float32)}
+    net.step(data)
+    assert same(weights_of(net), start)
+    net.step(data)
+    np.testing.assert_allclose(weights_of(net)["w0"], start["w0"] * 0.95, rtol=1e-6)
+    np.testing.assert_array_equal(weights_of(net)["w1"], start["w1"])
+    assert rates == [0, 1]
+
+
+# Loss scaling
+
+
+def scales(manager: Any, overflows: str, window: int) -> list[float]:
+    """The scale after each step of a network whose steps overflow where there is an "x"."""
+    net = build_train_network(mlp(), SGD(learning_rate=1e-3), "cross-entropy", loss_scale_manager=manager)
+    found = []
+    for sign in overflows:
+        data = feeds()
+        if sign == "x":
+            data["x"] = data["x"] * np.float32(np.inf)
+        before = weights_of(net)
+        result = net.step(data)
+        assert result.overflow == (sign == "x")
+        assert same(before, weights_of(net)) == (sign == "x")
+        found.append(float(net.state()[SCALE]))
+    return found
+
+
+def test_a_dynamic_scale_moves_as_mindspores() -> None:
+    manager = DynamicLossScaleManager(init_loss_scale=2.0**10, scale_factor=4, scale_window=2)
+    assert scales(manager, "..x...x.x", 2) == [1024, 4096, 1024, 1024, 4096, 4096, 1024, 1024, 256]
+
+
+def test_the_scale_never_falls_below_one() -> None:
+    assert scales(DynamicLossScaleManager(init_loss_scale=2.0, scale_window=5), "xxx", 5) == [1, 1, 1]
+
+
+def test_grad_scaler_counts_bad_steps_as_paddles() -> None:
+    scaler = GradScaler(init_loss_scaling=64.0, incr_every_n_steps=3, decr_every_n_nan_or_inf=2)
+    assert scales(scaler, "...x.xx...", 3) == [64, 64, 128, 128, 128, 128, 64, 64, 64, 128]
+
+
+def test_a_fixed_scale_stays() -> None:
+    assert scales(FixedLossScaleManager(), "..x.", 0) == [128] * 4
+    assert scales(GradScaler(use_dynamic_loss_scaling=False), ".x", 0) == [65536] * 2
+
+
+def test_without_dropping_bad_updates_are_made() -> None:
+    manager = FixedLossScaleManager(drop_overflow_update=False)
+    net = build_train_network(mlp(), SGD(), "cross-entropy", loss_scale_manager=manager)
+    data = feeds()
+    data["x"] = data["x"] * np.float32(np.inf)
+    assert net.step(data).overflow
+    assert not np.isfinite(weights_of(net)["w0"]).all()
+
+
+def test_scaling_changes_no_float32_result() -> None:
+    plain = build_train_network(mlp(), Adam(), "cross-entropy")
+    scaled = build_train_network(mlp(), Adam(), "cross-entropy", loss_scale_manager=FixedLossScaleManager(1024.0))
+    assert plain.step(feeds()).grad_norm == pytest.approx(scaled.step(feeds()).grad_norm, rel=1e-6)
+    assert scaled.step(feeds()).scale == 1024
+
+
+def test_small_gradients_flush_without_a_scale_and_live_with_one() -> None:
+    """In float16, a loss times 1e-9 has gradients below what the type holds."""
+    faint = Loss(lambda outputs, label: (outputs[0] * label).op("ReduceMean", keepdims=0) * 1e-9)
+    data = {"x": feeds()["x"], "label": np.ones((4, 3), np.float32)}
+    norms = [
+        build_train_network(mlp(), SGD(), faint, "O3", loss_scale_manager=manager).step(data).grad_norm
+        for manager in (None, FixedLossScaleManager(2.0**24))
+    ]
+    exact = build_train_network(mlp(), SGD(), faint).step(data).grad_norm
+    assert norms[0] == 0
+    assert norms[1] == pytest.approx(exact, rel=0.01)
+
+
+def test_an_overflow_skips_one_update_and_halves_the_scale() -> None:
+    manager = DynamicLossScaleManager(init_loss_scale=2.0**10)
+    net = build_train_network(conv_net(), AdamW(), "cross-entropy", "O2", loss_scale_manager=manager)
+    assert not net.step(IMAGES).overflow
+    before = net.state()
+    loud = {**IMAGES, "x": IMAGES["x"] * np.float32(1e30)}
+    assert net.step(loud).overflow
+    after = net.state()
+    moved = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert moved == {SCALE, "train/good", "train/steps"}
+    assert after[SCALE] == 2.0**9
+    assert not net.step(IMAGES).overflow
+    assert not same(weights_of(net), {name: after[name] for name in net.plan.weights})
+
+
+# Levels
+
+
+def low_nodes(net: TrainNetwork) -> dict[str, set[str]]:
+    """Names of nodes by whether they touch a float16 value."""
+    view = view_model(net.model)
+    types = infer_types(view)
+    found: dict[str, set[str]] = {"low": set(), "high": set()}
+    for node in view.nodes:
+        touched = {types[v] for v in (*node.inputs, *node.outputs) if v != ABSENT}
+        if node.key != "Cast":
+            found["low" if "tensor(float16)" in touched else "high"].add(node.proto.name)
+    return found
+
+
+@pytest.mark.parametrize(("level", "more", "low", "scaled"), [
+    ("O0", {}, "", False),
+    ("O1", {}, "conv", False),
+    ("O2", {}, "conv relu", True),
+    ("O3", {}, "conv relu norm", False),
+    ("O2", {"keep_batchnorm_fp32": False}, "conv relu norm", True),
+    ("O3", {"keep_batchnorm_fp32": True}, "conv relu", False),
+    ("O2", {"cast_model_type": "float32"}, "", True),
+    ("O0", {"cast_model_type": "float16"}, "conv relu", False),
+    ("O2", {"loss_scale_manager": GradScaler(enable=False)}, "conv relu", False),
+    ("O1", {"loss_scale_manager": FixedLossScaleManager()}, "conv", True),
+])  # fmt: skip
+def test_levels_mean_what_mindspores_mean(level: str, more: dict[str, Any], low: str, scaled: bool) -> None:
+    net = build_train_network(conv_net(), SGD(), "cross-entropy", level, **more)
+    found = low_nodes(net)
+    assert ("c1.node" in found["low"]) == ("conv" in low)
+    assert any(name.startswith("c1.node/gradient/Conv") for name in found["low"]) == ("conv" in low)
+    if level != "O1":
+        assert ("r0.node" in found["low"]) == ("relu" in low)
+    assert any(name.startswith("n0.node/") for name in found["low"]) == ("norm" in low)
+    assert not [name for name in found["low"] if name.startswith("train/")]
+    assert (SCALE in net.plan.state) == scaled
+    assert all(net.state()[name].dtype == np.float32 for name in net.plan.weights)
+    assert np.isfinite(net.step(IMAGES).loss)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_low_steps_stay_near_float32(level: str, dtype: str) -> None:
+    exact = build_train_network(conv_net(), SGD(), "cross-entropy").step(IMAGES)
+    net = build_train_network(conv_net(), SGD(), "cross-entropy", level, dtype=dtype,
+                              loss_scale_manager=FixedLossScaleManager(256.0))  # fmt: skip
+    assert net.runs_on in ("CPU, emulated", "CUDA")
+    found = net.step(IMAGES)
+    assert found.loss == pytest.approx(exact.loss, rel=0.02)
+    assert found.grad_norm == pytest.approx(exact.grad_norm, rel=0.06)
+    assert found.loss != exact.loss
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"level": "O4"}, "Unknown level 'O4'"),
+    ({"boost_level": "O2"}, "Unknown boost_level 'O2'"),
+    ({"loss_fn": "hinge"}, "Unknown loss 'hinge'"),
+    ({"dtype": "float8"}, "Unknown dtype 'float8'"),
+    ({"cast_model_type": "int8"}, "Unknown dtype 'int8'"),
+    ({"keep_bn": True}, "Unknown keyword 'keep_bn'"),
+    ({"optimizer": "adam"}, "optimizer must be"),
+    ({"keep_batchnorm_fp32": 1}, "must be a bool"),
+    ({"loss_scale_manager": 128}, "loss_scale_manager must be"),
+    ({"optimizer": SGD(weights=["nothing"])}, "No weight of the model matches"),
+])  # fmt: skip
+def test_wrong_wishes(change: dict[str, Any], said: str) -> None:
+    wishes: dict[str, Any] = {"optimizer": SGD(), "loss_fn": "cross-entropy", **change}
+    with pytest.raises(onnxamp.OnnxAmpError, match=said):
+        build_train_network(mlp(), **wishes)
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda: SGD(learning_rate=-1), lambda: SGD(accumulate=0), lambda: SGD(clip_norm=0.0), lambda: SGD(weights=["("]),
+    lambda: FixedLossScaleManager(0), lambda: DynamicLossScaleManager(scale_factor=1), lambda: GradScaler(decr_ratio=2),
+])  # fmt: skip
+def test_wrong_settings_are_value_errors(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be|regular expression"):
+        wrong()
+
+
+def test_wrong_feeds() -> None:
+    net = build_train_network(mlp(), SGD(), "cross-entropy")
+    with pytest.raises(onnxamp.ArgumentError, match="'label' is missing or unknown"):
+        net.step({"x": feeds()["x"]})
+    with pytest.raises(onnxamp.ArgumentError, match="another network"):
+        net.load_state({"w0": np.zeros(3, np.float32)})
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("boost_level", ["O0", "O1"])
+def test_resuming_is_bit_identical(tmp_path: Path, boost_level: str) -> None:
+    def begin() -> TrainNetwork:
+        model = conv_net(dropout=True)
+        scale = DynamicLossScaleManager(2.0**8, scale_window=2)
+        return build_train_network(
+            model, AdamW(accumulate=2), "cross-entropy", "O2", boost_level, loss_scale_manager=scale, seed=5
+        )
+
+    batches = [feeds(6, (1, 8, 8), 10, seed) for seed in range(5)]
+    through = begin()
+    for batch in batches:
+        through.step(batch)
+    first = begin()
+    for batch in batches[:3]:
+        first.step(batch)
+    first.save(tmp_path / "state.safetensors")
+    second = begin()
+    second.load(tmp_path / "state.safetensors")
+    for batch in batches[3:]:
+        second.step(batch)
+    assert same(second.state(), through.state())
+
+
+def test_dropout_draws_by_seed_and_step() -> None:
+    def losses(seed: int) -> list[float]:
+        net = build_train_network(conv_net(dropout=True), SGD(learning_rate=0.0), "cross-entropy", seed=seed)
+        return [net.step(IMAGES).loss for _ in range(3)]
+
+    assert losses(1) == losses(1)
+    assert losses(1) != losses(2)
+    assert len(set(losses(1))) == 3
+
+
+def test_a_broken_save_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, path = build_train_network(mlp(), SGD(), "cross-entropy"), tmp_path / "state.safetensors"
+    net.save(path)
+    before = path.read_bytes()
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    net.step(feeds())
+    monkeypatch.setattr("os.fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        net.save(path)
+    assert path.read_bytes() == before
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+def test_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
+    net = build_train_network(mlp(), SGD(), "cross-entropy")
+    with pytest.raises(onnxamp.ModelError, match="Cannot read"):
+        net.load(tmp_path / "missing")
+    net.save(tmp_path / "state")
+    (tmp_path / "state").write_bytes((tmp_path / "state").read_bytes()[:-9])
+    with pytest.raises(onnxamp.ModelError, match="truncated"):
+        net.load(tmp_path / "state")
+
+
+def test_fit_goes_over_the_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    net = build_train_network(mlp(), SGD(learning_rate=0.2), "cross-entropy")
+    seen: list[int] = []
+    means = net.fit([feeds(), feeds(seed=1)], 3, progress=True, report=lambda step, _: seen.append(step))
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert means[2] < means[0]
+    assert capsys.readouterr().out == ""
+    with pytest.raises(onnxamp.ArgumentError, match="no batches"):
+        net.fit(iter([]))
+
+
+def test_unnamed_nodes_and_old_opsets() -> None:
+    model = conv_net()
+    for node in model.graph.node:
+        node.name = ""
+    del model.opset_import[:]
+    model.opset_import.append(helper.make_opsetid("", 15))
+    net = build_train_network(model, SGD(), "cross-entropy", "O2")
+    assert np.isfinite(net.step(IMAGES).loss)
+    assert net.export().opset_import[0].version == 15
