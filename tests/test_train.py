@@ -298,6 +298,9 @@ def test_wrong_feeds() -> None:
     net = build_train_network(mlp(), SGD(), "cross-entropy")
     with pytest.raises(onnxamp.ArgumentError, match="'label' is missing or unknown"):
         net.step({"x": feeds()["x"]})
+    with pytest.raises(onnxamp.ArgumentError, match="'label' takes int64 numbers, not float32"):
+        net.step({name: array.astype(np.float32) for name, array in feeds().items()})
+    assert net.step({"x": feeds()["x"].astype(np.float64), "label": feeds()["label"].astype(np.int32)}).loss > 0
     with pytest.raises(onnxamp.ArgumentError, match="another network"):
         net.load_state({"w0": np.zeros(3, np.float32)})
 

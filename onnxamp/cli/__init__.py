@@ -14,6 +14,7 @@ _COMMANDS = {
     "check": "check",
     "extract": "extract",
     "bench": "bench",
+    "train": "train",
     "inspect": "inspect_model",
     "lists": "lists",
 }
@@ -50,6 +51,7 @@ _SUMMARIES = {
     "check": "Check types, kernels and hazards; run, and name the first op that goes wrong.",
     "extract": "Cut the region around a node into a small model, with its inputs.",
     "bench": "Time models beside each other, and say why one is slower than it should be.",
+    "train": "Train a model in mixed precision; the step is one ONNX graph.",
     "inspect": "Show what is in a model, and what each level would do and why.",
     "lists": "Show the white and black lists of a preset, with the source of each entry.",
 }

@@ -4,6 +4,7 @@ It is no part of ``import onnxamp``: import :mod:`onnxamp.train`.
 """
 
 from onnxamp.train.build import build_train_network
+from onnxamp.train.data import Batches
 from onnxamp.train.losses import Loss
 from onnxamp.train.network import StepResult, TrainNetwork
 from onnxamp.train.optimizers import SGD, Adam, AdamW, Momentum, Optimizer
@@ -13,6 +14,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Batches",
     "DynamicLossScaleManager",
     "FixedLossScaleManager",
     "GradScaler",

@@ -1,6 +1,6 @@
 """A model in training: its state, steps, checkpoints and the trained model."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, helper, numpy_helper
 
 from onnxamp.errors import ArgumentError
 from onnxamp.front import convert_model
@@ -64,7 +64,8 @@ class TrainNetwork:
         """Make one step with the inputs of the model and the labels.
 
         Raises:
-            ArgumentError: an input is missing or unknown, or the shape of a dropout mask cannot be told from them.
+            ArgumentError: an input is missing, unknown or of another kind of type, or does not tell the shape of a
+                dropout mask.
             RuntimeFailure: ONNX Runtime cannot run the step on these inputs; the state stays as it was.
         """
         if wrong := set(feeds) ^ set(self.plan.data):
@@ -72,7 +73,7 @@ class TrainNetwork:
         own: dict[str, NDArray[Any]] = {RATE: np.asarray(self.optimizer.rate(self.steps), np.float32)}
         if self.optimizer.accumulate > 1:
             own[APPLY] = np.asarray((self.steps + 1) % self.optimizer.accumulate == 0)
-        arrays = {**{name: np.asarray(feed) for name, feed in feeds.items()}, **own}
+        arrays = {**_typed(self.plan.model, feeds), **own}
         arrays |= self._masks(arrays)
         wanted = [LOSS, OVERFLOW, NORM, *self.plan.successors.values()]
         if self.keeps_on_device:
@@ -105,14 +106,14 @@ class TrainNetwork:
         """
         from onnxamp.train.progress import training_bar  # noqa: PLC0415 - only a terminal needs it
 
-        means = []
-        with training_bar(epochs, shown=progress) as advance:
+        means, total = [], len(batches) * epochs if isinstance(batches, Sized) else None
+        with training_bar(total, shown=progress) as advance:
             for epoch in range(epochs):
                 losses = []
                 for feeds in batches:
                     result = self.step(feeds)
                     losses.append(result.loss)
-                    advance(epoch, result.loss)
+                    advance(f"epoch {epoch + 1}/{epochs}", result.loss)
                     if report is not None:
                         report(self.steps, result)
                 if not losses:
@@ -182,6 +183,23 @@ class TrainNetwork:
         generator = np.random.Generator(np.random.Philox(key=[self.seed, self.steps]))
         sizes = _dimensions(self.plan.model, feeds)
         return {mask.name: generator.random(_shape(mask, sizes), np.float32) >= mask.ratio for mask in self.plan.masks}
+
+
+def _typed(model: ModelProto, feeds: Feeds) -> dict[str, NDArray[Any]]:
+    """The feeds in the types that the inputs have.
+
+    Raises:
+        ArgumentError: that would change what they say, as from floats to integers.
+    """
+    found = {}
+    for entry in model.graph.input:
+        if entry.name in feeds:
+            array = np.asarray(feeds[entry.name])
+            wanted = np.dtype(helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type))
+            if array.dtype != wanted and not np.can_cast(array.dtype, wanted, "same_kind"):
+                raise ArgumentError(f"The input {entry.name!r} takes {wanted} numbers, not {array.dtype}.")
+            found[entry.name] = array.astype(wanted, copy=False)
+    return found
 
 
 def _dimensions(model: ModelProto, feeds: Feeds) -> dict[str, int]:

@@ -1,0 +1,89 @@
+"""``onnxamp train``: what is written, said and returned."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from commands import is_one_sentence, run
+from onnx import numpy_helper
+from train_nets import Array, conv_net, feeds, mlp
+
+from onnxamp.errors import ArgumentError
+from onnxamp.train import Batches
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(conv_net(), "net.onnx")
+    np.savez("data.npz", **feeds(10, (1, 8, 8), 10))
+
+
+def weights(path: str) -> dict[str, Array]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+
+
+def test_trains_and_reports() -> None:
+    arguments = ("net.onnx", "--data", "data.npz", "-o", "out.onnx", "--epochs", 2, "--batch-size", 4)
+    skipped = run("train", *arguments)
+    assert skipped.exit_code == 1
+    assert "All 6 updates were skipped" in skipped.output
+    assert not Path("out.onnx").exists()
+    result = run("train", *arguments, "--loss-scale", 1024)
+    assert result.exit_code == 0, result.output
+    for text in ("O2 float16 with adamw", "epoch", "skipped", "✔ out.onnx was written"):
+        assert text in result.output
+    onnx.checker.check_model("out.onnx", full_check=True)
+    before, after = weights("net.onnx"), weights("out.onnx")
+    assert before.keys() == after.keys()
+    assert not np.array_equal(before["c0.w"], after["c0.w"])
+
+
+def test_a_checkpoint_is_gone_on_from() -> None:
+    more = ("--data", "data.npz", "--batch-size", 4, "--level", "O1", "-q", "--lr", "0.01")
+    assert run("train", "net.onnx", "-o", "whole.onnx", "--epochs", 3, *more).output == ""
+    for epochs in (1, 3):
+        run("train", "net.onnx", "-o", "parts.onnx", "--epochs", epochs, "--checkpoint", "state", *more)
+    whole, parts = weights("whole.onnx"), weights("parts.onnx")
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+
+
+def test_options_reach_the_optimizer() -> None:
+    onnx.save(mlp(), "mlp.onnx")
+    np.savez("mlp.npz", x=feeds()["x"], goal=np.ones((4, 3), np.float32))
+    result = run(
+        "train", "mlp.onnx", "--data", "mlp.npz", "-o", "out.onnx", "--loss", "mean-squared-error", "--label", "goal",
+        "--optimizer", "momentum", "--level", "O0", "--weights", "w1", "--clip-norm", 1, "--accumulate", 2, "-q",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    before, after = weights("mlp.onnx"), weights("out.onnx")
+    assert {name for name in before if not np.array_equal(before[name], after[name])} == {"w1"}
+
+
+@pytest.mark.parametrize(("change", "said", "code"), [
+    (("--label", "class"), "'class' is missing or unknown", 2),
+    (("--data", "missing.npz"), "missing.npz", 2),
+    (("-o", "net.onnx"), "net.onnx", 2),
+    (("--lr", "-1"), "learning_rate", 2),
+])  # fmt: skip
+def test_failures_are_one_sentence(change: tuple[str, str], said: str, code: int) -> None:
+    arguments = {"--data": "data.npz", "-o": "out.onnx", **dict([change])}
+    result = run("train", "net.onnx", *(text for pair in arguments.items() for text in pair))
+    assert result.exit_code == code, result.output
+    assert said in result.output
+    assert "Traceback" not in result.output
+    assert is_one_sentence(result) or code == 2
+    assert not Path("out.onnx").exists()
+
+
+def test_batches_hold_each_sample_once() -> None:
+    arrays = {"x": np.arange(7), "y": np.arange(7) * 2}
+    batches = Batches(arrays, 3, seed=1)
+    found = list(batches)
+    assert len(batches) == len(found) == 3
+    assert sorted(np.concatenate([batch["x"] for batch in found])) == list(range(7))
+    assert all((batch["y"] == 2 * batch["x"]).all() for batch in found)
+    assert any(not np.array_equal(a["x"], b["x"]) for a, b in zip(found, Batches(arrays, 3, 1, epoch=1), strict=True))
+    with pytest.raises(ArgumentError, match="same number of samples"):
+        Batches({"x": np.arange(3), "y": np.arange(2)}, 1)
