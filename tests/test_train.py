@@ -78,7 +78,11 @@ def test_losses() -> None:
     chance = 1 / (1 + np.exp(-logits))
     wanted = -(target * np.log(chance) + (1 - target) * np.log(1 - chance)).mean()
     assert binary.loss == pytest.approx(wanted, rel=1e-5)
-    own = Loss(lambda outputs, label: (outputs[0] - label).op("Abs").op("ReduceMean", keepdims=0), label="target")
+    with pytest.raises(onnxamp.ModelError, match="no float output 'z' for the loss"):
+        build_train_network(mlp(), SGD(), Loss(lambda output, label: output, output="z"))
+    own = Loss(
+        lambda output, label: (output - label).op("Abs").op("ReduceMean", keepdims=0), label="target", output="y"
+    )
     absolute = build_train_network(mlp(), SGD(), own).step({"x": x, "target": target})
     assert absolute.loss == pytest.approx(np.abs(logits - target).mean(), rel=1e-5)
 
@@ -120,7 +124,7 @@ def test_schedules_groups_and_the_choice_of_weights() -> None:
         return 0.0 if step == 0 else 0.1
 
     optimizer = SGD(learning_rate=schedule, weights=["w.*"], weight_decay=0.5, weight_decays={"w1": 0.0})
-    net = build_train_network(mlp(), optimizer, lambda outputs, label: (outputs[0] * 0.0).op("ReduceSum", keepdims=0))
+    net = build_train_network(mlp(), optimizer, lambda output, label: (output * 0.0).op("ReduceSum", keepdims=0))
     assert net.plan.weights == ("w0", "w1")
     start, data = weights_of(net), {"x": feeds()["x"], "label": np.zeros((4, 3), np.float32)}
     net.step(data)
@@ -187,7 +191,7 @@ def test_scaling_changes_no_float32_result() -> None:
 
 def test_small_gradients_flush_without_a_scale_and_live_with_one() -> None:
     """In float16, a loss times 1e-9 has gradients below what the type holds."""
-    faint = Loss(lambda outputs, label: (outputs[0] * label).op("ReduceMean", keepdims=0) * 1e-9)
+    faint = Loss(lambda output, label: (output * label).op("ReduceMean", keepdims=0) * 1e-9)
     data = {"x": feeds()["x"], "label": np.ones((4, 3), np.float32)}
     norms = [
         build_train_network(mlp(), SGD(), faint, "O3", loss_scale_manager=manager).step(data).grad_norm

@@ -39,6 +39,7 @@ _OWN_LOSS = "model"
     help="What outputs are held to; 'model' where the first output of MODEL is the loss.",
 )
 @click.option("--label", default="label", show_default=True, metavar="NAME", help="Name of the labels in the data.")
+@click.option("--of", metavar="OUTPUT", help="The output that the loss judges [the first].")
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
 @click.option("--lr", type=float, default=1e-3, show_default=True, help="Learning rate.")
 @click.option("--weight-decay", type=float, help="Weight decay [0.01 with adamw, else 0].")
@@ -114,7 +115,11 @@ def _network(path: Path, batches: Batches, options: dict[str, Any]) -> TrainNetw
         learning_rate=options["lr"], clip_norm=options["clip_norm"], accumulate=options["accumulate"],
         weights=options["weights"], **decay,
     )  # fmt: skip
-    loss = None if options["loss"] == _OWN_LOSS else replace(LOSSES[options["loss"]], label=options["label"])
+    loss = (
+        None
+        if options["loss"] == _OWN_LOSS
+        else replace(LOSSES[options["loss"]], label=options["label"], output=options["of"])
+    )
     scale = DynamicLossScaleManager(options["loss_scale"]) if options["loss_scale"] is not None else None
     net = build_train_network(
         load_any(path), optimizer, loss, options["level"], loss_scale_manager=scale, dtype=options["dtype"],

@@ -1,6 +1,6 @@
 """Losses, written in float32: LogSoftmax and a gather, since SoftmaxCrossEntropyLoss has no CUDA kernel."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -10,22 +10,23 @@ from onnxamp.errors import ArgumentError, ModelError
 from onnxamp.sizes import Dims
 from onnxamp.train.gradients.writer import Tensor
 
-LossFunction: TypeAlias = Callable[[Sequence[Tensor], Tensor], Tensor]
-"""(outputs of the model as float32, labels) -> a float32 scalar; it writes nodes by arithmetic on what it is given."""
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(output of the model as float32, labels) -> a float32 scalar; it writes nodes by arithmetic on what it is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss and the input that it adds to the graph: its labels.
 
-    ``label_type`` is their ONNX element type. They have the shape of the model's first float output, without the axis
-    ``but`` where one is given.
+    ``output`` names the output of the model that it judges, by default its first float one. ``label_type`` is the ONNX
+    element type of the labels; they have the shape of that output, without the axis ``but`` where one is given.
     """
 
     function: LossFunction
     label: str = "label"
     label_type: int = TensorProto.FLOAT
     but: int | None = None
+    output: str | None = None
 
     def label_shape(self, output: Dims | None) -> Dims:
         """Shape of the labels from that of the output.
@@ -40,21 +41,21 @@ class Loss:
         return output if self.but is None else tuple(dim for axis, dim in enumerate(output) if axis != self.but)
 
 
-def cross_entropy(outputs: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Mean cross entropy of the first output, logits [batch, classes, ...], and int64 classes [batch, ...]."""
-    likely = outputs[0].op("LogSoftmax", axis=1).op("GatherElements", labels.op("Unsqueeze", [1]), axis=1)
+def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross entropy of logits [batch, classes, ...], and int64 classes [batch, ...]."""
+    likely = output.op("LogSoftmax", axis=1).op("GatherElements", labels.op("Unsqueeze", [1]), axis=1)
     return -likely.op("ReduceMean", keepdims=0)
 
 
-def mean_squared_error(outputs: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Mean of the squared difference of the first output and the labels."""
-    difference = outputs[0] - labels
+def mean_squared_error(output: Tensor, labels: Tensor) -> Tensor:
+    """Mean of the squared difference of the output and the labels."""
+    difference = output - labels
     return (difference * difference).op("ReduceMean", keepdims=0)
 
 
-def binary_cross_entropy(outputs: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Mean binary cross entropy of the first output, logits of any shape, and labels in [0, 1] of that shape."""
-    return (outputs[0].op("Softplus") - outputs[0] * labels).op("ReduceMean", keepdims=0)
+def binary_cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
+    """Mean binary cross entropy of logits of any shape, and labels in [0, 1] of that shape."""
+    return (output.op("Softplus") - output * labels).op("ReduceMean", keepdims=0)
 
 
 LOSSES: Final[Mapping[str, Loss]] = {

@@ -131,19 +131,20 @@ def _write_loss(model: ModelProto, writer: Writer, loss: Loss | None, scaled: bo
     """Write the loss, and its scaling; returns the value to differentiate."""
     kinds = {entry.name: entry.type.tensor_type.elem_type for entry in model.graph.output}
     names = [name for name, kind in kinds.items() if kind in FLOATS]
-    outputs = [Tensor(writer, name, kinds[name]).cast(TensorProto.FLOAT) for name in names]
-    if not outputs:
-        raise ModelError("The model has no float output that could be a loss, or enter one.")
-    if loss is None:
-        found = outputs[0]
-    else:
+    if loss is not None and loss.output is not None:
+        names = [name for name in names if name == loss.output]
+    if not names:
+        wanted = "float output" if loss is None or loss.output is None else f"float output {loss.output!r}"
+        raise ModelError(f"The model has no {wanted} for the loss.")
+    found = Tensor(writer, names[0], kinds[names[0]]).cast(TensorProto.FLOAT)
+    if loss is not None:
         view = view_model(model)
         shapes = dict(zip((value.name for value in view.values), symbolic_shapes(view), strict=True))
         if loss.label in shapes:
             raise ArgumentError(f"The model has a value called {loss.label!r} already: give the labels another name.")
         shape = loss.label_shape(shapes[names[0]])
         model.graph.input.append(helper.make_tensor_value_info(loss.label, loss.label_type, shape))
-        found = loss.function(outputs, Tensor(writer, loss.label, loss.label_type))
+        found = loss.function(found, Tensor(writer, loss.label, loss.label_type))
     writer.op("Reshape", found, writer.constant(np.zeros(0, np.int64)), into=LOSS)
     if not scaled:
         return LOSS
