@@ -2,10 +2,12 @@
 
 from onnxamp.amp import auto_mixed_precision, custom_mixed_precision
 from onnxamp.audit import Audit, audit_model
+from onnxamp.autocast import auto_cast
 from onnxamp.benching.bench import BenchOptions, bench_models
 from onnxamp.benching.records import BenchReport
 from onnxamp.casts import remove_redundant_casts
 from onnxamp.convert import Conversion, apply_plan
+from onnxamp.debugging import InferenceSession
 from onnxamp.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -45,6 +47,7 @@ __all__ = [
     "ExternalDataError",
     "FolderReport",
     "GradientError",
+    "InferenceSession",
     "InternalError",
     "Limits",
     "ModelError",
@@ -61,6 +64,7 @@ __all__ = [
     "__version__",
     "apply_plan",
     "audit_model",
+    "auto_cast",
     "auto_mixed_precision",
     "bench_models",
     "check_run",

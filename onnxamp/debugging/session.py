@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
+from onnxamp.autocast import active_cast
 from onnxamp.debugging.checker import TensorChecker, active_checker
 from onnxamp.debugging.modes import DebugMode, TensorCheckerConfig
 from onnxamp.debugging.operators import OperatorStats, active_stats, count_operators
@@ -16,8 +17,10 @@ from onnxamp.debugging.records import StepCheck, ValueRecord, counted, dump_path
 from onnxamp.debugging.tensors import NumericsWarning
 from onnxamp.debugging.watch import Looked, Watcher
 from onnxamp.errors import ArgumentError, ArgumentTypeError, NumericsError
+from onnxamp.front import convert_model
 from onnxamp.numerics.check import OpFilter
 from onnxamp.numerics.diff import open_model
+from onnxamp.runtime.emulate import emulate
 from onnxamp.runtime.session import cuda_available, make_session, run
 from onnxamp.runtime.values import from_value
 from onnxamp.storage import data_files, parse_model
@@ -33,7 +36,8 @@ class InferenceSession:
     op, with every float measured and low values emulated (:mod:`onnxamp.runtime.emulate`), and then as always. The
     outputs are those of the second, so that they are the same whether runs are checked or not: on the CPU, where ONNX
     Runtime computes float16 in float32, they may be fine although the check finds what overflows on a GPU. Under
-    :func:`collect_operator_stats` the model's nodes are counted with each run.
+    :func:`collect_operator_stats` the model's nodes are counted with each run. Made within :func:`onnxamp.auto_cast`,
+    it runs the model converted; without a CUDA device, and options of your own, low precision is then emulated.
 
     Args:
         path_or_bytes: the path of a model file, the bytes of one, or a proto with its weights loaded, which
@@ -53,12 +57,16 @@ class InferenceSession:
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Any] | None = None,
     ) -> None:
-        self._source = _parsed(path_or_bytes)
+        cast, source = active_cast(), _parsed(path_or_bytes)
+        self._source: ModelProto | str = source if cast is None else convert_model(source, **cast.wishes())
         self._lock = threading.Lock()
         self._watcher: Watcher | None = None
         self._counted: OperatorStats | None = None
         if sess_options is None and providers is None and provider_options is None:
-            self._session = make_session(self._source, "cuda" if cuda_available() else "cpu")
+            on_cuda = cuda_available()
+            emulated = cast is not None and not on_cuda and isinstance(self._source, ModelProto)
+            ready = emulate(self._source) if emulated else self._source  # type: ignore[arg-type]
+            self._session = make_session(ready, "cuda" if on_cuda else "cpu")
         else:
             self._session = _own_session(self._source, sess_options, providers, provider_options)
 

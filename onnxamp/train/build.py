@@ -1,9 +1,11 @@
 """From a model and wishes to a network in training."""
 
+from dataclasses import replace
 from typing import Any
 
 from onnx import ModelProto
 
+from onnxamp.autocast import active_cast
 from onnxamp.convert import load_any
 from onnxamp.errors import ArgumentError, ArgumentTypeError
 from onnxamp.front import convert_model
@@ -47,7 +49,7 @@ def build_train_network(
         loss_fn: "cross-entropy", "mean-squared-error", "binary-cross-entropy", a :class:`Loss`, or a function that
             writes one; None where the model's first output is the loss. Outputs enter it as float32.
         level: "O0" float32; "O1" white-listed ops low; "O2" all but black-listed ops low, with a dynamic loss scale;
-            "O3" all low; "auto" is O2 on CUDA.
+            "O3" all low; "auto" is O2 on CUDA. Within :func:`onnxamp.auto_cast`, that one's counts.
         boost_level: "O0" none; "O1" keeps the state in ONNX Runtime's own memory, on the device, from step to step,
             in new buffers each time: no buffer is written while a node may still read it.
         cast_model_type: overrides the level: "float32" casts nothing, "float16" or "bfloat16" all; the loss scale
@@ -67,8 +69,15 @@ def build_train_network(
         raise ArgumentTypeError(f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}.")
     if boost_level not in _BOOSTS:
         raise ArgumentError(f"Unknown boost_level {boost_level!r}: choose one of {', '.join(_BOOSTS)}.")
-    on_cuda = cuda_available()
+    on_cuda, cast = cuda_available(), active_cast()
+    if cast is not None:
+        if (level, dtype) != ("O0", "float16"):
+            raise ArgumentError("Within auto_cast, which gives level and dtype, leave both at their defaults.")
+        level, dtype = cast.level, cast.dtype
     precision = make_precision(level, dtype, cast_model_type, keep_batchnorm_fp32, loss_scale_manager, on_cuda=on_cuda)
+    if cast is not None:
+        lists = {name: value for name, value in cast.wishes().items() if name not in ("level", "dtype")}
+        precision = replace(precision, lists=lists)
     source: ModelProto = load_any(model)
     forward = training_model(source, precision.opset(source))
     loss = None if loss_fn is None else find_loss(loss_fn)

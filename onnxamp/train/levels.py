@@ -13,7 +13,7 @@ auto   O2 on CUDA, refused elsewhere
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from onnx import ModelProto
@@ -47,6 +47,8 @@ class Precision:
     keeps_norms: bool
     low: LowType
     scaling: Scaling | None
+    lists: Mapping[str, Any] = field(default_factory=dict)
+    """More arguments of convert_model: lists."""
 
     def opset(self, model: ModelProto) -> int:
         """The least opset that the step needs."""
@@ -60,11 +62,12 @@ class Precision:
         kernels of frameworks accumulate them in float32, too.
         """
         norms = [node.name or node.output[0] for node in model.graph.node if op_key(node) in NORMALISATIONS]
-        wishes: dict[str, Any] = {"level": self.level, "dtype": self.low.name, "keep_high": [OWN]}
+        wishes: dict[str, Any] = {"level": self.level, "dtype": self.low.name, "keep_high": [OWN], **self.lists}
         if self.keeps_norms:
             wishes["keep_high"] += [f"{re.escape(norm)}(/.*)?" for norm in norms]
         elif self.level != "O1":
-            wishes["white_list"] = sorted(NORMALISATIONS)
+            black = wishes.get("black_list", ())
+            wishes["white_list"] = sorted(NORMALISATIONS.difference(black).union(wishes.get("white_list", ())))
             wishes["force_low"] = [f"{re.escape(norm)}/{SCALED}/.*" for norm in norms]
         return wishes
 

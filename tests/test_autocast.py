@@ -1,0 +1,67 @@
+"""``auto_cast``: what is made within the context has its precision, and nothing else."""
+
+import threading
+
+import numpy as np
+import onnx
+import pytest
+from commands import CLASSIFIER
+from onnx import TensorProto
+from train_nets import conv_net, feeds
+
+import onnxamp
+from onnxamp.runtime.random_inputs import random_inputs
+from onnxamp.train import SGD, build_train_network
+
+FEEDS = random_inputs(onnx.load(CLASSIFIER), seed=0)
+
+
+def logits() -> np.ndarray:
+    return onnxamp.InferenceSession(CLASSIFIER).run(["logits"], FEEDS)[0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sessions_round_within_the_context_alone(dtype: str) -> None:
+    exact = logits()
+    with onnxamp.auto_cast(level="O2", dtype=dtype):
+        low = logits()
+        with onnxamp.auto_cast(enable=False):
+            assert (logits() == exact).all()
+        others: list[np.ndarray] = []
+        thread = threading.Thread(target=lambda: others.append(logits()))
+        thread.start()
+        thread.join()
+    assert (logits() == exact).all()
+    assert (others[0] == exact).all()
+    error = np.abs(low - exact).max() / np.abs(exact).max()
+    assert 1e-6 < error < 5e-2
+
+
+def test_lists_are_paddles_and_ones_own() -> None:
+    with onnxamp.auto_cast(custom_black_list=["Conv", "Gemm", "MatMul"], custom_white_list=["Relu"]):
+        assert (logits() == onnxamp.InferenceSession(CLASSIFIER).run(None, FEEDS)[0]).all()
+        net = build_train_network(conv_net(), SGD(), "cross-entropy")
+    conv = next(node for node in net.model.graph.node if node.op_type == "Conv")
+    casts = {node.output[0] for node in net.model.graph.node if node.op_type == "Cast"}
+    assert not casts & set(conv.input)
+
+
+def test_training_networks_follow() -> None:
+    with onnxamp.auto_cast(level="O2", dtype="bfloat16"):
+        net = build_train_network(conv_net(), SGD(), "cross-entropy")
+        with pytest.raises(onnxamp.ArgumentError, match="leave both at their defaults"):
+            build_train_network(conv_net(), SGD(), "cross-entropy", "O1")
+    to = {a.i for node in net.model.graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
+    assert TensorProto.BFLOAT16 in to
+    assert np.isfinite(net.step(feeds(6, (1, 8, 8), 10)).loss)
+
+
+@pytest.mark.parametrize(("wishes", "said"), [
+    ({"level": "O3"}, "Unknown level 'O3'"),
+    ({"dtype": "float8"}, "Unknown dtype 'float8'"),
+    ({"use_promote": False}, "use_promote"),
+    ({"custom_white_list": ["Relu"], "custom_black_list": ["Relu"]}, "Relu: in white_list"),
+])  # fmt: skip
+def test_wrong_wishes(wishes: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said), onnxamp.auto_cast(**wishes):
+        pass
