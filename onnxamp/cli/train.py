@@ -83,7 +83,7 @@ def _train(path: Path, options: dict[str, Any]) -> None:
     for epoch in range(net.steps // len(batches), options["epochs"]):
         results: list[StepResult] = []
         (mean,) = net.fit(
-            replace(batches, epoch=epoch),
+            batches.after(epoch),
             progress=not options["quiet"],
             report=lambda _, found: results.append(found),  # noqa: B023
         )

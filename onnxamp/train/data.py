@@ -1,7 +1,7 @@
 """Batches of arrays, in an order that seed and epoch decide: whoever resumes meets the same ones."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from onnxamp.errors import ArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """One epoch over arrays whose first axes are the samples; the last batch may be smaller.
+    """One epoch over arrays whose first axes are the samples, in an order by seed and epoch; the last may be smaller.
 
     Raises:
         ArgumentError: there is no array or sample, or the arrays differ in their number of samples.
@@ -29,6 +29,10 @@ class Batches:
             raise ArgumentError(f"All arrays need the same number of samples, at least one; they have {counts}.")
         if self.size < 1:
             raise ArgumentError(f"A batch needs at least one sample, not {self.size}.")
+
+    def after(self, epochs: int) -> "Batches":
+        """The batches of so many epochs later."""
+        return replace(self, epoch=self.epoch + epochs)
 
     @property
     def samples(self) -> int:

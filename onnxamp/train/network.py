@@ -15,6 +15,7 @@ from onnxamp.front import convert_model
 from onnxamp.runtime.session import run, run_values
 from onnxamp.runtime.values import from_value, to_value
 from onnxamp.train.checkpoint import read_checkpoint, write_checkpoint
+from onnxamp.train.data import Batches
 from onnxamp.train.forward import Mask
 from onnxamp.train.optimizers import Optimizer
 from onnxamp.train.step import APPLY, LOSS, NORM, OVERFLOW, RATE, SCALE, Step
@@ -99,7 +100,8 @@ class TrainNetwork:
         """Go over the batches so many times; returns the mean loss of each epoch.
 
         Args:
-            batches: what :meth:`step` takes; anything that can be gone over again.
+            batches: what :meth:`step` takes; anything that can be gone over again. :class:`Batches` come in another
+                order in each epoch.
             epochs: how often.
             progress: show a bar with the loss on the terminal.
             report: called with the number of the step and its result.
@@ -110,7 +112,8 @@ class TrainNetwork:
         with training_bar(total, shown=progress) as advance:
             for epoch in range(epochs):
                 losses = []
-                for feeds in batches:
+                again = batches.after(epoch) if isinstance(batches, Batches) else batches
+                for feeds in again:
                     result = self.step(feeds)
                     losses.append(result.loss)
                     advance(f"epoch {epoch + 1}/{epochs}", result.loss)
