@@ -88,8 +88,10 @@ def _resized(call: Call) -> dict[int, float | None]:
     if scales is not None and scales.size:
         return {axis: scale for axis, scale in zip(axes, scales.tolist(), strict=True) if scale != 1}
     x, y = call.x().dims or (), call.y.dims or (None,) * rank
-    # Sizes that are computed repeat those of batch and channels.
-    return {axis: None for axis in axes if x[axis] != y[axis] or (x[axis] is None and axis > 1)}
+    pairs = [(axis, x[axis], y[axis]) for axis in axes]
+    # Sizes that are computed repeat those of batch and channels, even where shapes do not show it.
+    unclear = [(axis, a, b) for axis, a, b in pairs if axis > 1 or (isinstance(a, int) and isinstance(b, int))]
+    return {axis: None for axis, a, b in unclear if a != b or a is None}
 
 
 def _matrix(call: Call, scale: float | None, before: int, after: int) -> NDArray[np.float32]:
