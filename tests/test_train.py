@@ -135,6 +135,21 @@ def test_schedules_groups_and_the_choice_of_weights() -> None:
     assert rates == [0, 1]
 
 
+def test_what_is_frozen_still_runs_over_the_batch() -> None:
+    net = build_train_network(conv_net(), SGD(learning_rate=0.1, weights=["head.*"]), "cross-entropy")
+    before = net.state()
+    net.step(IMAGES)
+    moved = {name for name, array in net.state().items() if not np.array_equal(array, before[name])}
+    statistics = {"n0.m", "n0.v", "n1.m", "n1.v"}
+    assert moved == {"head.w", "head.b", *statistics, "train/updates", "train/steps"}
+
+
+def test_constants_of_a_loss_are_no_weights() -> None:
+    weighed = Loss(lambda output, label: (output * output.writer.constant(np.float32([[1, 2, 3]])) * label).op(
+        "ReduceMean", keepdims=0))  # fmt: skip
+    assert build_train_network(mlp(), SGD(), weighed).plan.weights == ("w0", "b0", "w1", "b1")
+
+
 # Loss scaling
 
 

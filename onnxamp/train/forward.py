@@ -1,6 +1,6 @@
 """From an inference model to the forward pass of training: statistics of the batch, dropout, weights as inputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -141,8 +141,8 @@ def _dropout(node: Node, mask: Mask, model: ModelProto, names: NewNames) -> list
     ]
 
 
-def find_weights(model: ModelProto, loss: str) -> list[str]:
-    """Float32 initializers that can be trained: those that lead to the loss and are no settings of an op.
+def find_weights(model: ModelProto, loss: str, among: Container[str]) -> list[str]:
+    """Float32 initializers ``among`` these that can be trained: they lead to the loss and are no settings of an op.
 
     Raises:
         GradientError: there are none.
@@ -152,7 +152,9 @@ def find_weights(model: ModelProto, loss: str) -> list[str]:
     candidates = {
         names[tensor.name]: tensor
         for tensor in model.graph.initializer
-        if tensor.data_type == TensorProto.FLOAT and view.values[names[tensor.name]].origin is Origin.INITIALIZER
+        if tensor.data_type == TensorProto.FLOAT
+        and tensor.name in among
+        and view.values[names[tensor.name]].origin is Origin.INITIALIZER
     }
     found = set()
     for node in find_path(view, candidates, names[loss]).nodes:

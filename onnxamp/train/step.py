@@ -77,7 +77,8 @@ def build_step(forward: Forward, optimizer: Optimizer, loss: Loss | None, scalin
     writer = _writer(model)
     target = _write_loss(model, writer, loss, scaling is not None)
     _close(model, writer)
-    weights = [name for name in find_weights(model, target) if optimizer.trains(name)]
+    own = {tensor.name for tensor in forward.model.graph.initializer}
+    weights = [name for name in find_weights(model, target, own) if optimizer.trains(name)]
     if not weights:
         raise ModelError("No weight of the model matches the optimizer's 'weights'.")
     data = [entry.name for entry in model.graph.input if entry.name not in (SCALE, *(m.name for m in forward.masks))]

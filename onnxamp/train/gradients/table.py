@@ -16,6 +16,9 @@ RULES: Final[Mapping[str, Rule]] = {
 FORWARD: Final[Mapping[str, Forward]] = {**normalisations.FORWARD, **pointwise.FORWARD, **windows.FORWARD}
 """Ops whose forward pass keeps something for their rule, or is written in other ops."""
 
+ALWAYS: Final = frozenset({"BatchNormalization"})
+"""Those of them whose own node may have no kernel: they are written out off the way to the loss, too."""
+
 FLAT: Final = frozenset(
     {
         "Bernoulli", "Ceil", "ConstantOfShape", "EyeLike", "Floor", "Hardmax", "Multinomial", "OneHot",

@@ -10,7 +10,7 @@ from onnxamp.graph import ABSENT, opset_imports
 from onnxamp.names import NewNames
 from onnxamp.train.gradients.expand import expand, value_of
 from onnxamp.train.gradients.reading import Reading
-from onnxamp.train.gradients.table import FORWARD, RULES
+from onnxamp.train.gradients.table import ALWAYS, FORWARD, RULES
 from onnxamp.train.gradients.writer import FLOATS, MIN_OPSET, Tensor, Writer
 
 _PARTIAL = frozenset({"Split"})
@@ -68,7 +68,7 @@ def _forward(reading: Reading, writer: Writer) -> dict[int, tuple[Tensor, ...]]:
         if node.scope:
             continue
         writer.prefix = node.label
-        if node.key in FORWARD and node.index in on_path:
+        if node.key in FORWARD and (node.index in on_path or node.key in ALWAYS):
             saved[node.index] = FORWARD[node.key](reading.call(writer, node))
         else:
             proto = NodeProto()
