@@ -6,6 +6,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxamp.collecting import no_collections
 from onnxamp.constants import Constants
 from onnxamp.edits import Edits
 from onnxamp.errors import OpsetError
@@ -15,7 +16,7 @@ from onnxamp.hazards import find_hazards
 from onnxamp.infer import Types, infer_types
 from onnxamp.islands import activation_groups, cast_swallowing_inputs, written_out_norms
 from onnxamp.masks import sentinel_paths
-from onnxamp.ops import is_exact
+from onnxamp.ops import is_exact, op_facts
 from onnxamp.pins import Pins, find_pins
 from onnxamp.placement import make_edits
 from onnxamp.policy import Level, Policy
@@ -45,6 +46,7 @@ class Analysis:
     edits: Edits
 
 
+@no_collections()
 def analyse(
     model: ModelProto,
     policy: Policy,
@@ -87,7 +89,8 @@ def analyse(
         groups = [*soft, *folds, *(nodes for _, nodes in norms), *(sentinels if policy.hazards else ())]
     terms = find_variables(view, types, policy, groups)
     hazards = find_hazards(scene) if judged else []
-    moved = frozenset(node.index for node in view.nodes if constants.feed(node) and is_exact(node.proto))
+    exact = (node for node in view.nodes if node.key in op_facts().exact and is_exact(node.proto))
+    moved = frozenset(node.index for node in exact if constants.feed(node))
     folded = frozenset(bn for _, bn in folds)
     pins = find_pins(view, policy, terms, hazards, wishes=wishes, folded=folded, moved=moved, replay=replay,
                      measured=prices.pins if prices else None)  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 from onnx import ModelProto
 
 from onnxamp.analysis import analyse
+from onnxamp.collecting import no_collections
 from onnxamp.errors import ArgumentError, ArgumentTypeError
 from onnxamp.fold.savings import fold_hint
 from onnxamp.hints import opset_hint
@@ -17,17 +18,15 @@ from onnxamp.plan import Plan, make_plan
 from onnxamp.policy import Level, Policy, make_policy
 from onnxamp.prepare import prepare
 from onnxamp.rewrite import apply_edits
+from onnxamp.saving import copy_file, save_model
 from onnxamp.storage import (
     INLINE_LIMIT,
+    Stock,
     WeightConverter,
-    copy_file,
-    data_files,
     folder_of,
-    has_external_data,
     load_external_data,
     load_model,
-    save_model,
-    weight_bytes,
+    take_stock,
 )
 from onnxamp.summary import Summary, summarize
 from onnxamp.verify import promise
@@ -49,6 +48,7 @@ class Conversion:
     bytes_after: int
 
 
+@no_collections()
 def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Plan | None = None) -> Any:
     """:func:`onnxamp.convert_model` under a policy that is made already, or as a plan says.
 
@@ -58,17 +58,19 @@ def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Pla
     check_decided(policy, plan)
     if is_graphsurgeon(model):
         return to_graphsurgeon(convert_with(from_graphsurgeon(model), policy, opset, plan))
-    proto = load_any(model)
-    prepared, _, wanted = prepare(proto, policy, opset)
-    analysis = analyse(prepared, policy, replay=plan.decisions() if plan else None)
+    proto, base_dir = _locate(model)
+    prepared, _, wanted = prepare(proto, policy, opset, base_dir)
+    analysis = analyse(prepared, policy, base_dir=base_dir, replay=plan.decisions() if plan else None)
     result = ModelProto()
-    if not analysis.edits:
+    if analysis.edits:
+        kept = promise(analysis.view, analysis.types, policy)
+        result.CopyFrom(prepared)
+        apply_edits(analysis.view, analysis.edits, result, WeightConverter(policy.low, base_dir))
+        kept.check(result)
+    else:
         result.CopyFrom(prepared if wanted else proto)
-        return result
-    kept = promise(analysis.view, analysis.types, policy)
-    result.CopyFrom(prepared)
-    apply_edits(analysis.view, analysis.edits, result, WeightConverter(policy.low, None))
-    kept.check(result)
+    if base_dir is not None:
+        load_external_data(result, base_dir)
     return result
 
 
@@ -108,6 +110,7 @@ def plan_policy(plan: Plan) -> Policy:
     )  # fmt: skip
 
 
+@no_collections()
 def convert_file(
     src: str | PathLike[str],
     dst: str | PathLike[str],
@@ -116,12 +119,15 @@ def convert_file(
     opset: int | None = None,
     plan: Plan | None = None,
     external_data: str = "auto",
+    shard_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     **wishes: Any,
 ) -> Conversion:
     """:func:`onnxamp.convert_file` at a level that needs no measurements, or as a plan says."""
     if external_data not in ("auto", "always", "never"):
         raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {external_data!r}.")
+    if shard_bytes is not None and not (shard_bytes > 0 and external_data != "never"):
+        raise ArgumentError(f"shard_bytes must be positive, and is for external data alone, not {shard_bytes!r}.")
     policy = plan_policy(plan) if plan else make_policy(level, **wishes)
     check_decided(policy, plan)
     source, target = Path(src), Path(dst)
@@ -130,53 +136,45 @@ def convert_file(
     proto, base_dir = load_model(source), folder_of(source)
     target = target.resolve() if target.is_symlink() else target
     is_same = target.exists() and target.samefile(source)
-    needed = data_files(proto, base_dir)
-    if target.resolve() in needed:
+    stock = take_stock(proto, base_dir)
+    if target.resolve() in stock.files:
         raise ArgumentError(f"{str(target)!r} holds weights of the model: give the output another name.")
-    keep = frozenset() if is_same else needed
-    before = weight_bytes(proto)
+    keep = frozenset() if is_same else stock.files
     opset = plan.opset if plan else opset
     prepared, notes, wanted = prepare(proto, policy, opset, base_dir)
     analysis = analyse(prepared, policy, base_dir=base_dir, replay=plan.decisions() if plan else None)
     made, summary = make_plan(analysis, opset), summarize(analysis)
     found = () if plan else (opset_hint(prepared, analysis, base_dir), fold_hint(prepared, analysis, base_dir))
     hints = tuple(filter(None, found))
-    external = _wants_external(external_data, prepared, summary)
-    converter = WeightConverter(policy.low, base_dir, deferred=external)
+    external = _wants_external(external_data, stock, summary)
+    converter = WeightConverter(policy.low, base_dir, deferred=True)
     if analysis.edits:
         kept = promise(analysis.view, analysis.types, policy)
         apply_edits(analysis.view, analysis.edits, prepared, converter)
         kept.check(prepared)
     elif not wanted:
         prepared, notes = proto, []
-        if bool(needed) == external and (not needed or base_dir.resolve() == target.resolve().parent):
-            copy_file(source, target, keep | needed)
-            return Conversion(source, target, made, summary, hints, {}, before, before)
-    total = weight_bytes(prepared)
-    done = 0
-
-    def report(written: int) -> None:
-        nonlocal done
-        done += written
-        if progress is not None:
-            progress(done, total)
-
-    save_model(prepared, target, converter, external=external, keep=keep, progress=report)
-    return Conversion(source, target, made, summary, (*notes, *hints), converter.counts, before, total)
+        is_beside = base_dir.resolve() == target.resolve().parent
+        if bool(stock.files) == external and shard_bytes is None and (not external or is_beside):
+            copy_file(source, target, keep | stock.files)
+            return Conversion(source, target, made, summary, hints, {}, stock.size, stock.size)
+    total = save_model(prepared, target, converter, external=external, shard_bytes=shard_bytes, keep=keep,
+               progress=progress)  # fmt: skip
+    return Conversion(source, target, made, summary, (*notes, *hints), converter.counts(), stock.size, total)
 
 
-def _wants_external(wish: str, model: ModelProto, summary: Summary) -> bool:
+def _wants_external(wish: str, stock: Stock, summary: Summary) -> bool:
     """Whether the result's weights go to a data file.
 
     Raises:
         ArgumentError: the user wants one file, which protobuf could not hold.
     """
-    size = weight_bytes(model) - summary.low_weight_bytes // 2
+    size = stock.size - summary.low_weight_bytes // 2
     if wish == "never" and size > INLINE_LIMIT:
         raise ArgumentError(
             f"{size} bytes of weights do not fit into one file: protobuf ends at 2 GiB; use external data."
         )
-    return wish == "always" or (wish == "auto" and (size > INLINE_LIMIT or has_external_data(model)))
+    return wish == "always" or (wish == "auto" and (size > INLINE_LIMIT or bool(stock.files)))
 
 
 def load_any(model: Any) -> ModelProto:

@@ -96,6 +96,7 @@ def convert_file(
     opset: int | None = None,
     plan: Plan | None = None,
     external_data: str = "auto",
+    shard_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     tolerance: float = 1e-2,
     samples: Samples | None = None,
@@ -111,7 +112,8 @@ def convert_file(
         plan: repeat the decisions of this plan instead of deciding; level and wishes do not count then.
         external_data: "auto" (a data file beside the model where the input has one or the result is over 1.9 GB),
             "always", or "never".
-        progress: called with (bytes written, bytes in all) while weights are written to a data file.
+        shard_bytes: split the data file into several of about this size.
+        progress: called with (bytes written, bytes in all) while weights are written.
 
     Raises:
         As :func:`convert_model`, and OutputError: the target cannot be written.
@@ -120,8 +122,9 @@ def convert_file(
     if plan is None and is_auto(level, data):
         plan = _tuned(src, data, opset, wishes).plan
     return convert.convert_file(
-        src, dst, level, opset=opset, plan=plan, external_data=external_data, progress=progress, **wishes
-    )
+        src, dst, level, opset=opset, plan=plan, external_data=external_data, shard_bytes=shard_bytes,
+        progress=progress, **wishes,
+    )  # fmt: skip
 
 
 def plan_model(model: Any, level: str = "O2", *, opset: int | None = None, **wishes: Any) -> Plan:

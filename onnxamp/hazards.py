@@ -5,6 +5,7 @@ of the chosen low type. Matching looks through Casts and data movement.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -31,6 +32,7 @@ def find_hazards(scene: Scene) -> list[Hazard]:
 
 def constant_ranges(scene: Scene) -> Iterator[Hazard]:
     """Constants beyond the low range that are no sentinels keep their consumers in float32, and what these make."""
+    seen: set[int] = set()
     for node in scene.view.nodes:
         for _, value in scene.float_inputs(node):
             beyond = _beyond(scene, node, value)
@@ -39,7 +41,7 @@ def constant_ranges(scene: Scene) -> Iterator[Hazard]:
             name = scene.view.values[value].name
             why = f"{name!r} holds {beyond:.6g}; {scene.low.name} ends at {scene.low.max_finite:.6g}"
             yield Hazard(node.index, Reason.RANGE, why)
-            for reader in _readers(scene, node):
+            for reader in _readers(scene, node, seen):
                 yield Hazard(reader.index, Reason.RANGE, f"reads what {node.label!r} made of a constant out of range")
 
 
@@ -54,6 +56,7 @@ def _beyond(scene: Scene, node: Node, value: int) -> float | None:
 
 def epsilons(scene: Scene) -> Iterator[Hazard]:
     """Tiny uniform constants keep their consumer in float32, and what they guard against zero with it."""
+    walks = _Walks()
     for node in scene.view.nodes:
         if node.key not in op_facts().hazard["epsilon_ops"]:
             continue
@@ -64,13 +67,25 @@ def epsilons(scene: Scene) -> Iterator[Hazard]:
             name = scene.view.values[value].name
             yield Hazard(node.index, Reason.EPSILON, f"{name!r} is {number:.6g}, which {scene.low.name} cannot hold")
             if (node.key, position) != ("Div", 1) and node.key != "Mul":
-                yield from _guarded(scene, node)
+                yield from _guarded(scene, node, walks)
 
 
-def _guarded(scene: Scene, node: Node) -> Iterator[Hazard]:
-    """Ops behind an epsilon whose result explodes if the guarded value becomes zero on the way."""
+@dataclass(slots=True)
+class _Walks:
+    """Nodes behind any epsilon that were looked at, and those of them that lead to what it guards."""
+
+    seen: set[int] = field(default_factory=set)
+    leading: set[int] = field(default_factory=set)
+
+
+def _guarded(scene: Scene, node: Node, walks: _Walks) -> Iterator[Hazard]:
+    """Ops behind an epsilon whose result explodes if the guarded value becomes zero on the way.
+
+    Complexity: linear for all epsilons of a model together; a walk ends where an earlier one has been.
+    """
     guarded, why = op_facts().guarded, f"{node.label!r} guards its input with an epsilon"
     previous: dict[int, int] = {}
+    kept: set[int] = set()
     stack = [node]
     while stack:
         last = stack.pop()
@@ -78,16 +93,23 @@ def _guarded(scene: Scene, node: Node) -> Iterator[Hazard]:
             if reader.index in previous or reader.index == node.index:
                 continue
             previous[reader.index] = last.index
-            if port in guarded.get(reader.key, ()):
+            is_end = port in guarded.get(reader.key, ())
+            if is_end:
+                kept.add(reader.index)
                 yield Hazard(reader.index, Reason.EPSILON, why)
+            if is_end or reader.index in walks.leading:
                 between = last.index
-                while between != node.index:  # what carries the guarded value must not flush it on the way
+                while between != node.index and between not in kept:  # what carries the value must not flush it
+                    kept.add(between)
                     yield Hazard(between, Reason.EPSILON, why)
                     between = previous[between]
-                if reader.key == "Log":
-                    yield from _small_numbers(scene, node)
-            if (is_exact(reader.proto) or reader.key == "Sqrt") and scene.is_float_output(reader):
+            if is_end and reader.key == "Log":
+                yield from _small_numbers(scene, node)
+            carries = (is_exact(reader.proto) or reader.key == "Sqrt") and scene.is_float_output(reader)
+            if carries and reader.index not in walks.seen:
+                walks.seen.add(reader.index)
                 stack.append(reader)
+    walks.leading |= kept
 
 
 def _small_numbers(scene: Scene, node: Node) -> Iterator[Hazard]:
@@ -150,10 +172,11 @@ def quantized_units(scene: Scene) -> Iterator[Hazard]:
 
 def integer_products(scene: Scene) -> Iterator[Hazard]:
     """From an integer product's sum to its scaled result: out of range before, and one fused kernel together."""
+    seen: set[int] = set()
     for node in scene.view.nodes:
         if node.key not in op_facts().hazard["integer_products"]:
             continue
-        stack, seen = [node], {node.index}
+        stack = [node]
         while stack:
             for reader, _ in scene.view.consumers(stack.pop().outputs[0]):
                 scales = reader.key == "Mul" or (reader.key == "Add" and _adds_constant(scene, reader))
@@ -214,9 +237,12 @@ def _carries(scene: Scene, node: Node) -> bool:
     return bool(node.outputs) and scene.constants.stats(node.outputs[0]) is not None
 
 
-def _readers(scene: Scene, node: Node) -> Iterator[Node]:
-    """Nodes that read the node's outputs, directly or through exact ops (which are among them)."""
-    stack, seen = list(node.outputs), set()
+def _readers(scene: Scene, node: Node, seen: set[int]) -> Iterator[Node]:
+    """Nodes that read the node's outputs, directly or through exact ops (which are among them), and were not ``seen``.
+
+    They are added to ``seen``, so that all walks of a model together stay linear.
+    """
+    stack = list(node.outputs)
     while stack:
         for reader, _ in scene.view.consumers(stack.pop()):
             if reader.index in seen:

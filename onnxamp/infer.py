@@ -5,6 +5,7 @@ an output's type open and no rule knows it, what the file declares decides.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
@@ -27,12 +28,12 @@ def infer_types(view: View) -> Types:
     for scope in view.scopes:
         _seed(scope, types)
     declared = _declared(view)
-    entered = {0}
+    entered, memo = {0}, _Memo()
     for index in view.order:
         node = view.nodes[index]
         for scope_index in (node.scope, *(body for _, body in node.bodies)):
             _enter(view, scope_index, entered, types, declared)
-        for value, found in zip(node.outputs, _outputs(view, node, types), strict=True):
+        for value, found in zip(node.outputs, _outputs(view, node, types, memo), strict=True):
             if value != ABSENT and types[value] is None:
                 types[value] = found or declared.get(value)
     _backward(view, types)
@@ -112,11 +113,27 @@ def body_sources(node: Node, body_inputs: int) -> list[int]:
     return [position + offset for position in range(body_inputs)]
 
 
-def _outputs(view: View, node: Node, types: list[str | None]) -> list[str | None]:
+def _outputs(view: View, node: Node, types: list[str | None], memo: "_Memo") -> Sequence[str | None]:
     if node.key in op_facts().control_flow:
         return _control_flow(view, node, types)
-    inputs = [None if value == ABSENT else types[value] for value in node.inputs]
-    return output_types(node.proto, node.key, node.signature, inputs)
+    inputs = tuple([None if value == ABSENT else types[value] for value in node.inputs])
+    if node.signature is None or node.key in memo.attributed:
+        return output_types(node.proto, node.key, node.signature, inputs)
+    key = (node.signature, inputs, len(node.outputs))
+    if key not in memo.found:
+        memo.found[key] = output_types(node.proto, node.key, node.signature, inputs)
+    return memo.found[key]
+
+
+@dataclass(slots=True)
+class _Memo:
+    """Output types by schema, input types and number of outputs: a large model has few different ones."""
+
+    attributed: frozenset[str] = field(
+        default_factory=lambda: frozenset({"Constant", "Optional", *op_facts().dtype_attribute})
+    )
+    """Ops whose attributes have a say, too."""
+    found: dict[tuple[Signature, tuple[str | None, ...], int], Sequence[str | None]] = field(default_factory=dict)
 
 
 def _control_flow(view: View, node: Node, types: Sequence[str | None]) -> list[str | None]:
@@ -248,6 +265,8 @@ _CONTAINERS: Mapping[str, Callable[[str], str]] = {
     "SplitToSequence": "seq({})".format,
 }
 """Op -> type of its output from that of its first input (CastLike: its second)."""
+
+_ATTRIBUTED = frozenset({"Constant", "Optional"})
 
 _CONSTANT_TYPES = {
     "value_float": "tensor(float)",

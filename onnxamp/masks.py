@@ -6,7 +6,7 @@ from onnxamp.graph import Node
 from onnxamp.ops import op_facts
 from onnxamp.scene import Scene
 from onnxamp.verdicts import Hazard, Reason
-from onnxamp.weights import SENTINEL
+from onnxamp.weights import SENTINEL, ConstantStats
 
 
 def masks(scene: Scene) -> Iterator[Hazard]:
@@ -14,30 +14,47 @@ def masks(scene: Scene) -> Iterator[Hazard]:
 
     Large means that the low type steps by more than 1 there, so that score + mask forgets the score: a row that is
     masked as a whole would lose the differences that float32 keeps.
+
+    Complexity: linear; a way is walked once, however many of its nodes read large constants.
     """
+    leading = _leading(scene)
+    walked: set[int] = set()
+    kept: set[int] = set()
     for node in scene.view.nodes:
-        if node.key not in op_facts().hazard["mask_arithmetic"]:
-            continue
+        if node.index not in leading or node.index in kept:
+            continue  # where a node is kept, so is its whole way
         for _, value in scene.float_inputs(node):
             stats = scene.constants.stats(value)
-            if stats is None:
-                continue
-            large = stats.uniform if stats.uniform is not None and abs(stats.uniform) * scene.low.epsilon >= 1 else None
-            found = large if large is not None and abs(large) < SENTINEL else stats.out_of_range
-            path = mask_path(scene, node) if found is not None or _holds_sentinel(scene, value) else []
-            if found is None and any(_stays_high(scene, maker) for maker in _makers(scene, value, path)):
-                found = stats.largest  # cast down as it is, it would be infinite
-            for index in path if found is not None else ():
-                yield Hazard(index, Reason.MASK, f"carries the mask value {found:.6g} to its Softmax")
+            found, path = None if stats is None else _large(scene, stats), list[int]()
+            if stats is not None and found is None and _holds_sentinel(scene, value):
+                if node.index not in walked:
+                    path = mask_path(scene, node)
+                    walked.update(path)
+                if any(_stays_high(scene, maker) for maker in _makers(scene, value, path)):
+                    found = stats.largest  # cast down as it is, it would be infinite
+            if found is not None:
+                path = path or mask_path(scene, node)
+                kept.update(path)
+                for index in path:
+                    yield Hazard(index, Reason.MASK, f"carries the mask value {found:.6g} to its Softmax")
+
+
+def _large(scene: Scene, stats: ConstantStats) -> float | None:
+    """A number of the constant that is large and no sentinel."""
+    large = stats.uniform if stats.uniform is not None and abs(stats.uniform) * scene.low.epsilon >= 1 else None
+    return large if large is not None and abs(large) < SENTINEL else stats.out_of_range
 
 
 def sentinel_paths(scene: Scene) -> list[list[int]]:
     """Node groups that take one precision: the ops between a sentinel constant and its Softmax, with the Softmax."""
     groups = []
+    leading = _leading(scene)
+    walked: set[int] = set()
     for node in scene.view.nodes:
-        if node.key in op_facts().hazard["mask_arithmetic"]:
+        if node.index in leading:
             values = [value for _, value in scene.float_inputs(node) if _holds_sentinel(scene, value)]
-            path = mask_path(scene, node) if values else []
+            path = [] if not values else [node.index] if node.index in walked else mask_path(scene, node)
+            walked.update(path)
             # What makes the sentinel goes along: cast down from float32 it would be minus infinity.
             makers = [scene.view.producer(scene.constants.source(value)) for value in values]
             groups += [[*path, *(maker.index for maker in makers if maker is not None)]] if path else []
@@ -64,6 +81,20 @@ def _stays_high(scene: Scene, maker: Node) -> bool:
     if port is None or maker.signature is None:
         return False
     return scene.low.tensor not in maker.signature.params.get(port.type, frozenset())
+
+
+def _leading(scene: Scene) -> set[int]:
+    """Nodes of mask arithmetic that lead to a Softmax, found backward from all of them at once."""
+    walk, sinks = op_facts().hazard["mask_arithmetic"], op_facts().hazard["mask_sinks"]
+    stack = [node for node in scene.view.nodes if node.key in sinks]
+    found = {node.index for node in stack if node.key in walk}
+    while stack:
+        for _, value in scene.float_inputs(stack.pop()):
+            maker = scene.view.producer(value)
+            if maker is not None and maker.index not in found and maker.key in walk and value == maker.outputs[0]:
+                found.add(maker.index)
+                stack.append(maker)
+    return found
 
 
 def mask_path(scene: Scene, start: Node) -> list[int]:

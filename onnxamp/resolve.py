@@ -5,7 +5,7 @@ list nodes out of order and ONNX Runtime accepts them. An inner definition shado
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
@@ -57,7 +57,8 @@ class _Builder:
     values: list[Value] = field(default_factory=list)
     scopes: list[Scope] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    protos: list[tuple[NodeProto, int]] = field(default_factory=list)
+    protos: list[tuple[NodeProto, int, str]] = field(default_factory=list)
+    """Nodes with their scope and key."""
     bodies: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     uses: list[list[tuple[int, int]]] = field(default_factory=list)
     results: list[list[tuple[int, int]]] = field(default_factory=list)
@@ -67,6 +68,7 @@ class _Builder:
     def define(self, graph: GraphProto, parent: int, owner: int, attribute: str, opaque: bool) -> list[_Pending]:
         """Add a scope and all that it defines; returns the bodies of its nodes."""
         scope, names, first = len(self.scopes), {}, len(self.protos)  # type: ignore[var-annotated]
+        control_flow = op_facts().control_flow
         if owner != ABSENT:
             self.bodies.setdefault(owner, []).append((attribute, scope))
         listed = {item.name for item in graph.input} if scope == 0 and self.overridable else set()
@@ -79,13 +81,15 @@ class _Builder:
             if entry.name not in names or self.values[names[entry.name]].origin is Origin.INPUT:
                 self._add(names, entry.name, scope, Origin.INPUT, ABSENT, port)
         pending: list[_Pending] = []
-        for node in graph.node:
-            index = len(self.protos)
-            self.protos.append((node, scope))
+        for index, node in enumerate(graph.node, first):
+            key = op_key(node)
+            self.protos.append((node, scope, key))
             for port, name in enumerate(node.output):
                 if name:
                     self._add(names, name, scope, Origin.NODE, index, port)
-            unknown = opaque or op_key(node) not in op_facts().control_flow
+            unknown = opaque or key not in control_flow
+            if unknown and "::" not in key and self.book.get("", key) is not None:
+                continue  # no other op of ai.onnx has bodies: looking for them in all attributes takes long
             pending += [(body, scope, index, name, unknown) for name, body in node_bodies(node)]
         nodes, inputs = range(first, len(self.protos)), tuple(names[entry.name] for entry in graph.input)
         self.scopes.append(Scope(scope, parent, owner, graph, opaque, names, nodes, inputs, ()))
@@ -120,23 +124,25 @@ class _Builder:
 
     def resolve(self) -> None:
         """Turn names into value indices, and fill uses and results."""
-        for index, (proto, scope) in enumerate(self.protos):
+        for index, (proto, scope, key) in enumerate(self.protos):
+            names, opaque = self.scopes[scope].names, self.scopes[scope].opaque
             inputs = []
             for port, name in enumerate(proto.input):
-                value = self.find(name, scope) if name else ABSENT
+                value = names.get(name, ABSENT)
+                if value == ABSENT and name:
+                    value = self.find(name, scope)
                 if value != ABSENT:
                     self.uses[value].append((index, port))
-                elif name and not self.scopes[scope].opaque:
+                elif name and not opaque:
                     label = proto.name or next(iter(proto.output), "")
                     raise ModelError(
                         f"Node {label!r} ({proto.op_type}) reads the value {name!r}, which nothing defines."
                     )
                 inputs.append(value)
-            names = self.scopes[scope].names
-            outputs = tuple(names[name] if name else ABSENT for name in proto.output)
+            outputs = tuple([names[name] if name else ABSENT for name in proto.output])
             signature = self.book.get(proto.domain, proto.op_type)
             bodies = tuple(self.bodies.get(index, ()))
-            self.nodes.append(Node(index, scope, proto, op_key(proto), signature, tuple(inputs), outputs, bodies))
+            self.nodes.append(Node(index, scope, proto, key, signature, tuple(inputs), outputs, bodies))
         for position, found in enumerate(self.scopes):
             outputs = tuple(self._result(entry.name, found, port) for port, entry in enumerate(found.proto.output))
             self.scopes[position] = replace(found, outputs=outputs)
@@ -174,15 +180,15 @@ def _topological(builder: _Builder) -> list[int]:
     return result
 
 
-def _scope_order(builder: _Builder, scope: Scope) -> list[int]:
+def _scope_order(builder: _Builder, scope: Scope) -> Sequence[int]:
+    """The order of one scope's nodes: that of the file, where producers come first there."""
     waiting: dict[int, int] = {}
     dependants: dict[int, list[int]] = {}
     ready: list[int] = []
-    for index in scope.nodes:
-        reads = {value for value in builder.nodes[index].inputs if value != ABSENT}
-        reads.update(builder.needs.get(index, ()))
-        values = (builder.values[value] for value in reads)
-        producers = {value.producer for value in values if value.scope == scope.index and value.producer != ABSENT}
+    makers = {index: _makers(builder, scope, index) for index in scope.nodes}
+    if all(producer < index for index, producers in makers.items() for producer in producers):
+        return scope.nodes
+    for index, producers in makers.items():
         waiting[index] = len(producers)
         for producer in producers:
             dependants.setdefault(producer, []).append(index)
@@ -203,3 +209,13 @@ def _scope_order(builder: _Builder, scope: Scope) -> list[int]:
             f"The graph is cyclic: node {stuck.label!r} ({stuck.key}) depends on its own output, or on a cycle."
         )
     return order
+
+
+def _makers(builder: _Builder, scope: Scope, index: int) -> set[int]:
+    """Nodes of the scope whose outputs the node or its bodies read."""
+    found = set()
+    for value in (*builder.nodes[index].inputs, *builder.needs.get(index, ())):
+        made = builder.values[value] if value != ABSENT else None
+        if made is not None and made.producer != ABSENT and made.scope == scope.index:
+            found.add(made.producer)
+    return found

@@ -15,8 +15,10 @@ from onnxamp.graph import ABSENT, Node, Scope, View, scope_graphs
 from onnxamp.infer import declared_type
 from onnxamp.ops import op_facts
 
-Converter = Callable[[TensorProto, float], TensorProto]
-"""Makes the low version of a float32 tensor; finite values beyond the range become ± the given magnitude."""
+Converter = Callable[[TensorProto, float, str], TensorProto]
+"""Makes the low version of a float32 tensor; finite values beyond the range become ± the given magnitude. The string is
+the name of the value that the tensor is.
+"""
 
 
 def apply_edits(view: View, edits: Edits, model: ModelProto, convert: Converter) -> None:
@@ -99,7 +101,7 @@ def _initializers(view: View, edits: Edits, local: _Local, graph: GraphProto, co
         tensor.name = edits.renamed.get(value, tensor.name)
         if copy is None and not is_low:
             continue
-        low = convert(tensor, _saturation(edits, value))
+        low = convert(tensor, _saturation(edits, value), tensor.name)
         if copy is not None:
             other = TensorProto()
             other.CopyFrom(low if copy.low else tensor)
@@ -174,7 +176,7 @@ def _lower_attribute(node: Node, proto: NodeProto, edits: Edits, convert: Conver
     found = next((item for item in proto.attribute if item.name == rule.attribute), None)
     if rule.attribute == "value":  # ConstantOfShape; without the attribute it makes float32 zeros
         tensor = found.t if found is not None else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
-        low = convert(tensor, _saturation(edits, node.outputs[0]))
+        low = convert(tensor, _saturation(edits, node.outputs[0]), proto.output[0])
         _set_attribute(proto, helper.make_attribute("value", low))
     else:
         _set_attribute(proto, helper.make_attribute(rule.attribute, edits.low.elem))
@@ -188,7 +190,7 @@ def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Convert
     else:
         numbers, dims = ([item.f], []) if item.name == "value_float" else (list(item.floats), [len(item.floats)])
         tensor = helper.make_tensor("", TensorProto.FLOAT, dims, numbers)
-    low = convert(tensor, _saturation(edits, value))
+    low = convert(tensor, _saturation(edits, value), proto.output[0])
     kept = [a for a in proto.attribute if a.name != item.name]
     made = helper.make_attribute("value", low)
     del proto.attribute[:]

@@ -1,36 +1,52 @@
-"""Reading and writing model files: external data by memory map, output whole or not at all.
+"""Reading model files, and writing files whole or not at all. See :mod:`onnxamp.saving` for writing models.
 
-A model is written aside, flushed to disk and renamed (:mod:`onnxamp.staging`). Where weights go to a data file beside
-it, that file gets a name that no existing file has, and is complete before the model that refers to it takes its place.
+Large weights are not read with the model: their place is noted, be it in the model file or in a data file, and their
+data are read when they are needed. Files are written aside, flushed to disk and renamed (:mod:`onnxamp.staging`).
 """
 
-import contextlib
-import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from mmap import ACCESS_READ, mmap
+from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import numpy as np
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
+from onnxamp.blobs import Blob, Lowered
 from onnxamp.dtypes import LowType
 from onnxamp.errors import ModelError, OutputError
-from onnxamp.staging import Stage, staging
-from onnxamp.weights import ConversionCounts, convert, embed, external_of, read_float32, stored_bytes
+from onnxamp.staging import staging
+from onnxamp.weights import (
+    INSIDE,
+    WAS_DEFAULT,
+    ConversionCounts,
+    convert,
+    embed,
+    external_of,
+    lies_elsewhere,
+    lies_inside,
+    read_float32,
+    stored_bytes,
+)
 from onnxamp.wellformed import check_wellformed
+from onnxamp.wire import find_data, replaced
 
-INLINE_LIMIT = 1_900_000_000
+INLINE_LIMIT: Final = 1_900_000_000
 """Bytes of weights up to which a model stays one file; protobuf cannot hold 2 GiB."""
-MESSAGE_LIMIT = 2**31
+MESSAGE_LIMIT: Final = 2**31
 """Bytes that no message of protobuf reaches."""
-EXTERNAL_MIN = 1024
+EXTERNAL_MIN: Final = 1024
 """Tensors smaller than this stay in the model file even where the others go to a data file."""
-_PENDING = "onnxamp:pending:"
-_IN_FLIGHT = 256 << 20
-_WORKERS = 4
+_READ_WHOLE: Final = 16 << 20
+"""Bytes; smaller model files are read with all their weights."""
+_LEFT_BEHIND: Final = 64 << 10
+"""Bytes from which on a weight of a larger file is not read with the model."""
+PENDING: Final = f"{INSIDE}pending:"
+"""What stands before the number in the location of a weight that is still to be converted."""
 
 
 def folder_of(path: Path) -> Path:
@@ -41,8 +57,12 @@ def folder_of(path: Path) -> Path:
 def load_model(path: Path) -> ModelProto:
     """Parse a model file without its external data, and check that it is well formed.
 
+    Large weights of a large file are external, too, from then on: what reads weights finds them where they lie.
+
     Raises:
         ModelError: the file is missing, unreadable, no ONNX model, or one that :mod:`onnxamp.wellformed` refuses.
+
+    Complexity: linear in the graph; memory is that of the graph and its small weights.
     """
     try:
         data = _read_regular(path)
@@ -52,7 +72,7 @@ def load_model(path: Path) -> ModelProto:
 
 
 def _read_regular(path: Path) -> bytes:
-    """What is in a file; pipes and devices are not waited for, and what cannot be one message is not read.
+    """What is in a file, but for large weights; pipes and devices are not waited for, nor more read than a message.
 
     Raises:
         OSError, ValueError: it cannot be read, is no regular file, or is too large for a message.
@@ -62,7 +82,7 @@ def _read_regular(path: Path) -> bytes:
         raise ValueError("it is a directory" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
     if found.st_size >= MESSAGE_LIMIT:
         raise ValueError(f"it has {found.st_size} bytes, and protobuf ends at 2 GiB")
-    return path.read_bytes()
+    return _without_weights(path) if found.st_size >= _READ_WHOLE else path.read_bytes()
 
 
 def parse_model(data: bytes, label: str) -> ModelProto:
@@ -74,46 +94,99 @@ def parse_model(data: bytes, label: str) -> ModelProto:
     model = ModelProto()
     try:
         model.ParseFromString(data)
-    except DecodeError:
+    except DecodeError as error:
+        if "depth" in str(error).lower():
+            raise ModelError(f"{label} nests graphs deeper than protobuf, and so every runtime, reads.") from None
         raise ModelError(f"{label} is not an ONNX model, or is truncated: it cannot be parsed.") from None
     if not model.HasField("graph") or not (model.ir_version or model.opset_import):
         raise ModelError(f"{label} is not an ONNX model: it holds no graph.")
+    for tensor in tensors_of(model) if INSIDE.encode() in data else ():
+        if lies_inside(tensor):
+            _settle(tensor)
     check_wellformed(model)
     return model
+
+
+def _settle(tensor: TensorProto) -> None:
+    """Let the last word on where a tensor's data lie be ours; what is of a wrong size or an unknown type is read."""
+    tensor.data_location = TensorProto.EXTERNAL
+    place = external_of(tensor, None)
+    if place is not None and place.length != stored_bytes(tensor):
+        embed(tensor, None)
+
+
+def _without_weights(path: Path) -> bytes:
+    """A model file's bytes with places in place of large weights; all of them where it is written in unusual ways."""
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        try:
+            spans = find_data(data, lambda start, stop: stop - start >= _LEFT_BEHIND)
+        except ValueError:
+            return data[:]
+        location = INSIDE + str(path.absolute())
+        places = [
+            place_of(location, span.data, span.end - span.data, default=span.default).SerializeToString()
+            for span in spans
+        ]
+        pieces, _, _ = replaced(data, spans, [(place, 0) for place in places])
+        joined = b"".join(piece for _, piece in pieces)
+        for _, piece in pieces:
+            piece.release()
+        return joined
+
+
+def place_of(location: str, offset: int, length: int, *, default: bool = False) -> TensorProto:
+    """A tensor that says where its data lie, and nothing else.
+
+    Args:
+        default: note that it had said, though it need not, that it holds them itself.
+    """
+    tensor = TensorProto(data_location=TensorProto.EXTERNAL)
+    entries = {"location": location, "offset": offset, "length": length} | ({WAS_DEFAULT: ""} if default else {})
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
 
 
 @dataclass(slots=True)
 class WeightConverter:
     """Makes low versions of float32 tensors for :func:`onnxamp.rewrite.apply_edits`, and counts what was lost.
 
-    With ``deferred`` the data is not touched: the result is a placeholder, and :func:`save_model` converts each tensor
-    while it writes.
+    With ``deferred`` large data that are not in memory are not touched: the result is a placeholder, and
+    :func:`save_model` converts each tensor while it writes.
     """
 
     low: LowType
     base_dir: Path | None
     deferred: bool = False
-    counts: dict[str, ConversionCounts] = field(default_factory=dict)
-    pending: list[tuple[TensorProto, float]] = field(default_factory=list)
+    pending: list[Lowered] = field(default_factory=list)
+    _counts: dict[str, ConversionCounts] = field(default_factory=dict)
+    _names: dict[str, list[int]] = field(default_factory=dict)
 
-    def __call__(self, tensor: TensorProto, saturate_at: float) -> TensorProto:
+    def __call__(self, tensor: TensorProto, saturate_at: float, name: str) -> TensorProto:
         made = TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=self.low.elem, dims=tensor.dims)
         made.metadata_props.extend(tensor.metadata_props)
-        if self.deferred and stored_bytes(made) >= EXTERNAL_MIN:
+        place = external_of(tensor, self.base_dir) if self.deferred and stored_bytes(made) >= EXTERNAL_MIN else None
+        if place is not None:
             made.data_location = TensorProto.EXTERNAL
-            made.external_data.add(key="location", value=f"{_PENDING}{len(self.pending)}")
-            source = TensorProto()
-            source.CopyFrom(tensor)
-            self.pending.append((source, saturate_at))
+            made.external_data.add(key="location", value=f"{PENDING}{len(self.pending)}")
+            self._names.setdefault(name, []).append(len(self.pending))
+            self.pending.append(Lowered(place, self.low, saturate_at))
         else:
-            made.raw_data = self.data(tensor, saturate_at)
+            made.raw_data, lost = convert(read_float32(tensor, self.base_dir), self.low, saturate_at)
+            self._counts[name] = self._counts.get(name, ConversionCounts()) + lost
         return made
 
-    def data(self, tensor: TensorProto, saturate_at: float) -> bytes:
-        """The tensor's elements in low precision, as raw bytes."""
-        raw, counts = convert(read_float32(tensor, self.base_dir), self.low, saturate_at)
-        self.counts[tensor.name] = counts
-        return raw
+    def share(self, known: Mapping[Blob, Blob]) -> None:
+        """Note what stands for equal blobs: each is converted, and counted, once."""
+        self.pending = [known.get(blob, blob) for blob in self.pending]  # type: ignore[misc]
+
+    def counts(self) -> dict[str, ConversionCounts]:
+        """What was lost, by the value's name; of weights that were pending once they are written."""
+        found = dict(self._counts)
+        for name, numbers in self._names.items():
+            lost = (count for number in numbers for count in self.pending[number].lost)
+            found[name] = reduce(add, lost, found.get(name, ConversionCounts()))
+        return found
 
 
 def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
@@ -125,6 +198,9 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
             yield from graph.initializer
         for node in graph.node:
             for item in node.attribute:
+                kind = item.type
+                if kind in _PLAIN:
+                    continue
                 if item.HasField("t"):
                     yield item.t
                 yield from item.tensors
@@ -133,14 +209,58 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
                 stack.extend(item.graphs)
 
 
+_PLAIN: Final = frozenset({
+    AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.FLOATS, AttributeProto.STRING,
+    AttributeProto.STRINGS,
+})  # fmt: skip
+"""Kinds of attributes without tensors and graphs."""
+
+
 def weight_bytes(model: ModelProto) -> int:
     """Bytes of all weights, wherever they are stored."""
     return sum(stored_bytes(tensor) for tensor in tensors_of(model))
 
 
 def has_external_data(model: ModelProto) -> bool:
-    """Whether any weight lies outside the model file."""
+    """Whether any weight's data lie in a file."""
     return any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model))
+
+
+def data_files(model: ModelProto, base_dir: Path | None) -> frozenset[Path]:
+    """The data files that the model refers to, resolved.
+
+    Raises:
+        ExternalDataError: one is missing, too short, or outside the model's folder, or no folder is given.
+    """
+    known: dict[str, tuple[Path, int]] = {}
+    for tensor in tensors_of(model):
+        if lies_elsewhere(tensor):
+            external_of(tensor, base_dir, known)
+    return frozenset(path for path, _ in known.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """A model's weights: their bytes, and the data files that hold some of them, resolved."""
+
+    size: int
+    files: frozenset[Path]
+
+
+def take_stock(model: ModelProto, base_dir: Path) -> Stock:
+    """Look at all weights, once. ``model`` is changed: what lies in data files is found without a search afterwards.
+
+    Raises:
+        ExternalDataError: a data file is missing, too short, or outside the model's folder.
+    """
+    size, known = 0, dict[str, tuple[Path, int]]()
+    for tensor in tensors_of(model):
+        size += stored_bytes(tensor)
+        place = external_of(tensor, base_dir, known) if lies_elsewhere(tensor) else None
+        if place is not None:
+            tensor.ClearField("external_data")
+            tensor.MergeFrom(place_of(f"{INSIDE}{place.path}", place.offset, place.length, default=True))
+    return Stock(size, frozenset(path for path, _ in known.values()))
 
 
 def load_external_data(model: ModelProto, base_dir: Path) -> None:
@@ -153,63 +273,7 @@ def load_external_data(model: ModelProto, base_dir: Path) -> None:
         embed(tensor, base_dir)
 
 
-def save_model(
-    model: ModelProto,
-    path: Path,
-    converter: WeightConverter,
-    *,
-    external: bool,
-    keep: frozenset[Path] = frozenset(),
-    progress: Callable[[int], None] | None = None,
-) -> None:
-    """Write a model whole or not at all. ``model`` is changed: it then refers to what was written.
-
-    Args:
-        converter: holds the weights that are still to be converted.
-        external: put weights of at least EXTERNAL_MIN bytes into a data file beside the model.
-        keep: data files that somebody else needs; the one of an earlier result is removed otherwise.
-        progress: called with the number of bytes of each weight that was written.
-
-    Raises:
-        OutputError: the folder is missing or read-only, or the disk is full. Nothing was changed then.
-    """
-    try:
-        with staging(path) as stage:
-            if external:
-                _write_data(model, stage, converter, progress)
-            elif converter.base_dir is not None:
-                load_external_data(model, converter.base_dir)
-            stage.main.write_bytes(model.SerializeToString())
-            stage.commit(lambda: _own_data_files(path, keep))
-    except (OSError, ValueError) as error:
-        raise _unwritable(path, error) from None
-
-
-def copy_file(source: Path, target: Path, keep: frozenset[Path]) -> None:
-    """Copy an unchanged model file, whole or not at all; ``keep`` as in :func:`save_model`.
-
-    Raises:
-        OutputError: the target cannot be written.
-    """
-    try:
-        with staging(target) as stage:
-            shutil.copyfile(source, stage.main)
-            stage.commit(lambda: _own_data_files(target, keep))
-    except OSError as error:
-        raise _unwritable(target, error) from None
-
-
-def data_files(model: ModelProto, base_dir: Path | None) -> frozenset[Path]:
-    """The data files that the model refers to, resolved.
-
-    Raises:
-        ExternalDataError: one is missing, too short, or outside the model's folder, or no folder is given.
-    """
-    found = (external_of(tensor, base_dir) for tensor in tensors_of(model))
-    return frozenset(external.path for external in found if external is not None)
-
-
-def _unwritable(path: Path, error: Exception) -> OutputError:
+def unwritable(path: Path, error: Exception) -> OutputError:
     if not path.parent.is_dir():
         return OutputError(f"Cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it.")
     return OutputError(f"Cannot write {str(path)!r}: {_reason(error)}. What was there before is untouched.")
@@ -226,85 +290,7 @@ def write_file(path: Path, data: bytes) -> None:
             stage.main.write_bytes(data)
             stage.commit()
     except (OSError, ValueError) as error:
-        raise _unwritable(path, error) from error
-
-
-def _write_data(
-    model: ModelProto, stage: Stage, converter: WeightConverter, progress: Callable[[int], None] | None
-) -> None:
-    """Write all large weights to a new data file, converting on the way, and point the model to it.
-
-    Nothing is written where there are none.
-    """
-    import onnx_ir as ir  # noqa: PLC0415 - costs 0.4 s, and most models are one file
-    from onnx_ir import external_data  # noqa: PLC0415
-
-    protos, sources = [], []
-    for tensor in tensors_of(model):
-        if stored_bytes(tensor) >= EXTERNAL_MIN and tensor.data_type != TensorProto.STRING:
-            protos.append(tensor)
-            sources.append(_source(tensor, converter, ir))
-
-    if not protos:
-        return
-
-    def written(tensor: Any, _: Any) -> None:
-        if progress is not None:
-            progress(tensor.nbytes)
-
-    wanted = f"{stage.path.name}.data"
-    found = external_data.convert_tensors_to_external(
-        sources, stage.data, wanted, written, max_workers=_WORKERS, max_in_flight_bytes=_IN_FLIGHT, alignment=4096
-    )
-    (name,) = stage.publish([wanted])
-    for tensor, stored in zip(protos, found, strict=True):
-        tensor.ClearField("raw_data")
-        tensor.ClearField("float_data")
-        tensor.ClearField("int32_data")
-        tensor.ClearField("int64_data")
-        tensor.ClearField("double_data")
-        tensor.ClearField("uint64_data")
-        del tensor.external_data[:]
-        tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", name), ("offset", stored.offset), ("length", stored.length)):
-            tensor.external_data.add(key=key, value=str(value))
-
-
-def _source(tensor: TensorProto, converter: WeightConverter, ir: Any) -> Any:
-    """The tensor as onnx-ir writes it: converted while it is written, streamed from its file, or from memory."""
-    location = next((item.value for item in tensor.external_data if item.key == "location"), "")
-    if location.startswith(_PENDING):
-        source, saturate_at = converter.pending[int(location.removeprefix(_PENDING))]
-        dtype = ir.DataType(tensor.data_type)
-
-        def load() -> Any:
-            raw = converter.data(source, saturate_at)
-            return ir.Tensor(np.frombuffer(raw, dtype.numpy()).reshape(tuple(tensor.dims)), dtype=dtype)
-
-        return ir.LazyTensor(load, dtype=dtype, shape=ir.Shape(list(tensor.dims)), name=tensor.name)
-    external = external_of(tensor, converter.base_dir)
-    if external is not None:
-        return ir.ExternalTensor(
-            external.path.name, external.offset, external.length, ir.DataType(tensor.data_type),
-            shape=ir.Shape(list(tensor.dims)), name=tensor.name, base_dir=str(external.path.parent),
-        )  # fmt: skip
-    return ir.serde.deserialize_tensor(tensor)
-
-
-def _own_data_files(path: Path, keep: frozenset[Path]) -> list[Path]:
-    """Data files that an earlier save of this very output wrote: nobody needs them once it is replaced."""
-    found = {}
-    with contextlib.suppress(OSError, ModelError):
-        for tensor in tensors_of(load_model(path)):
-            for item in tensor.external_data:
-                name = item.value
-                if item.key == "location" and name.startswith(f"{path.name}.") and name.endswith(".data"):
-                    found[name] = path.parent / name
-    return [
-        data
-        for name, data in found.items()
-        if Path(name).name == name and data.is_file() and data.resolve() not in keep
-    ]
+        raise unwritable(path, error) from error
 
 
 def _reason(error: Exception) -> str:

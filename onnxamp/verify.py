@@ -16,6 +16,7 @@ from onnxamp.kernels import is_consistent
 from onnxamp.ops import op_facts
 from onnxamp.policy import Policy
 from onnxamp.resolve import view_model
+from onnxamp.signature import Signature
 
 _Entries = tuple[tuple[str, str | None], ...]
 
@@ -74,11 +75,15 @@ def promise(view: View, types: Types, policy: Policy) -> Promise:
 def complaints(view: View, types: Types) -> dict[str, str]:
     """What is wrong with the typing of a model: place -> what is found there."""
     found: dict[str, str] = {}
+    memo: dict[tuple[Signature, tuple[str | None, ...]], bool] = {}
     for node in view.nodes:
         if node.signature is None or view.scopes[node.scope].opaque:
             continue
-        inputs = [None if value == ABSENT else types[value] for value in node.inputs]
-        if not is_consistent(node.signature, bind(node.signature, inputs), inputs):
+        inputs = tuple([None if value == ABSENT else types[value] for value in node.inputs])
+        key = (node.signature, inputs)
+        if key not in memo:
+            memo[key] = is_consistent(node.signature, bind(node.signature, inputs), inputs)
+        if not memo[key]:
             where = f"node {node.label!r} ({node.key})"
             found[where] = f"{where} takes {', '.join(str(t) for t in inputs)}"
         if node.key in op_facts().control_flow:

@@ -15,7 +15,7 @@ from commands import run
 from stored import answers, contents, external, files, locations
 
 import onnxamp
-from onnxamp import convert_file, storage
+from onnxamp import blobs, convert_file, saving
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def full(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-PLACES = {"replace": (Path, "replace"), "fsync": (os, "fsync"), "data": (storage, "_write_data")}
+PLACES = {"replace": (Path, "replace"), "fsync": (os, "fsync"), "data": (saving, "write_blobs")}
 STEPS = [("O0", "auto", "replace"), ("O2", "never", "replace"), ("O2", "never", "fsync"), ("O2", "always", "replace"),
          ("O2", "always", "fsync"), ("O2", "always", "data")]  # fmt: skip
 
@@ -122,9 +122,9 @@ def test_a_disk_that_fills_up_while_weights_are_written(model: Path, monkeypatch
         calls += 1
         return full() if calls == 2 else original(*arguments)
 
-    original = storage.convert
+    original = blobs.lower
     before = contents(model.parent)
-    monkeypatch.setattr(storage, "convert", convert)
+    monkeypatch.setattr(blobs, "lower", convert)
     with pytest.raises(onnxamp.OutputError, match="No space left on device"):
         convert_file(model, model.with_name("low.onnx"))
     assert contents(model.parent) == before

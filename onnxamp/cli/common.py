@@ -1,6 +1,7 @@
 """What the commands share: options and what they mean, progress, what is printed last, and how errors end."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,18 @@ from onnxamp.storage import data_files, folder_of, load_model
 from onnxamp.tuning.results import Tuned
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def as_bytes(_: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """The number of bytes that an option says, with or without a unit: 500MB, 2GB, 1.5GiB."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?)b?|b)?", value.strip().lower())
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no size: write it like 500MB or 2GB.", param=parameter)
+    unit: int = (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
+    return round(float(found[1]) * unit)
+
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
 
@@ -131,6 +144,8 @@ def writing(function: F) -> F:
                      help="Write every decision and its reason as JSON."),
         click.option("--external-data", type=click.Choice(["auto", "always", "never"]), default="auto",
                      show_default=True, help="Whether weights go to a data file beside the model."),
+        click.option("--shard-size", metavar="SIZE", callback=as_bytes,
+                     help="Split the data file into several of about this size (2GB, 500MB)."),
         click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML page."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
         click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),

@@ -100,7 +100,8 @@ def _convert(model: Path, options: dict[str, Any]) -> None:
         phase("converting")
         data = {} if plan else {"tolerance": options["tolerance"]}
         made = convert_file(model, target, options["level"], plan=plan, progress=progress,
-                            external_data=options["external_data"], **data, **as_arguments(options))  # fmt: skip
+                            external_data=options["external_data"], shard_bytes=options["shard_size"],
+                            **data, **as_arguments(options))  # fmt: skip
         if tuned is not None:
             made = replace(made, plan=tuned.plan)  # which has the reasons
         if options["save_plan"]:

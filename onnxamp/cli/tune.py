@@ -109,7 +109,7 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
         )  # fmt: skip
         made = convert_file(
             model, target, plan=tuned.plan, external_data=options["external_data"],
-            progress=lambda done, total: told("writing", done, total),
+            shard_bytes=options["shard_size"], progress=lambda done, total: told("writing", done, total),
         )  # fmt: skip
     made = replace(made, plan=tuned.plan)  # which has the reasons
     if options["save_plan"]:

@@ -45,7 +45,7 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
 
 def _order(options: dict[str, Any]) -> Order:
     return Order(
-        options["level"], as_arguments(options), options["external_data"], options["tolerance"],
+        options["level"], as_arguments(options), options["external_data"], options["shard_size"], options["tolerance"],
         not options["no_validate"], options["samples"], options["seed"], parse_dims(options["dims"]),
         provider_of(options), None if options["no_cure"] else as_options(options | {"no_hazards": False}),
     )  # fmt: skip

@@ -20,7 +20,8 @@ from onnxamp.numerics.diff import Opened
 from onnxamp.runtime.inputs import Array
 from onnxamp.runtime.protos import copy_fields
 from onnxamp.runtime.values import type_proto
-from onnxamp.storage import INLINE_LIMIT, WeightConverter, save_model, tensors_of, weight_bytes, write_file
+from onnxamp.saving import save_model
+from onnxamp.storage import INLINE_LIMIT, WeightConverter, tensors_of, weight_bytes, write_file
 from onnxamp.weights import embed
 
 _EXPECTED: Final = ".expected"

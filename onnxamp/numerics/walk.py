@@ -91,6 +91,8 @@ class Walk:
             try:
                 for nodes in step.result:
                     other.run(nodes)
+                    if len(step.result) > 1:
+                        self.result.forget()
             except RuntimeFailure as error:
                 return Walked({}, {}, compared, str(error))
             compared |= self._compare(step, one, other)

@@ -143,6 +143,8 @@ def _losses(made: Conversion, *, verbose: bool) -> list[RenderableType]:
             table.add_row(plain(name), f"{c.elements:,}", f"{c.overflowed:,}", f"{c.flushed:,}", f"{c.subnormal:,}")
         head = f"Weights: {len(lost)} of {len(made.weights)} converted tensors lose elements"
         parts += [heading(head), Padding(table, (0, 0, 0, 2), expand=False)]
+        if len(lost) > _ROWS and not verbose:
+            parts.append(line("", Text(f"… and {len(lost) - _ROWS} more (-v shows all)", style="dim")))
     if subnormal and not verbose:
         elements = sum(c.elements for c in made.weights.values())
         text = f"{subnormal:,} of {elements:,} converted weight elements became subnormal, with fewer digits"

@@ -60,6 +60,7 @@ def convert_folder(
     *,
     jobs: int | None = None,
     external_data: str = "auto",
+    shard_bytes: int | None = None,
     tolerance: float = 1e-2,
     validate: bool = True,
     inputs: str | PathLike[str] | None = None,
@@ -79,7 +80,7 @@ def convert_folder(
     Args:
         src: the folder; hidden files and folders are left out, and so is ``dst`` where it lies inside.
         dst: made where it is missing.
-        level, external_data, tolerance, wishes: as :func:`convert_file`; a ``rule`` cannot be used.
+        level, external_data, shard_bytes, tolerance, wishes: as :func:`convert_file`; a ``rule`` cannot be used.
         jobs: worker processes, which share the cores among them; as many as there are cores by default.
         validate: run originals and results to compare them.
         inputs: a folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the model's path
@@ -97,7 +98,9 @@ def convert_folder(
     for name, item in wishes.items():
         if isinstance(item, Iterable) and not isinstance(item, str):
             wishes[name] = tuple(item)  # they are handed to several processes
-    order = Order(level, wishes, external_data, tolerance, validate, samples, seed, dict(dims or {}), provider)
+    order = Order(
+        level, wishes, external_data, shard_bytes, tolerance, validate, samples, seed, dict(dims or {}), provider
+    )
     return run_folder(order, Path(src), Path(dst), jobs, Path(inputs) if inputs is not None else None, told)
 
 

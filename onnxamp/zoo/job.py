@@ -34,6 +34,7 @@ class Order:
     level: str = "O2"
     wishes: Mapping[str, Any] = field(default_factory=dict)
     external_data: str = "auto"
+    shard_bytes: int | None = None
     tolerance: float = 1e-2
     validate: bool = True
     samples: int = 1
@@ -83,7 +84,8 @@ def _run(order: Order, job: Job) -> Done:
     del proto  # before the conversion needs the memory
     data: dict[str, Any] = {"tolerance": order.tolerance, "samples": samples} if auto else {}
     job.target.parent.mkdir(parents=True, exist_ok=True)
-    made = convert_file(job.source, job.target, order.level, external_data=order.external_data, **data, **order.wishes)
+    made = convert_file(job.source, job.target, order.level, external_data=order.external_data,
+                        shard_bytes=order.shard_bytes, **data, **order.wishes)  # fmt: skip
     row = _row(job.name, made)
     if samples is not None:
         row = replace(row, inputs=samples.description)

@@ -1,0 +1,205 @@
+"""Model files as bytes: where the data of large tensors lie, and the same file with other data in their place.
+
+A parsed model holds its weights in memory, and protobuf frees none of them before the whole model. So large weights are
+taken out of a file's bytes before they are parsed, and put into them after the rest was serialized. Only what this
+needs of protobuf's wire format (https://protobuf.dev/programming-guides/encoding/) is known here: fields are a tag, a
+length and a payload, and messages that hold tensors are descended into.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from mmap import mmap
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from google.protobuf.message import Message
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+Buffer: TypeAlias = bytes | memoryview | mmap
+
+_HOLDERS: Final[dict[str, tuple[type[Message], dict[str, str]]]] = {
+    "model": (ModelProto, {"graph": "graph", "functions": "function"}),
+    "graph": (GraphProto, {"initializer": "tensor", "node": "node"}),
+    "function": (FunctionProto, {"node": "node"}),
+    "node": (NodeProto, {"attribute": "attribute"}),
+    "attribute": (AttributeProto, {"t": "tensor", "tensors": "tensor", "g": "graph", "graphs": "graph"}),
+}
+_FIELDS: Final = MappingProxyType({
+    kind: {proto.DESCRIPTOR.fields_by_name[name].number: held for name, held in fields.items()}
+    for kind, (proto, fields) in _HOLDERS.items()
+})  # fmt: skip
+"""Kind of message -> field number -> kind of message that may hold tensors."""
+
+_RAW_DATA: Final = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
+_DATA_LOCATION: Final = TensorProto.DESCRIPTOR.fields_by_name["data_location"].number
+_EXTERNAL_DATA: Final = TensorProto.DESCRIPTOR.fields_by_name["external_data"].number
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The ``raw_data`` field of a tensor: tag and length from ``start``, data from ``data`` to ``end``.
+
+    ``around`` are the messages that hold it, outermost first: where the length stands, where the content begins and
+    where it ends.
+    """
+
+    start: int
+    data: int
+    end: int
+    around: tuple[tuple[int, int, int], ...]
+    default: bool
+    """Whether the tensor says, though it need not, that it holds its data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """``size`` bytes that are to be filled in at ``position``: the data of tensor ``index``."""
+
+    position: int
+    size: int
+    index: int
+
+
+def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
+    """Data of tensors, in the file's order.
+
+    Args:
+        data: a serialized ModelProto.
+        wanted: whether to look into the bytes from ``start`` to ``end``; all others are passed over.
+
+    Raises:
+        ValueError: the bytes are no ModelProto, or one that is written in an unusual way.
+
+    Complexity: linear in the fields of messages that are looked into.
+    """
+    found: list[Span] = []
+    stack: list[tuple[str, int, int, tuple[tuple[int, int, int], ...]]] = [("model", 0, len(data), ())]
+    while stack:
+        kind, position, end, around = stack.pop()
+        if kind == "tensor":
+            span = _tensor_data(data, position, end, around)
+            if span is not None and wanted(span.data, span.end):
+                found.append(span)
+            continue
+        inner = []
+        for number, _, length_at, start, stop in _fields(data, position, end):
+            held = _FIELDS[kind].get(number)
+            if held is not None and wanted(start, stop):
+                inner.append((held, start, stop, (*around, (length_at, start, stop))))
+        stack += reversed(inner)
+    return found
+
+
+def _tensor_data(data: Buffer, position: int, end: int, around: tuple[tuple[int, int, int], ...]) -> Span | None:
+    """The raw data of one tensor; None where it has none, or says of data elsewhere."""
+    span, default = None, False
+    for number, tag_at, _, start, stop in _fields(data, position, end):
+        if number == _DATA_LOCATION:
+            default = data[start] == TensorProto.DEFAULT
+        if number == _EXTERNAL_DATA or (number == _DATA_LOCATION and not default):
+            return None
+        if number == _RAW_DATA:
+            if span is not None:
+                raise ValueError("raw_data twice")
+            span = Span(tag_at, start, stop, around, default)
+    return span and replace(span, default=default)
+
+
+def _fields(data: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """(number, where the tag, the length and the payload begin, where it ends) of a message's fields.
+
+    Fields of other kinds than bytes have no length: it begins where the payload does.
+    """
+    while position < end:
+        tag_at = position
+        tag, position = _varint(data, position)
+        length_at, kind = position, tag & 7
+        if kind == _BYTES:
+            length, position = _varint(data, position)
+            stop = position + length
+        elif kind == _VARINT:
+            stop = _varint(data, position)[1]
+        elif kind in (_FIXED64, _FIXED32):
+            stop = position + (8 if kind == _FIXED64 else 4)
+        else:
+            raise ValueError(f"wire type {kind}")
+        if stop > end:
+            raise ValueError("a field reaches beyond its message")
+        yield tag >> 3, tag_at, length_at, position, stop
+        position = stop
+
+
+def _varint(data: Buffer, position: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    byte = data[position] if position < len(data) else 0
+    if byte < 0x80:
+        return byte, position + 1
+    value = shift = 0
+    while position < len(data) and shift < 70:
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return value, position
+    raise ValueError("a number without an end")
+
+
+def as_varint(value: int) -> bytes:
+    """A number as it stands in messages."""
+    written = bytearray()
+    while value >= 0x80:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
+
+
+def replaced(
+    data: Buffer, spans: Sequence[Span], fields: Sequence[tuple[bytes, int]]
+) -> tuple[list[tuple[int, memoryview]], list[Hole], int]:
+    """The message with other fields in place of some tensors' data.
+
+    Args:
+        data: what :func:`find_data` searched.
+        spans: what to replace, in the file's order.
+        fields: for each of them the bytes that come instead, and the size of a hole behind them.
+
+    Returns:
+        Pieces as (position, bytes), the holes between them, and the size of it all.
+
+    Complexity: linear in the spans and the messages that hold them; no data are copied.
+    """
+    grown: dict[int, int] = {}
+    messages: dict[int, tuple[int, int, int]] = {}
+    """By where a message's content begins: where its length stands, where it ends, and what holds it."""
+    for span, (text, size) in zip(spans, fields, strict=True):
+        outer = -1
+        for length_at, start, stop in span.around:
+            messages[start] = (length_at, stop, outer)
+            outer = start
+        grown[outer] = grown.get(outer, 0) + len(text) + size - (span.end - span.start)
+    cuts: list[tuple[int, int, bytes, int, int]] = []
+    for start in sorted(messages, reverse=True):  # inner ones first: their lengths may get longer, too
+        length_at, stop, outer = messages[start]
+        length = as_varint(stop - start + grown.get(start, 0))
+        cuts.append((length_at, start, length, 0, -1))
+        grown[outer] = grown.get(outer, 0) + grown.get(start, 0) + len(length) - (start - length_at)
+    cuts += [(s.start, s.end, text, size, i) for i, (s, (text, size)) in enumerate(zip(spans, fields, strict=True))]
+    pieces, holes, read, written, whole = [], [], 0, 0, memoryview(data)
+    for start, stop, text, size, index in sorted(cuts):
+        for piece in (whole[read:start], memoryview(text)):
+            if piece.nbytes:
+                pieces.append((written, piece))
+                written += piece.nbytes
+        if index >= 0:
+            holes.append(Hole(written, size, index))
+            written += size
+        read = stop
+    pieces.append((written, whole[read:]))
+    return pieces, holes, written + len(whole) - read
+
+
+def raw_data_head(size: int) -> bytes:
+    """Tag and length of a ``raw_data`` field."""
+    return as_varint(_RAW_DATA << 3 | _BYTES) + as_varint(size)

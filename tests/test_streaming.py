@@ -1,0 +1,384 @@
+"""Weights on their way from file to file: in pieces, each once, to one data file or several, and counted."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from commands import run
+from graphs.case import parse
+from onnx import TensorProto, helper, numpy_helper
+from stored import DATA_BYTES, SIZE, answers, contents, external, files, is_low, locations
+
+import onnxamp
+from onnxamp import blobs, convert_file, saving
+from onnxamp.blobs import layout
+from onnxamp.dtypes import LOW_TYPES
+from onnxamp.weights import ConversionCounts, convert
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return external(tmp_path)
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wish", ["always", "never"])
+def test_tensors_larger_than_a_piece(model: Path, monkeypatch: pytest.MonkeyPatch, wish: str) -> None:
+    """No piece is larger than it should be, and no more threads work on them than there should be."""
+    sizes, threads = [], set()
+    fill = blobs.Desk.fill
+
+    def noted(desk: blobs.Desk, place: Any, start: int, size: int) -> Any:
+        sizes.append(size)
+        threads.add(threading.get_ident())
+        return fill(desk, place, start, size)
+
+    monkeypatch.setattr(blobs, "PIECE", 1000)
+    monkeypatch.setattr(blobs.Desk, "fill", noted)
+    target = model.with_name("low.onnx")
+    convert_file(model, target, external_data=wish)
+    assert is_low(target)
+    assert max(sizes) <= 1000
+    assert sum(sizes) == DATA_BYTES, "each byte is read once"
+    assert len(threads) <= 4
+
+
+def test_a_source_that_shrinks_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files(model.parent)
+    write = blobs.write_blobs
+
+    def cut(*arguments: Any) -> None:
+        os.truncate(model.with_name("weights.bin"), 100)
+        write(*arguments)
+
+    monkeypatch.setattr(saving, "write_blobs", cut)
+    with pytest.raises(onnxamp.ExternalDataError, match="became shorter"):
+        convert_file(model, model.with_name("low.onnx"))
+    assert files(model.parent) == before
+
+
+def test_initializers_that_share_their_data_are_written_once(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    proto = onnx.load(path, load_external_data=False)
+    first, second = proto.graph.initializer[0], proto.graph.initializer[1]
+    del second.external_data[:]
+    second.external_data.extend(first.external_data)
+    onnx.save(proto, path)
+    made = convert_file(path, tmp_path / "low.onnx")
+    assert (tmp_path / "low.onnx.data").stat().st_size == SIZE * SIZE * 2
+    assert made.weights["first"] == made.weights["second"]
+    assert made.weights["first"].elements == SIZE * SIZE
+    np.testing.assert_allclose(answers(tmp_path / "low.onnx"), answers(path), rtol=2e-2, atol=2e-3)
+
+
+def test_small_weights_of_a_data_file_do_not_stay_there(tmp_path: Path) -> None:
+    """The result stands for itself, in another folder, too."""
+    model = parse("(float[2,3] X) => (float[3,2] Y) { t = Relu (X) Y = Reshape (t, shape) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([3, 2]), "shape"))
+    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    (tmp_path / "other").mkdir()
+    convert_file(tmp_path / "m.onnx", tmp_path / "other" / "low.onnx", "O3")
+    assert numpy_helper.to_array(onnx.load(tmp_path / "other" / "low.onnx").graph.initializer[0]).tolist() == [3, 2]
+
+
+# --- where data lie ---------------------------------------------------------------------------------------------
+
+
+def test_layout() -> None:
+    assert layout([100, 100_000, 10, 50_000]) == [(0, 0), (0, 4096), (0, 104_128), (0, 106_496)]
+    assert layout([60, 60, 200, 10], 150) == [(0, 0), (0, 64), (1, 0), (2, 0)]
+    assert layout([]) == []
+
+
+def shards(folder: Path, name: str = "low.onnx") -> list[str]:
+    return [file for file in files(folder) if file.startswith(f"{name}-")]
+
+
+def test_shards(model: Path) -> None:
+    target = model.with_name("low.onnx")
+    convert_file(model, target, shard_bytes=10_000)
+    names = ["low.onnx-00001-of-00002.data", "low.onnx-00002-of-00002.data"]
+    assert shards(model.parent) == names
+    assert sorted(locations(target).values()) == names
+    assert is_low(target)
+    convert_file(model, target, shard_bytes=100_000)
+    assert files(model.parent) == ["low.onnx", "low.onnx.data", "model.onnx", "weights.bin"]
+    convert_file(model, target, shard_bytes=1)
+    assert shards(model.parent) == names
+    convert_file(model, target, shard_bytes=1)
+    assert len(shards(model.parent)) == 0, "old names are taken until the new files are complete"
+    assert len(files(model.parent)) == 5
+    assert is_low(target)
+    convert_file(model, target, external_data="never")
+    assert files(model.parent) == ["low.onnx", "model.onnx", "weights.bin"]
+
+
+def test_a_disk_that_fills_up_at_the_second_shard(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = model.with_name("low.onnx")
+    convert_file(model, target, shard_bytes=1)
+    before = contents(model.parent)
+    calls: list[Any] = []
+
+    def full(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        blobs.write_blobs(*arguments)
+
+    monkeypatch.setattr(saving, "write_blobs", full)
+    with pytest.raises(onnxamp.OutputError, match="No space left"):
+        convert_file(model, target, shard_bytes=1)
+    assert contents(model.parent) == before
+
+
+def test_shards_need_a_size_and_data_files(model: Path) -> None:
+    for wishes in ({"shard_bytes": 0}, {"shard_bytes": 10, "external_data": "never"}):
+        with pytest.raises(onnxamp.ArgumentError, match="shard_bytes"):
+            convert_file(model, model.with_name("low.onnx"), **wishes)
+
+
+@pytest.mark.parametrize(("size", "count"), [("9kB", 2), ("9KiB", 2), ("0.1 MB", 0), ("8191", 2), ("1g", 0)])
+def test_shards_from_the_command_line(model: Path, size: str, count: int) -> None:
+    result = run("convert", model, "-o", model.with_name("low.onnx"), "--shard-size", size, "--no-validate")
+    assert result.exit_code == 0, result.output
+    assert len(shards(model.parent)) == count
+
+
+def test_a_size_that_is_none(model: Path) -> None:
+    result = run("convert", model, "--shard-size", "large")
+    assert result.exit_code == 2
+    assert "write it like 500MB or 2GB" in result.output
+
+
+def test_a_result_over_the_limit_goes_to_a_data_file_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxamp import convert as pipeline
+
+    path = external(tmp_path)
+    onnx.save(onnx.load(path), path)
+    monkeypatch.setattr(pipeline, "INLINE_LIMIT", 10_000)
+    convert_file(path, tmp_path / "low.onnx")
+    assert set(locations(tmp_path / "low.onnx").values()) == {"low.onnx.data"}
+    with pytest.raises(onnxamp.ArgumentError, match="do not fit into one file"):
+        convert_file(path, tmp_path / "low.onnx", external_data="never")
+
+
+# --- safetensors ------------------------------------------------------------------------------------------------
+
+
+def as_safetensors(path: Path, groups: list[list[int]], odd: bytes = b"") -> None:
+    """Move weights into .safetensors files as onnx-ir's save_safetensors does: a header, then data without gaps."""
+    proto = onnx.load(path)
+    for number, group in enumerate(groups):
+        name = "model.safetensors" if len(groups) == 1 else f"model-{number + 1:05d}-of-{len(groups):05d}.safetensors"
+        data, entries, places = odd, {}, []
+        for index in group:
+            tensor = proto.graph.initializer[index]
+            raw = tensor.raw_data
+            entries[tensor.name] = {
+                "dtype": "F32",
+                "shape": list(tensor.dims),
+                "data_offsets": [len(data), len(data) + len(raw)],
+            }
+            places.append((tensor, len(data), len(raw)))
+            data += raw
+        header = json.dumps(entries).encode()
+        header += b" " * (-len(header) % 8)
+        path.with_name(name).write_bytes(struct.pack("<Q", len(header)) + header + data)
+        for tensor, offset, length in places:
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", name), ("offset", 8 + len(header) + offset), ("length", length)):
+                tensor.external_data.add(key=key, value=str(value))
+    onnx.save(proto, path)
+
+
+@pytest.mark.parametrize("odd", [b"", b"x"], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("groups", [[[0, 1]], [[0], [1]]], ids=["one", "shards"])
+def test_safetensors_as_a_source(tmp_path: Path, groups: list[list[int]], odd: bytes) -> None:
+    path = external(tmp_path)
+    expected = answers(path)
+    as_safetensors(path, groups, odd)
+    (tmp_path / "weights.bin").unlink()
+    convert_file(path, tmp_path / "low.onnx")
+    assert is_low(tmp_path / "low.onnx")
+    np.testing.assert_allclose(answers(tmp_path / "low.onnx"), expected, rtol=2e-2, atol=2e-3)
+    assert onnxamp.convert_model(path).graph.initializer[0].data_type == TensorProto.FLOAT16
+    assert onnxamp.diff_models(path, tmp_path / "low.onnx").passed
+
+
+# --- what is lost -----------------------------------------------------------------------------------------------
+
+
+def numbers(low: Any) -> np.ndarray:
+    """All that can happen to a number, with both signs: ties at both ends, subnormals, infinities, NaN."""
+    ends = [0, low.smallest_subnormal / 2, np.nextafter(np.float32(low.smallest_subnormal / 2), np.float32(1)),
+            low.smallest_subnormal, low.smallest_normal * 0.75, low.smallest_normal, 1, low.max_finite,
+            np.nextafter(np.float32(low.overflow), np.float32(0)), low.overflow, np.float32(3.4e38), np.inf,
+            np.nan]  # fmt: skip
+    array = np.array([*ends, *(-end for end in ends)], np.float32)
+    return np.random.default_rng(0).choice(array, 5000)
+
+
+@pytest.mark.parametrize("low", LOW_TYPES.values(), ids=LOW_TYPES)
+def test_counts_and_bits(low: Any) -> None:
+    import ml_dtypes
+
+    given = numbers(low)
+    raw, counts = convert(given, low, low.max_finite)
+    kind = np.float16 if low.name == "float16" else ml_dtypes.bfloat16
+    with np.errstate(over="ignore"):
+        plain = given.astype(kind)
+    saturated = np.isinf(plain.astype(np.float32)) & np.isfinite(given)
+    expected = np.where(saturated, np.copysign(np.float32(low.max_finite), given).astype(kind), plain)
+    found, wide = np.frombuffer(raw, kind), np.abs(plain.astype(np.float32))
+    assert np.array_equal(found.view(np.uint16)[~np.isnan(given)], expected.view(np.uint16)[~np.isnan(given)])
+    assert np.isnan(found[np.isnan(given)].astype(np.float32)).all()
+    assert counts == ConversionCounts(
+        given.size,
+        int(saturated.sum()),
+        int(((wide == 0) & (given != 0)).sum()),
+        int(((wide > 0) & (wide < low.smallest_normal)).sum()),
+    )
+
+
+def lossy(folder: Path) -> Path:
+    """A weight that loses elements in every way, in a data file, and one in a Constant node."""
+    proto = parse(
+        "(float[N,64] X) => (float[N,64] Y) { h = MatMul (X, w) k = Constant <value = float {1}> () Y = MatMul (h, k) }"
+    )
+    weight = np.ones((64, 64), np.float32)
+    weight[0, :3], weight[1, :5], weight[2, :7] = 1e30, 1e-12, 1e-6
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    proto.graph.node[1].attribute[0].t.CopyFrom(numpy_helper.from_array(weight))
+    path = folder / "model.onnx"
+    wishes = {"save_as_external_data": True, "size_threshold": 0, "convert_attribute": True}
+    onnx.save(proto, path, location="weights.bin", **wishes)
+    return path
+
+
+@pytest.mark.parametrize("wish", ["always", "never"])
+def test_losses_are_counted_while_weights_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    monkeypatch.setattr(blobs, "PIECE", 512)
+    made = convert_file(lossy(tmp_path), tmp_path / "low.onnx", "O3", external_data=wish, hazards=False)
+    assert made.weights == dict.fromkeys(("w", "k"), ConversionCounts(4096, 3, 5, 7))
+
+
+def test_losses_are_reported(tmp_path: Path) -> None:
+    arguments = ("convert", lossy(tmp_path), "-o", tmp_path / "low.onnx", "--no-hazards", "--no-validate")
+    text = run(*arguments).output
+    assert "2 of 2 converted tensors lose elements" in text
+    assert [line.split() for line in text.splitlines() if line.startswith("  w ")] == [["w", "4,096", "3", "5", "7"]]
+    report = json.loads(run(*arguments, "--json").output)
+    assert report["weights"]["k"] == {"elements": 4096, "overflowed": 3, "flushed": 5, "subnormal": 7}
+    run(*arguments, "--html", tmp_path / "page.html")
+    assert "subnormal" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+# --- killed, and bounded ----------------------------------------------------------------------------------------
+
+KILLED = """
+import sys
+from onnxamp import convert_file
+while True:
+    for dtype in ("float16", "bfloat16"):
+        convert_file(sys.argv[1], sys.argv[2], dtype=dtype, external_data="always", shard_bytes=1 << 20)
+        print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="kills a process")
+def test_killed_at_any_moment_the_result_is_whole(tmp_path: Path) -> None:
+    source, target = big(tmp_path), tmp_path / "low.onnx"
+    for delay in (0.0, 0.03, 0.06, 0.1):
+        with subprocess.Popen([sys.executable, "-c", KILLED, source, target], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            for _ in range(2):
+                assert child.stdout.readline() == b"done\n"
+            time.sleep(delay)
+            child.send_signal(signal.SIGKILL)
+        (weight,) = onnx.load(target).graph.initializer
+        low = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}[weight.data_type]
+        given = onnx.load(source).graph.initializer[0]
+        assert weight.raw_data == convert(numpy_helper.to_array(given), LOW_TYPES[low], 1)[0]
+
+
+def big(folder: Path, megabytes: int = 8) -> Path:
+    rows = megabytes << 8
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["X", "w"], ["Y"])], "big",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [1, rows])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [1, 1024])],
+        [numpy_helper.from_array(np.random.default_rng(0).standard_normal((rows, 1024), np.float32), "w")],
+    )  # fmt: skip
+    path = folder / "big.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+BOUNDED = """
+import sys, threading, time
+from pathlib import Path
+import onnxamp
+from onnxamp.cli import group
+def held():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+peak = 0
+def watch():
+    global peak
+    while True:
+        peak = max(peak, held())
+        time.sleep(0.002)
+threading.Thread(target=watch, daemon=True).start()
+exec(sys.argv[1])
+print("peak", peak)
+"""
+WAYS = {
+    "library": "onnxamp.convert_file({source!r}, {target!r})",
+    "data file": "onnxamp.convert_file({source!r}, {target!r}, external_data='always')",
+    "in memory": "onnxamp.convert_model({source!r})",
+    "command": "group.main(['convert', {source!r}, '-o', {target!r}, '--no-validate', '-q'], standalone_mode=False)",
+}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("large")
+    small = folder / "small"
+    small.mkdir()
+    yield big(folder, 192), big(small, 1)
+    for path in folder.iterdir():
+        if path.is_file():
+            path.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux for the peak")
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_does_not_follow_the_weights(large: tuple[Path, Path], way: str) -> None:
+    """One tensor of 192 MB: what is converted in memory is held once, and what is written not at all."""
+
+    def peak(source: Path) -> int:
+        code = WAYS[way].format(source=str(source), target=str(source.with_name("low.onnx")))
+        done = subprocess.run([sys.executable, "-c", BOUNDED, code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return int(done.stdout.split()[-1])
+
+    grown = peak(large[0]) - peak(large[1])
+    assert grown < (2.5 * 192 if way == "in memory" else 64) * 2**20

@@ -1,0 +1,151 @@
+"""Large weights stay in their file when a model is read, and get into it without being serialized."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs.case import add_weights, parse
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from stored import answers, inline
+
+import onnxamp
+from onnxamp import storage
+from onnxamp.storage import load_external_data, load_model
+from onnxamp.weights import external_of, lies_elsewhere
+from onnxamp.wire import as_varint, find_data, raw_data_head, replaced
+
+
+@pytest.fixture
+def lean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files count as large, and nearly all weights."""
+    monkeypatch.setattr(storage, "_READ_WHOLE", 1)
+    monkeypatch.setattr(storage, "_LEFT_BEHIND", 64)
+
+
+def nested() -> ModelProto:
+    """Weights in the graph, in a Constant, in both branches of an If, and in a function, some inside others."""
+    inner = parse("(float[2] X) => (float[64] b) { b = Constant <value = float {1}> () }").graph
+    inner.node[0].attribute[0].t.CopyFrom(numpy_helper.from_array(np.arange(64, dtype=np.float32)))
+    other = parse("(float[2] X) => (float[64] b) { b = Identity (w) }").graph
+    other.initializer.append(numpy_helper.from_array(np.full(64, 2, np.float32), "w"))
+    for branch in (inner, other):
+        del branch.input[:]
+    branching = helper.make_node("If", ["flag"], ["c"], then_branch=inner, else_branch=other)
+    constant = helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.ones(100, np.int64)))
+    body = helper.make_node("Constant", [], ["z"], value=numpy_helper.from_array(np.eye(9, dtype=np.float32)))
+    function = helper.make_function("f", "F", [], ["z"], [body], [helper.make_opsetid("", 17)])
+    model = parse("(float[8] X, bool flag) => (float[64] c) <float[64] v = {0}> { }")
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.arange(64, dtype=np.float32), "v"))
+    model.graph.initializer.append(helper.make_tensor("plain", TensorProto.FLOAT, [32], range(32)))
+    model.graph.node.extend([constant, branching])
+    model.functions.append(function)
+    return model
+
+
+@pytest.mark.usefixtures("lean")
+def test_weights_are_left_behind_wherever_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(nested(), path)
+    model = load_model(path)
+    left = [t for t in storage.tensors_of(model) if t.data_location == TensorProto.EXTERNAL]
+    assert len(left) == 5
+    assert not any(tensor.raw_data or lies_elsewhere(tensor) for tensor in left)
+    load_external_data(model, tmp_path)
+    assert model == onnx.load(path)
+    assert model.SerializeToString() == path.read_bytes()
+
+
+@pytest.mark.usefixtures("lean")
+@pytest.mark.parametrize("location", [None, TensorProto.DEFAULT])
+def test_what_a_tensor_said_of_itself_is_kept(tmp_path: Path, location: int | None) -> None:
+    model = nested()
+    if location is not None:
+        model.graph.initializer[0].data_location = location
+    onnx.save(model, tmp_path / "m.onnx")
+    onnxamp.convert_file(tmp_path / "m.onnx", tmp_path / "o.onnx", "O0", external_data="always")
+    onnxamp.convert_file(tmp_path / "m.onnx", tmp_path / "same.onnx", "O0")
+    assert onnx.load(tmp_path / "same.onnx") == model
+    assert onnx.load(tmp_path / "o.onnx").graph.initializer[0].raw_data == model.graph.initializer[0].raw_data
+
+
+@pytest.mark.usefixtures("lean")
+def test_a_conversion_is_the_same_whether_weights_were_left_behind(tmp_path: Path) -> None:
+    onnx.save(inline(), tmp_path / "m.onnx")
+    onnxamp.convert_file(tmp_path / "m.onnx", tmp_path / "o.onnx")
+    assert onnx.load(tmp_path / "o.onnx") == onnxamp.convert_model(inline())
+    assert onnxamp.convert_model(tmp_path / "m.onnx") == onnxamp.convert_model(inline())
+
+
+@pytest.mark.parametrize(("elem", "size"), [(99, 100), (TensorProto.INT64, 80)], ids=["unknown type", "too short"])
+def test_what_is_no_tensor_is_refused_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elem: int, size: int
+) -> None:
+    model = nested()
+    model.graph.initializer.append(TensorProto(name="odd", data_type=elem, dims=[100], raw_data=bytes(size)))
+    onnx.save(model, tmp_path / "m.onnx")
+    said = []
+    for limit in (1, 1 << 20):
+        monkeypatch.setattr(storage, "_READ_WHOLE", limit)
+        with pytest.raises(onnxamp.ModelError, match="'odd'") as caught:
+            load_model(tmp_path / "m.onnx")
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+def test_no_file_can_say_that_its_weights_lie_in_a_model(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(400))
+    model = nested()
+    tensor = TensorProto(name="t", data_type=TensorProto.FLOAT, dims=[100], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=f"onnxamp:0123456789abcdef:{tmp_path / 'secret'}")
+    model.graph.initializer.append(tensor)
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(onnxamp.ExternalDataError, match=r"outside the model's folder|is missing"):
+        onnxamp.convert_file(tmp_path / "m.onnx", tmp_path / "o.onnx")
+
+
+@pytest.mark.usefixtures("lean")
+@pytest.mark.parametrize("end", [10, 100, 700, -1])
+def test_truncated_files(tmp_path: Path, end: int) -> None:
+    (tmp_path / "m.onnx").write_bytes(nested().SerializeToString()[:end])
+    with pytest.raises(onnxamp.ModelError, match="truncated"):
+        load_model(tmp_path / "m.onnx")
+
+
+@pytest.mark.usefixtures("lean")
+def test_unusual_ways_to_write_a_tensor_are_left_to_protobuf(tmp_path: Path) -> None:
+    """The last of two data fields counts; so does what follows where the data lie."""
+    tensor = TensorProto(name="t", data_type=TensorProto.FLOAT, dims=[100])
+    twice = tensor.SerializeToString() + (raw_data_head(400) + bytes(400)) + (raw_data_head(400) + b"\1" * 400)
+    graph = b"\x2a" + as_varint(len(twice)) + twice
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x08" + b"\x3a" + as_varint(len(graph)) + graph)
+    assert load_model(tmp_path / "m.onnx").graph.initializer[0].raw_data == b"\1" * 400
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 3_000_000])
+def test_lengths_grow_with_what_they_hold(size: int) -> None:
+    """Data replaced by other data at every depth; all lengths around follow."""
+    data = nested().SerializeToString()
+    spans = find_data(data, lambda start, stop: stop - start >= 64)
+    pieces, holes, total = replaced(data, spans, [(raw_data_head(size), size)] * len(spans))
+    made = bytearray(total)
+    for position, piece in pieces:
+        made[position : position + len(piece)] = piece
+    for hole in holes:
+        made[hole.position : hole.position + size] = bytes([hole.index + 1]) * size
+    tensors = [t for t in storage.tensors_of(ModelProto.FromString(bytes(made))) if t.HasField("raw_data")]
+    assert sorted(t.raw_data for t in tensors) == [bytes([index + 1]) * size for index in range(len(spans))]
+
+
+def test_a_large_model_is_not_held(tmp_path: Path) -> None:
+    """20 MB of weights: the graph that is read is small, and the result is right."""
+    model = add_weights(parse("(float[N,64] X) => (float[N,64] Y) { h = MatMul (X, a) Y = MatMul (h, b) }"),
+                        {"a": (64, 40_000), "b": (40_000, 64)})  # fmt: skip
+    path, target = tmp_path / "m.onnx", tmp_path / "o.onnx"
+    onnx.save(model, path)
+    loaded = load_model(path)
+    assert loaded.ByteSize() < 1000
+    assert external_of(loaded.graph.initializer[0], None) is not None
+    onnxamp.convert_file(path, target)
+    assert onnx.load(target) == onnxamp.convert_model(model)
+    np.testing.assert_allclose(answers(target), answers(path), rtol=2e-2, atol=2e-2)
