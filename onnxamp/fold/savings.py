@@ -19,6 +19,8 @@ from onnxamp.storage import weight_bytes
 
 _COUNTED: Final = 1 << 29
 """Bytes of weights up to which a copy of the model is folded and analysed to count its Casts."""
+_FEW: Final = 10_000
+"""Nodes up to which that is done: a second analysis takes as long as the first."""
 _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 
 
@@ -60,7 +62,7 @@ def _casts_folded(
     model: ModelProto, analysis: Analysis, folds: list[Fold], opset: int, base_dir: Path | None
 ) -> int | None:
     """The same, folded and seen as if the model had the opset; None where that would cost too much."""
-    if weight_bytes(model) > _COUNTED:
+    if len(analysis.view.nodes) > _FEW or weight_bytes(model) > _COUNTED:
         return None
     copy = ModelProto()
     copy.CopyFrom(model)
