@@ -13,7 +13,8 @@ from onnxamp.dtypes import low_type
 from onnxamp.errors import ArgumentError, RuntimeFailure
 from onnxamp.report.parts import make_console
 from onnxamp.runtime.sample_files import read_npz
-from onnxamp.storage import INLINE_LIMIT, WeightConverter, save_model, weight_bytes
+from onnxamp.saving import save_model
+from onnxamp.storage import INLINE_LIMIT, WeightConverter, weight_bytes
 from onnxamp.train import Batches, DynamicLossScaleManager, StepResult, TrainNetwork, build_train_network
 from onnxamp.train.levels import LEVELS
 from onnxamp.train.losses import LOSSES
