@@ -38,14 +38,14 @@ class Environment(NamedTuple):
         if any(stamp.is_file() and stamp.read_text() == wanted for stamp in stamps):
             return
         if not self.python.exists():
-            self._make()
+            self._create()
         print(f"Installing onnxamp and what it needs into {self.path.name} (about 300 MB, once) ...", file=sys.stderr)
         target = f"{ROOT}[{extra}]" if extra else str(ROOT)
         pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         run([*pip, "-e", target, *pinned])
         (self.path / f"onnxamp-{extra}.stamp").write_text(wanted)
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         print(f"Making {self.path.name} ...", file=sys.stderr)
         command = [sys.executable, "-m", "venv", str(self.path)]
         made = subprocess.run(command, check=False, capture_output=True, text=True)
