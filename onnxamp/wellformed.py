@@ -64,7 +64,8 @@ def check_wellformed(model: ModelProto) -> None:
     if not model.HasField("graph"):
         raise ModelError("The model holds no graph.")
     for entry in model.graph.input:
-        if entry.type.WhichOneof("value") is None:
+        kind = entry.type.WhichOneof("value")
+        if kind is None or (kind == "tensor_type" and not entry.type.tensor_type.elem_type):
             raise ModelError(f"The model's input {entry.name!r} has no type.")
     _check_versions(model)
     check_functions(model.functions)

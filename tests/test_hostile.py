@@ -317,6 +317,7 @@ LIES = {
     "segment": (weight(raw_data=bytes(16), segment=TensorProto.Segment(begin=0, end=9)), "segment"),
     "declared unknown": (other("graph.input.0.type.tensor_type", elem_type=99), "element type 99"),
     "no type": (lambda m: m.graph.input[0].ClearField("type"), "'X' has no type"),
+    "no element type of an input": (other("graph.input.0.type.tensor_type", elem_type=0), "'X' has no type"),
     "attribute of no type": (other("graph.node.1.attribute.0", type=0), "type 0"),
     "attribute of unknown value": (other("graph.node.1.attribute.0", type=AttributeProto.TENSOR), "holds i"),
     "attribute of wrong type": (
