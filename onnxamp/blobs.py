@@ -5,13 +5,14 @@ tensors or of their number. Data are read, not memory-mapped: a file that somebo
 and no crash.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, BinaryIO, Final, Protocol, Self, TypeVar
 
 import numpy as np
@@ -31,6 +32,10 @@ _PAGE: Final = 4096
 _LINE: Final = 64
 _LARGE: Final = 8 * _PAGE
 """Bytes from which on data begin at a page; smaller ones would waste space."""
+_PAUSE: Final = 0.2
+"""Seconds between two of its turns."""
+_LONG: Final = 32
+"""Pieces from which on the disk is not left idle meanwhile."""
 _THREADS: Final = 4
 """More would wait for memory and disk."""
 
@@ -167,10 +172,24 @@ def write_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progres
             pieces.clear()  # the others stop, too
             raise
 
-    count = thread_limit() or min(_THREADS, core_count())
-    with ThreadPoolExecutor(count) as pool:
-        for done in [pool.submit(drain) for _ in range(min(count, len(pieces)))]:
-            done.result()
+    count, finished = thread_limit() or min(_THREADS, core_count()), Event()
+    with ThreadPoolExecutor(count + 1) as pool:
+        tasks = [pool.submit(drain) for _ in range(min(count, len(pieces)))]
+        syncing = pool.submit(_sync_meanwhile, path, finished) if len(pieces) > _LONG else None
+        try:
+            for task in tasks:
+                task.result()
+        finally:
+            finished.set()
+        if syncing is not None:
+            syncing.result()
+
+
+def _sync_meanwhile(path: Path, finished: Event) -> None:
+    """Let the disk work while there is more to write. An error that shows here would not show a second time."""
+    with path.open("r+b") as file:
+        while not finished.wait(_PAUSE):
+            os.fsync(file.fileno())
 
 
 def _taken(pieces: deque[T]) -> Iterator[T]:

@@ -70,6 +70,29 @@ def test_a_source_that_shrinks_is_an_error(model: Path, monkeypatch: pytest.Monk
     assert files(model.parent) == before
 
 
+def test_an_error_that_only_the_disk_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncing goes on while pieces are written; it is told of a failed write once, and must pass that on."""
+    synced = threading.Event()
+
+    def failing(_: int) -> None:
+        synced.set()
+        raise OSError(5, "Input/output error")
+
+    def write(*arguments: Any) -> None:
+        synced.wait(60)
+        original(*arguments)
+
+    original = blobs._write_at
+    monkeypatch.setattr(blobs, "PIECE", 400)
+    monkeypatch.setattr(blobs, "_PAUSE", 0.001)
+    monkeypatch.setattr(blobs, "_write_at", write)
+    monkeypatch.setattr(os, "fsync", failing)
+    (tmp_path / "data").touch()
+    with pytest.raises(OSError, match="Input/output error"):
+        blobs.write_blobs(tmp_path / "data", [(0, blobs.Held(bytes(10_000)))])
+    assert (tmp_path / "data").stat().st_size == 10_000
+
+
 def test_initializers_that_share_their_data_are_written_once(tmp_path: Path) -> None:
     path = external(tmp_path)
     proto = onnx.load(path, load_external_data=False)
