@@ -223,8 +223,7 @@ def test_what_is_no_model(command: str, tmp_path: Path, monkeypatch: pytest.Monk
         arguments = [argument if argument != "o.onnx" else tmp_path / "o.onnx" for argument in COMMANDS[command]]
         result = run(arguments[0], path, *arguments[1:])
         check_end(result)
-        a_folder_for_convert = command == "convert" and path.is_dir()  # that is many models, and their place is missing
-        assert result.exit_code == (2 if a_folder_for_convert else 1)
+        assert result.exit_code == (2 if command == "convert" and path.is_dir() else 1)  # it takes folders of models
         assert result.output.count("Error: ") == 1
 
 
