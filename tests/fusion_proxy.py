@@ -40,7 +40,7 @@ def proxy(model: ModelProto, level: str = "O2", **wishes: Any) -> ModelProto:
     analysis = analyse(prepared, policy)
     result, rounded = ModelProto(), ModelProto()
     result.CopyFrom(prepared)
-    apply_edits(analysis.view, analysis.edits, result, lambda tensor, _: tensor)
+    apply_edits(analysis.view, analysis.edits, result, lambda tensor, *_: tensor)
     rounded.CopyFrom(prepared)
     apply_edits(analysis.view, analysis.edits, rounded, WeightConverter(policy.low, None))
     view = view_model(rounded)
