@@ -388,7 +388,9 @@ def test_ctrl_c_ends_workers_and_leaves_what_is_done() -> None:
     encoder = next(path for path in MODELS if path.stem == "encoder")
     for number in range(40):
         shutil.copy(encoder, f"in/{number}.onnx")
-    command = [sys.executable, "-m", "onnxamp", "convert", "in", "-o", "out", "--jobs", "2"]
+    # whoever runs tests in the background ignores SIGINT, and children would, too
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import onnxamp.__main__"
+    command = [sys.executable, "-c", program, "convert", "in", "-o", "out", "--jobs", "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("[1/40] ")

@@ -144,7 +144,8 @@ def test_two_at_once(sources: Path) -> None:
 
 
 TERMINATED = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
 from onnxamp.cli import main
 def stuck(handle):
     print("here", flush=True)

@@ -13,7 +13,7 @@ from onnxamp.dtypes import ELEM_NAMES, LOW_TYPES, readable_types
 from onnxamp.errors import ArgumentError
 from onnxamp.graph import ABSENT, View
 from onnxamp.infer import Types, infer_types
-from onnxamp.ops import attribute
+from onnxamp.ops import attribute, op_facts
 from onnxamp.resolve import view_model
 from onnxamp.runtime.emulate import emulate, inlined
 from onnxamp.runtime.protos import LOW_ELEMS, copy_fields
@@ -140,9 +140,16 @@ def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]]
 
 
 def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
-    """Ranks of main-graph values but outputs: what the file declares of these may be wrong."""
-    names = ((name, shapes[value]) for name, value in view.scopes[0].names.items() if not view.results[value])
-    return {name: len(shape) for name, shape in names if shape is not None}
+    """Ranks of main-graph values but outputs: what the file declares of these may be wrong.
+
+    What stands beside a size is left out: where ONNX Runtime knows the rank of Resize's input, it takes ``sizes`` that
+    it does not know for empty ones.
+    """
+    sized = op_facts().size_inputs
+    beside = {value for node in view.nodes if node.key in sized for value in node.inputs}
+    names = view.scopes[0].names.items()
+    named = ((name, shapes[value]) for name, value in names if not view.results[value] and value not in beside)
+    return {name: len(shape) for name, shape in named if shape is not None}
 
 
 def _sizes(view: View, order: Sequence[int], known: Sequence[Shape | None]) -> dict[str, int]:
