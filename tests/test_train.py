@@ -286,6 +286,33 @@ def test_low_steps_stay_near_float32(level: str, dtype: str) -> None:
     assert found.loss != exact.loss
 
 
+def written_out_norm() -> onnx.ModelProto:
+    """A LayerNorm in single ops, as older exporters write it, between two MatMuls."""
+    rng = np.random.default_rng(0)
+    weights = {"gain": np.ones(6), "shift": np.zeros(6), "two": np.array(2.0), "eps": np.array(1e-5)}
+    weights |= {"w0": rng.standard_normal((6, 6)), "w1": rng.standard_normal((6, 3))}
+    nodes = [
+        helper.make_node("Constant", [], ["last"], value_ints=[-1]), make("MatMul", "x w0", "h"),
+        make("ReduceMean", "h last", "mean"), make("Sub", "h mean", "d"), make("Pow", "d two", "sq"),
+        make("ReduceMean", "sq last", "var"), make("Add", "var eps", "ve"), make("Sqrt", "ve", "sd"),
+        make("Div", "d sd", "unit"), make("Mul", "unit gain", "scaled"), make("Add", "scaled shift", "norm"),
+        make("MatMul", "norm w1", "y"),
+    ]  # fmt: skip
+    return network(nodes, weights, ["N", 6], ["N", 3])
+
+
+def test_normalisations_in_single_ops_stay_float32_with_their_gradients() -> None:
+    net = build_train_network(written_out_norm(), SGD(), "cross-entropy", "O2",
+                              loss_scale_manager=FixedLossScaleManager())  # fmt: skip
+    found = low_nodes(net)
+    inner = {"mean", "d", "sq", "var", "ve", "sd", "unit", "scaled", "norm"}
+    of_norm = {name for names in found.values() for name in names if name.split("/")[0].removesuffix(".node") in inner}
+    assert sum("/gradient/" in name for name in of_norm) > 10
+    assert not of_norm & found["low"]
+    assert {"h.node", "y.node"} <= found["low"]
+    assert np.isfinite(net.step(feeds()).grad_norm)
+
+
 @pytest.mark.parametrize(("change", "said"), [
     ({"level": "O4"}, "Unknown level 'O4'"),
     ({"boost_level": "O2"}, "Unknown boost_level 'O2'"),

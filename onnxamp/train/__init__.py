@@ -5,6 +5,7 @@ It is no part of ``import onnxamp``: import :mod:`onnxamp.train`.
 
 from onnxamp.train.build import build_train_network
 from onnxamp.train.data import Batches
+from onnxamp.train.decorate import Decorated, decorate
 from onnxamp.train.losses import Loss
 from onnxamp.train.network import StepResult, TrainNetwork
 from onnxamp.train.optimizers import SGD, Adam, AdamW, Momentum, Optimizer
@@ -15,6 +16,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Batches",
+    "Decorated",
     "DynamicLossScaleManager",
     "FixedLossScaleManager",
     "GradScaler",
@@ -24,4 +26,5 @@ __all__ = [
     "StepResult",
     "TrainNetwork",
     "build_train_network",
+    "decorate",
 ]

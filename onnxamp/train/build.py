@@ -5,12 +5,13 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnxamp.autocast import active_cast
+from onnxamp.autocast import CastPolicy, active_cast
 from onnxamp.convert import load_any
 from onnxamp.errors import ArgumentError, ArgumentTypeError
 from onnxamp.front import convert_model
 from onnxamp.runtime.emulate import emulate
 from onnxamp.runtime.session import cuda_available, make_session
+from onnxamp.train.decorate import Decorated, Excluded
 from onnxamp.train.forward import training_model
 from onnxamp.train.levels import make_precision, no_more
 from onnxamp.train.losses import Loss, LossFunction, find_loss
@@ -43,13 +44,14 @@ def build_train_network(
     updates, where MindSpore refuses it.
 
     Args:
-        model: an inference model (a ModelProto or a path); it is not changed. Its float32 initializers are trained, but
-            for those that are settings of an op and single numbers of a formula.
+        model: an inference model (a ModelProto, a path, or what :func:`decorate` made); it is not changed. Its float32
+            initializers are trained, but for those that are settings of an op and single numbers of a formula.
         optimizer: :class:`SGD`, :class:`Momentum`, :class:`Adam` or :class:`AdamW`.
         loss_fn: "cross-entropy", "mean-squared-error", "binary-cross-entropy", a :class:`Loss`, or a function that
             writes one; None where the model's first output is the loss. Outputs enter it as float32.
         level: "O0" float32; "O1" white-listed ops low; "O2" all but black-listed ops low, with a dynamic loss scale;
-            "O3" all low; "auto" is O2 on CUDA. Within :func:`onnxamp.auto_cast`, that one's counts.
+            "O3" all low; "auto" is O2 on CUDA. A decorated model is trained at O2, as it was decorated; within
+            :func:`onnxamp.auto_cast`, that one's level counts.
         boost_level: "O0" none; "O1" keeps the state in ONNX Runtime's own memory, on the device, from step to step,
             in new buffers each time: no buffer is written while a node may still read it.
         cast_model_type: overrides the level: "float32" casts nothing, "float16" or "bfloat16" all; the loss scale
@@ -70,15 +72,11 @@ def build_train_network(
     if boost_level not in _BOOSTS:
         raise ArgumentError(f"Unknown boost_level {boost_level!r}: choose one of {', '.join(_BOOSTS)}.")
     on_cuda, cast = cuda_available(), active_cast()
-    if cast is not None:
-        if (level, dtype) != ("O0", "float16"):
-            raise ArgumentError("Within auto_cast, which gives level and dtype, leave both at their defaults.")
-        level, dtype = cast.level, cast.dtype
+    worn = model if isinstance(model, Decorated) else None
+    level, dtype, lists = _asked(level, dtype, worn, cast)
     precision = make_precision(level, dtype, cast_model_type, keep_batchnorm_fp32, loss_scale_manager, on_cuda=on_cuda)
-    if cast is not None:
-        lists = {name: value for name, value in cast.wishes().items() if name not in ("level", "dtype")}
-        precision = replace(precision, lists=lists)
-    source: ModelProto = load_any(model)
+    precision = replace(precision, lists=lists, excludes=Excluded(worn.excluded).takes if worn else None)
+    source: ModelProto = worn.source if worn else load_any(model)
     forward = training_model(source, precision.opset(source))
     loss = None if loss_fn is None else find_loss(loss_fn)
     step = build_step(forward, optimizer, loss, precision.scaling)
@@ -87,3 +85,25 @@ def build_train_network(
     session = make_session(emulate(graph) if low and not on_cuda else graph, "cuda" if on_cuda else "cpu")
     runs_on = "CUDA" if on_cuda else "CPU, emulated" if low else "CPU"
     return TrainNetwork(source, graph, step, optimizer, session, runs_on, boost_level == "O1", seed)
+
+
+def _asked(level: str, dtype: str, worn: Decorated | None, cast: CastPolicy | None) -> tuple[str, str, dict[str, Any]]:
+    """Level, low type and lists, which a decorated model and a context give, too.
+
+    Raises:
+        ArgumentError: they are given twice, and not the same.
+    """
+    if worn is None and cast is None:
+        return level, dtype, {}
+    if (level, dtype) != ("O0", "float16"):
+        raise ArgumentError(
+            "A decorated model, and auto_cast, give level and dtype: leave both at their defaults with these."
+        )
+    if worn is not None and cast is not None and (cast.level, cast.dtype) != ("O2", worn.dtype):
+        raise ArgumentError(
+            f"The model is decorated at O2 in {worn.dtype}, but auto_cast says {cast.level} in {cast.dtype}."
+        )
+    if cast is None:
+        return "O2", worn.dtype if worn else dtype, {"lists": "paddle"}
+    lists = {name: value for name, value in cast.wishes().items() if name not in ("level", "dtype")}
+    return cast.level, cast.dtype, lists

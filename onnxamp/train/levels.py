@@ -12,15 +12,19 @@ auto   O2 on CUDA, refused elsewhere
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
+from onnxamp.constants import Constants
 from onnxamp.dtypes import BFLOAT16, LowType, low_type
 from onnxamp.errors import ArgumentError, ArgumentTypeError
+from onnxamp.infer import infer_types
+from onnxamp.islands import written_out_norms
 from onnxamp.ops import op_key
+from onnxamp.resolve import view_model
 from onnxamp.train.gradients.normalisations import SCALED
 from onnxamp.train.gradients.writer import MIN_OPSET
 from onnxamp.train.scaling import DynamicLossScaleManager, LossScaleManager, Scaling
@@ -49,6 +53,8 @@ class Precision:
     scaling: Scaling | None
     lists: Mapping[str, Any] = field(default_factory=dict)
     """More arguments of convert_model: lists."""
+    excludes: Callable[[NodeProto], bool] | None = None
+    """Which nodes stay float32, with their gradients."""
 
     def opset(self, model: ModelProto) -> int:
         """The least opset that the step needs."""
@@ -61,15 +67,37 @@ class Precision:
         Statistics of normalisations stay float32 even where these are low: their squares would overflow, and the
         kernels of frameworks accumulate them in float32, too.
         """
-        norms = [node.name or node.output[0] for node in model.graph.node if op_key(node) in NORMALISATIONS]
+        excluded = {_label(node) for node in model.graph.node if self.excludes is not None and self.excludes(node)}
+        norms = [_label(node) for node in model.graph.node if op_key(node) in NORMALISATIONS]
+        norms = [norm for norm in norms if norm not in excluded]
         wishes: dict[str, Any] = {"level": self.level, "dtype": self.low.name, "keep_high": [OWN], **self.lists}
+        wishes["keep_high"] += [_with_gradients(label) for label in sorted(excluded)]
         if self.keeps_norms:
-            wishes["keep_high"] += [f"{re.escape(norm)}(/.*)?" for norm in norms]
+            wishes["keep_high"] += [_with_gradients(norm) for norm in norms]
+            wishes["keep_high"] += [_with_gradients(name) for name in _written_out(model, self.low)]
         elif self.level != "O1":
             black = wishes.get("black_list", ())
             wishes["white_list"] = sorted(NORMALISATIONS.difference(black).union(wishes.get("white_list", ())))
             wishes["force_low"] = [f"{re.escape(norm)}/{SCALED}/.*" for norm in norms]
         return wishes
+
+
+def _label(node: NodeProto) -> str:
+    return node.name or node.output[0]
+
+
+def _with_gradients(label: str) -> str:
+    """A pattern of what is written for a node or a value, too: gradients bear its name."""
+    return f"{re.escape(label)}(/.*)?"
+
+
+def _written_out(model: ModelProto, low: LowType) -> list[str]:
+    """Nodes of normalisations that are written as single ops, and the values between them."""
+    view = view_model(model)
+    types = infer_types(view)
+    norms = written_out_norms(view, types, Constants(view, types, low, None))
+    nodes = [view.nodes[index] for index in sorted({index for _, found in norms for index in found})]
+    return [name for node in nodes for name in dict.fromkeys((node.label, *node.proto.output)) if name]
 
 
 def make_precision(
