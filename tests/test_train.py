@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from gradient_cases import missing_kernels
 from onnx import TensorProto, helper, numpy_helper
@@ -14,7 +15,8 @@ import onnxamp
 from onnxamp.graph import ABSENT
 from onnxamp.infer import infer_types
 from onnxamp.resolve import view_model
-from onnxamp.runtime.session import make_session, run
+from onnxamp.runtime.emulate import emulate
+from onnxamp.runtime.session import cuda_available, make_session, run
 from onnxamp.train import (
     SGD,
     Adam,
@@ -24,9 +26,11 @@ from onnxamp.train import (
     GradScaler,
     Loss,
     Momentum,
+    StepResult,
     TrainNetwork,
     build_train_network,
 )  # fmt: skip
+from onnxamp.train.recorded import with_shapes
 from onnxamp.train.step import SCALE
 
 IMAGES = feeds(6, (1, 8, 8), 10)
@@ -315,7 +319,7 @@ def test_normalisations_in_single_ops_stay_float32_with_their_gradients() -> Non
 
 @pytest.mark.parametrize(("change", "said"), [
     ({"level": "O4"}, "Unknown level 'O4'"),
-    ({"boost_level": "O2"}, "Unknown boost_level 'O2'"),
+    ({"boost_level": "O3"}, "Unknown boost_level 'O3'"),
     ({"loss_fn": "hinge"}, "Unknown loss 'hinge'"),
     ({"dtype": "float8"}, "Unknown dtype 'float8'"),
     ({"cast_model_type": "int8"}, "Unknown dtype 'int8'"),
@@ -354,7 +358,7 @@ def test_wrong_feeds() -> None:
 # Checkpoints
 
 
-@pytest.mark.parametrize("boost_level", ["O0", "O1"])
+@pytest.mark.parametrize("boost_level", ["O0", "O1", "O2"])
 def test_resuming_is_bit_identical(tmp_path: Path, boost_level: str) -> None:
     def begin() -> TrainNetwork:
         model = conv_net(dropout=True)
@@ -376,6 +380,68 @@ def test_resuming_is_bit_identical(tmp_path: Path, boost_level: str) -> None:
     for batch in batches[3:]:
         second.step(batch)
     assert same(second.state(), through.state())
+
+
+def boosted(boost_level: str) -> tuple[list[StepResult], TrainNetwork]:
+    """Steps with batches of two sizes in turns, from the same start."""
+    scale = DynamicLossScaleManager(2.0**8, scale_window=2)
+    net = build_train_network(
+        conv_net(dropout=True), AdamW(clip_norm=1.0), "cross-entropy", "O2", boost_level, loss_scale_manager=scale
+    )
+    sizes = (6, 6, 4, 6, 4, 4, 6)
+    return [net.step(feeds(size, (1, 8, 8), 10, seed)) for seed, size in enumerate(sizes)], net
+
+
+def test_boost_changes_no_result() -> None:
+    results, plain = boosted("O0")
+    for level in ("O1", "O2"):
+        found, net = boosted(level)
+        for one, other in zip(found, results, strict=True):
+            assert one.loss == pytest.approx(other.loss, rel=1e-4)
+            assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-3)
+            assert (one.scale, one.overflow) == (other.scale, other.overflow)
+        for name, array in weights_of(plain).items():
+            np.testing.assert_allclose(weights_of(net)[name], array, atol=1e-3)
+
+
+def test_a_step_that_fails_leaves_the_state() -> None:
+    net = build_train_network(mlp(), SGD(), "cross-entropy", boost_level="O2")
+    net.step(feeds())
+    before = net.state()
+    with pytest.raises(onnxamp.RuntimeFailure):
+        net.step({**feeds(), "x": feeds()["x"][:, :5]})
+    assert same(net.state(), before)
+    assert np.isfinite(net.step(feeds()).loss)
+
+
+@pytest.mark.parametrize("model", [conv_net(dropout=True), mlp()], ids=["conv", "mlp"])
+def test_fixed_shapes_leave_nothing_to_count(model: onnx.ModelProto, tmp_path: Path) -> None:
+    """What counts elements would run on the CPU, and a CUDA graph has no place for copies from there."""
+    net = build_train_network(model, SGD(), "cross-entropy", "O2")
+    data = IMAGES if "c0.w" in net.plan.weights else feeds(6)
+    shapes = {name: array.shape for name, array in data.items()} | {mask.name: (6, 16) for mask in net.plan.masks}
+    fixed = with_shapes(net.model, shapes)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    onnxruntime.InferenceSession(emulate(fixed).SerializeToString(), options)
+    ops = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
+    assert not ops & {"Shape", "Size"}
+    assert "Size" in {node.op_type for node in net.model.graph.node}
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not cuda_available(), reason="needs a CUDA device")
+def test_cuda_graphs_make_the_steps_that_runs_make() -> None:
+    results, plain = boosted("O1")
+    found, net = boosted("O2")
+    assert net.runs_on == plain.runs_on == "CUDA"
+    for one, other in zip(found, results, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-2)
+        assert one.scale == other.scale
+    state = net.state()
+    net.load_state(state)
+    assert same(net.state(), state)
 
 
 def test_dropout_draws_by_seed_and_step() -> None:

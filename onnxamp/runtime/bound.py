@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from onnxamp.errors import RuntimeFailure
 from onnxamp.runtime.session import session_failures, short_provider, stays_on_device
 from onnxamp.runtime.values import Feed, as_typed, to_value
@@ -54,6 +56,45 @@ def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int 
         with session_failures("record a CUDA graph"):
             run()
     return run
+
+
+def bind_values(
+    session: "ort.InferenceSession",
+    inputs: "Mapping[str, ort.OrtValue]",
+    outputs: "Mapping[str, ort.OrtValue]",
+    graph: int | None = None,
+) -> Callable[[], None]:
+    """A function that runs the session from buffers into buffers, and returns when the device is done.
+
+    Args:
+        inputs, outputs: by name, where the session wants them; an output's buffer must be no input's.
+        graph: as for :func:`bind`, but the first call records, after runs of its own.
+
+    Raises:
+        RuntimeFailure: a buffer does not fit; when called, a node failed, or a CUDA graph cannot be recorded.
+    """
+    import onnxruntime as ort  # noqa: PLC0415
+
+    options = None if graph is None else _options(ort, graph)
+    with session_failures("bind the model's inputs and outputs"):
+        binding = session.io_binding()
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            binding.bind_ortvalue_output(name, value)
+
+    def run(_held: Any = (inputs, outputs)) -> None:
+        with session_failures("run the model with its inputs and outputs bound"):
+            session.run_with_iobinding(binding, options)
+
+    return run
+
+
+def empty_value(like: NDArray[Any], provider: str) -> "ort.OrtValue":
+    """A buffer for arrays of that shape and type, in the memory of the provider ("cuda", "cpu")."""
+    import onnxruntime as ort  # noqa: PLC0415
+
+    return ort.OrtValue.ortvalue_from_shape_and_type(like.shape, like.dtype, provider, 0)
 
 
 def _options(ort: Any, graph: int) -> Any:

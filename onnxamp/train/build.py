@@ -10,17 +10,18 @@ from onnxamp.convert import load_any
 from onnxamp.errors import ArgumentError, ArgumentTypeError
 from onnxamp.front import convert_model
 from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.session import cuda_available, make_session
+from onnxamp.runtime.session import Provider, cuda_available, make_session
 from onnxamp.train.decorate import Decorated, Excluded
 from onnxamp.train.forward import training_model
 from onnxamp.train.levels import make_precision, no_more
 from onnxamp.train.losses import Loss, LossFunction, find_loss
-from onnxamp.train.network import TrainNetwork
+from onnxamp.train.network import RESULTS, TrainNetwork
 from onnxamp.train.optimizers import Optimizer
+from onnxamp.train.recorded import Recorded
 from onnxamp.train.scaling import LossScaleManager
 from onnxamp.train.step import build_step
 
-_BOOSTS = ("O0", "O1")
+_BOOSTS = ("O0", "O1", "O2")
 
 
 def build_train_network(
@@ -53,7 +54,9 @@ def build_train_network(
             "O3" all low; "auto" is O2 on CUDA. A decorated model is trained at O2, as it was decorated; within
             :func:`onnxamp.auto_cast`, that one's level counts.
         boost_level: "O0" none; "O1" keeps the state in ONNX Runtime's own memory, on the device, from step to step,
-            in new buffers each time: no buffer is written while a node may still read it.
+            in new buffers each time: no buffer is written while a node may still read it; "O2" keeps it in two sets of
+            buffers, between which CUDA graphs are recorded, a pair for each batch size. On the CPU there is nothing to
+            record, and the rest holds.
         cast_model_type: overrides the level: "float32" casts nothing, "float16" or "bfloat16" all; the loss scale
             stays that of the level.
         keep_batchnorm_fp32: whether normalisations stay float32; by default they do, but at O3.
@@ -82,9 +85,12 @@ def build_train_network(
     step = build_step(forward, optimizer, loss, precision.scaling)
     graph = step.model if precision.level == "O0" else convert_model(step.model, **precision.wishes(forward.model))
     low = graph is not step.model
-    session = make_session(emulate(graph) if low and not on_cuda else graph, "cuda" if on_cuda else "cpu")
+    ready = emulate(graph) if low and not on_cuda else graph
+    provider: Provider = "cuda" if on_cuda else "cpu"
+    session = make_session(ready, provider)
+    recorded = Recorded(ready, provider, step.successors, RESULTS) if boost_level == "O2" else None
     runs_on = "CUDA" if on_cuda else "CPU, emulated" if low else "CPU"
-    return TrainNetwork(source, graph, step, optimizer, session, runs_on, boost_level == "O1", seed)
+    return TrainNetwork(source, graph, step, optimizer, session, runs_on, boost_level != "O0", recorded, seed)
 
 
 def _asked(level: str, dtype: str, worn: Decorated | None, cast: CastPolicy | None) -> tuple[str, str, dict[str, Any]]:

@@ -18,6 +18,7 @@ from onnxamp.train.checkpoint import read_checkpoint, write_checkpoint
 from onnxamp.train.data import Batches
 from onnxamp.train.forward import Mask
 from onnxamp.train.optimizers import Optimizer
+from onnxamp.train.recorded import Recorded
 from onnxamp.train.step import APPLY, LOSS, NORM, OVERFLOW, RATE, SCALE, Step
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 STEPS: Final = "train/steps"
 """In checkpoints: how many steps were made; rates, updates and dropout masks follow it."""
+
+RESULTS: Final = (LOSS, OVERFLOW, NORM)
+"""What a step tells, besides the state."""
 
 Feeds = Mapping[str, NDArray[Any]]
 
@@ -54,6 +58,7 @@ class TrainNetwork:
     session: "ort.InferenceSession"
     runs_on: str
     keeps_on_device: bool
+    recorded: Recorded | None
     seed: int
     steps: int = 0
     _state: dict[str, Any] = field(default_factory=dict)
@@ -76,18 +81,24 @@ class TrainNetwork:
             own[APPLY] = np.asarray((self.steps + 1) % self.optimizer.accumulate == 0)
         arrays = {**_typed(self.plan.model, feeds), **own}
         arrays |= self._masks(arrays)
-        wanted = [LOSS, OVERFLOW, NORM, *self.plan.successors.values()]
+        scale = float(self._array(SCALE)) if SCALE in self._state else 1.0
+        results, self._state = self._run(arrays)
+        self.steps += 1
+        return StepResult(float(results[LOSS]), bool(results[OVERFLOW]), scale, float(results[NORM]))
+
+    def _run(self, arrays: Feeds) -> tuple[Feeds, dict[str, Any]]:
+        """The results of a step, and the next state."""
+        if self.recorded is not None:
+            values, state = self.recorded.step(arrays)
+            return {name: from_value(value) for name, value in values.items()}, dict(state)
+        wanted = [*RESULTS, *self.plan.successors.values()]
         if self.keeps_on_device:
-            values = {name: to_value(array) for name, array in arrays.items()}
-            found = run_values(self.session, {**values, **self._state}, wanted)
-            loss, overflow, norm = (from_value(found[name]) for name in wanted[:3])
+            found = run_values(self.session, {**_values(arrays), **self._state}, wanted)
+            results = {name: from_value(found[name]) for name in RESULTS}
         else:
             found = run(self.session, {**arrays, **self._state}, wanted)
-            loss, overflow, norm = (found[name] for name in wanted[:3])
-        scale = self._array(SCALE) if SCALE in self._state else 1.0
-        self._state = {name: found[output] for name, output in self.plan.successors.items()}
-        self.steps += 1
-        return StepResult(float(loss), bool(overflow), float(scale), float(norm))
+            results = {name: found[name] for name in RESULTS}
+        return results, {name: found[output] for name, output in self.plan.successors.items()}
 
     def fit(
         self,
@@ -173,7 +184,9 @@ class TrainNetwork:
         return result if level == "O0" and not wishes else convert_model(result, level, **wishes)
 
     def _held(self, state: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        return {name: to_value(a) if self.keeps_on_device else a for name, a in state.items()}
+        if self.recorded is not None:
+            return dict(self.recorded.hold(state))
+        return _values(state) if self.keeps_on_device else dict(state)
 
     def _array(self, name: str) -> NDArray[Any]:
         held = self._state[name]
@@ -186,6 +199,10 @@ class TrainNetwork:
         generator = np.random.Generator(np.random.Philox(key=[self.seed, self.steps]))
         sizes = _dimensions(self.plan.model, feeds)
         return {mask.name: generator.random(_shape(mask, sizes), np.float32) >= mask.ratio for mask in self.plan.masks}
+
+
+def _values(arrays: Feeds) -> "dict[str, ort.OrtValue]":
+    return {name: to_value(array) for name, array in arrays.items()}
 
 
 def _typed(model: ModelProto, feeds: Feeds) -> dict[str, NDArray[Any]]:
