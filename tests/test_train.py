@@ -1,5 +1,6 @@
 """Training: the step's graph, optimizers, loss scaling, levels, checkpoints."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from onnxamp.train import (
     AdamW,
     DynamicLossScaleManager,
     FixedLossScaleManager,
+    FlushedGradient,
     GradScaler,
     Loss,
     Momentum,
@@ -219,6 +221,37 @@ def test_small_gradients_flush_without_a_scale_and_live_with_one() -> None:
     exact = build_train_network(mlp(), SGD(), faint).step(data).grad_norm
     assert norms[0] == 0
     assert norms[1] == pytest.approx(exact, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_report_shows_what_flushes(dtype: str) -> None:
+    """Gradients between float16's smallest number and a thousandth of it; bfloat16 has the range of float32."""
+    faint = Loss(lambda output, label: (output * label).op("ReduceMean", keepdims=0) * 1e-7)
+    data = {"x": feeds()["x"], "label": np.ones((4, 3), np.float32)}
+    plain = build_train_network(mlp(), SGD(), faint, "O3", dtype=dtype)
+    before = plain.state()
+    found = plain.flushed(data)
+    assert found.keys() == {"w0", "b0", "w1", "b1"}
+    assert found["w0"].elements == 30
+    assert same(plain.state(), before)
+    scaled = build_train_network(
+        mlp(), SGD(), faint, "O3", dtype=dtype, loss_scale_manager=FixedLossScaleManager(2.0**20)
+    ).flushed(data)
+    assert all(row.flushed == row.exact_zeros == 0 and row.error < 0.05 for row in scaled.values())
+    if dtype == "float16":
+        assert all(row.flushed == row.zeros > 0.5 and row.error > 0.5 for row in found.values())
+    else:
+        assert all(row.flushed == 0 for row in found.values())
+
+
+def test_zeros_of_float32_are_not_flushed() -> None:
+    data = feeds()
+    data["x"][:, 2] = 0
+    found = build_train_network(mlp(), SGD(), "cross-entropy", "O3").flushed(data)
+    assert replace(found["w0"], error=0.0) == FlushedGradient(30, 1 / 6, 1 / 6, 0.0, 0.0)
+    assert 0 < found["w0"].error < 0.01
+    data["x"][:] = 0
+    assert np.isnan(build_train_network(mlp(), SGD(), "cross-entropy", "O3").flushed(data)["w0"].error)
 
 
 def test_an_overflow_skips_one_update_and_halves_the_scale() -> None:

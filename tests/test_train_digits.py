@@ -8,7 +8,15 @@ from onnx import TensorProto
 from train_nets import Array, conv_net
 
 from onnxamp.runtime.session import make_session, run
-from onnxamp.train import AdamW, Batches, DynamicLossScaleManager, Loss, TrainNetwork, build_train_network
+from onnxamp.train import (
+    AdamW,
+    Batches,
+    DynamicLossScaleManager,
+    FixedLossScaleManager,
+    Loss,
+    TrainNetwork,
+    build_train_network,
+)
 from onnxamp.train.losses import cross_entropy
 
 datasets = pytest.importorskip("sklearn.datasets")
@@ -41,6 +49,22 @@ def test_low_precision_learns_digits_as_well(digits: tuple[Array, Array]) -> Non
     for level, dtype in (("O1", "float16"), ("O2", "float16"), ("O3", "float16"), ("O2", "bfloat16")):
         _, found = trained(digits, level, dtype)
         assert found >= exact - (0.5 if level == "O2" else 1.5), f"{level} {dtype}: {found} against {exact}"
+
+
+def test_without_a_scale_gradients_flush_and_the_report_shows_it(digits: tuple[Array, Array]) -> None:
+    """Once the loss is small, gradients of activations leave float16's range on their way to the first layers."""
+    images, labels = digits
+    data = {"x": images[:400], "label": labels[:400]}
+    exact = build_train_network(conv_net(channels=16), AdamW(learning_rate=3e-2), "cross-entropy")
+    assert exact.fit(Batches(data, 50), 30)[-1] < 0.02
+    errors = {}
+    for scale in (1.0, 2.0**18):
+        manager = FixedLossScaleManager(scale)
+        net = build_train_network(exact.export(), AdamW(), "cross-entropy", "O3", loss_scale_manager=manager)
+        errors[scale] = {name: row.error for name, row in net.flushed(data).items()}
+    for name in ("c0.w", "c1.w", "n0.s"):
+        assert errors[1.0][name] > 0.5
+        assert errors[2.0**18][name] < 0.1
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ It is no part of ``import onnxamp``: import :mod:`onnxamp.train`.
 from onnxamp.train.build import build_train_network
 from onnxamp.train.data import Batches
 from onnxamp.train.decorate import Decorated, decorate
+from onnxamp.train.flushed import FlushedGradient
 from onnxamp.train.losses import Loss
 from onnxamp.train.network import StepResult, TrainNetwork
 from onnxamp.train.optimizers import SGD, Adam, AdamW, Momentum, Optimizer
@@ -19,6 +20,7 @@ __all__ = [
     "Decorated",
     "DynamicLossScaleManager",
     "FixedLossScaleManager",
+    "FlushedGradient",
     "GradScaler",
     "Loss",
     "Momentum",

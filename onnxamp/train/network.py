@@ -12,10 +12,11 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnxamp.errors import ArgumentError
 from onnxamp.front import convert_model
-from onnxamp.runtime.session import run, run_values
+from onnxamp.runtime.session import Provider, run, run_values
 from onnxamp.runtime.values import from_value, to_value
 from onnxamp.train.checkpoint import read_checkpoint, write_checkpoint
 from onnxamp.train.data import Batches
+from onnxamp.train.flushed import FlushedGradient, flushed_gradients
 from onnxamp.train.forward import Mask
 from onnxamp.train.optimizers import Optimizer
 from onnxamp.train.recorded import Recorded
@@ -74,6 +75,14 @@ class TrainNetwork:
                 dropout mask.
             RuntimeFailure: ONNX Runtime cannot run the step on these inputs; the state stays as it was.
         """
+        arrays = self._inputs(feeds)
+        scale = float(self._array(SCALE)) if SCALE in self._state else 1.0
+        results, self._state = self._run(arrays)
+        self.steps += 1
+        return StepResult(float(results[LOSS]), bool(results[OVERFLOW]), scale, float(results[NORM]))
+
+    def _inputs(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        """All that a step takes but the state: see :meth:`step`."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown.")
         own: dict[str, NDArray[Any]] = {RATE: np.asarray(self.optimizer.rate(self.steps), np.float32)}
@@ -81,10 +90,7 @@ class TrainNetwork:
             own[APPLY] = np.asarray((self.steps + 1) % self.optimizer.accumulate == 0)
         arrays = {**_typed(self.plan.model, feeds), **own}
         arrays |= self._masks(arrays)
-        scale = float(self._array(SCALE)) if SCALE in self._state else 1.0
-        results, self._state = self._run(arrays)
-        self.steps += 1
-        return StepResult(float(results[LOSS]), bool(results[OVERFLOW]), scale, float(results[NORM]))
+        return arrays
 
     def _run(self, arrays: Feeds) -> tuple[Feeds, dict[str, Any]]:
         """The results of a step, and the next state."""
@@ -134,6 +140,18 @@ class TrainNetwork:
                     raise ArgumentError("There are no batches, or they could be gone over only once.")
                 means.append(float(np.mean(losses)))
         return means
+
+    def flushed(self, feeds: Feeds) -> dict[str, FlushedGradient]:
+        """Which gradients the next step with these inputs flushes to zero, by weight, in low precision.
+
+        Where many are, the loss wants a larger scale. Nothing is trained. Two sessions are made for each call.
+
+        Raises:
+            ArgumentError, RuntimeFailure: as :meth:`step`.
+        """
+        feeds = {**self._inputs(feeds), **{name: np.array(self._array(name)) for name in self._state}}
+        where: Provider = "cuda" if self.runs_on == "CUDA" else "cpu"
+        return flushed_gradients(self.model, self.plan.model, self.plan.gradients, feeds, where)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """A copy of everything that a later step depends on: weights, slots, scale, counters."""

@@ -48,13 +48,15 @@ class Step:
     """The graph of a step, in float32.
 
     ``state``: what it starts from, by input; ``successors``: the output that replaces each; ``weights``: the trained
-    ones among them; ``data``: the inputs that the caller feeds.
+    ones among them; ``gradients``: the value that holds the gradient of each, scaled as the loss is; ``data``: the
+    inputs that the caller feeds.
     """
 
     model: ModelProto
     state: Mapping[str, Array]
     successors: Mapping[str, str]
     weights: tuple[str, ...]
+    gradients: Mapping[str, str]
     data: tuple[str, ...]
     masks: tuple[Mask, ...]
 
@@ -116,7 +118,7 @@ def _finish(
     model.graph.input.append(helper.make_tensor_value_info(RATE, TensorProto.FLOAT, []))
     if optimizer.accumulate > 1:
         model.graph.input.append(helper.make_tensor_value_info(APPLY, TensorProto.BOOL, []))
-    return Step(model, update.state, successors, tuple(gradients), tuple(data), forward.masks)
+    return Step(model, update.state, successors, tuple(gradients), gradients, tuple(data), forward.masks)
 
 
 def _writer(model: ModelProto) -> Writer:
