@@ -3,7 +3,7 @@
 The state lies in two sets of buffers: a step reads one and writes the other, the next step goes back. So a graph is
 recorded for each direction, and no buffer is written while a node may still read it. ONNX Runtime runs a step more than
 once to record it, which does no harm either: what is read is not written. Its graphs want every node on CUDA, hence
-fixed shapes: there is a session, and a pair of graphs, for each set of input shapes.
+fixed shapes: there is a session, and a pair of graphs, for each set of input shapes, for as long as the network lives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
+from onnxamp.errors import RuntimeFailure
 from onnxamp.resolve import view_model
 from onnxamp.runtime.bound import bind_values, empty_value
 from onnxamp.runtime.session import EXACT, Provider, make_session
@@ -79,7 +80,10 @@ class Recorded:
     def _prepared(self, feeds: Arrays) -> _Shaped:
         options = {**EXACT, "enable_cuda_graph": "1"} if self.provider == "cuda" else None
         model = with_shapes(self.model, {name: array.shape for name, array in feeds.items()})
-        session = make_session(model, self.provider, cuda_options=options)
+        try:
+            session = make_session(model, self.provider, cuda_options=options)
+        except RuntimeFailure as error:
+            raise RuntimeFailure(f"{error} A step that boost_level O2 cannot run may run at O1.") from error
         inputs = {name: empty_value(array, self.provider) for name, array in feeds.items()}
         kinds = {entry.name: entry.type.tensor_type.elem_type for entry in self.model.graph.output}
         scalars = {name: np.zeros((), helper.tensor_dtype_to_np_dtype(kinds[name])) for name in self.results}
