@@ -22,7 +22,7 @@ class FlushedGradient:
 
     ``zeros`` are exactly zero in the step, ``exact_zeros`` in float32; ``flushed`` are so in the step alone. ``error``
     is the L2 norm of the difference by that of float32's (NaN where that is zero): it shows what is flushed on the way
-    to a weight, too, when what is left is not zero. Rounding alone makes it 1e-3 to 1e-2 in float16.
+    to a weight, too, when what is left is not zero. Rounding alone makes it 1e-3 to 1e-1 in float16.
     """
 
     elements: int
