@@ -243,13 +243,27 @@ def name_of(case: Case) -> str:
     return f"{case.op}-{shapes}{'-dynamic' if case.dynamic else ''}"
 
 
+NOT_EVALUATED = frozenset(
+    {"Conv-2x2x9-3x2x4", "LSTM-3x2x4-1x20x4-1x20x5-1x40", "LSTM-2x2x3-2x8x3-2x8x2-2x16-2x2x2-2x2x2"}
+)
+"""Cases that the evaluator of older onnx packages computes wrongly, or lacks: one-dimensional Conv, LSTM's cell."""
+
+
+def needs_evaluator(case: Case) -> None:
+    """Skip a case that the installed onnx cannot be asked about."""
+    if name_of(case) in NOT_EVALUATED and tuple(map(int, onnx.__version__.split(".")[:2])) < (1, 23):
+        pytest.skip("the evaluator of this onnx does not compute it")
+
+
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_central_differences(case: Case) -> None:
+    needs_evaluator(case)
     central_difference(case, gradients_of(case, np.float64))
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_onnx_runtime_agrees_and_both_providers_have_the_kernels(case: Case) -> None:
+    needs_evaluator(case)
     exact, single = gradients_of(case, np.float64), gradients_of(case)
     found = run(make_session(single.model), case.feeds(np.float32), list(single.outputs.values()))
     wanted = reference(exact.model, case.feeds(np.float64), list(exact.outputs.values()))

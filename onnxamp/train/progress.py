@@ -10,9 +10,12 @@ def training_bar(total: int | None, *, shown: bool) -> Iterator[Callable[[str, f
     from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+    if not (shown and console.is_terminal):  # some versions of rich print an empty line for a bar that is switched off
+        yield lambda _text, _loss: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("training", total=total, loss="")
 
         def advance(text: str, loss: float) -> None:
