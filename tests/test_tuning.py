@@ -524,7 +524,8 @@ def test_cuda_that_is_not_there() -> None:
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_confirmed_on_cuda(path: Path) -> None:
     _, tuned = tune_model(path, 1e-2, count=2)
-    assert (tuned.held, tuned.ran_on) == (True, "CUDA")
+    assert tuned.held
+    assert tuned.ran_on.startswith("CUDA (")
 
 
 def test_measured_times() -> None:

@@ -56,6 +56,9 @@ class Chooser:
     problem: Problem = field(init=False)
     _sides: dict[str, list[int]] = field(init=False)
     """Terms of what can be low of a unit."""
+    _priced: tuple[float, ...] = ()
+    _rates: dict[float, frozenset[str]] = field(default_factory=dict)
+    """Rate -> choice at the prices that were asked for last: searches for several targets share most cuts."""
 
     def __post_init__(self) -> None:
         base, terms = self.base, self.base.terms
@@ -91,18 +94,25 @@ class Chooser:
             return self.choose(prices, 0.0)
         gains = sum(unit.gain for unit in self.space.units)
         low, high = 1 / sum(finite), 1e3 * gains / min(finite)
-        best = self.choose(prices, 0.0)
+        best = self._at(prices, 0.0)
         if self.predicted(best, prices) <= target:
             return best
         best = frozenset[str]()
         while high > _CLOSE * low:
             middle = (low * high) ** 0.5
-            found = self.choose(prices, middle)
+            found = self._at(prices, middle)
             if self.predicted(found, prices) <= target:
                 best, high = found if len(found) >= len(best) else best, middle
             else:
                 low = middle
         return best
+
+    def _at(self, prices: Sequence[float], rate: float) -> frozenset[str]:
+        if self._priced != (priced := tuple(prices)):
+            self._priced, self._rates = priced, {}
+        if rate not in self._rates:
+            self._rates[rate] = self.choose(prices, rate)
+        return self._rates[rate]
 
     def predicted(self, low: frozenset[str], prices: Sequence[float]) -> float:
         """Squared error of a choice by prices, which add up."""
