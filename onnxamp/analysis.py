@@ -76,7 +76,7 @@ def analyse(
     shapes = infer_shapes(view, types)
     constants = Constants(view, types, policy.low, base_dir)
     judged = policy.level != Level.O0
-    norms = written_out_norms(view, types, constants) if judged else []
+    norms = written_out_norms(view, types, shapes, constants) if judged else []
     swallowing = cast_swallowing_inputs(view, types, shapes, constants, policy.low, norms)
     scene = Scene(view, types, shapes, constants, policy.low, norms, swallowing)
     sentinels = sentinel_paths(scene) if judged else []

@@ -215,7 +215,7 @@ def swallowed_casts(scene: Scene) -> Iterator[Hazard]:
     for value, mean in scene.swallowing.items():
         producer = scene.view.producer(value)
         if producer is not None:
-            why = f"a Cast in front of {mean!r} would be swallowed by the LayerNorm fusion, and nothing would load"
+            why = f"a Cast in front of {mean!r} would be swallowed by the fusion of the norm, and nothing would load"
             yield Hazard(producer.index, Reason.FUSION, why)
 
 

@@ -19,13 +19,18 @@ _REACH = 32
 """Nodes that the search for one island may visit; written-out normalisations have at most about 20."""
 
 
-def written_out_norms(view: View, types: Types, constants: Constants) -> list[tuple[Node, list[int]]]:
-    """x^2 -> mean or sum -> + eps -> root -> divide: the root, and every node between squared value and result."""
+def written_out_norms(
+    view: View, types: Types, shapes: Sequence[Shape | None], constants: Constants
+) -> list[tuple[Node, list[int]]]:
+    """x^2 -> mean or sum -> + eps -> root -> divide: the root, and every node between squared value and result.
+
+    Gain and bias belong to it where they are constant, or vectors: ONNX Runtime fuses such, wherever they come from.
+    """
     found = []
     for root in view.nodes:
         if _is_root(root, constants):
             nodes, bases = _variance(view, root, constants)
-            scaling = _scaling(view, types, root, constants, bases) if bases else set()
+            scaling = _scaling(view, types, shapes, root, constants, bases) if bases else set()
             if scaling:
                 found.append((root, sorted(nodes | scaling)))
     return found
@@ -70,27 +75,46 @@ def cast_swallowing_inputs(
     low: LowType,
     norms: Sequence[tuple[Node, Sequence[int]]],
 ) -> dict[int, str]:
-    """Inputs of written-out LayerNorms in front of which a Cast must not stand alone, with the name of the mean.
+    """Inputs of written-out LayerNorms and RMSNorms in front of which a Cast must not stand alone, with the name of the
+    first reader.
 
-    ONNX Runtime's layer_norm_fusion.cc takes a Cast that feeds the mean and the subtraction alone into the fused node,
-    and then cannot load the model: from opset 17 on, LayerNormalization wants one type for input and scale, and in
-    bfloat16 no kernel takes two (seen with 1.31.1).
+    ONNX Runtime's layer_norm_fusion.cc takes a Cast into the fused node that feeds only the mean and the subtraction,
+    or the square and the division, and then cannot load the model: from opset 17 on, LayerNormalization wants one type
+    for input and scale, and in bfloat16 no CUDA kernel takes two (seen with 1.31.1).
     """
     found: dict[int, str] = {}
-    if view.book.opsets[""] < 17 and low.name != "bfloat16":
+    mixed = low.name != "bfloat16"
+    if view.book.opsets[""] < 17 and mixed:
         return found
     for _, nodes in norms:
-        for mean in (view.nodes[index] for index in nodes):
-            if mean.key != "ReduceMean" or types[mean.inputs[0]] != FLOAT or not _reduces_last(mean, shapes, constants):
+        for first in (view.nodes[index] for index in nodes):
+            value = _centred_alone(view, first, shapes, constants)
+            if value == ABSENT and not mixed:
+                value = _squared_alone(view, first, constants)
+            if value == ABSENT or types[value] != FLOAT:
                 continue
-            readers = [node for node, _ in view.consumers(mean.outputs[0])]
-            if readers and all(node.key == "Sub" and node.input(0) == mean.inputs[0] for node in readers):
-                value = mean.inputs[0]
-                found[value] = mean.label
-                while (before := view.producer(value)) is not None and before.key in op_facts().hazard["eliminated"]:
-                    value = before.inputs[0]
-                    found[value] = mean.label
+            found[value] = first.label
+            while (before := view.producer(value)) is not None and before.key in op_facts().hazard["eliminated"]:
+                value = before.inputs[0]
+                found[value] = first.label
     return found
+
+
+def _centred_alone(view: View, mean: Node, shapes: Sequence[Shape | None], constants: Constants) -> int:
+    """The input of a mean that only x - mean(x) reads; ABSENT where it is no such mean."""
+    if mean.key != "ReduceMean" or not _reduces_last(mean, shapes, constants):
+        return ABSENT
+    readers = [node for node, _ in view.consumers(mean.outputs[0])]
+    centred = readers and all(node.key == "Sub" and node.input(0) == mean.inputs[0] for node in readers)
+    return mean.inputs[0] if centred else ABSENT
+
+
+def _squared_alone(view: View, square: Node, constants: Constants) -> int:
+    """The value that is squared by Pow, and then divided; ABSENT where the node is no such square."""
+    if square.key != "Pow" or constants.uniform(square.input(1)) != 2.0:
+        return ABSENT
+    readers = [(node.key, port) for node, port in view.consumers(square.inputs[0])]
+    return square.inputs[0] if ("Div", 0) in readers else ABSENT
 
 
 def _reduces_last(mean: Node, shapes: Sequence[Shape | None], constants: Constants) -> bool:
@@ -193,8 +217,10 @@ def _back_to_reduction(view: View, value: int, reductions: frozenset[str] | set[
     return set()
 
 
-def _scaling(view: View, types: Types, root: Node, constants: Constants, bases: set[int]) -> set[int]:
-    """Nodes from the root to the normalised result, with the constant gain and bias behind it."""
+def _scaling(
+    view: View, types: Types, shapes: Sequence[Shape | None], root: Node, constants: Constants, bases: set[int]
+) -> set[int]:
+    """Nodes from the root to the normalised result, with gain and bias behind it."""
     nodes: set[int] = set()
     stack, normalised = [root.outputs[0]], set[int]()
     while stack and len(nodes) < _REACH:
@@ -210,12 +236,12 @@ def _scaling(view: View, types: Types, root: Node, constants: Constants, bases: 
             elif is_exact(node.proto) or node.key == "Reciprocal":
                 if done:
                     continue
-            elif node.key in ("Mul", "Div") and not constants.is_constant(other):
-                if done:
-                    continue
+            elif node.key in ("Mul", "Div") and not done and not constants.is_constant(other):
                 normalised.add(node.outputs[0])
                 nodes |= _numerator(view, other, bases)
-            elif node.key in ("Mul", "Add", "Sub", "Div") and constants.is_constant(other):
+            elif node.key in ("Mul", "Add", "Sub", "Div") and (
+                constants.is_constant(other) or _is_vector(shapes, other)
+            ):
                 if done:
                     normalised.add(node.outputs[0])
             else:
@@ -223,6 +249,11 @@ def _scaling(view: View, types: Types, root: Node, constants: Constants, bases: 
             nodes.add(node.index)
             stack.append(node.outputs[0])
     return nodes
+
+
+def _is_vector(shapes: Sequence[Shape | None], value: int) -> bool:
+    shape = shapes[value] if value != ABSENT else None
+    return shape is not None and len(shape) == 1
 
 
 def _numerator(view: View, value: int, bases: set[int]) -> set[int]:

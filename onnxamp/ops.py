@@ -59,7 +59,6 @@ class OpFacts:
     """``idle`` and control flow."""
     random: frozenset[str]
     uninferable: frozenset[str]
-    shape_sources: frozenset[str]
     contractions: frozenset[str]
     unrounded: frozenset[str]
     computes_in: Mapping[str, str]
@@ -103,7 +102,6 @@ def op_facts() -> OpFacts:
         uncounted=frozenset(data["idle"]["ops"] + data["control_flow"]["ops"]),
         random=frozenset(data["random"]["ops"]),
         uninferable=frozenset(data["uninferable"]["ops"]),
-        shape_sources=frozenset(data["shape_sources"]["ops"]),
         contractions=frozenset(data["contractions"]["ops"]),
         unrounded=frozenset(data["unrounded"]["movement"] + data["unrounded"]["sources"]),
         computes_in=data["computes_in"],

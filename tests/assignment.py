@@ -13,7 +13,6 @@ from onnxamp.runtime.session import Provider, assigned_nodes, make_session
 def disagreements(model: ModelProto, provider: Provider) -> list[str]:
     """Where prediction and assignment differ: whether the model loads, and which provider has each node.
 
-    Nodes without floats may be on either provider: ONNX Runtime puts arithmetic with shapes on the CPU by heuristics.
     Nodes that are not there any more were replaced by their function bodies.
     """
     model = named(model)
@@ -28,7 +27,7 @@ def disagreements(model: ModelProto, provider: Provider) -> list[str]:
     return [
         f"{node.op} {node.node!r} ({node.precision}): predicted on {node.provider}, is on {found[node.node]}"
         for node in audit.nodes
-        if node.provider and node.precision != "no floats" and found.get(node.node, node.provider) != node.provider
+        if node.provider and found.get(node.node, node.provider) != node.provider
     ]
 
 

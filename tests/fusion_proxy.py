@@ -104,10 +104,11 @@ def fused_ops(model: ModelProto) -> Counter[str]:
         options.intra_op_num_threads = 1
         ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         optimized = onnx.load(path)
-    return _ops(optimized.graph)
+    return count_ops(optimized.graph)
 
 
-def _ops(graph: GraphProto) -> Counter[str]:
+def count_ops(graph: GraphProto) -> Counter[str]:
+    """Fused ops of an optimised graph and its bodies."""
     found: Counter[str] = Counter()
     pending = [graph]
     while pending:

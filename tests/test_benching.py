@@ -420,6 +420,7 @@ def test_without_a_driver_nothing_is_asked_of_it() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.placement
 @needs_cuda
 class TestCuda:
     def test_models_side_by_side(self) -> None:

@@ -72,7 +72,7 @@ def newest(op: str) -> Signature | None:
 def named_ops() -> Iterator[tuple[str, str]]:
     """(where, op) of every op type that ops.toml names."""
     data = facts()
-    kinds = ("exact", "kernel_free", "following", "control_flow", "idle", "random", "shape_sources", "contractions")
+    kinds = ("exact", "kernel_free", "following", "control_flow", "idle", "random", "contractions")
     for table in (*kinds, "reads_bits", "uninferable"):
         yield from ((table, op) for op in data[table]["ops"])
     for table in ("quantization", "folding", "unrounded", "carriers"):

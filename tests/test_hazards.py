@@ -61,6 +61,27 @@ def test_no_cast_is_swallowed_by_the_layer_norm_fusion(first, level, keep_io):
     assert onnxamp.convert_model(model, level, keep_io_types=keep_io) == model
 
 
+RMS_NORM = """p = Pow (h, two) v = ReduceMean <axes = [-1]> (p) e = Add (v, eps) q = Sqrt (e) n = Div (h, q)
+    y = Mul (n, gain)"""
+
+
+@pytest.mark.parametrize(("dtype", "shields"), [("float16", 0), ("bfloat16", 1)])
+def test_no_cast_is_swallowed_by_the_rms_norm_fusion(dtype, shields):
+    """In bfloat16 no CUDA kernel takes a low input with a float32 scale: an op stands between Cast and norm."""
+    text = f"""(float[2,8] x) => (float[2,8] y) <float two = {{2.0}}, float eps = {{1e-5}}> {{
+        h = MatMul (x, w) {RMS_NORM} }}"""
+    model = onnxamp.convert_model(parse(text, w=random(8, 8), gain=random(8)), dtype=dtype)
+    assert [node.op_type for node in model.graph.node].count("Max") == shields
+
+
+@pytest.mark.parametrize(("gain", "low"), [("float[8] gain", False), ("float[2,1] gain", True)])
+def test_a_gain_that_is_computed_belongs_to_the_norm_if_it_is_a_vector(gain, low):
+    """ONNX Runtime fuses vectors alone, and with one in low precision no kernel takes the node."""
+    text = f"""({gain}, float[2,8] x) => (float[2,8] y) <float two = {{2.0}}, float eps = {{1e-5}}> {{
+        h = MatMul (x, w) {RMS_NORM} }}"""
+    assert precisions(parse(text, w=random(8, 8)), keep_io_types=False)["y"] == {low}
+
+
 def test_a_norm_over_channels_pins_no_conv():
     """It is no LayerNormalization to the runtime: nothing is fused, and nothing is swallowed."""
     text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) <float two = {2.0}, float eps = {1e-5}> { h = Conv (x, k)

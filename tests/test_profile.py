@@ -63,6 +63,7 @@ def test_what_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.placement
 @pytest.mark.skipif(not cuda_available(), reason="needs a CUDA device")
 def test_times_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")

@@ -44,6 +44,7 @@ def test_predictions_hold_on_cpu(name: str) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.placement
 @needs_cuda
 @pytest.mark.parametrize("name", ZOO)
 def test_predictions_hold_on_cuda(name: str) -> None:

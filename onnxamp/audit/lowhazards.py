@@ -158,13 +158,13 @@ def _grows(node: Node) -> bool:
 
 
 def _swallowed_casts(scene: LowScene) -> Iterator[Finding]:
-    """Casts up to float32 in front of a written-out LayerNorm, which ONNX Runtime fuses into what does not load."""
+    """Casts up to float32 in front of a written-out norm, which ONNX Runtime fuses into what does not load."""
     raised, view = scene.scene, scene.scene.view
     swallowing = cast_swallowing_inputs(view, scene.types, raised.shapes, scene.constants, scene.low, raised.norms)
     for value in swallowing:
         cast = view.producer(value)
         if cast is not None and cast.key == "Cast" and scene.types[cast.inputs[0]] == scene.low.tensor:
-            text = "ONNX Runtime takes this Cast into the LayerNorm behind it, and then cannot load the model"
+            text = "ONNX Runtime takes this Cast into the normalisation behind it, and then cannot load the model"
             action = "Convert the original again: onnxamp convert keeps such Casts apart."
             yield low_hazard(scene, cast, text, "error", action)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxamp.audit.findings import Finding
+from onnxamp.audit.host import host_nodes
 from onnxamp.audit.traffic import element_bytes
 from onnxamp.dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, readable_types
 from onnxamp.graph import ABSENT, Node, Origin, View
@@ -19,9 +20,6 @@ from onnxamp.sizes import Shape, elements
 
 NONE = "none"
 """Provider of a node that nothing runs."""
-
-_SMALL = 1024
-"""Integers up to which a tensor may be a shape; ONNX Runtime computes shapes on CPU anyhow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +51,37 @@ def place_nodes(view: View, types: Types, shapes: Sequence[Shape | None], target
     """
     if target == "any":
         return Placement([""] * len(view.nodes), _unknown_ops(view))
-    known: dict[object, Place] = {}
-    shaping, folded = _shape_arithmetic(view, types, shapes), _folded(view)
+    places = _by_kernels(view, types, target)
+    shaping = host_nodes(view, types, shapes, [place.provider for place in places], target)
+    folded = _folded(view)
     providers, findings, copied = [], _unknown_ops(view), set[int]()
+    for node, place in zip(view.nodes, places, strict=True):
+        is_once = place.kind == "fallback" and node.index in folded
+        providers.append("CPU" if node.index in shaping else "" if is_once else place.provider)
+        if place.text and node.label not in broken and not is_once:
+            findings.append(Finding(place.severity, place.kind, node.label, node.key, place.text, place.action))
+            if place.kind == "fallback":
+                copied.add(node.index)
+    if target != "cpu":
+        findings += _summary(view, types, shapes, copied, len(shaping))
+    return Placement(providers, findings)
+
+
+def _by_kernels(view: View, types: Types, target: str) -> list[Place]:
+    """Where each node would run if only kernels decided."""
+    known: dict[object, Place] = {}
+    found = []
     for node in view.nodes:
         if node.signature is None or view.scopes[node.scope].opaque or node.key in op_facts().kernel_free:
-            providers.append("")
+            found.append(Place(""))
             continue
         bound = _bound(node, types)
         halves = _reads_float16(node, types)
         key = _typing(target, node, bound), halves
         if key not in known:
             known[key] = _place(target, node, bound, _io_types(node, types), wrapped=halves)
-        place = known[key]
-        on_host = node.index in shaping and place.provider != NONE
-        falls_back = place.kind == "fallback"
-        is_once = falls_back and not on_host and node.index in folded
-        providers.append("CPU" if on_host else "" if is_once else place.provider)
-        if place.text and node.label not in broken and not (falls_back and on_host) and not is_once:
-            findings.append(Finding(place.severity, place.kind, node.label, node.key, place.text, place.action))
-            if falls_back:
-                copied.add(node.index)
-    if target != "cpu":
-        findings += _summary(view, types, shapes, copied, len(shaping))
-    return Placement(providers, findings)
+        found.append(known[key])
+    return found
 
 
 def _unknown_ops(view: View) -> list[Finding]:
@@ -227,33 +232,9 @@ def _admits(allowed: Mapping[str, frozenset[str]], bound: Mapping[str, str]) -> 
     return all(bound[name] in types for name, types in allowed.items() if name in bound)
 
 
-def _shape_arithmetic(view: View, types: Types, shapes: Sequence[Shape | None]) -> set[int]:
-    """Nodes that compute with shapes alone, on few integers: ONNX Runtime runs them on CPU whatever the target."""
-    host, found = set[int](), set[int]()
-    for index in view.order:
-        node = view.nodes[index]
-        if node.key in op_facts().shape_sources:
-            host.update(node.outputs)
-            continue
-        if node.bodies or not node.outputs:
-            continue
-        read = [value for value in node.inputs if value != ABSENT and not _is_constant(view, value)]
-        made = [value for value in node.outputs if value != ABSENT]
-        if read and host.issuperset(read) and all(_is_small_integer(types, shapes, value) for value in made):
-            host.update(made)
-            found.add(index)
-    return found
-
-
 def _is_constant(view: View, value: int) -> bool:
     producer = view.producer(value)
     return view.values[value].origin is Origin.INITIALIZER or (producer is not None and producer.key == "Constant")
-
-
-def _is_small_integer(types: Types, shapes: Sequence[Shape | None], value: int) -> bool:
-    shape, found = shapes[value], types[value]
-    small = shape is None or len(shape) <= 1 or elements(shape) <= _SMALL
-    return found is not None and "float" not in found and "double" not in found and small
 
 
 def _folded(view: View) -> set[int]:

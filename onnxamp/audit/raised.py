@@ -125,7 +125,7 @@ def make_low_scene(
     """The model raised from one low type to float32."""
     raised = [None if found is None else found.replace(low.tensor, FLOAT) for found in types]
     constants = RaisedConstants(view, raised, low, base_dir)
-    norms = written_out_norms(view, raised, constants)
+    norms = written_out_norms(view, raised, shapes, constants)
     return LowScene(Scene(view, raised, shapes, constants, low, norms, {}), types, constants, low)
 
 

@@ -25,6 +25,7 @@ from onnxamp.infer import infer_types
 from onnxamp.islands import written_out_norms
 from onnxamp.ops import op_key
 from onnxamp.resolve import view_model
+from onnxamp.sizes import infer_shapes
 from onnxamp.train.gradients.normalisations import SCALED
 from onnxamp.train.gradients.writer import MIN_OPSET
 from onnxamp.train.scaling import DynamicLossScaleManager, LossScaleManager, Scaling
@@ -95,7 +96,7 @@ def _written_out(model: ModelProto, low: LowType) -> list[str]:
     """Nodes of normalisations that are written as single ops, and the values between them."""
     view = view_model(model)
     types = infer_types(view)
-    norms = written_out_norms(view, types, Constants(view, types, low, None))
+    norms = written_out_norms(view, types, infer_shapes(view, types), Constants(view, types, low, None))
     nodes = [view.nodes[index] for index in sorted({index for _, found in norms for index in found})]
     return [name for node in nodes for name in dict.fromkeys((node.label, *node.proto.output)) if name]
 

@@ -1,0 +1,194 @@
+"""What ONNX Runtime's CUDA provider decides before anything runs: where nodes go, what is fused, what does not load.
+
+On a GPU, or without one with the stand-in for CUDA: ``python scripts/test_placement.py``.
+"""
+
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+import pytest
+from assignment import disagreements
+from fusion_proxy import count_ops
+from graphs import CASES
+from graphs.case import add_weights, parse
+from onnx import ModelProto
+from strategies import all_ops, random_model
+from test_fusion import FILES, LOST, WISHES, families, fused, original
+
+from onnxamp import OnnxAmpError, convert_model
+from onnxamp.audit.host import memory_table
+from onnxamp.graph import ABSENT, Node, View, opset_imports
+from onnxamp.infer import Types, infer_types
+from onnxamp.resolve import view_model
+from onnxamp.runtime.session import assigned_nodes, cuda_available, make_session
+from onnxamp.runtime.values import type_proto
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.placement,
+    pytest.mark.skipif(not cuda_available(), reason="neither a CUDA device nor the stand-in"),
+]
+
+MORE_WISHES: dict[str, dict[str, Any]] = {
+    "O1 bfloat16": {"level": "O1", "dtype": "bfloat16"},
+    "O2 fast bfloat16": {"level": "O2", "lists": "fast", "dtype": "bfloat16"},
+    "O2 fast folded bfloat16": {"level": "O2", "lists": "fast", "fold": True, "dtype": "bfloat16"},
+    "O2 low inputs": {"level": "O2", "keep_io_types": False},
+    "O2 low inputs bfloat16": {"level": "O2", "keep_io_types": False, "dtype": "bfloat16"},
+    "O3 bfloat16": {"level": "O3", "dtype": "bfloat16"},
+}
+SEEDS = 3
+NO_MATTER_OF_PLACE = ("invalid model", "ShapeInferenceError", "TypeInferenceError")
+"""ONNX Runtime inlines some function bodies in a wrong order, and refuses some shapes; no kernel is asked by then."""
+LOST_ON_CUDA = {
+    # ONNX Runtime's fusions of Gelu know no bfloat16 (gelu_fusion.cc, supported_data_types).
+    "O2 bfloat16": {"encoder", "gelu_erf"},
+    # The factor stays with a function of its own, which is kept.
+    "any": {"function_kept"},
+}
+
+
+def converted(name: str, wishes: dict[str, Any]) -> ModelProto | None:
+    """The model converted; None where it is refused."""
+    options = {**(CASES[name].options if name in CASES else {}), **wishes}
+    try:
+        return convert_model(original(name), **options)
+    except OnnxAmpError:
+        return None
+
+
+def loads(model: ModelProto, *, optimize: bool) -> bool:
+    try:
+        make_session(model, "cuda", optimize=optimize)
+    except OnnxAmpError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("wishes", WISHES | MORE_WISHES)
+def test_results_load_with_all_optimisations(wishes: str) -> None:
+    """A fusion may make a node that no kernel takes: then the model does not load on the GPU alone."""
+    done, failed = 0, []
+    for name in [*FILES, *CASES]:
+        result = converted(name, (WISHES | MORE_WISHES)[wishes])
+        if result is not None:
+            done += 1
+            if not loads(result, optimize=True) and loads(original(name), optimize=True):
+                failed.append(name)
+    assert failed == []
+    assert done > 200
+
+
+NORMS = {
+    "LayerNorm": """m = ReduceMean <axes = [-1]> (h) d = Sub (h, m) p = Pow (d, two) v = ReduceMean <axes = [-1]> (p)
+        e = Add (v, eps) q = Sqrt (e) n = Div (d, q) s = Mul (n, gain) y = Add (s, gain)""",
+    "RMSNorm": """p = Pow (h, two) v = ReduceMean <axes = [-1]> (p) e = Add (v, eps) q = Sqrt (e) n = Div (h, q)
+        y = Mul (n, gain)""",
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("first", ["h = Identity (x)", "h = MatMul (x, w)", "t = Relu (x) h = Neg (t)"])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("given", ["", "float[8] gain, "])
+def test_casts_in_front_of_norms_let_the_model_load(norm: str, first: str, level: str, dtype: str, given: str) -> None:
+    text = f"""({given}float[2,8] x) => (float[2,8] y) <float two = {{2.0}}, float eps = {{1e-5}}> {{
+        {first} {NORMS[norm]} }}"""
+    for keep in (True, False):
+        model = add_weights(parse(text), {"w": (8, 8)} | ({} if given else {"gain": (8,)}))
+        assert loads(convert_model(model, level, dtype=dtype, keep_io_types=keep), optimize=True)
+
+
+@pytest.mark.parametrize("wishes", WISHES)
+def test_precision_costs_no_fusion_on_cuda(wishes: str) -> None:
+    explained = set().union(*(names for kind, names in LOST.items() if kind != "O1" or wishes == "O1"))
+    explained |= LOST_ON_CUDA["any"] | LOST_ON_CUDA.get(wishes, set())
+    compared = 0
+    for name in fused():
+        result = converted(name, WISHES[wishes])
+        if result is not None:
+            before, after = families(fused_on_cuda(original(name))), families(fused_on_cuda(result))
+            compared += bool(before)
+            assert not before - after or name in explained, f"{name}: {dict(before - after)} lost"
+    assert compared > 20
+
+
+def fused_on_cuda(model: ModelProto) -> Any:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "optimized.onnx"
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.optimized_model_filepath = str(path)
+        ort.InferenceSession(model.SerializeToString(), options, providers=["CUDAExecutionProvider"])
+        return count_ops(onnx.load(path).graph)
+
+
+@pytest.mark.parametrize("op", sorted(all_ops()))
+def test_predictions_hold_on_random_models(op: str) -> None:
+    for seed in range(SEEDS):
+        model = random_model(Random(f"placement {op} {seed}"), op).model
+        if not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import) or not loads(model, optimize=False):
+            continue  # where no opset is named ONNX Runtime takes its newest; onnx and onnxamp, that of the IR version
+        for dtype in (None, "float16", "bfloat16"):
+            try:
+                wanted = dtype and convert_model(model, level="O3", dtype=dtype, hazards=False)
+                found = disagreements(wanted or model, "cuda")
+            except OnnxAmpError:
+                continue
+            assert [text for text in found if not any(words in text for words in NO_MATTER_OF_PLACE)] == []
+
+
+@pytest.mark.parametrize("op", sorted(all_ops()))
+def test_the_memory_of_inputs_and_outputs(op: str) -> None:
+    """``memory.toml`` against sessions with one node each."""
+    found: dict[str, dict[int, set[str]]] = {"inputs": defaultdict(set), "outputs": defaultdict(set)}
+    for seed in range(8):
+        model = random_model(Random(f"memory {op} {seed}"), op, 2).model
+        view = view_model(model)
+        types = infer_types(view)
+        for node in view.nodes:
+            if node.proto.op_type == op and not node.bodies:
+                look(alone(view, types, node), found)
+    for which, ports in found.items():
+        told = memory_table("cuda", which).get(op, frozenset())
+        assert {port for port, kinds in ports.items() if kinds == {"Cpu"}} == told & ports.keys()
+        assert all(len(kinds) == 1 for kinds in ports.values())
+
+
+def alone(view: View, types: Types, node: Node) -> ModelProto:
+    """The node as a model: it takes and gives all that it reads and makes, named by position."""
+    model = ModelProto(ir_version=10)
+    for domain, version in opset_imports(view.model).items():
+        model.opset_import.add(domain=domain, version=version)
+    model.graph.name = "alone"
+    added = model.graph.node.add()
+    added.CopyFrom(node.proto)
+    added.name = "alone"
+    for values, entries, names in (
+        (node.inputs, model.graph.input, added.input),
+        (node.outputs, model.graph.output, added.output),
+    ):
+        for port, value in enumerate(values):
+            if value != ABSENT:
+                names[port] = f"{'in' if names is added.input else 'out'}{port}"
+                entries.add(name=names[port]).type.CopyFrom(type_proto(types[value] or "tensor(float)"))
+    return model
+
+
+def look(model: ModelProto, found: dict[str, dict[int, set[str]]]) -> None:
+    try:
+        session = make_session(model, "cuda", optimize=False, record=True)
+    except OnnxAmpError:
+        return
+    if [place for place, _, name in assigned_nodes(session) if name == "alone"] != ["CUDA"]:
+        return
+    for port, info in zip(session.get_inputs(), session.get_input_memory_infos(), strict=True):
+        found["inputs"][int(port.name.removeprefix("in"))].add(info.name)
+    for port, info in zip(session.get_outputs(), session.get_output_memory_infos(), strict=True):
+        found["outputs"][int(port.name.removeprefix("out"))].add(info.name)
