@@ -21,7 +21,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper
 import onnxamp
 from onnxamp import ExternalDataError, InternalError, ModelError, OnnxAmpError, OpsetError, convert_model
 from onnxamp.debugging import InferenceSession
-from onnxamp.numerics.diff import open_model
+from onnxamp.numerics.beside import open_model
 from onnxamp.runtime.session import make_session
 from onnxamp.storage import load_model
 from onnxamp.wellformed import MAX_NESTING, check_wellformed

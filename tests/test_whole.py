@@ -16,7 +16,7 @@ from rich.console import Console
 import onnxamp
 from onnxamp import ArgumentError, RuntimeFailure, convert_model, diff_models, random_samples
 from onnxamp.cli import convert as convert_command
-from onnxamp.numerics.diff import noise_floor
+from onnxamp.numerics.beside import noise_floor
 from onnxamp.numerics.results import DiffReport
 from onnxamp.numerics.whole import Whole
 from onnxamp.report.diff import diff_report
@@ -108,6 +108,21 @@ def test_the_noise_floor_stands_beside_the_error() -> None:
     assert "on CUDA (Test)" in text
     assert "relative L2 3.25e-07 (the noise floor)" in text
     assert "Emulated" not in text
+
+
+@pytest.mark.parametrize(("noise", "compared"), [(1e-4, True), (0.5, False)])
+def test_where_float32_is_off_itself_nothing_is_told(
+    noise: float, compared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxamp.numerics.diff.choose_provider", lambda _: "cuda")
+    monkeypatch.setattr("onnxamp.numerics.diff.noise_floor", lambda *_: noise)
+    monkeypatch.setattr("onnxamp.numerics.beside.Opened.whole", lambda self, _: Whole(self.proto, "cpu"))
+    model = onnx.load(CLASSIFIER)
+    found = diff_models(model, model)
+    assert found.noise == noise
+    assert found.passed == compared
+    assert (found.skipped is None) == compared
+    assert compared or "off by 50%" in shown(found)
 
 
 def shown(found: DiffReport) -> str:

@@ -31,8 +31,9 @@ from onnxamp.cli.zoo import convert_all
 from onnxamp.convert import load_any
 from onnxamp.errors import ArgumentError
 from onnxamp.front import convert_file
+from onnxamp.numerics.beside import Model
 from onnxamp.numerics.cure import Recipe, Trial, cure_conversion
-from onnxamp.numerics.diff import Model, diff_models
+from onnxamp.numerics.diff import diff_models
 from onnxamp.numerics.results import Cure, DiffReport
 from onnxamp.plan import load_plan
 from onnxamp.report.machine import conversion_json

@@ -11,7 +11,8 @@ from onnxamp.debugging.records import ValueRecord, read_dump
 from onnxamp.debugging.tables import Cell, table_path, write_table
 from onnxamp.dtypes import LOW_TYPES
 from onnxamp.errors import ArgumentError, RuntimeFailure
-from onnxamp.numerics.diff import Model, Progress, diff_models
+from onnxamp.numerics.beside import Model, Progress
+from onnxamp.numerics.diff import diff_models
 from onnxamp.numerics.limits import LOWNESS, TOLERANCES, Limits
 from onnxamp.numerics.results import DiffReport, FirstBad, LayerDiff
 from onnxamp.runtime.measure import Measurement

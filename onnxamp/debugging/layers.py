@@ -14,7 +14,7 @@ from onnxamp.debugging.records import ValueRecord, counted
 from onnxamp.debugging.tensors import NumericsWarning, tensor_stats
 from onnxamp.debugging.watch import Looked, Watcher
 from onnxamp.errors import ArgumentError, ArgumentTypeError, NumericsError
-from onnxamp.numerics.diff import Model, open_model
+from onnxamp.numerics.beside import Model, open_model
 from onnxamp.runtime.flow import Flow, dtype_of
 from onnxamp.runtime.samples import Sample, Samples, random_samples
 from onnxamp.runtime.session import Provider, choose_provider

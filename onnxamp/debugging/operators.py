@@ -10,7 +10,7 @@ from typing import Final, overload
 
 from onnxamp.debugging.tables import escaped, table_path, write_table
 from onnxamp.infer import infer_types
-from onnxamp.numerics.diff import Model, open_model
+from onnxamp.numerics.beside import Model, open_model
 from onnxamp.resolve import view_model
 from onnxamp.runtime.emulate import inlined
 from onnxamp.stats import PRECISIONS, operator_counts

@@ -18,8 +18,8 @@ from onnxamp.debugging.tensors import NumericsWarning
 from onnxamp.debugging.watch import Looked, Watcher
 from onnxamp.errors import ArgumentError, ArgumentTypeError, NumericsError
 from onnxamp.front import convert_model
+from onnxamp.numerics.beside import open_model
 from onnxamp.numerics.check import OpFilter
-from onnxamp.numerics.diff import open_model
 from onnxamp.runtime.emulate import emulate
 from onnxamp.runtime.session import cuda_available, make_session, run
 from onnxamp.runtime.values import from_value

@@ -12,7 +12,7 @@ from onnxamp.extract.record import Run, differences, is_finite, values_of
 from onnxamp.extract.region import Recorded, Region, assembled
 from onnxamp.graph import Node, View
 from onnxamp.infer import infer_types
-from onnxamp.numerics.diff import Model, Opened, Progress, open_model, ran_on
+from onnxamp.numerics.beside import Model, Opened, Progress, open_model, ran_on
 from onnxamp.resolve import view_model
 from onnxamp.runtime.branches import resolve_branches
 from onnxamp.runtime.emulate import inlined

@@ -8,7 +8,7 @@ from math import inf, isfinite
 import numpy as np
 from onnx import helper
 
-from onnxamp.numerics.diff import Progress
+from onnxamp.numerics.beside import Progress
 from onnxamp.runtime.flow import Flow, fitted
 from onnxamp.runtime.inputs import Array
 from onnxamp.runtime.pieces import Runner

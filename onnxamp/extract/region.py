@@ -16,7 +16,7 @@ from onnxamp.dtypes import FLOAT16
 from onnxamp.errors import ArgumentError
 from onnxamp.graph import View, node_bodies
 from onnxamp.infer import infer_types
-from onnxamp.numerics.diff import Opened
+from onnxamp.numerics.beside import Opened
 from onnxamp.runtime.inputs import Array
 from onnxamp.runtime.protos import copy_fields
 from onnxamp.runtime.values import type_proto

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from onnxamp.errors import ArgumentError, RuntimeFailure
-from onnxamp.numerics.diff import Model, Progress, at_least_one, open_model, part_of, ran_on
+from onnxamp.numerics.beside import Model, Progress, at_least_one, open_model, part_of, ran_on
 from onnxamp.numerics.measured import Measured
 from onnxamp.numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp.numerics.spare import spare

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from onnxamp.convert import convert_with
 from onnxamp.errors import OnnxAmpError
+from onnxamp.numerics.beside import Model
 from onnxamp.numerics.check import check_run
-from onnxamp.numerics.diff import Model, diff_models
+from onnxamp.numerics.diff import diff_models
 from onnxamp.numerics.limits import Limits
 from onnxamp.numerics.results import Cure, DiffReport, LayerDiff, RunCheck
 from onnxamp.policy import make_policy

@@ -1,69 +1,41 @@
 """Comparing two models on the same inputs: their outputs and, where asked, every value that they share."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from os import PathLike, fspath
-from pathlib import Path
-from typing import Any, TypeAlias
-
-import numpy as np
-from onnx import ModelProto
+from typing import Any, Final
 
 from onnxamp.errors import ArgumentError, RuntimeFailure
+from onnxamp.numerics.beside import (
+    Model,
+    Opened,
+    Progress,
+    at_least_one,
+    compare_outputs,
+    make_ready,
+    noise_floor,
+    nothing_paired,
+    open_model,
+    part_of,
+    ran_on,
+    run_both,
+)
 from onnxamp.numerics.judging import held_to, size_only
 from onnxamp.numerics.limits import LOWNESS, Limits
 from onnxamp.numerics.merging import merge
-from onnxamp.numerics.metrics import TensorDiff, compare
-from onnxamp.numerics.pairing import Pairing, pair
+from onnxamp.numerics.metrics import TensorDiff
+from onnxamp.numerics.pairing import pair
 from onnxamp.numerics.results import DiffReport, LayerDiff
-from onnxamp.numerics.walk import Compared, Walk, Walked
-from onnxamp.numerics.whole import Whole
+from onnxamp.numerics.walk import Compared, Walked
 from onnxamp.ops import op_key
-from onnxamp.runtime.device import device_name
-from onnxamp.runtime.flow import Flow, dtype_of, fitted, origin
+from onnxamp.runtime.flow import Flow, dtype_of, origin
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.measure import Measurement
-from onnxamp.runtime.observe import Observed, observe
-from onnxamp.runtime.pieces import Runner
 from onnxamp.runtime.samples import Samples, random_samples
 from onnxamp.runtime.session import Provider, choose_provider
 from onnxamp.runtime.side import BUDGET
-from onnxamp.runtime.values import Feed
-from onnxamp.storage import folder_of, load_model
-from onnxamp.wellformed import check_wellformed
 
-Model: TypeAlias = ModelProto | str | PathLike[str]
-"""A proto with its weights loaded, or the path of a file."""
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with what is done and what there is to do, in nodes times samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A model to run: its proto, the folder of its external data, and how reports name it."""
-
-    proto: ModelProto
-    folder: Path | None
-    label: str
-    path: Path | None = None
-
-    def whole(self, provider: Provider) -> Whole:
-        """The model to be run in one session."""
-        return Whole(self.path or self.proto, provider)
-
-
-def open_model(model: Model) -> Opened:
-    """Read a model's graph where it is a path.
-
-    Raises:
-        ModelError: the file cannot be read, or the model is not well formed.
-    """
-    if isinstance(model, ModelProto):
-        check_wellformed(model)
-        return Opened(model, None, model.graph.name or "model")
-    path = Path(model)
-    return Opened(load_model(path), folder_of(path), fspath(path), path)
+_HOPELESS: Final = 1e-2
+"""Noise floor from which on errors say nothing of low precision."""
 
 
 def diff_models(
@@ -177,103 +149,12 @@ def _diff(
     return _finished(report, tally, limits)
 
 
-def run_both(
-    walk: Walk,
-    wholes: tuple[Whole, Whole] | None,
-    feeds: Mapping[str, Feed],
-    told: Progress | None = None,
-    *,
-    layers: bool = False,
-) -> Walked:
-    """Run both models on one sample: in pieces; whole; or, where layers of whole ones are wanted, in both ways.
-
-    Raises:
-        RuntimeFailure: the reference does not run.
-    """
-    if wholes is not None and any(feed is None for feed in feeds.values()):
-        wholes = None  # sessions cannot be fed optionals that hold nothing
-    walked = Walked({}, {}, {})
-    if layers or wholes is None:
-        walked = walk.run(fitted(walk.reference.flow, feeds), fitted(walk.result.flow, feeds), told)
-    if wholes is None:
-        return walked
-    reference = wholes[0].run(feeds)
-    try:
-        return Walked(reference, wholes[1].run(feeds), walked.compared)
-    except RuntimeFailure as error:
-        return Walked({}, {}, walked.compared, str(error))
-
-
-def noise_floor(on_cpu: Whole, feeds: Mapping[str, Feed], outputs: Mapping[str, Any]) -> float | None:
-    """What the order of sums alone does: relative L2 error of a float32 model's outputs against those of the CPU.
-
-    Args:
-        on_cpu: the model.
-        outputs: what another device made of the same feeds.
-
-    Returns:
-        The worst of all float outputs; None where the model does not run on CPU.
-    """
-    try:
-        found = on_cpu.run(feeds)
-    except RuntimeFailure:
-        return None
-    diffs = (diff for name, value in found.items() for diff in compare_outputs(name, value, outputs[name]))
-    return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
-
-
 def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
     """What only one of the models takes or gives, and is not compared."""
     inputs = [name for name in reference.inputs if name not in result.inputs and name not in result.defaults]
     outputs = [name for name in result.outputs if name not in reference.outputs]
     notes = [f"Only the reference takes the input {name!r}." for name in inputs]
     return (*notes, *(f"Only the result gives the output {name!r}; it is not compared." for name in outputs))
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Both models made ready for a sample, and for others that take the same branches."""
-
-    seen: tuple[Observed, Observed]
-    walk: Walk
-
-
-def make_ready(
-    one: Opened,
-    other: Opened,
-    feeds: Mapping[str, Feed],
-    provider: Provider,
-    *,
-    paired: Callable[[Flow, Flow], Pairing],
-    emulated: bool,
-    budget: int = BUDGET,
-    before: Ready | None = None,
-) -> Ready:
-    """Make two models ready for a sample.
-
-    Args:
-        paired: says which values are compared.
-        emulated: see :func:`~onnxamp.runtime.flow.make_flow`.
-        before: what an earlier sample led to; it is returned where the same branches are taken.
-
-    Raises:
-        As :func:`~onnxamp.runtime.observe.observe`.
-    """
-    olds = before.seen if before is not None else (None, None)
-    first, second = (
-        observe(model.proto, model.folder, feeds, emulated=emulated, provider=provider, before=old)
-        for model, old in zip((one, other), olds, strict=True)
-    )
-    if before is not None and first is olds[0] and second is olds[1]:
-        return before
-    pairing = paired(first.flow, second.flow)
-    walk = Walk(Runner(first.flow, provider), Runner(second.flow, provider), pairing, budget)
-    return Ready((first, second), walk)
-
-
-def nothing_paired(_reference: Flow, _result: Flow) -> Pairing:
-    """Nothing but the outputs is compared."""
-    return Pairing({})
 
 
 def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
@@ -293,29 +174,10 @@ def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
         return replace(
             found, skipped="The reference's outputs are NaN or infinite throughout: there is no right answer."
         )
+    if found.noise is not None and found.noise > _HOPELESS and found.failure is None:
+        text = f"Float32 itself, on the same inputs, is off by {found.noise:.0%} there from what the CPU computes"
+        return replace(found, skipped=f"{text}: what low precision does cannot be told from its outputs.")
     return found
-
-
-def at_least_one(samples: Samples) -> None:
-    """Refuse to compare on nothing.
-
-    Raises:
-        ArgumentError: there is no sample.
-    """
-    if not len(samples):
-        raise ArgumentError("There is no sample to run the model on.")
-
-
-def ran_on(provider: Provider, lowest: str) -> str:
-    """How reports name what computed."""
-    if provider == "cuda":
-        return f"CUDA ({device_name()})"
-    return "CPU" if lowest == "float32" else f"CPU, emulated {lowest}"
-
-
-def part_of(told: Progress | None, sample: int, samples: int) -> Progress | None:
-    """Progress of one sample as a part of all."""
-    return None if told is None else lambda done, total: told(sample * total + done, samples * total)
 
 
 def _joined(before: LayerDiff | None, now: LayerDiff) -> LayerDiff:
@@ -348,12 +210,3 @@ def _lost(reference: Any, found: Any) -> list[str]:
     if type(reference) is not type(found):
         return [f"It is {type(found).__name__} instead of {type(reference).__name__}."]
     return []
-
-
-def compare_outputs(name: str, reference: Any, found: Any) -> Iterator[TensorDiff]:
-    """Compare an output of both models: an array, or the arrays of a sequence one by one."""
-    if isinstance(reference, list) and isinstance(found, list):
-        for position, (one, other) in enumerate(zip(reference, found, strict=False)):
-            yield from compare_outputs(f"{name}[{position}]", one, other)
-    elif isinstance(reference, np.ndarray) and isinstance(found, np.ndarray):
-        yield compare(name, reference, found)

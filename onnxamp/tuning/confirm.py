@@ -6,7 +6,7 @@ from math import inf
 from onnx import ModelProto
 
 from onnxamp.errors import RuntimeFailure
-from onnxamp.numerics.diff import Opened, make_ready, nothing_paired, ran_on, run_both
+from onnxamp.numerics.beside import Opened, make_ready, nothing_paired, ran_on, run_both
 from onnxamp.numerics.whole import Whole
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.samples import Sample, Samples

@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from onnxamp.dtypes import LowType
 from onnxamp.errors import RuntimeFailure
-from onnxamp.numerics.diff import Opened, make_ready, part_of, run_both
+from onnxamp.numerics.beside import Opened, make_ready, part_of, run_both
 from onnxamp.numerics.pairing import Pairing, pair
 from onnxamp.runtime.flow import Flow
 from onnxamp.runtime.inputs import check_inputs

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from onnxamp.errors import ArgumentError
-from onnxamp.numerics.diff import compare_outputs
+from onnxamp.numerics.beside import compare_outputs
 from onnxamp.numerics.metrics import TensorDiff
 
 Outputs: TypeAlias = Mapping[str, Any]

@@ -20,7 +20,7 @@ from onnx import ModelProto
 from onnxamp.analysis import analyse
 from onnxamp.convert import load_any
 from onnxamp.errors import ArgumentError, RuntimeFailure
-from onnxamp.numerics.diff import at_least_one
+from onnxamp.numerics.beside import at_least_one
 from onnxamp.ops import op_facts
 from onnxamp.policy import make_policy
 from onnxamp.prepare import prepare
