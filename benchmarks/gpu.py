@@ -9,7 +9,6 @@ keeps the time per op type and the error against float32, both run whole. --chec
 """
 
 import argparse
-import inspect
 import json
 import platform
 import shutil
@@ -44,8 +43,7 @@ PACKAGES: Final = (
 )  # fmt: skip
 REFERENCE: Final = "float32, TF32 off"
 TF32: Final = "float32, TF32 on"
-FOLDS: Final = "fold" in inspect.signature(convert_model).parameters
-HEADLINE: Final = "fast, fold, float16" if FOLDS else "fast, float16"
+HEADLINE: Final = "fast, fold, float16"
 
 Convert = Callable[[ModelProto], ModelProto]
 
@@ -99,8 +97,7 @@ def variants() -> Iterator[Variant]:
         for level in ("O1", "O2", "O3"):
             yield Variant(f"{level}, {dtype}", by_onnxamp(level=level, dtype=dtype))
     yield Variant("fast, float16", by_onnxamp(lists="fast"))
-    if FOLDS:
-        yield Variant("fast, fold, float16", by_onnxamp(lists="fast", fold=True))
+    yield Variant(HEADLINE, by_onnxamp(lists="fast", fold=True))
     for name, convert in (
         ("onnxruntime.transformers", by_onnxruntime),
         ("onnxconverter-common", by_converter_common),

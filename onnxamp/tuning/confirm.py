@@ -9,6 +9,7 @@ from onnxamp.errors import RuntimeFailure
 from onnxamp.numerics.beside import Opened, make_ready, nothing_paired, ran_on, run_both
 from onnxamp.numerics.whole import Whole
 from onnxamp.runtime.inputs import check_inputs
+from onnxamp.runtime.observe import Observed
 from onnxamp.runtime.samples import Sample, Samples
 from onnxamp.runtime.session import Provider, choose_provider
 from onnxamp.tuning.metric import Metric
@@ -36,8 +37,18 @@ def place_for(provider: Provider | None) -> Place:
     return Place(chosen, emulated=chosen == "cpu")
 
 
-def confirm(original: ModelProto, result: ModelProto, samples: Samples, metric: Metric, place: Place) -> float:
+def confirm(
+    original: ModelProto,
+    result: ModelProto,
+    samples: Samples,
+    metric: Metric,
+    place: Place,
+    seen: Observed | None = None,
+) -> float:
     """The worst error of a converted model over all samples; infinite where it does not run.
+
+    Args:
+        seen: the original, emulated, as an earlier run made it ready.
 
     Raises:
         RuntimeFailure: the original does not run.
@@ -48,7 +59,14 @@ def confirm(original: ModelProto, result: ModelProto, samples: Samples, metric: 
     for sample in samples:
         feeds = check_inputs(original, sample)
         ready = make_ready(
-            one, other, feeds, place.provider, paired=nothing_paired, emulated=place.emulated, before=ready
+            one,
+            other,
+            feeds,
+            place.provider,
+            paired=nothing_paired,
+            emulated=place.emulated,
+            before=ready,
+            first=seen if place.emulated else None,
         )
         walked = run_both(ready.walk, wholes, feeds)
         if walked.failure is not None:

@@ -13,6 +13,7 @@ from onnxamp.convert import convert_with, plan_policy
 from onnxamp.dtypes import LowType
 from onnxamp.plan import Plan, make_plan
 from onnxamp.precision import Prices
+from onnxamp.runtime.observe import Observed
 from onnxamp.runtime.samples import Samples
 from onnxamp.tuning.confirm import Place, confirm, device_noise
 from onnxamp.tuning.local import Local, Told, local_of, measure_samples
@@ -40,6 +41,8 @@ class Job:
     place: Place
     judged: dict[frozenset[str], float] = field(default_factory=dict)
     """Low nodes of a candidate -> error of the converted model."""
+    _seen: Observed | None = None
+    """The model as the instrumented pass made it ready to run."""
     _made: tuple[Mapping[str, bool], ModelProto] | None = None
     """The last converted model, and its decisions."""
 
@@ -79,7 +82,7 @@ class Job:
     def measure_locally(self, told: Told) -> None:
         """The instrumented pass, as far as the memory lacks it."""
         if self.space.units and self.memory.tally.samples < len(self.samples):
-            measure_samples(
+            self._seen = measure_samples(
                 self.memory.tally, self.prepared, self.converted(self.everything), self.space.units, self.samples,
                 self.metric, told, self.memory.save,
             )  # fmt: skip
@@ -104,7 +107,9 @@ class Job:
             else:
                 model, where = self.converted(plan), self.place.called(self.low.name)
                 self.judged[found.low] = self.memory.error(
-                    found.low, where, lambda: confirm(self.prepared, model, self.samples, self.metric, self.place)
+                    found.low,
+                    where,
+                    lambda: confirm(self.prepared, model, self.samples, self.metric, self.place, self._seen),
                 )
         return self.judged[found.low]
 

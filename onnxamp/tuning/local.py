@@ -18,6 +18,7 @@ from onnxamp.numerics.pairing import Pairing, pair
 from onnxamp.runtime.flow import Flow
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.measure import Measurement
+from onnxamp.runtime.observe import Observed
 from onnxamp.runtime.samples import Samples
 from onnxamp.tuning.metric import Metric
 from onnxamp.tuning.units import Unit
@@ -61,8 +62,11 @@ def measure_samples(
     metric: Metric,
     told: Told,
     saved: Callable[[], None],
-) -> None:
+) -> Observed | None:
     """Add the samples that a tally lacks to it; ``saved`` is called behind each.
+
+    Returns:
+        The model as it was made ready for the last sample; None where none was lacking.
 
     Raises:
         RuntimeFailure: the model does not run.
@@ -90,6 +94,7 @@ def measure_samples(
         found = inf if walked.failure is not None else metric.error(walked.reference, walked.result)
         tally.samples, tally.worst = number + 1, max(tally.worst, found)
         saved()
+    return ready.seen[0] if ready is not None else None
 
 
 def local_of(unit: Unit, values: Mapping[str, Measurement], low: LowType) -> Local:
