@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto
 from train_nets import Array, conv_net
 
-from onnxamp.runtime.session import make_session, run
+from onnxamp.runtime.session import cuda_available, make_session, run
 from onnxamp.train import (
     AdamW,
     Batches,
@@ -42,12 +42,15 @@ def trained(digits: tuple[Array, Array], level: str, dtype: str) -> tuple[TrainN
     return net, float((logits.argmax(1) == labels[:HELD_OUT]).mean() * 100)
 
 
+@pytest.mark.cuda
 @pytest.mark.slow
 def test_low_precision_learns_digits_as_well(digits: tuple[Array, Array]) -> None:
+    """Emulated; for real where there is a device."""
     _, exact = trained(digits, "O0", "float16")
     assert exact > 97
     for level, dtype in (("O1", "float16"), ("O2", "float16"), ("O3", "float16"), ("O2", "bfloat16")):
-        _, found = trained(digits, level, dtype)
+        net, found = trained(digits, level, dtype)
+        assert net.runs_on == ("CUDA" if cuda_available() else "CPU, emulated")
         assert found >= exact - (0.5 if level == "O2" else 1.5), f"{level} {dtype}: {found} against {exact}"
 
 
