@@ -15,9 +15,7 @@ import onnxruntime as ort
 
 HERE = Path(__file__).parent
 DRIVER, CUDNN = "libcuda.so.1", "libcudnn.so.9"
-CALLED = {
-    "cuInit", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
-}  # fmt: skip
+CALLED = {"cuInit", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"}
 """What onnxamp itself calls of the driver, besides what cuda.c has."""
 
 
@@ -69,7 +67,7 @@ def wanted_symbols(provider: Path) -> dict[str, set[str]]:
     }
     needed = subprocess.run(["ldd", str(provider)], check=True, capture_output=True, text=True).stdout
     for library in re.findall(r"^\s*(libcu\S+) =>", needed, re.MULTILINE):
-        found[library]  # even one of which nothing is called
+        found.setdefault(library, set())  # even one of which nothing is called
     return dict(found)
 
 
