@@ -172,6 +172,8 @@ def _session_options(
     options.intra_op_num_threads = threads or thread_limit()
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    # Planning which values may share memory takes ONNX Runtime 1.31 time quadratic in values whose shapes are unknown.
+    options.enable_mem_reuse = optimize
     if lean:
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         options.add_session_config_entry("session.disable_prepacking", "1")
