@@ -82,13 +82,10 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
 
 
 def _declare_dims(entry: ValueInfoProto, dims: Iterable[int | None]) -> None:
-    """Kernels that ask for the rank of an input find it, and ONNX Runtime refuses one that does not fit its op.
-
-    Unknown dimensions get names, each its own: without, loading takes ONNX Runtime 1.31 time quadratic in nodes.
-    """
+    """Kernels that ask for the rank of an input find it, and ONNX Runtime refuses one that does not fit its op."""
     entry.type.tensor_type.shape.SetInParent()
-    for axis, dim in enumerate(dims):
-        entry.type.tensor_type.shape.dim.add(dim_value=dim, dim_param=f"{entry.name}/{axis}" if dim is None else None)
+    for dim in dims:
+        entry.type.tensor_type.shape.dim.add(dim_value=dim)
 
 
 def _round(flow: Flow, graph: GraphProto, source: str, target: str, names: NewNames) -> None:
