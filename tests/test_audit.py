@@ -395,6 +395,14 @@ def test_shape_arithmetic_is_no_fallback() -> None:
     assert [f.severity for f in found(audit, kind="fallback")] == ["note"]
 
 
+def test_an_op_without_a_kernel_among_shapes_moves_no_data() -> None:
+    text = """(float[N,4] x) => (float[M] y) <int64[1] two = {2}> {
+        s = Shape (x) f = Cast <to = 1> (s) a = Acosh (f) i = Cast <to = 7> (a) y = Expand (one, i) }"""
+    audit = audit_model(add_weights(parse(text), {"one": np.ones(1, np.float32)}))
+    assert [f.severity for f in found(audit, kind="fallback")] == ["note"]
+    assert {node.op: node.provider for node in audit.nodes}["Acosh"] == "CPU"
+
+
 def test_what_is_folded_while_loading_is_no_fallback() -> None:
     text = "(float[2,2] x) => (float[2,2] y) <float[2,2] k = {1., 0., 0., 1.}> { d = Det (k) y = Mul (x, d) }"
     audit, findings = kernel(text)

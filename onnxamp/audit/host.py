@@ -1,4 +1,4 @@
-"""Nodes that ONNX Runtime keeps on the CPU although the target has a kernel: what they read is in the host's memory.
+"""Nodes that ONNX Runtime keeps on the CPU because what they read is in the host's memory, kernel or not.
 
 Arithmetic with shapes, mostly. The rule is that of ``GetCpuPreferredNodes`` in microsoft/onnxruntime,
 onnxruntime/core/framework/fallback_cpu_capability.cc, graph by graph.
@@ -35,7 +35,7 @@ def memory_table(target: str, which: str) -> Mapping[str, frozenset[int]]:
 def host_nodes(
     view: View, types: Types, shapes: Sequence[Shape | None], providers: Sequence[str], target: str
 ) -> set[int]:
-    """The nodes that stay on the CPU, of those that the target's provider has a kernel for.
+    """The nodes that run on the CPU where their inputs are: no data move for them.
 
     Args:
         providers: of each node, by kernels alone.
@@ -52,7 +52,10 @@ def host_nodes(
             else:
                 ports = memory_table(target, "outputs").get(node.key, frozenset())
                 made = [value for port, value in enumerate(node.outputs) if port in ports]
-        elif index not in touched or providers[index] != "CPU":
+        elif index in touched and providers[index] == "CPU":
+            if _on_host(view, types, shapes, node, target, kept):
+                found.add(index)
+        else:
             continue
         kept.update(made)
         touched.update(_reader(view, index, user) for value in made if value != ABSENT for user, _ in view.uses[value])

@@ -56,11 +56,12 @@ def place_nodes(view: View, types: Types, shapes: Sequence[Shape | None], target
     folded = _folded(view)
     providers, findings, copied = [], _unknown_ops(view), set[int]()
     for node, place in zip(view.nodes, places, strict=True):
-        is_once = place.kind == "fallback" and node.index in folded
-        providers.append("CPU" if node.index in shaping else "" if is_once else place.provider)
-        if place.text and node.label not in broken and not is_once:
+        falls_back, on_host = place.kind == "fallback", node.index in shaping
+        is_once = falls_back and not on_host and node.index in folded
+        providers.append("CPU" if on_host else "" if is_once else place.provider)
+        if place.text and node.label not in broken and not (is_once or (falls_back and on_host)):
             findings.append(Finding(place.severity, place.kind, node.label, node.key, place.text, place.action))
-            if place.kind == "fallback":
+            if falls_back:
                 copied.add(node.index)
     if target != "cpu":
         findings += _summary(view, types, shapes, copied, len(shaping))
