@@ -36,6 +36,8 @@ class Probe:
     low: LowType
     samples: Samples
     metric: Metric
+    threads: int = 0
+    """Threads that an op may use; 0 for the usual number."""
     runs: int = 0
     _sessions: "dict[frozenset[str], tuple[Switched, ort.InferenceSession]]" = field(default_factory=dict)
     _feeds: "dict[int, dict[str, Feed]]" = field(default_factory=dict)
@@ -70,5 +72,5 @@ class Probe:
                 model = settle(model, None, sample, emulated=False, keep=_ALL)[0].model
             graph = switched(model, self.ports, self.low)
             # Casts and choices are in the way of most fusions: optimising would take longer than all the runs.
-            self._sessions[empty] = graph, make_session(graph.model, optimize=False, spin=False)
+            self._sessions[empty] = graph, make_session(graph.model, optimize=False, spin=False, threads=self.threads)
         return self._sessions[empty]

@@ -49,6 +49,9 @@ _ATTEMPTS: Final = 4
 _STEP: Final = 0.3
 """At most so much smaller is the error that the next search asks for."""
 
+_LITTLE: Final = 10**8
+"""Floating-point operations of a run up to which handing parts of ops to other threads takes longer than it saves."""
+
 
 def tune_model(
     model: Any,
@@ -114,7 +117,8 @@ def tune_model(
         memory = recall(fingerprint(words, prepared, samples), Path(state))
     job = Job(prepared, proto, opset, space, samples, judge, memory, place)
     told = told or (lambda *_: None)
-    probe = Probe(prepared, space.ports(), policy.low, samples, judge)
+    work = sum(unit.work.flops for unit in space.units)
+    probe = Probe(prepared, space.ports(), policy.low, samples, judge, threads=1 if work < _LITTLE else 0)
     subset = choose_samples(live, _SUBSET)
     random = any(node.key in op_facts().random for node in space.all_low.view.nodes)
     noise = _noise(job, probe, subset) if random else None  # before anything takes time
