@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnxamp.analysis import analyse
+from onnxamp.analysis import Analysis, analyse
 from onnxamp.collecting import no_collections
 from onnxamp.errors import ArgumentError, ArgumentTypeError
 from onnxamp.fold.savings import fold_hint
@@ -61,16 +61,20 @@ def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Pla
     proto, base_dir = _locate(model)
     prepared, _, wanted = prepare(proto, policy, opset, base_dir)
     analysis = analyse(prepared, policy, base_dir=base_dir, replay=plan.decisions() if plan else None)
-    result = ModelProto()
-    if analysis.edits:
-        kept = promise(analysis.view, analysis.types, policy)
-        result.CopyFrom(prepared)
-        apply_edits(analysis.view, analysis.edits, result, WeightConverter(policy.low, base_dir))
-        kept.check(result)
-    else:
-        result.CopyFrom(prepared if wanted else proto)
+    result = rewritten(prepared if analysis.edits or wanted else proto, analysis, base_dir)
     if base_dir is not None:
         load_external_data(result, base_dir)
+    return result
+
+
+def rewritten(prepared: ModelProto, analysis: Analysis, base_dir: Path | None = None) -> ModelProto:
+    """A copy of the model that was analysed, as the analysis has it."""
+    result = ModelProto()
+    result.CopyFrom(prepared)
+    if analysis.edits:
+        kept = promise(analysis.view, analysis.types, analysis.policy)
+        apply_edits(analysis.view, analysis.edits, result, WeightConverter(analysis.policy.low, base_dir))
+        kept.check(result)
     return result
 
 

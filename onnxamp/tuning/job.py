@@ -9,7 +9,7 @@ from typing import Final
 from onnx import ModelProto
 
 from onnxamp.analysis import Analysis, analyse
-from onnxamp.convert import convert_with, plan_policy
+from onnxamp.convert import convert_with, plan_policy, rewritten
 from onnxamp.dtypes import LowType
 from onnxamp.plan import Plan, make_plan
 from onnxamp.precision import Prices
@@ -83,8 +83,8 @@ class Job:
         """The instrumented pass, as far as the memory lacks it."""
         if self.space.units and self.memory.tally.samples < len(self.samples):
             self._seen = measure_samples(
-                self.memory.tally, self.prepared, self.converted(self.everything), self.space.units, self.samples,
-                self.metric, told, self.memory.save,
+                self.memory.tally, self.prepared, rewritten(self.prepared, self.space.all_low), self.space.units,
+                self.samples, self.metric, told, self.memory.save,
             )  # fmt: skip
 
     def whole(self) -> dict[frozenset[str], float]:
