@@ -43,6 +43,8 @@ class Job:
     """Low nodes of a candidate -> error of the converted model."""
     _seen: Observed | None = None
     """The model as the instrumented pass made it ready to run."""
+    _planned: tuple[Plan, Analysis] | None = None
+    """The last plan, and what it was made from."""
     _made: tuple[Mapping[str, bool], ModelProto] | None = None
     """The last converted model, and its decisions."""
 
@@ -96,7 +98,10 @@ class Job:
         """The model as a plan has it."""
         decisions = plan.decisions()
         if self._made is None or self._made[0] != decisions:
-            self._made = decisions, convert_with(self.proto, plan_policy(plan), plan.opset, plan)
+            if self._planned is not None and self._planned[0] is plan and self._planned[1].edits:
+                self._made = decisions, rewritten(self.prepared, self._planned[1])
+            else:
+                self._made = decisions, convert_with(self.proto, plan_policy(plan), plan.opset, plan)
         return self._made[1]
 
     def error(self, found: Candidate, plan: Plan) -> float:
@@ -133,7 +138,8 @@ class Job:
             row if row.low or not (text := why.get(variable.node)) else replace(row, reason="measured", detail=text)
             for row, variable in zip(plan.rows, analysis.terms.variables, strict=True)
         ]
-        return replace(plan, rows=tuple(rows))
+        self._planned = replace(plan, rows=tuple(rows)), analysis
+        return self._planned[0]
 
     def kept(self, low: frozenset[str], prices: Sequence[float]) -> list[Kept]:
         """Why nodes stay float32, where measuring has to do with it; prices are of amplitudes."""
