@@ -90,7 +90,7 @@ def cast_swallowing_inputs(
         for first in (view.nodes[index] for index in nodes):
             value = _centred_alone(view, first, shapes, constants)
             if value == ABSENT and not mixed:
-                value = _squared_alone(view, first, constants)
+                value = _divided_square(view, first, constants)
             if value == ABSENT or types[value] != FLOAT:
                 continue
             found[value] = first.label
@@ -109,7 +109,7 @@ def _centred_alone(view: View, mean: Node, shapes: Sequence[Shape | None], const
     return mean.inputs[0] if centred else ABSENT
 
 
-def _squared_alone(view: View, square: Node, constants: Constants) -> int:
+def _divided_square(view: View, square: Node, constants: Constants) -> int:
     """The value that is squared by Pow, and then divided; ABSENT where the node is no such square."""
     if square.key != "Pow" or constants.uniform(square.input(1)) != 2.0:
         return ABSENT

@@ -95,16 +95,20 @@ def _raise_type(proto: TypeProto) -> None:
 
 def fused_ops(model: ModelProto) -> Counter[str]:
     """Op types that ONNX Runtime's extended optimisations make of the model, those it had already apart."""
+    return count_ops(optimized(model, "CPUExecutionProvider", ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED))
+
+
+def optimized(model: ModelProto, provider: str, level: ort.GraphOptimizationLevel) -> GraphProto:
+    """The graph that ONNX Runtime makes of the model."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "optimized.onnx"
         options = ort.SessionOptions()
         options.log_severity_level = 4
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.graph_optimization_level = level
         options.optimized_model_filepath = str(path)
         options.intra_op_num_threads = 1
-        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        optimized = onnx.load(path)
-    return count_ops(optimized.graph)
+        ort.InferenceSession(model.SerializeToString(), options, providers=[provider])
+        return onnx.load(path).graph
 
 
 def count_ops(graph: GraphProto) -> Counter[str]:

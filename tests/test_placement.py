@@ -6,7 +6,6 @@ On a GPU, or without one with the stand-in for CUDA: ``python scripts/test_place
 from collections import Counter, defaultdict
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 from assignment import disagreements
-from fusion_proxy import count_ops
+from fusion_proxy import count_ops, optimized
 from graphs import CASES
 from graphs.case import add_weights, parse
 from onnx import GraphProto, ModelProto
 from strategies import all_ops, random_model
-from test_fusion import FILES, LOST, WISHES, families, fused, original
+from test_fusion import FILES, WISHES, explained, families, fused, options_of, original
+from test_hazards import LAYER_NORM, RMS_NORM
 from train_nets import conv_net
 
 from onnxamp import OnnxAmpError, convert_model
@@ -59,9 +59,8 @@ LOST_ON_CUDA = {
 
 def converted(name: str, wishes: dict[str, Any]) -> ModelProto | None:
     """The model converted; None where it is refused."""
-    options = {**(CASES[name].options if name in CASES else {}), **wishes}
     try:
-        return convert_model(original(name), **options)
+        return convert_model(original(name), **options_of(name, wishes))
     except OnnxAmpError:
         return None
 
@@ -88,22 +87,14 @@ def test_results_load_with_all_optimisations(wishes: str) -> None:
     assert done > 200
 
 
-NORMS = {
-    "LayerNorm": """m = ReduceMean <axes = [-1]> (h) d = Sub (h, m) p = Pow (d, two) v = ReduceMean <axes = [-1]> (p)
-        e = Add (v, eps) q = Sqrt (e) n = Div (d, q) s = Mul (n, gain) y = Add (s, gain)""",
-    "RMSNorm": """p = Pow (h, two) v = ReduceMean <axes = [-1]> (p) e = Add (v, eps) q = Sqrt (e) n = Div (h, q)
-        y = Mul (n, gain)""",
-}
-
-
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", [LAYER_NORM, RMS_NORM], ids=["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("first", ["h = Identity (x)", "h = MatMul (x, w)", "t = Relu (x) h = Neg (t)"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("given", ["", "float[8] gain, "])
 def test_casts_in_front_of_norms_let_the_model_load(norm: str, first: str, level: str, dtype: str, given: str) -> None:
     text = f"""({given}float[2,8] x) => (float[2,8] y) <float two = {{2.0}}, float eps = {{1e-5}}> {{
-        {first} {NORMS[norm]} }}"""
+        {first} {norm} }}"""
     for keep in (True, False):
         model = add_weights(parse(text), {"w": (8, 8)} | ({} if given else {"gain": (8,)}))
         assert loads(convert_model(model, level, dtype=dtype, keep_io_types=keep), optimize=True)
@@ -111,15 +102,14 @@ def test_casts_in_front_of_norms_let_the_model_load(norm: str, first: str, level
 
 @pytest.mark.parametrize("wishes", WISHES)
 def test_precision_costs_no_fusion_on_cuda(wishes: str) -> None:
-    explained = set().union(*(names for kind, names in LOST.items() if kind != "O1" or wishes == "O1"))
-    explained |= LOST_ON_CUDA["any"] | LOST_ON_CUDA.get(wishes, set())
+    known = explained(wishes) | LOST_ON_CUDA["any"] | LOST_ON_CUDA.get(wishes, set())
     compared = 0
     for name in fused():
         result = converted(name, WISHES[wishes])
         if result is not None:
             before, after = families(fused_on_cuda(original(name))), families(fused_on_cuda(result))
             compared += bool(before)
-            assert not before - after or name in explained, f"{name}: {dict(before - after)} lost"
+            assert not before - after or name in known, f"{name}: {dict(before - after)} lost"
     assert compared > 20
 
 
@@ -170,21 +160,15 @@ def test_training_steps_run_on_cuda_whole(level: str, dtype: str, boost: str) ->
 
 def all_on_cuda(model: ModelProto) -> Counter[str]:
     """Op types after all optimisations."""
-    return Counter(node.op_type for node in optimized(model).node)
+    return Counter(node.op_type for node in on_cuda(model).node)
 
 
 def fused_on_cuda(model: ModelProto) -> Counter[str]:
-    return count_ops(optimized(model))
+    return count_ops(on_cuda(model))
 
 
-def optimized(model: ModelProto) -> GraphProto:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "optimized.onnx"
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.optimized_model_filepath = str(path)
-        ort.InferenceSession(model.SerializeToString(), options, providers=["CUDAExecutionProvider"])
-        return onnx.load(path).graph
+def on_cuda(model: ModelProto) -> GraphProto:
+    return optimized(model, "CUDAExecutionProvider", ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
 
 
 @pytest.mark.parametrize("op", sorted(all_ops()))

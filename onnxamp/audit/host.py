@@ -78,12 +78,15 @@ def _on_host(
     return True
 
 
+def is_constant(view: View, value: int) -> bool:
+    """Whether the value is an initializer that callers cannot override, or made by a Constant."""
+    producer = view.producer(value)
+    return view.values[value].origin is Origin.INITIALIZER or (producer is not None and producer.key == "Constant")
+
+
 def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
-    producer, shape = view.producer(value), shapes[value]
-    constant = view.values[value].origin in (Origin.INITIALIZER, Origin.DEFAULT)
-    return (constant or (producer is not None and producer.key == "Constant")) and (
-        shape is not None and elements(shape) <= _FEW
-    )
+    shape, stored = shapes[value], is_constant(view, value) or view.values[value].origin is Origin.DEFAULT
+    return stored and shape is not None and elements(shape) <= _FEW
 
 
 def _reader(view: View, maker: int, user: int) -> int:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxamp.audit.findings import Finding
-from onnxamp.audit.host import host_nodes
+from onnxamp.audit.host import host_nodes, is_constant
 from onnxamp.audit.traffic import element_bytes
 from onnxamp.dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, readable_types
-from onnxamp.graph import ABSENT, Node, Origin, View
+from onnxamp.graph import ABSENT, Node, View
 from onnxamp.infer import Types, bind
 from onnxamp.kernels import carries, kernel_table, runs_on
 from onnxamp.ops import op_facts
@@ -233,11 +233,6 @@ def _admits(allowed: Mapping[str, frozenset[str]], bound: Mapping[str, str]) -> 
     return all(bound[name] in types for name, types in allowed.items() if name in bound)
 
 
-def _is_constant(view: View, value: int) -> bool:
-    producer = view.producer(value)
-    return view.values[value].origin is Origin.INITIALIZER or (producer is not None and producer.key == "Constant")
-
-
 def _folded(view: View) -> set[int]:
     """Nodes on constants alone: they are computed once, while the model is loaded."""
     constant, found = set[int](), set[int]()
@@ -245,7 +240,7 @@ def _folded(view: View) -> set[int]:
         node = view.nodes[index]
         if node.bodies or node.key in op_facts().random:
             continue
-        if all(value == ABSENT or value in constant or _is_constant(view, value) for value in node.inputs):
+        if all(value == ABSENT or value in constant or is_constant(view, value) for value in node.inputs):
             constant.update(node.outputs)
             found.add(index)
     return found

@@ -66,7 +66,7 @@ def confirm(
             paired=nothing_paired,
             emulated=place.emulated,
             before=ready,
-            first=seen if place.emulated else None,
+            seen=seen if place.emulated else None,
         )
         walked = run_both(ready.walk, wholes, feeds)
         if walked.failure is not None:

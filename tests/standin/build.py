@@ -32,11 +32,12 @@ def build(folder: Path) -> Path:
     provider = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
     if not provider.exists():
         raise NotHereError("the installed onnxruntime has no CUDA provider")
-    wanted = wanted_symbols(provider)
     written = (HERE / "cuda.c").read_text(encoding="utf-8")
+    own = defined(written)
+    wanted = wanted_symbols(provider, own)
     names = {name for found in wanted.values() for name in found}
     source, script, library = folder / "all.c", folder / "versions", folder / "libstandin.so"
-    source.write_text(written + "".join(trivial(name) for name in sorted(names - defined(written))), encoding="utf-8")
+    source.write_text(written + "".join(trivial(name) for name in sorted(names - own)), encoding="utf-8")
     script.write_text("".join(version(name, found) for name, found in wanted.items()), encoding="utf-8")
     command = ["cc", "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(source), f"-Wl,--version-script={script}"]
     try:
@@ -48,8 +49,12 @@ def build(folder: Path) -> Path:
     return library
 
 
-def wanted_symbols(provider: Path) -> dict[str, set[str]]:
-    """Library -> functions that the provider, or onnxamp, calls; of cuDNN, which is loaded late, those it names."""
+def wanted_symbols(provider: Path, own: set[str]) -> dict[str, set[str]]:
+    """Library -> functions that the provider, or onnxamp, calls; of cuDNN, which is loaded late, those it names.
+
+    Args:
+        own: functions that cuda.c defines.
+    """
     found: dict[str, set[str]] = defaultdict(set)
     try:
         done = subprocess.run(["nm", "-D", str(provider)], check=True, capture_output=True, text=True)
@@ -62,9 +67,7 @@ def wanted_symbols(provider: Path) -> dict[str, set[str]]:
         elif kind == "U" and name.startswith("cu"):
             found[DRIVER].add(name)
     found[CUDNN] = {name.decode() for name in re.findall(rb"\0(cudnn[A-Z]\w+)(?=\0)", provider.read_bytes())}
-    found[DRIVER] |= CALLED | {
-        name for name in defined((HERE / "cuda.c").read_text(encoding="utf-8")) if is_driver(name)
-    }
+    found[DRIVER] |= CALLED | {name for name in own if re.match(r"cu[A-Z]", name)}
     needed = subprocess.run(["ldd", str(provider)], check=True, capture_output=True, text=True).stdout
     for library in re.findall(r"^\s*(libcu\S+) =>", needed, re.MULTILINE):
         found.setdefault(library, set())  # even one of which nothing is called
@@ -74,11 +77,6 @@ def wanted_symbols(provider: Path) -> dict[str, set[str]]:
 def defined(source: str) -> set[str]:
     """Functions that the source defines."""
     return set(re.findall(r"^[a-z][\w *]*?\b(\w+)\(", source, re.MULTILINE))
-
-
-def is_driver(name: str) -> bool:
-    """Whether the function is of the driver's library."""
-    return re.match(r"cu[A-Z]", name) is not None
 
 
 def trivial(name: str) -> str:
