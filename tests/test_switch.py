@@ -24,7 +24,7 @@ from onnxamp.runtime.emulate import emulate
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.random_inputs import random_inputs
 from onnxamp.runtime.session import make_session, run
-from onnxamp.runtime.switch import Ports, Switched, switched, switches_on
+from onnxamp.runtime.switch import Ports, Switched, switched
 from onnxamp.tuning.units import find_space
 
 MODELS = {path.stem: path for path in sorted((Path(__file__).parents[1] / "models").glob("*.onnx"))}
@@ -52,7 +52,7 @@ def outputs(model: ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_switches(graph: Switched, feeds: Mapping[str, Any], low: Collection[str]) -> dict[str, Any]:
-    return outputs(graph.model, {**feeds, graph.mask: switches_on(graph.nodes, frozenset(low))})
+    return outputs(graph.model, {**feeds, graph.mask: graph.masked(frozenset(low))})
 
 
 def arrays(found: Mapping[str, Any]) -> list[np.ndarray]:

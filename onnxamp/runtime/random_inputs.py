@@ -38,6 +38,7 @@ An input of unknown rank is a (1, 8) matrix. Sizes that depend on each other in 
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
@@ -77,18 +78,40 @@ def random_inputs(model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] |
         ArgumentError: ``dims`` names an unknown dimension or gives an impossible size, the seed is negative, or
             an input is of a type that cannot be made up (maps, sparse tensors), or too large.
     """
-    if seed < 0:
-        raise ArgumentError(f"The seed must not be negative, but is {seed}.")
+    return input_maker(model, dims).make(seed)
+
+
+@dataclass(frozen=True, slots=True)
+class InputMaker:
+    """What is known of a model's inputs, from which any number of samples can be made up."""
+
+    inputs: tuple[tuple[ValueInfoProto, Use], ...]
+    sizes: Mapping[str, int]
+    """Of named dimensions."""
+
+    def make(self, seed: int) -> dict[str, Feed]:
+        """The inputs of :func:`random_inputs` for a seed. Raises the same."""
+        if seed < 0:
+            raise ArgumentError(f"The seed must not be negative, but is {seed}.")
+        feeds = {}
+        for entry, use in self.inputs:
+            generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
+            feeds[entry.name] = _feed(generator, entry.name, entry.type, use, self.sizes)
+        return feeds
+
+
+def input_maker(model: ModelProto, dims: Mapping[str, int] | None = None) -> InputMaker:
+    """Look at what a model does with its inputs.
+
+    Raises:
+        ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
+    """
     view = view_model(model)
-    fed = {view.scopes[0].names[entry.name]: entry for entry in model.graph.input}
-    fed = {value: entry for value, entry in fed.items() if view.values[value].origin is Origin.INPUT}
+    named = {view.scopes[0].names[entry.name]: entry for entry in model.graph.input}
+    fed = {value: entry for value, entry in named.items() if view.values[value].origin is Origin.INPUT}
     sizes = _sizes(list(fed.values()), dims or {})
     shapes = infer_shapes(view, dims=sizes)
-    feeds = {}
-    for value, entry in fed.items():
-        generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
-        feeds[entry.name] = _feed(generator, entry.name, entry.type, input_use(view, value, shapes), sizes)
-    return feeds
+    return InputMaker(tuple((entry, input_use(view, value, shapes)) for value, entry in fed.items()), sizes)
 
 
 def _sizes(entries: list[ValueInfoProto], dims: Mapping[str, int]) -> dict[str, int]:

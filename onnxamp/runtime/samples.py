@@ -16,7 +16,7 @@ Whether a sample fits a model is for :func:`onnxamp.runtime.inputs.check_inputs`
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -25,7 +25,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp.errors import ArgumentError, RuntimeFailure
-from onnxamp.runtime.random_inputs import random_inputs
+from onnxamp.runtime.random_inputs import input_maker
 from onnxamp.runtime.sample_files import ARCHIVE_START, json_samples, quoted, read_json, read_npz
 from onnxamp.runtime.values import Feed
 
@@ -139,7 +139,12 @@ def random_samples(
         raise ArgumentError(f"The number of samples must be at least 1, but is {count}.")
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
-    readers = [partial(random_inputs, model, seed=_seed(seed, index), dims=dims) for index in range(count)]
+    maker = cache(partial(input_maker, model, dims))  # the model is looked at once, when the first sample is read
+
+    def made(index: int) -> Sample:
+        return maker().make(_seed(seed, index))
+
+    readers = [partial(made, index) for index in range(count)]
     return Samples(
         "made-up inputs" + (f" (seed {seed})" if count == 1 else f" ({count} samples, seed {seed})"),
         readers,

@@ -1,19 +1,21 @@
-"""One graph for every choice of precisions: a Boolean input per node chooses between rounded and exact values.
+"""One graph for every choice of precisions: a Boolean mask chooses between the rounded and the exact form of values.
 
 =====================================  =====================================================================
-of a node with a switch                in the switched graph, which is float32 throughout
+of a node that may be low              in the switched graph, which is float32 throughout
 =====================================  =====================================================================
 float input *x* that may be low        ``Where(switch, rounded x, x)``; *x* is rounded once, whoever reads it
-float output *y* that may be low       the node, then ``Where(switch, rounded y, y)``
+float output *y* that may be low       the node, then ``Where(switch, rounded y, y)`` for who reads *y* as it is
+such an output, read as such an input  ``Where(either's switch, rounded, exact)`` alone: rounding twice is rounding
 =====================================  =====================================================================
 
 Rounding is ``Cast(to=low) -> Cast(to=float)``. Constants that the low type cannot hold, as in attention masks, saturate
 as conversions let them. With all switches off the graph computes what the model computes, bit for bit.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -26,14 +28,18 @@ from onnxamp.graph import ABSENT, Node, Origin, Scope, View, opset_imports
 from onnxamp.names import NewNames
 from onnxamp.resolve import view_model
 from onnxamp.runtime.protos import copy_fields
+from onnxamp.sizes import Shape, infer_shapes
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 MASK: Final = "switches"
-"""Name of the new input, unless the model has it already: one bool per switch."""
+"""Name of the new input, unless the model has it already."""
 
 _WHERE: Final = 9
 """Opset from which on there is Where."""
+
+_SIZES_AS_INPUT: Final = 13
+"""Opset from which on Split takes sizes as an input."""
 
 _FOLDED: Final = 1 << 20
 """Elements up to which constants are rounded beforehand, and saturated."""
@@ -49,14 +55,19 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """The switched model, the name of its new input, and the node behind each of its positions, in execution order.
-
-    Nodes are called by the first value that they make.
+    """The switched model, and the name of its new input: one bool for each of ``switches``, which are on where any of
+    their nodes is low. Nodes are called by the first value that they make.
     """
 
     model: ModelProto
     mask: str
     nodes: tuple[str, ...]
+    """All that may be low, in execution order."""
+    switches: tuple[tuple[str, ...], ...]
+
+    def masked(self, low: AbstractSet[str]) -> npt.NDArray[np.bool_]:
+        """The new input's value where these nodes are low."""
+        return np.array([not low.isdisjoint(nodes) for nodes in self.switches], np.bool_)
 
 
 def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Switched:
@@ -81,18 +92,15 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Swi
     view = view_model(model)
     found = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}
     names = NewNames(view.all_names())
-    job = _Job(view, low, names, names.fresh(MASK))
-    for position, (key, index) in enumerate(found.items()):
-        job.switches[index] = position, ports[key]
-    wanted = (job.view.nodes[index].input(port) for index, (_, ports) in job.switches.items() for port in ports.inputs)
-    job.rounded = {value: names.fresh(f"{view.values[value].name}/rounded") for value in wanted if value != ABSENT}
+    job = _Job(view, infer_shapes(view), low, names, names.fresh(MASK), {i: ports[key] for key, i in found.items()})
     result = ModelProto()
     copy_fields(model, result, but={"graph"})
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
         _fill(job, scope, job.targets[scope.index])
-    result.graph.input.append(helper.make_tensor_value_info(job.mask, TensorProto.BOOL, [len(found)]))
-    return Switched(result, job.mask, tuple(found))
+    _take_apart(result.graph, job, version)
+    switches = tuple(tuple(node_key(view.nodes[index]) for index in sorted(nodes)) for nodes in job.switches)
+    return Switched(result, job.mask, tuple(found), switches)
 
 
 def node_key(node: Node) -> str:
@@ -103,13 +111,31 @@ def node_key(node: Node) -> str:
 @dataclass(slots=True)
 class _Job:
     view: View
+    shapes: Sequence[Shape | None]
     low: LowType
     names: NewNames
     mask: str
-    switches: dict[int, tuple[int, Ports]] = field(default_factory=dict)
+    ports: Mapping[int, Ports]
     targets: dict[int, GraphProto] = field(default_factory=dict)
+    exact: dict[int, str] = field(default_factory=dict)
+    """Value that its node may make low -> name of what the node makes."""
     rounded: dict[int, str] = field(default_factory=dict)
     """Value -> name of its rounded form, which stands right behind it, in the same scope."""
+    switches: dict[frozenset[int], str] = field(default_factory=dict)
+    """Nodes -> name of the switch, a tensor of one element, that is on where any of them is low."""
+    initializers: dict[int, TensorProto] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, own in self.ports.items():
+            node = self.view.nodes[index]
+            made = [node.outputs[port] for port in own.outputs]
+            self.exact |= {value: self.names.fresh(f"{self.view.values[value].name}/exact") for value in made}
+            for value in (*made, *(node.input(port) for port in own.inputs)):
+                if value != ABSENT and value not in self.rounded:
+                    self.rounded[value] = self.names.fresh(f"{self.view.values[value].name}/rounded")
+        for scope in self.view.scopes:
+            named = ((scope.names[tensor.name], tensor) for tensor in scope.proto.initializer)
+            self.initializers |= {v: tensor for v, tensor in named if self.view.values[v].origin is Origin.INITIALIZER}
 
     def round(self, graph: GraphProto, value: int) -> None:
         """Append the rounded form of a value, where a switch wants it."""
@@ -119,28 +145,42 @@ class _Job:
                 rounded = numpy_helper.from_array(_saturated(constant, self.low), self.rounded[value])
                 graph.initializer.append(rounded)
             else:
-                self.pair(graph, self.view.values[value].name, self.rounded[value])
+                source = self.exact.get(value, self.view.values[value].name)
+                low = self.names.fresh(f"{source}/low")
+                graph.node.append(helper.make_node("Cast", [source], [low], to=self.low.elem))
+                graph.node.append(helper.make_node("Cast", [low], [self.rounded[value]], to=TensorProto.FLOAT))
 
-    def switch(self, position: int) -> str:
-        """Name of a switch, as a scalar."""
-        return f"{self.mask}/{position}"
+    def choose(self, graph: GraphProto, value: int, reader: int, target: str) -> None:
+        """Append the choice between a value's forms: rounded where the node that makes it or the one that reads it
+        (ABSENT for any) is low.
+        """
+        exact = self.view.values[value].name
+        nodes = {reader} - {ABSENT}
+        if value in self.exact:
+            exact = self.exact[value]
+            nodes.add(self.view.values[value].producer)
+        key = frozenset(nodes)
+        if key not in self.switches:
+            self.switches[key] = self.names.fresh(f"{self.mask}/{len(self.switches)}")
+        switch = self.switches[key]
+        if not self.shapes[value]:  # a scalar, or perhaps one: it would get a dimension from the switch
+            scalar = self.names.fresh(f"{target}/switch")
+            graph.node.append(helper.make_node("Squeeze", [switch], [scalar]))
+            switch = scalar
+        graph.node.append(helper.make_node("Where", [switch, self.rounded[value], exact], [target]))
 
-    def pair(self, graph: GraphProto, source: str, target: str) -> None:
-        low = self.names.fresh(f"{target}/low")
-        graph.node.append(helper.make_node("Cast", [source], [low], to=self.low.elem))
-        graph.node.append(helper.make_node("Cast", [low], [target], to=TensorProto.FLOAT))
+    def is_read_as_is(self, value: int) -> bool:
+        """Whether anything reads a value, or returns it, that makes no choice of its own."""
+        readers = ((self.ports.get(node), port) for node, port in self.view.uses[value])
+        return bool(self.view.results[value]) or any(own is None or port not in own.inputs for own, port in readers)
 
     def constant(self, value: int) -> Floats | None:
         """A small constant's elements."""
-        found, producer = self.view.values[value], self.view.producer(value)
-        if found.origin is Origin.INITIALIZER:
-            tensors = self.view.scopes[found.scope].proto.initializer
-            tensor = next((tensor for tensor in tensors if tensor.name == found.name), None)
-        elif producer is not None and producer.key == "Constant":
+        producer = self.view.producer(value)
+        tensor = self.initializers.get(value)
+        if producer is not None and producer.key == "Constant":
             tensor = next((item.t for item in producer.proto.attribute if item.name == "value"), None)
-        else:
-            tensor = None
-        if tensor is None or tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) > _FOLDED:
+        if tensor is None or tensor.data_type != TensorProto.FLOAT or prod(tensor.dims) > _FOLDED:
             return None
         return numpy_helper.to_array(tensor)
 
@@ -155,24 +195,45 @@ def _fill(job: _Job, scope: Scope, target: GraphProto) -> None:
     """Copy a graph. What is added stands between what it reads and what reads it: bodies must be in order."""
     copy_fields(scope.proto, target, but={"node"})
     if scope.index == 0:
-        for position, _ in job.switches.values():
-            where = job.names.fresh(f"{job.mask}/{position}/position")
-            target.initializer.append(numpy_helper.from_array(np.array(position), where))
-            target.node.append(helper.make_node("Gather", [job.mask, where], [job.switch(position)]))
+        target.node.add()  # see _take_apart
     for value in dict.fromkeys(scope.names.values()):
         if job.view.values[value].scope == scope.index and job.view.values[value].origin is not Origin.NODE:
             job.round(target, value)
     for index in scope.nodes:
-        node = job.view.nodes[index]
-        copy = NodeProto()
-        copy.CopyFrom(node.proto)
-        made = list(_switch(job, node, copy, target)) if index in job.switches else []
+        node, own = job.view.nodes[index], job.ports.get(index, Ports((), ()))
+        chosen: dict[int, str] = {}
+        for value in (node.input(port) for port in own.inputs):
+            if value != ABSENT and value not in chosen:
+                chosen[value] = job.names.fresh(f"{job.view.values[value].name}/{index}")
+                job.choose(target, value, index, chosen[value])
         added = target.node.add()
-        added.CopyFrom(copy)
+        added.CopyFrom(node.proto)
         _find_bodies(job, node, added)
-        target.node.extend(made)
+        for port in own.inputs:
+            added.input[port] = chosen.get(node.input(port), "")
+        for port in own.outputs:
+            added.output[port] = job.exact[node.outputs[port]]
         for value in node.outputs:
             job.round(target, value)
+            if value in job.exact and job.is_read_as_is(value):
+                job.choose(target, value, ABSENT, job.view.values[value].name)
+
+
+def _take_apart(graph: GraphProto, job: _Job, opset: int) -> None:
+    """Make the mask an input, and its elements the switches, in the node that is kept free for it."""
+    count = len(job.switches)
+    graph.input.append(helper.make_tensor_value_info(job.mask, TensorProto.BOOL, [count]))
+    if not count:
+        del graph.node[0]
+        return
+    sizes = np.ones(count, np.int64)
+    split = helper.make_node("Split", [job.mask], list(job.switches.values()))
+    if opset < _SIZES_AS_INPUT:
+        split.attribute.append(helper.make_attribute("split", sizes))
+    else:
+        split.input.append(job.names.fresh(f"{job.mask}/sizes"))
+        graph.initializer.append(numpy_helper.from_array(sizes, split.input[1]))
+    graph.node[0].CopyFrom(split)
 
 
 def _find_bodies(job: _Job, node: Node, added: NodeProto) -> None:
@@ -182,28 +243,3 @@ def _find_bodies(job: _Job, node: Node, added: NodeProto) -> None:
         for graph in [*([item.g] if item.HasField("g") else []), *item.graphs]:
             graph.Clear()
             job.targets[next(bodies)[1]] = graph
-
-
-def _switch(job: _Job, node: Node, copy: NodeProto, target: GraphProto) -> Iterator[NodeProto]:
-    """Choose the inputs of a node in front of it; yield what chooses its outputs, behind it."""
-    position, ports = job.switches[node.index]
-    switch = job.switch(position)
-    for port in ports.inputs:
-        value = node.input(port)
-        if value != ABSENT:
-            name = job.names.fresh(f"{job.view.values[value].name}/{position}")
-            choice = [switch, job.rounded[value], job.view.values[value].name]
-            target.node.append(helper.make_node("Where", choice, [name]))
-            copy.input[port] = name
-    for port in ports.outputs:
-        name = copy.output[port]
-        exact, low, rounded = (job.names.fresh(f"{name}/{kind}") for kind in ("exact", "low", "result"))
-        copy.output[port] = exact
-        yield helper.make_node("Cast", [exact], [low], to=job.low.elem)
-        yield helper.make_node("Cast", [low], [rounded], to=TensorProto.FLOAT)
-        yield helper.make_node("Where", [switch, rounded, exact], [name])
-
-
-def switches_on(nodes: Sequence[str], low: AbstractSet[str]) -> npt.NDArray[np.bool_]:
-    """The input that turns on the switches of some nodes."""
-    return np.array([name in low for name in nodes], np.bool_)

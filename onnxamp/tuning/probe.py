@@ -12,7 +12,7 @@ from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.observe import settle
 from onnxamp.runtime.samples import Samples
 from onnxamp.runtime.session import make_session, run
-from onnxamp.runtime.switch import Ports, Switched, switched, switches_on
+from onnxamp.runtime.switch import Ports, Switched, switched
 from onnxamp.tuning.metric import Metric, Outputs
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Probe:
         graph, session = self._session(sample)
         wanted = {item.name for item in session.get_inputs()}
         feeds = {name: feed for name, feed in sample.items() if name in wanted}
-        return run(session, {**feeds, graph.mask: switches_on(graph.nodes, low)})
+        return run(session, {**feeds, graph.mask: graph.masked(low)})
 
     def _session(self, sample: "Mapping[str, Feed]") -> "tuple[Switched, ort.InferenceSession]":
         empty = frozenset(name for name, feed in sample.items() if feed is None)
