@@ -1,7 +1,7 @@
 """The pipeline up to the decision: view, facts, hazards, variables, pins, cut, edits. Read-only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from onnx import ModelProto
@@ -27,26 +27,42 @@ from onnxamp.sizes import Shape, infer_shapes
 from onnxamp.terms import Terms
 from onnxamp.variables import find_variables
 from onnxamp.verdicts import Hazard
-from onnxamp.wishes import find_wishes
+from onnxamp.wishes import Wishes, find_wishes
 
 
 @dataclass(frozen=True, slots=True)
-class Analysis:
-    """All that is known about a model under a policy, and what follows from it."""
+class Survey:
+    """All that is known about a model under a policy before anything is decided."""
 
     policy: Policy
     view: View
     types: Types
     shapes: Sequence[Shape | None]
+    constants: Constants
     terms: Terms
     hazards: Sequence[Hazard]
-    pins: Pins
+    wishes: Wishes
+    sentinels: Sequence[Sequence[int]]
+    """See :func:`onnxamp.masks.sentinel_paths`."""
+    folded: frozenset[int]
+    """Normalisations that are folded into what is in front of them."""
+    moved: frozenset[int]
+    """Exact ops on constants alone."""
     joined: Mapping[int, int]
+    """See :func:`onnxamp.folds.skip_sums`."""
+    swallowing: frozenset[int]
+    """Inputs of :func:`onnxamp.islands.cast_swallowing_inputs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis(Survey):
+    """What is known about a model, and what follows from it."""
+
+    pins: Pins
     decision: Decision
     edits: Edits
 
 
-@no_collections()
 def analyse(
     model: ModelProto,
     policy: Policy,
@@ -54,7 +70,6 @@ def analyse(
     base_dir: Path | None = None,
     replay: Mapping[str, bool] | None = None,
     opsets: Mapping[str, int] | None = None,
-    prices: Prices | None = None,
 ) -> Analysis:
     """Decide for every float of the model in which precision it lives.
 
@@ -62,13 +77,30 @@ def analyse(
         base_dir: folder of the model's external data, None where all weights are inline.
         opsets: decide as if the model had these opset imports.
         replay: decisions to repeat (variable key -> low), see :mod:`onnxamp.plan`.
-        prices: what was measured of nodes, for level auto.
 
     Raises:
         ModelError: the model breaks a rule of ONNX. OpsetError: it is too old for the low type.
         ContradictionError: wishes of the user exclude each other.
 
     Complexity: near linear in nodes; weights are read twice at most.
+    """
+    known = survey(model, policy, base_dir=base_dir, opsets=opsets, settled=replay is not None)
+    return decided(known, replay=replay)
+
+
+@no_collections()
+def survey(
+    model: ModelProto,
+    policy: Policy,
+    *,
+    base_dir: Path | None = None,
+    opsets: Mapping[str, int] | None = None,
+    settled: bool = False,
+) -> Survey:
+    """The part of :func:`analyse` in front of its decision. Arguments and errors are the same.
+
+    Args:
+        settled: leave to a plan what goes with what.
     """
     check_opset(model, policy)
     view = view_model(model, freeze_defaults=policy.freeze_defaults, opsets=opsets)
@@ -84,7 +116,7 @@ def analyse(
     folds = batch_norm_folds(view, types, constants, policy) if judged else []
     folds = [pair for pair in folds if not wishes.of_node.keys() & set(pair)]
     groups: list[Sequence[int]] = []
-    if judged and replay is None:  # a plan has settled these already, perhaps otherwise
+    if judged and not settled:  # a plan has settled these already, perhaps otherwise
         soft = [group for group in activation_groups(view, constants) if not wishes.of_node.keys() & set(group)]
         groups = [*soft, *folds, *(nodes for _, nodes in norms), *(sentinels if policy.hazards else ())]
     terms = find_variables(view, types, policy, groups)
@@ -92,13 +124,30 @@ def analyse(
     exact = (node for node in view.nodes if node.key in op_facts().exact and is_exact(node.proto))
     moved = frozenset(node.index for node in exact if constants.feed(node))
     folded = frozenset(bn for _, bn in folds)
-    pins = find_pins(view, policy, terms, hazards, wishes=wishes, folded=folded, moved=moved, replay=replay,
-                     measured=prices.pins if prices else None)  # fmt: skip
     joined = skip_sums(view, shapes, constants, norms)
-    decision = decide(view, shapes, constants, terms, pins, prices, joined)
-    edits = make_edits(view, types, terms, decision, policy.low, frozenset(swallowing))
-    _halve(edits, sentinels, view, terms, decision, constants)
-    return Analysis(policy, view, types, shapes, terms, hazards, pins, joined, decision, edits)
+    return Survey(
+        policy, view, types, shapes, constants, terms, hazards, wishes, sentinels, folded, moved, joined,
+        frozenset(swallowing),
+    )  # fmt: skip
+
+
+@no_collections()
+def decided(known: Survey, *, replay: Mapping[str, bool] | None = None, prices: Prices | None = None) -> Analysis:
+    """The part of :func:`analyse` behind what is known: an analysis can be decided again, for other prices.
+
+    Args:
+        prices: what was measured of nodes, for level auto.
+    """
+    view, policy, terms = known.view, known.policy, known.terms
+    pins = find_pins(
+        view, policy, terms, known.hazards, wishes=known.wishes, folded=known.folded, moved=known.moved, replay=replay,
+        measured=prices.pins if prices else None,
+    )  # fmt: skip
+    decision = decide(view, known.shapes, known.constants, terms, pins, prices, known.joined)
+    edits = make_edits(view, known.types, terms, decision, policy.low, known.swallowing)
+    _halve(edits, known, decision)
+    facts = {field.name: getattr(known, field.name) for field in fields(Survey)}
+    return Analysis(**facts, pins=pins, decision=decision, edits=edits)
 
 
 def check_opset(model: ModelProto, policy: Policy) -> None:
@@ -115,13 +164,11 @@ def check_opset(model: ModelProto, policy: Policy) -> None:
         )
 
 
-def _halve(
-    edits: Edits, sentinels: Sequence[Sequence[int]], view: View, terms: Terms, decision: Decision, constants: Constants
-) -> None:
+def _halve(edits: Edits, known: Survey, decision: Decision) -> None:
     """Sentinels on a mask path that is low saturate to half the range, so that mask + score stays finite."""
-    for index in {node for path in sentinels for node in path}:
-        node = view.nodes[index]
-        for value, term in zip(node.inputs, terms.consumed[index], strict=True):
-            stats = constants.stats(value) if decision.is_low(term) else None
+    for index in {node for path in known.sentinels for node in path}:
+        node = known.view.nodes[index]
+        for value, term in zip(node.inputs, known.terms.consumed[index], strict=True):
+            stats = known.constants.stats(value) if decision.is_low(term) else None
             if stats is not None and stats.has_sentinel:
-                edits.halved.add(constants.source(value))
+                edits.halved.add(known.constants.source(value))

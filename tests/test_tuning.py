@@ -18,6 +18,7 @@ from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, l
 from onnxamp.analysis import analyse
 from onnxamp.front import convert_model as convert_at_level
 from onnxamp.policy import make_policy
+from onnxamp.resolve import view_model
 from onnxamp.roofline import device_called
 from onnxamp.runtime import pieces as runner
 from onnxamp.runtime.emulate import emulate
@@ -322,7 +323,7 @@ def test_branches_that_differ_by_sample_are_measured() -> None:
 
 
 def test_live_nodes_and_choice_of_samples() -> None:
-    live = find_live(parse(BRANCHES), ways(True, False, True))
+    live = find_live(view_model(parse(BRANCHES)), ways(True, False, True))
     assert live[0] == live[2]
     assert len(live[0] - live[1]) == 1
     assert len(live[1] - live[0]) == 2

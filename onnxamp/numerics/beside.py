@@ -77,7 +77,6 @@ def make_ready(
     emulated: bool,
     budget: int = BUDGET,
     before: Ready | None = None,
-    seen: Observed | None = None,
 ) -> Ready:
     """Make two models ready for a sample.
 
@@ -85,12 +84,11 @@ def make_ready(
         paired: says which values are compared.
         emulated: see :func:`~onnxamp.runtime.flow.make_flow`.
         before: what an earlier sample led to; it is returned where the same branches are taken.
-        seen: where there is no ``before``: what a sample led to for ``one`` beside some other model.
 
     Raises:
         As :func:`~onnxamp.runtime.observe.observe`.
     """
-    olds = before.seen if before is not None else (seen, None)
+    olds = before.seen if before is not None else (None, None)
     first, second = (
         observe(model.proto, model.folder, feeds, emulated=emulated, provider=provider, before=old)
         for model, old in zip((one, other), olds, strict=True)

@@ -9,6 +9,7 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 
+from onnxamp.collecting import no_collections
 from onnxamp.dtypes import ELEM_NAMES, LOW_TYPES, readable_types
 from onnxamp.errors import ArgumentError
 from onnxamp.graph import ABSENT, View
@@ -93,6 +94,7 @@ def make_flow(
     return flow_of(replace(shell, model=inlined(shell.model)), emulated=emulated, shapes=shapes)
 
 
+@no_collections()
 def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]] | None = None) -> Flow:
     """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined."""
     written = shell.model

@@ -6,7 +6,9 @@ cores. Sums are in float64; what comes back adds up over samples.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from math import inf, isfinite, log10, nan, prod, sqrt
+from operator import add
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -138,13 +140,14 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue", provider: Provider
     """
     elements, types = prod(reference.shape()), (reference.data_type(), found.data_type())
     pair = {"reference": reference, "found": found}
-    total = _NOTHING
-    for bounds in _blocks(elements):
-        total += _block(pair | bounds, types, provider)
+    if not elements:
+        return _NOTHING
+    total = reduce(add, (_block(pair | bounds, types, provider) for bounds in _blocks(elements)))
     vanished = 0
     if total.flushed:  # rare: the threshold takes a second pass
-        session, threshold = meter("vanished", provider, *types), VANISHED_ABOVE * total.reference_max
-        vanished = int(sum(_run(session, pair | bounds, threshold)[0] for bounds in _blocks(elements)))
+        session = meter("vanished", provider, *types)
+        pair["threshold"] = _value(np.array(VANISHED_ABOVE * total.reference_max))
+        vanished = int(sum(_run(session, pair | bounds)[0] for bounds in _blocks(elements)))
     return replace(total, elements=elements, vanished=vanished)
 
 
@@ -179,16 +182,13 @@ def _facts(names: Sequence[str], numbers: Sequence[float]) -> dict[str, Any]:
 
 
 def _blocks(elements: int) -> "Iterator[dict[str, ort.OrtValue]]":
-    """Bounds that cut a flat tensor into pieces; nothing for an empty one."""
+    """Bounds that cut a flat tensor into pieces."""
     for start in range(0, elements, _BLOCK):
         yield {"start": _value(np.array([start])), "end": _value(np.array([min(start + _BLOCK, elements)]))}
 
 
-def _run(session: "ort.InferenceSession", feeds: "dict[str, ort.OrtValue]", threshold: float = 0.0) -> list[float]:
-    feeds = feeds | {"threshold": _value(np.array(threshold))}
-    wanted = {item.name for item in session.get_inputs()}
-    found = session.run_with_ort_values(["measured"], {name: feeds[name] for name in feeds.keys() & wanted})
-    numbers: list[float] = found[0].numpy().astype(np.float64).tolist()
+def _run(session: "ort.InferenceSession", feeds: "dict[str, ort.OrtValue]") -> list[float]:
+    numbers: list[float] = session.run_with_ort_values(["measured"], feeds)[0].numpy().astype(np.float64).tolist()
     return numbers
 
 

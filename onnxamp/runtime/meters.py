@@ -27,7 +27,7 @@ _SUMS: Final = (
 
 _HEAD: Final = """
 <ir_version: 8, opset_import: ["": 17]>
-measure ({reference} reference, {found} found, int64[1] start, int64[1] end, double threshold) => (double[n] measured)
+measure ({reference} reference, {found} found, int64[1] start, int64[1] end{more}) => (double[n] measured)
 {{
   zero = Constant <value = double {{0.0}}> ()
   all = Constant <value = int64[1] {{-1}}> ()
@@ -158,13 +158,14 @@ def meter(kind: Kind, provider: Provider, reference: str, found: str) -> "ort.In
         "measure": (_MEASURE, MEASURED, 11),
         "vanished": (_VANISHED, ("vanished",), 11),
     }[kind]
+    more = ", double threshold" if kind == "vanished" else ""
     masks = {**COUNTS, "vanished": "vanished"}
     counted = [name for name in names if name in masks]
     lines = [f"c_{name} = Cast <to = {elem}> ({masks[name]})" for name in counted]
     lines += [f"v_{name} = ReduceSum <keepdims = 1> (c_{name})" for name in counted]
     lines.append(f"measured = Concat <axis = 0> ({', '.join(f'v_{name}' for name in names)})")
     model = parser.parse_model(
-        text.format(reference=f"{_element(reference)}[]", found=f"{_element(found)}[]", sentinel=SENTINEL)
+        text.format(reference=f"{_element(reference)}[]", found=f"{_element(found)}[]", sentinel=SENTINEL, more=more)
         + "\n".join(lines)
         + "\n}"
     )

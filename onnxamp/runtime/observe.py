@@ -1,6 +1,5 @@
 """Making the values of a model visible: functions inlined, and the branches that a sample takes in the main graph."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -10,12 +9,12 @@ from onnx import ModelProto, helper
 
 from onnxamp.runtime.branches import resolve_branches
 from onnxamp.runtime.emulate import inlined
-from onnxamp.runtime.flow import Flow, fitted, flow_of
+from onnxamp.runtime.flow import Flow, flow_of
 from onnxamp.runtime.pieces import Runner
 from onnxamp.runtime.protos import copy_fields
 from onnxamp.runtime.session import Provider
 from onnxamp.runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
-from onnxamp.runtime.side import BUDGET, ancestors, parts_of, start
+from onnxamp.runtime.side import run_alone
 from onnxamp.runtime.values import Feed
 
 
@@ -116,7 +115,5 @@ def _conditions(
     model = ModelProto()
     model.CopyFrom(shell.model)  # the caller edits its own
     flow = flow_of(replace(shell, model=model), emulated=emulated, shapes=_shapes(feeds))
-    side = start(Runner(flow, provider), fitted(flow, feeds), Counter(names))
-    for part in parts_of(flow, ancestors(flow, names, set()), BUDGET):
-        side.run(part)
-    return {name: bool(np.asarray(side.output(name)).reshape(-1)[0]) for name in names}
+    found = run_alone(Runner(flow, provider), feeds, names)
+    return {name: bool(np.asarray(value).reshape(-1)[0]) for name, value in found.items()}

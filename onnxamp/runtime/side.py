@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from onnx import TensorProto, numpy_helper
 
 from onnxamp.errors import RuntimeFailure
-from onnxamp.runtime.flow import Flow
+from onnxamp.runtime.flow import Flow, fitted
 from onnxamp.runtime.pieces import Piece, Runner
 from onnxamp.runtime.values import Feed, from_value, to_value
 from onnxamp.weights import stored_bytes
@@ -110,3 +110,17 @@ def parts_of(flow: Flow, nodes: Iterable[int], budget: int) -> Iterator[tuple[in
         held += cost
     if part:
         yield tuple(part)
+
+
+def run_alone(runner: Runner, feeds: Mapping[str, Feed], names: Sequence[str]) -> dict[str, Any]:
+    """Values of a model by name, as arrays; as much of it is run as they need.
+
+    Raises:
+        RuntimeFailure: ONNX Runtime cannot load or run the model. ArgumentError: an input is not fed.
+    """
+    flow = runner.flow
+    side = start(runner, fitted(flow, feeds), Counter(names))
+    for part in parts_of(flow, ancestors(flow, names, set()), BUDGET):
+        side.run(part)
+        runner.forget()
+    return {name: side.output(name) for name in names}

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnxamp.collecting import no_collections
 from onnxamp.dtypes import LowType
 from onnxamp.errors import OpsetError
 from onnxamp.graph import ABSENT, Node, Origin, Scope, View, opset_imports
@@ -70,6 +71,7 @@ class Switched:
         return np.array([not low.isdisjoint(nodes) for nodes in self.switches], np.bool_)
 
 
+@no_collections()
 def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Switched:
     """Give nodes switches.
 

@@ -1,18 +1,18 @@
 """The last word on a candidate: the converted model itself beside the original, on all samples."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
+import numpy as np
 from onnx import ModelProto
 
 from onnxamp.errors import RuntimeFailure
-from onnxamp.numerics.beside import Opened, make_ready, nothing_paired, ran_on, run_both
-from onnxamp.numerics.whole import Whole
+from onnxamp.numerics.beside import ran_on
+from onnxamp.numerics.whole import Alone, Whole
 from onnxamp.runtime.inputs import check_inputs
-from onnxamp.runtime.observe import Observed
 from onnxamp.runtime.samples import Sample, Samples
 from onnxamp.runtime.session import Provider, choose_provider
-from onnxamp.tuning.metric import Metric
+from onnxamp.tuning.metric import Metric, Outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +37,48 @@ def place_for(provider: Provider | None) -> Place:
     return Place(chosen, emulated=chosen == "cpu")
 
 
+@dataclass(slots=True)
+class References:
+    """Outputs of the float32 model, emulated, that need not be made again: by number of sample, as many as fit."""
+
+    room: int = 64 << 20
+    """Bytes that are left."""
+    kept: dict[int, Outputs] = field(default_factory=dict)
+
+    def keep(self, number: int, outputs: Outputs) -> None:
+        """Keep the outputs of a sample, if they fit."""
+        parts = (part for output in outputs.values() for part in (output if isinstance(output, list) else [output]))
+        size = sum(np.asarray(part).nbytes for part in parts)
+        if size <= self.room:
+            self.kept[number], self.room = outputs, self.room - size
+
+
 def confirm(
     original: ModelProto,
     result: ModelProto,
     samples: Samples,
     metric: Metric,
     place: Place,
-    seen: Observed | None = None,
+    references: References | None = None,
 ) -> float:
     """The worst error of a converted model over all samples; infinite where it does not run.
 
     Args:
-        seen: the original, emulated, as an earlier run made it ready.
+        references: what an earlier run of the original gave.
 
     Raises:
         RuntimeFailure: the original does not run.
     """
-    one, other, ready = Opened(original, None, "model"), Opened(result, None, "result"), None
-    wholes = None if place.emulated else (one.whole(place.provider), other.whole(place.provider))
+    kept = references.kept if references is not None and place.emulated else {}
+    one, other = (Alone(model, place.provider, place.emulated) for model in (original, result))
     worst = 0.0
-    for sample in samples:
+    for number, sample in enumerate(samples):
         feeds = check_inputs(original, sample)
-        ready = make_ready(
-            one,
-            other,
-            feeds,
-            place.provider,
-            paired=nothing_paired,
-            emulated=place.emulated,
-            before=ready,
-            seen=seen if place.emulated else None,
-        )
-        walked = run_both(ready.walk, wholes, feeds)
-        if walked.failure is not None:
+        reference = kept[number] if number in kept else one.run(feeds)
+        try:
+            worst = max(worst, metric.error(reference, other.run(feeds)))
+        except RuntimeFailure:
             return inf
-        worst = max(worst, metric.error(walked.reference, walked.result))
     return worst
 
 

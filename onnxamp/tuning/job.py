@@ -8,14 +8,13 @@ from typing import Final
 
 from onnx import ModelProto
 
-from onnxamp.analysis import Analysis, analyse
+from onnxamp.analysis import Analysis, decided
 from onnxamp.convert import convert_with, plan_policy, rewritten
 from onnxamp.dtypes import LowType
 from onnxamp.plan import Plan, make_plan
 from onnxamp.precision import Prices
-from onnxamp.runtime.observe import Observed
 from onnxamp.runtime.samples import Samples
-from onnxamp.tuning.confirm import Place, confirm, device_noise
+from onnxamp.tuning.confirm import Place, References, confirm, device_noise
 from onnxamp.tuning.local import Local, Told, local_of, measure_samples
 from onnxamp.tuning.memory import Memory
 from onnxamp.tuning.metric import Metric
@@ -41,8 +40,7 @@ class Job:
     place: Place
     judged: dict[frozenset[str], float] = field(default_factory=dict)
     """Low nodes of a candidate -> error of the converted model."""
-    _seen: Observed | None = None
-    """The model as the instrumented pass made it ready to run."""
+    references: References = field(default_factory=References)
     _planned: tuple[Plan, Analysis] | None = None
     """The last plan, and what it was made from."""
     _made: tuple[Mapping[str, bool], ModelProto] | None = None
@@ -79,14 +77,14 @@ class Job:
         """The model with its pins, and what they do to others."""
         if not self.broken and UNSEEN not in self.space.pins.values():
             return self.space.all_low  # its pins are the same
-        return analyse(self.prepared, self.space.all_low.policy, prices=Prices(self.pins))
+        return decided(self.space.all_low, prices=Prices(self.pins))
 
     def measure_locally(self, told: Told) -> None:
         """The instrumented pass, as far as the memory lacks it."""
         if self.space.units and self.memory.tally.samples < len(self.samples):
-            self._seen = measure_samples(
+            measure_samples(
                 self.memory.tally, self.prepared, rewritten(self.prepared, self.space.all_low), self.space.units,
-                self.samples, self.metric, told, self.memory.save,
+                self.samples, self.metric, told, self.memory.save, self.references,
             )  # fmt: skip
 
     def whole(self) -> dict[frozenset[str], float]:
@@ -114,7 +112,7 @@ class Job:
                 self.judged[found.low] = self.memory.error(
                     found.low,
                     where,
-                    lambda: confirm(self.prepared, model, self.samples, self.metric, self.place, self._seen),
+                    lambda: confirm(self.prepared, model, self.samples, self.metric, self.place, self.references),
                 )
         return self.judged[found.low]
 
@@ -130,7 +128,7 @@ class Job:
         units, space = self.space.units, self.space
         exact = [0.0 if unit.key in found.low else inf for unit in units]
         spared = {unit.node for unit in space.followers if unit.key not in found.low}
-        analysis = analyse(self.prepared, space.all_low.policy, prices=prices_for(units, exact, self.pins, spared))
+        analysis = decided(space.all_low, prices=prices_for(units, exact, self.pins, spared))
         plan = make_plan(analysis, self.opset)
         told = {row.node: f"{row.why}: {row.detail}" if row.detail else row.why for row in kept}
         why = {unit.node: told.get(unit.label) for unit in units}

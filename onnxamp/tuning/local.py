@@ -18,8 +18,8 @@ from onnxamp.numerics.pairing import Pairing, pair
 from onnxamp.runtime.flow import Flow
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.measure import Measurement
-from onnxamp.runtime.observe import Observed
 from onnxamp.runtime.samples import Samples
+from onnxamp.tuning.confirm import References
 from onnxamp.tuning.metric import Metric
 from onnxamp.tuning.units import Unit
 
@@ -62,11 +62,9 @@ def measure_samples(
     metric: Metric,
     told: Told,
     saved: Callable[[], None],
-) -> Observed | None:
-    """Add the samples that a tally lacks to it; ``saved`` is called behind each.
-
-    Returns:
-        The model as it was made ready for the last sample; None where none was lacking.
+    references: References,
+) -> None:
+    """Add the samples that a tally lacks to it; ``saved`` is called behind each. ``references`` get their outputs.
 
     Raises:
         RuntimeFailure: the model does not run.
@@ -91,10 +89,12 @@ def measure_samples(
         for name, row in walked.compared.items():
             if row.local is not None:
                 tally.values[name] = tally.values[name] + row.local if name in tally.values else row.local
-        found = inf if walked.failure is not None else metric.error(walked.reference, walked.result)
+        found = inf
+        if walked.failure is None:
+            found = metric.error(walked.reference, walked.result)
+            references.keep(number, walked.reference)
         tally.samples, tally.worst = number + 1, max(tally.worst, found)
         saved()
-    return ready.seen[0] if ready is not None else None
 
 
 def local_of(unit: Unit, values: Mapping[str, Measurement], low: LowType) -> Local:

@@ -4,22 +4,22 @@ from collections.abc import Sequence
 
 from onnx import GraphProto, ModelProto
 
-from onnxamp.graph import node_bodies
+from onnxamp.graph import View, node_bodies
 from onnxamp.resolve import view_model
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.observe import settle
 from onnxamp.runtime.samples import Samples
 
 
-def find_live(model: ModelProto, samples: Samples) -> list[frozenset[int]]:
-    """By sample: indices of the nodes that it comes by. An If in a loop counts as if both branches were taken.
+def find_live(view: View, samples: Samples) -> list[frozenset[int]]:
+    """By sample: indices of a model's nodes that it comes by. An If in a loop counts as if both branches were taken.
 
     Raises:
         ArgumentError: a sample does not fit the model. RuntimeFailure: a condition cannot be computed.
 
     Complexity: linear in nodes for each sample, where there are branches; and what conditions take to compute.
     """
-    everything = frozenset(range(len(view_model(model).nodes)))
+    model, everything = view.model, frozenset(range(len(view.nodes)))
     if not any(node.op_type == "If" for node in model.graph.node):
         return [everything] * len(samples)
     tagged = ModelProto()

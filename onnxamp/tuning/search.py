@@ -6,7 +6,6 @@ from math import inf
 from typing import Final
 
 from onnxamp.analysis import Analysis
-from onnxamp.constants import Constants
 from onnxamp.graph import ABSENT
 from onnxamp.precision import Decision, Problem
 from onnxamp.terms import LOW, NONE
@@ -69,8 +68,7 @@ class Chooser:
             ]
             for unit in (*self.space.units, *self.space.followers)
         }
-        constants = Constants(base.view, base.types, base.policy.low, None)
-        self.problem = Problem(base.view, base.shapes, constants, base.terms, base.pins, base.joined)
+        self.problem = Problem(base.view, base.shapes, base.constants, base.terms, base.pins, base.joined)
 
     def choose(self, prices: Sequence[float], rate: float) -> frozenset[str]:
         """The nodes that are low when errors are charged at a rate (cost units per squared error)."""

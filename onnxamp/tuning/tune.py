@@ -108,8 +108,8 @@ def tune_model(
     prepared = prepare(proto, policy, opset).model
     samples = random_samples(proto, count, seed=seed, dims=dims) if samples is None else samples
     at_least_one(samples)
-    live = find_live(prepared, samples)
     space = find_space(prepared, policy, None, chosen)
+    live = find_live(space.all_low.view, samples)
     space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(prepared, usual)))
     memory = Memory("")
     if state is not None:

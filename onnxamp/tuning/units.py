@@ -9,14 +9,12 @@ from typing import Final
 
 from onnx import ModelProto
 
-from onnxamp.analysis import Analysis, analyse
-from onnxamp.constants import Constants
+from onnxamp.analysis import Analysis, decided, survey
 from onnxamp.dtypes import FLOAT
 from onnxamp.graph import ABSENT, Node, View
 from onnxamp.ops import is_exact, op_facts
 from onnxamp.policy import Policy
 from onnxamp.precision import LAUNCH, Prices, loop_trips
-from onnxamp.resolve import view_model
 from onnxamp.roofline import Device, Work, work_of
 from onnxamp.runtime.switch import Ports, node_key
 
@@ -106,15 +104,16 @@ class Space:
 def find_space(model: ModelProto, policy: Policy, base_dir: Path | None, device: Device) -> Space:
     """Lower all that kernels, schemas, wishes and hazards that samples cannot show leave free.
 
-    Complexity: that of two analyses.
+    Complexity: that of an analysis.
     """
-    view = view_model(model, freeze_defaults=policy.freeze_defaults)
-    taken = Counter(node_key(node) for node in view.nodes)
-    able = [node for node in view.nodes if _counts(node) or is_exact(node.proto)]
+    known = survey(model, policy, base_dir=base_dir)
+    nodes = known.view.nodes
+    taken = Counter(node_key(node) for node in nodes)
+    able = [node for node in nodes if _counts(node) or is_exact(node.proto)]
     twins = {node.index: _TWINS for node in able if taken[node_key(node)] > 1}
     eager = Prices(twins, {node.index: _EAGER for node in able if _counts(node)})
-    found = analyse(model, policy, base_dir=base_dir, prices=eager)
-    trips = loop_trips(found.view, Constants(found.view, found.types, policy.low, base_dir))
+    found = decided(known, prices=eager)
+    trips = loop_trips(found.view, found.constants)
     units, followers = [], []
     for index in found.view.order:
         node = found.view.nodes[index]
