@@ -23,7 +23,19 @@ FILES = {
 TREES = {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in FILES.items()}
 
 FACTS = frozenset(
-    {"dtypes", "errors", "kernels", "names", "ops", "policy", "refusals", "signature", "threads", "verdicts"}
+    {
+        "collecting",
+        "dtypes",
+        "errors",
+        "kernels",
+        "names",
+        "ops",
+        "policy",
+        "refusals",
+        "signature",
+        "threads",
+        "verdicts",
+    }
 )
 """What is known before a model is seen. ``kernels`` reads graphs, too: it looks into an op's function body."""
 READERS = frozenset({"graph", "resolve", "infer", "sizes", "weights", "wellformed"})

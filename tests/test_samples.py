@@ -13,6 +13,8 @@ import pytest
 from onnx import parser
 
 from onnxamp.errors import ArgumentError, RuntimeFailure
+from onnxamp.resolve import view_model
+from onnxamp.runtime import random_inputs as inventing
 from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.random_inputs import random_inputs
 from onnxamp.runtime.sample_files import _CHUNK, json_samples
@@ -407,6 +409,12 @@ class TestRandomSamples:
             *(s["x"].tobytes() for s in random_samples(model, 5, seed=1)),
         ]
         assert len(set(found)) == 10
+
+    def test_the_model_is_looked_at_once(self, model, monkeypatch):
+        looked = []
+        monkeypatch.setattr(inventing, "view_model", lambda proto: looked.append(proto) or view_model(proto))
+        assert len(list(random_samples(model, 4))) == 4
+        assert len(looked) == 1
 
     def test_descriptions(self, model):
         assert random_samples(model).description == "made-up inputs (seed 0)"

@@ -1,8 +1,10 @@
 """The switched graph against what it stands for: the model itself, its conversion, and single nodes lowered by hand."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cache
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,48 @@ def test_nodes_in_any_order() -> None:
     graph = switched(model, space.ports(), low_type("float16"))
     assert_same(with_switches(graph, feeds, ()), wanted[0])
     assert_same(with_switches(graph, feeds, [unit.key for unit in space.units]), wanted[1])
+
+
+SHARED = """(float[2] x) => (float[2] y, float[2] z) {
+    h = Mul (x, x)
+    y = Sqrt (h)
+    z = Mul (h, x)
+}"""
+
+
+@pytest.mark.parametrize("low", [*chain.from_iterable(combinations("hyz", count) for count in range(4))])
+def test_a_value_is_rounded_once_and_chosen_once_for_each_reader(low: tuple[str, ...]) -> None:
+    ports = {"h": Ports((0, 1), (0,)), "y": Ports((0,), (0,)), "z": Ports((0, 1), (0,))}
+    graph = switched(parse(SHARED), ports, low_type("float16"))
+    made = Counter(node.op_type for node in graph.model.graph.node)
+    assert made["Cast"] == 2 * len("xhyz")
+    assert made["Where"] == len(["x for h", "h for y", "h for z", "x for z", "y", "z"])
+    assert sorted(graph.switches) == [("h",), ("h", "y"), ("h", "z"), ("y",), ("z",)]
+
+    def rounded(value: Any, *nodes: str) -> Any:
+        return value.astype(np.float16).astype(np.float32) if set(nodes) & set(low) else value
+
+    x = np.array([0.1, 1.7], np.float32)
+    h = rounded(rounded(x, "h") * rounded(x, "h"), "h")
+    y, z = rounded(np.sqrt(rounded(h, "y")), "y"), rounded(rounded(h, "z") * rounded(x, "z"), "z")
+    assert_same(with_switches(graph, {"x": x}, low), {"y": y, "z": z})
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("opset", [9, 12, 13, 18])
+def test_scalars_stay_scalars(opset: int, known: bool) -> None:
+    text = "(float x, float[2] v) => (float y, float[2] w) <float c = {0.1}> { y = Mul (x, c)  w = Mul (v, y) }"
+    model = parse(text, opset=opset, ir=4)
+    for entry in (*model.graph.input, *model.graph.output):
+        if not known:
+            entry.type.tensor_type.ClearField("shape")
+    graph = switched(model, {"y": Ports((0, 1), (0,)), "w": Ports((0, 1), (0,))}, low_type("float16"))
+    feeds = {"x": np.array(2, np.float32), "v": np.array([1, 3], np.float32)}
+    found = with_switches(graph, feeds, {"y", "w"})
+    y = np.float16(2) * np.float16(0.1)
+    assert_same(found, {"y": y.astype(np.float32), "w": (np.array([1, 3], np.float16) * y).astype(np.float32)})
+    assert found["y"].shape == ()
+    assert_same(with_switches(graph, feeds, ()), outputs(model, feeds))
 
 
 def test_the_mask_finds_a_name() -> None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,20 @@ from real_models import REAL_MODELS
 from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, load_samples, random_samples, tune_model
 from onnxamp.analysis import analyse
 from onnxamp.front import convert_model as convert_at_level
+from onnxamp.numerics import whole as wholes
+from onnxamp.numerics.whole import Alone
 from onnxamp.policy import make_policy
 from onnxamp.resolve import view_model
 from onnxamp.roofline import device_called
-from onnxamp.runtime import pieces as runner
 from onnxamp.runtime.emulate import emulate
+from onnxamp.runtime.inputs import check_inputs
 from onnxamp.runtime.session import cuda_available, make_session, run
 from onnxamp.tuning import job as jobs
 from onnxamp.tuning import local as passing
 from onnxamp.tuning import probe as probing
 from onnxamp.tuning import tune as tuning
 from onnxamp.tuning.blocks import Block, measure_blocks, price
-from onnxamp.tuning.confirm import Place, confirm, place_for
+from onnxamp.tuning.confirm import Place, References, confirm, place_for
 from onnxamp.tuning.hunt import JUDGING, PRICING, pareto
 from onnxamp.tuning.metric import make_metric
 from onnxamp.tuning.paths import choose_samples, find_live
@@ -484,14 +487,14 @@ def test_wrong_arguments(arguments: dict[str, Any], named: str) -> None:
 
 def test_without_emulation_the_converted_model_itself_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, with the CPU in its place: it computes float16 in float32, and shows less error than emulation."""
-    ran, real = [], runner.make_session
+    ran, real = [], wholes.make_session
 
     def seen(model: ModelProto, *args: Any, **given: Any) -> Any:
         ran.append(is_low(model))
         return real(model, *args, **given)
 
     _, emulated = tune_model(called("encoder"), 1e-3, count=1)
-    monkeypatch.setattr(runner, "make_session", seen)
+    monkeypatch.setattr(wholes, "make_session", seen)
     monkeypatch.setattr(tuning, "place_for", lambda provider: Place("cpu", emulated=False))
     result, tuned = tune_model(called("encoder"), 1e-3, count=1)
     assert is_low(result)
@@ -510,6 +513,40 @@ def test_what_does_not_run_is_not_written() -> None:
     low = convert_at_level(model, dtype="bfloat16")
     assert confirm(model, low, samples, judge, place_for("cpu")) < 0.1
     assert confirm(model, low, samples, judge, Place("cpu", emulated=False)) == np.inf
+
+
+def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnx.load(called("classifier"))
+    low, judge, samples = convert_at_level(model), make_metric("rel-l2", 1), random_samples(model, 3)
+    original, references = Alone(model, "cpu", emulated=True), References()
+    for number, sample in enumerate(samples):
+        references.keep(number, original.run(check_inputs(model, sample)))
+    runs = count_calls(monkeypatch, wholes, "run_alone")
+    error = confirm(model, low, samples, judge, place_for("cpu"), references)
+    assert len(runs) == 3
+    del references.kept[1]
+    assert confirm(model, low, samples, judge, place_for("cpu"), references) == error > 0
+    assert len(runs) == 3 + 4
+    _, tuned = tune_model(called("encoder"), 1e-3, count=2)
+    assert len(runs) == 7 + 2 * tuned.conversions
+
+
+def test_no_more_outputs_are_kept_than_fit() -> None:
+    references = References(room=25)
+    references.keep(0, {"y": np.zeros(4, np.float32), "s": [np.zeros(1, np.float32)]})
+    references.keep(1, {"y": np.zeros(2, np.float32)})
+    references.keep(2, {"y": np.zeros(1, np.float32), "none": None})
+    assert references.kept.keys() == {0}
+    assert references.room == 5
+
+
+def test_nothing_is_kept_of_a_pass_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, real = tune_model(called("encoder"), 1e-3, count=1), passing.run_both
+    monkeypatch.setattr(
+        passing, "run_both", lambda *args, **given: replace(real(*args, **given), reference={}, failure="no memory")
+    )
+    result, tuned = tune_model(called("encoder"), 1e-3, count=1)
+    assert (result, tuned.error) == (whole[0], whole[1].error)
 
 
 def test_cuda_that_is_not_there() -> None:
