@@ -105,6 +105,11 @@ def _preload(preload: Callable[..., None]) -> str:
     return said.getvalue().splitlines()[0].strip()
 
 
+_MOST_PLANNED: Final = 8192
+"""Nodes up to which ONNX Runtime may plan, in a session's first run, where its values will lie in later ones. Runs take
+up to half the time then, but planning takes time quadratic in values: 3 seconds for 25,000 nodes, 20 for 50,000."""
+
+
 def _trial() -> ModelProto:
     node = helper.make_node("Neg", ["x"], ["y"])
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
@@ -149,6 +154,8 @@ def make_session(
     """
     choose_provider(provider)
     options = _session_options(optimize=optimize, lean=lean, threads=threads, profile_to=profile_to)
+    if not optimize and isinstance(model, ModelProto) and len(model.graph.node) > _MOST_PLANNED:
+        options.enable_mem_pattern = False
     options.use_deterministic_compute = provider == "cuda" and cuda_options is None
     if not spin:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 BUDGET: Final = 128 * 2**20
 """Bytes of values and weights that a piece may hold, if nothing else is said."""
 
+_NODES: Final = 1024
+"""Nodes that a piece may have: ONNX Runtime 1.31 takes much more than twice the time to load twice as many."""
+
 
 @dataclass(slots=True)
 class Side:
@@ -88,7 +91,7 @@ def ancestors(flow: Flow, targets: Iterable[str], done: set[int]) -> list[int]:
 
 
 def parts_of(flow: Flow, nodes: Iterable[int], budget: int) -> Iterator[tuple[int, ...]]:
-    """Consecutive nodes whose values and weights fit the budget; a node that does not is alone.
+    """Consecutive nodes, not too many, whose values and weights fit the budget; a node that does not is alone.
 
     A model with optionals stays in one piece: ONNX Runtime cannot take in one that holds nothing.
     """
@@ -102,7 +105,7 @@ def parts_of(flow: Flow, nodes: Iterable[int], budget: int) -> Iterator[tuple[in
         new = {name for name in flow.reads[node] if name in flow.shell.weights} - weights
         cost = sum(flow.sizes.get(name, 0) for name in flow.nodes[node].output)
         cost += sum(stored_bytes(flow.shell.weights[name]) for name in new)
-        if part and held + cost > budget:
+        if len(part) == _NODES or (part and held + cost > budget):
             yield tuple(part)
             part, weights, held = [], set(), 0
         part.append(node)

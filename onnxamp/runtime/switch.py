@@ -39,8 +39,12 @@ MASK: Final = "switches"
 _WHERE: Final = 9
 """Opset from which on there is Where."""
 
-_SIZES_AS_INPUT: Final = 13
-"""Opset from which on Split takes sizes as an input."""
+_TOGETHER: Final = 64
+"""Switches that come off the mask together, in front of the first node that needs one of them. If all were there at
+once, ONNX Runtime 1.31 would take quadratic time to load the model."""
+
+_COUNTED: Final = 18
+"""Opset from which on Split wants to be told the number of its outputs."""
 
 _FOLDED: Final = 1 << 20
 """Elements up to which constants are rounded beforehand, and saturated."""
@@ -56,8 +60,8 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """The switched model, and the name of its new input: one bool for each of ``switches``, which are on where any of
-    their nodes is low. Nodes are called by the first value that they make.
+    """The switched model, and the name of its new input: by element, whether any of the nodes of ``switches`` is low.
+    Nodes are called by the first value that they make.
     """
 
     model: ModelProto
@@ -94,13 +98,17 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Swi
     view = view_model(model)
     found = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}
     names = NewNames(view.all_names())
-    job = _Job(view, infer_shapes(view), low, names, names.fresh(MASK), {i: ports[key] for key, i in found.items()})
+    job = _Job(
+        view, infer_shapes(view), low, names, names.fresh(MASK), version, {i: ports[key] for key, i in found.items()}
+    )
     result = ModelProto()
     copy_fields(model, result, but={"graph"})
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
         _fill(job, scope, job.targets[scope.index])
-    _take_apart(result.graph, job, version)
+        if scope.index == 0:
+            job.spare.clear()  # they may be made behind the nodes whose bodies come now
+    result.graph.input.append(helper.make_tensor_value_info(job.mask, TensorProto.BOOL, [len(job.switches)]))
     switches = tuple(tuple(node_key(view.nodes[index]) for index in sorted(nodes)) for nodes in job.switches)
     return Switched(result, job.mask, tuple(found), switches)
 
@@ -117,14 +125,19 @@ class _Job:
     low: LowType
     names: NewNames
     mask: str
+    opset: int
     ports: Mapping[int, Ports]
     targets: dict[int, GraphProto] = field(default_factory=dict)
     exact: dict[int, str] = field(default_factory=dict)
     """Value that its node may make low -> name of what the node makes."""
     rounded: dict[int, str] = field(default_factory=dict)
     """Value -> name of its rounded form, which stands right behind it, in the same scope."""
-    switches: dict[frozenset[int], str] = field(default_factory=dict)
-    """Nodes -> name of the switch, a tensor of one element, that is on where any of them is low."""
+    switches: list[frozenset[int]] = field(default_factory=list)
+    """By element of the mask: the nodes any of which turns it on; none where nobody needs it."""
+    named: dict[frozenset[int], str] = field(default_factory=dict)
+    """The names of these elements, as tensors of one element."""
+    spare: list[tuple[int, str]] = field(default_factory=list)
+    """What was taken off the mask, and has no nodes yet."""
     initializers: dict[int, TensorProto] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -161,15 +174,38 @@ class _Job:
         if value in self.exact:
             exact = self.exact[value]
             nodes.add(self.view.values[value].producer)
-        key = frozenset(nodes)
-        if key not in self.switches:
-            self.switches[key] = self.names.fresh(f"{self.mask}/{len(self.switches)}")
-        switch = self.switches[key]
+        switch = self.switch(graph, frozenset(nodes))
         if not self.shapes[value]:  # a scalar, or perhaps one: it would get a dimension from the switch
             scalar = self.names.fresh(f"{target}/switch")
             graph.node.append(helper.make_node("Squeeze", [switch], [scalar]))
             switch = scalar
         graph.node.append(helper.make_node("Where", [switch, self.rounded[value], exact], [target]))
+
+    def switch(self, graph: GraphProto, nodes: frozenset[int]) -> str:
+        """The name of a switch. Where none is left, the next ones are taken off the mask: here, or, where this is a
+        body, in front of all.
+        """
+        if nodes not in self.named:
+            main = self.targets[0]
+            if not self.spare:
+                self.take(main, len(main.node) if graph is main else 0)
+            position, self.named[nodes] = self.spare.pop()
+            self.switches[position] = nodes
+        return self.named[nodes]
+
+    def take(self, main: GraphProto, at: int) -> None:
+        """Insert the nodes that take switches off the mask."""
+        start = len(self.switches)
+        self.switches += [frozenset[int]()] * _TOGETHER
+        names = [self.names.fresh(f"{self.mask}/{start + i}") for i in range(_TOGETHER)]
+        part, positions = (self.names.fresh(f"{self.mask}/{start}/{kind}") for kind in ("part", "positions"))
+        main.initializer.append(numpy_helper.from_array(np.arange(start, start + _TOGETHER), positions))
+        main.node.insert(at, helper.make_node("Gather", [self.mask, positions], [part]))
+        split = helper.make_node("Split", [part], names)
+        if self.opset >= _COUNTED:
+            split.attribute.append(helper.make_attribute("num_outputs", _TOGETHER))
+        main.node.insert(at + 1, split)
+        self.spare = list(enumerate(names, start))[::-1]
 
     def is_read_as_is(self, value: int) -> bool:
         """Whether anything reads a value, or returns it, that makes no choice of its own."""
@@ -196,8 +232,6 @@ def _saturated(array: Floats, low: LowType) -> Floats:
 def _fill(job: _Job, scope: Scope, target: GraphProto) -> None:
     """Copy a graph. What is added stands between what it reads and what reads it: bodies must be in order."""
     copy_fields(scope.proto, target, but={"node"})
-    if scope.index == 0:
-        target.node.add()  # see _take_apart
     for value in dict.fromkeys(scope.names.values()):
         if job.view.values[value].scope == scope.index and job.view.values[value].origin is not Origin.NODE:
             job.round(target, value)
@@ -219,23 +253,6 @@ def _fill(job: _Job, scope: Scope, target: GraphProto) -> None:
             job.round(target, value)
             if value in job.exact and job.is_read_as_is(value):
                 job.choose(target, value, ABSENT, job.view.values[value].name)
-
-
-def _take_apart(graph: GraphProto, job: _Job, opset: int) -> None:
-    """Make the mask an input, and its elements the switches, in the node that is kept free for it."""
-    count = len(job.switches)
-    graph.input.append(helper.make_tensor_value_info(job.mask, TensorProto.BOOL, [count]))
-    if not count:
-        del graph.node[0]
-        return
-    sizes = np.ones(count, np.int64)
-    split = helper.make_node("Split", [job.mask], list(job.switches.values()))
-    if opset < _SIZES_AS_INPUT:
-        split.attribute.append(helper.make_attribute("split", sizes))
-    else:
-        split.input.append(job.names.fresh(f"{job.mask}/sizes"))
-        graph.initializer.append(numpy_helper.from_array(sizes, split.input[1]))
-    graph.node[0].CopyFrom(split)
 
 
 def _find_bodies(job: _Job, node: Node, added: NodeProto) -> None:
