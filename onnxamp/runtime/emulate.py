@@ -31,7 +31,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from onnxamp.dtypes import LOW_TYPES
 from onnxamp.errors import ModelError, OpsetError
 from onnxamp.graph import ABSENT, Node, Origin, Scope, View, opset_imports
-from onnxamp.infer import infer_types
+from onnxamp.infer import Types, infer_types
 from onnxamp.names import NewNames
 from onnxamp.ops import attribute, op_facts
 from onnxamp.resolve import view_model
@@ -66,7 +66,13 @@ def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[st
     Complexity: one sweep per scope, linear in nodes and weight bytes.
     """
     view = view_model(inlined(model))
-    elems = _element_types(view)
+    return emulate_view(view, infer_types(view), base_dir=base_dir, hollow=hollow)
+
+
+def emulate_view(view: View, types: Types, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
+    """:func:`emulate` of a model without functions that is resolved already."""
+    low = {low.tensor: low.elem for low in LOW_TYPES.values()}
+    elems = [None if found is None else low.get(found) for found in types]
     _check_opset(view, elems)
     result = ModelProto()
     copy_fields(view.model, result, but={"graph", "functions"})
@@ -75,12 +81,6 @@ def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[st
     for scope in view.scopes:  # a scope stands behind the one around it
         _emulate_scope(job, scope, job.targets[scope.index])
     return result
-
-
-def _element_types(view: View) -> list[int | None]:
-    """By value: the element type of a low tensor, None for all other values."""
-    low = {low.tensor: low.elem for low in LOW_TYPES.values()}
-    return [None if found is None else low.get(found) for found in infer_types(view)]
 
 
 def inlined(model: ModelProto) -> ModelProto:

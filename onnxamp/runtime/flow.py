@@ -16,7 +16,7 @@ from onnxamp.graph import ABSENT, View
 from onnxamp.infer import Types, infer_types
 from onnxamp.ops import attribute, op_facts
 from onnxamp.resolve import view_model
-from onnxamp.runtime.emulate import emulate, inlined
+from onnxamp.runtime.emulate import emulate_view, inlined
 from onnxamp.runtime.protos import LOW_ELEMS, copy_fields
 from onnxamp.runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp.runtime.values import Feed, as_typed
@@ -99,13 +99,14 @@ def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]]
     """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined."""
     written = shell.model
     view = view_model(written)
-    found = infer_types(view)
-    low, lowest = _low_values(view, found), lowest_type(found)
+    types = infer_types(view)
+    low, lowest = _low_values(view, types), lowest_type(types)
     own = frozenset(view.scopes[0].names)
     if lowest != "float32" and emulated:
-        written = emulate(written, hollow=shell.weights)
+        written = emulate_view(view, types, hollow=shell.weights)
         view = view_model(written)
-    types, main = infer_types(view), view.scopes[0]
+        types = infer_types(view)
+    main = view.scopes[0]
     defaults = {value.name for value in view.overridable()}
     weights = {t.name: t for t in shell.model.graph.initializer if t.name in defaults} | dict(shell.weights)
     constants: dict[str, TensorProto | SparseTensorProto] = {

@@ -3,7 +3,8 @@
 =====================================  =====================================================================
 of a node that may be low              in the switched graph, which is float32 throughout
 =====================================  =====================================================================
-float input *x* that may be low        ``Where(switch, rounded x, x)``; *x* is rounded once, whoever reads it
+float input *x* that may be low        ``Where(switch, rounded x, x)``; *x* is rounded once, whoever reads it, and
+                                       not at all if it is a constant that the low type holds as it is
 float output *y* that may be low       the node, then ``Where(switch, rounded y, y)`` for who reads *y* as it is
 such an output, read as such an input  ``Where(either's switch, rounded, exact)`` alone: rounding twice is rounding
 =====================================  =====================================================================
@@ -157,19 +158,24 @@ class _Job:
         if value in self.rounded:
             constant = self.constant(value)
             if constant is not None:
-                rounded = numpy_helper.from_array(_saturated(constant, self.low), self.rounded[value])
-                graph.initializer.append(rounded)
+                rounded = _saturated(constant, self.low)
+                if np.array_equal(rounded, constant):
+                    self.rounded[value] = self.view.values[value].name
+                else:
+                    graph.initializer.append(numpy_helper.from_array(rounded, self.rounded[value]))
             else:
                 source = self.exact.get(value, self.view.values[value].name)
                 low = self.names.fresh(f"{source}/low")
                 graph.node.append(helper.make_node("Cast", [source], [low], to=self.low.elem))
                 graph.node.append(helper.make_node("Cast", [low], [self.rounded[value]], to=TensorProto.FLOAT))
 
-    def choose(self, graph: GraphProto, value: int, reader: int, target: str) -> None:
+    def choose(self, graph: GraphProto, value: int, reader: int, target: str) -> str:
         """Append the choice between a value's forms: rounded where the node that makes it or the one that reads it
-        (ABSENT for any) is low.
+        (ABSENT for any) is low. Returns its name: that of the value where nothing is to be chosen.
         """
         exact = self.view.values[value].name
+        if self.rounded[value] == exact:  # a constant that the low type can hold
+            return exact
         nodes = {reader} - {ABSENT}
         if value in self.exact:
             exact = self.exact[value]
@@ -180,6 +186,7 @@ class _Job:
             graph.node.append(helper.make_node("Squeeze", [switch], [scalar]))
             switch = scalar
         graph.node.append(helper.make_node("Where", [switch, self.rounded[value], exact], [target]))
+        return target
 
     def switch(self, graph: GraphProto, nodes: frozenset[int]) -> str:
         """The name of a switch. Where none is left, the next ones are taken off the mask: here, or, where this is a
@@ -199,7 +206,7 @@ class _Job:
         self.switches += [frozenset[int]()] * _TOGETHER
         names = [self.names.fresh(f"{self.mask}/{start + i}") for i in range(_TOGETHER)]
         part, positions = (self.names.fresh(f"{self.mask}/{start}/{kind}") for kind in ("part", "positions"))
-        main.initializer.append(numpy_helper.from_array(np.arange(start, start + _TOGETHER), positions))
+        main.initializer.append(numpy_helper.from_array(np.arange(start, start + _TOGETHER, dtype=np.int64), positions))
         main.node.insert(at, helper.make_node("Gather", [self.mask, positions], [part]))
         split = helper.make_node("Split", [part], names)
         if self.opset >= _COUNTED:
@@ -240,8 +247,8 @@ def _fill(job: _Job, scope: Scope, target: GraphProto) -> None:
         chosen: dict[int, str] = {}
         for value in (node.input(port) for port in own.inputs):
             if value != ABSENT and value not in chosen:
-                chosen[value] = job.names.fresh(f"{job.view.values[value].name}/{index}")
-                job.choose(target, value, index, chosen[value])
+                name = job.names.fresh(f"{job.view.values[value].name}/{index}")
+                chosen[value] = job.choose(target, value, index, name)
         added = target.node.add()
         added.CopyFrom(node.proto)
         _find_bodies(job, node, added)
