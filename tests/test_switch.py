@@ -234,6 +234,16 @@ def test_a_value_is_rounded_once_and_chosen_once_for_each_reader(low: tuple[str,
     assert_same(with_switches(graph, {"x": x}, low), {"y": y, "z": z})
 
 
+@pytest.mark.parametrize(("constant", "choices"), [("0.5, 2", 2), ("0.5, 0.1", 3)])
+def test_constants_that_stay_as_they_are_are_not_chosen(constant: str, choices: int) -> None:
+    text = f"(float[2] x) => (float[2] y) <float[2] w = {{{constant}}}> {{ y = Mul (x, w) }}"
+    graph = switched(parse(text), {"y": Ports((0, 1), (0,))}, low_type("float16"))
+    assert sum(node.op_type == "Where" for node in graph.model.graph.node) == choices
+    x, w = np.array([0.1, 3], np.float16), np.array([float(part) for part in constant.split(",")], np.float16)
+    found = with_switches(graph, {"x": np.array([0.1, 3], np.float32)}, {"y"})
+    assert_same(found, {"y": (x * w).astype(np.float32)})
+
+
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("opset", [9, 12, 13, 18])
 def test_scalars_stay_scalars(opset: int, known: bool) -> None:
