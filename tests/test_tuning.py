@@ -531,6 +531,14 @@ def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(runs) == 7 + 2 * tuned.conversions
 
 
+def test_what_a_model_passes_through_outlives_the_sample() -> None:
+    model = parse("(float[4] x) => (float[4] x, float[4] y) { y = Mul (x, x) }")
+    x = np.arange(4, dtype=np.float32)
+    found = Alone(model, "cpu", emulated=True).run({"x": x})
+    assert not np.shares_memory(found["x"], x)
+    np.testing.assert_array_equal(found["x"], x)
+
+
 def test_no_more_outputs_are_kept_than_fit() -> None:
     references = References(room=25)
     references.keep(0, {"y": np.zeros(4, np.float32), "s": [np.zeros(1, np.float32)]})

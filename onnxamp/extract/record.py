@@ -1,6 +1,5 @@
 """Running a model as far as some values are made, and telling whether another run gives the same bits."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -9,12 +8,12 @@ import numpy as np
 from onnx import helper
 
 from onnxamp.numerics.beside import Progress
-from onnxamp.runtime.flow import Flow, fitted
+from onnxamp.runtime.flow import Flow
 from onnxamp.runtime.inputs import Array
 from onnxamp.runtime.pieces import Runner
 from onnxamp.runtime.session import Provider
-from onnxamp.runtime.side import Side, ancestors, parts_of
-from onnxamp.runtime.values import Feed, to_value
+from onnxamp.runtime.side import Side, run_alone
+from onnxamp.runtime.values import Feed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +38,7 @@ def values_of(flow: Flow, feeds: Mapping[str, Feed], wanted: Sequence[str], run:
     Raises:
         RuntimeFailure: one of these nodes does not load or run.
     """
-    nodes = ancestors(flow, wanted, set())
-    uses = Counter([*wanted, *(name for node in nodes for name in flow.reads[node])])
-    given = {name: feed for name, feed in fitted(flow, feeds).items() if uses[name]}
-    values = {name: to_value(feed, flow.types.get(name)) for name, feed in given.items()}
-    side, done = Side(flow, Runner(flow, run.provider), values, uses), 0
-    for part in parts_of(flow, nodes, run.budget):
-        side.run(part)
-        side.runner.forget()
-        done += len(part)
-        if run.progress is not None:
-            run.progress(done, len(nodes))
+    side = run_alone(Runner(flow, run.provider), feeds, wanted, run.budget, run.progress)
     return {name: _as_written(side, name) for name in wanted}
 
 

@@ -68,4 +68,5 @@ class Alone:
         seen = observe(self.model, None, feeds, emulated=self.emulated, provider=self.provider, before=self._seen)
         if self._runner is None or seen is not self._seen:
             self._seen, self._runner = seen, Runner(seen.flow, self.provider)
-        return run_alone(self._runner, feeds, seen.flow.outputs)
+        side = run_alone(self._runner, feeds, seen.flow.outputs)
+        return {name: side.output(name) for name in seen.flow.outputs}

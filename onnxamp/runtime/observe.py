@@ -115,5 +115,5 @@ def _conditions(
     model = ModelProto()
     model.CopyFrom(shell.model)  # the caller edits its own
     flow = flow_of(replace(shell, model=model), emulated=emulated, shapes=_shapes(feeds))
-    found = run_alone(Runner(flow, provider), feeds, names)
-    return {name: bool(np.asarray(value).reshape(-1)[0]) for name, value in found.items()}
+    side = run_alone(Runner(flow, provider), feeds, names)
+    return {name: bool(np.asarray(side.output(name)).reshape(-1)[0]) for name in names}

@@ -1,10 +1,11 @@
 """One model being run piece by piece: the values that somebody still needs, and which nodes come next."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from onnxamp.errors import RuntimeFailure
@@ -60,7 +61,9 @@ class Side:
             RuntimeFailure: it is a sparse constant.
         """
         if name in self.values:
-            return from_value(self.values[name])
+            found = from_value(self.values[name])
+            # An input lies in the memory of the feed, which need not live as long as what is made of it.
+            return found.copy() if isinstance(found, np.ndarray) and name not in self.flow.maker else found
         if name in self.flow.shell.weights:
             return self.flow.shell.array(name, raised=self.flow.emulated)
         constant = self.flow.constants[name]
@@ -115,15 +118,32 @@ def parts_of(flow: Flow, nodes: Iterable[int], budget: int) -> Iterator[tuple[in
         yield tuple(part)
 
 
-def run_alone(runner: Runner, feeds: Mapping[str, Feed], names: Sequence[str]) -> dict[str, Any]:
-    """Values of a model by name, as arrays; as much of it is run as they need.
+def run_alone(
+    runner: Runner,
+    feeds: Mapping[str, Feed],
+    wanted: Sequence[str],
+    budget: int = BUDGET,
+    told: Callable[[int, int], None] | None = None,
+) -> Side:
+    """A model that has run as far as some of its values need, and holds them.
+
+    Args:
+        feeds: a sample, in any float types.
+        told: called with the nodes that have run, and their number.
 
     Raises:
-        RuntimeFailure: ONNX Runtime cannot load or run the model. ArgumentError: an input is not fed.
+        RuntimeFailure: one of these nodes does not load or run. ArgumentError: an input is not fed.
     """
     flow = runner.flow
-    side = start(runner, fitted(flow, feeds), Counter(names))
-    for part in parts_of(flow, ancestors(flow, names, set()), BUDGET):
+    nodes = ancestors(flow, wanted, set())
+    uses = Counter([*wanted, *(name for node in nodes for name in flow.reads[node])])
+    given = {name: feed for name, feed in fitted(flow, feeds).items() if uses[name]}
+    values = {name: to_value(feed, flow.types.get(name)) for name, feed in given.items()}
+    side, done = Side(flow, runner, values, uses), 0
+    for part in parts_of(flow, nodes, budget):
         side.run(part)
         runner.forget()
-    return {name: side.output(name) for name in names}
+        done += len(part)
+        if told is not None:
+            told(done, len(nodes))
+    return side

@@ -76,9 +76,10 @@ def confirm(
         feeds = check_inputs(original, sample)
         reference = kept[number] if number in kept else one.run(feeds)
         try:
-            worst = max(worst, metric.error(reference, other.run(feeds)))
+            found = other.run(feeds)
         except RuntimeFailure:
             return inf
+        worst = max(worst, metric.error(reference, found))
     return worst
 
 
