@@ -34,13 +34,13 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp import Samples, load_samples, random_samples, tune_model
-from onnxamp.errors import OnnxAmpError
-from onnxamp.infer import infer_types
-from onnxamp.resolve import view_model
-from onnxamp.roofline import work_of
-from onnxamp.sizes import infer_shapes
-from onnxamp.tuning.confirm import confirm, place_for
-from onnxamp.tuning.metric import make_metric
+from onnxamp._errors import OnnxAmpError
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.shapes import infer_shapes
+from onnxamp._graph.types import infer_types
+from onnxamp._target.roofline import work_of
+from onnxamp._tuning.confirm import confirm, place_for
+from onnxamp._tuning.metric import make_metric
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("onnxconverter-common==1.16.0", "onnxruntime", "onnx", "numpy", "setuptools<81")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxamp import OnnxAmpError, diff_models
-from onnxamp.runtime.session import make_session
-from onnxamp.storage import data_files, folder_of, load_model
+from onnxamp._model.storage import data_files, folder_of, load_model
+from onnxamp._runtime.session import make_session
 
 
 def casts(path: Path) -> int:

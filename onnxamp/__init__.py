@@ -1,14 +1,15 @@
 """onnxamp: mixed precision for ONNX models."""
 
-from onnxamp.amp import auto_mixed_precision, custom_mixed_precision
-from onnxamp.audit import Audit, audit_model
-from onnxamp.autocast import auto_cast
-from onnxamp.benching.bench import BenchOptions, bench_models
-from onnxamp.benching.records import BenchReport
-from onnxamp.casts import remove_redundant_casts
-from onnxamp.convert import Conversion, apply_plan
-from onnxamp.debugging import InferenceSession
-from onnxamp.errors import (
+from onnxamp._audit import Audit, audit_model
+from onnxamp._autocast import auto_cast
+from onnxamp._batch.folder import FolderReport, convert_folder
+from onnxamp._bench.bench import BenchOptions, bench_models
+from onnxamp._bench.records import BenchReport
+from onnxamp._convert.convert import Conversion, apply_plan
+from onnxamp._convert.front import convert_file, convert_model, plan_model
+from onnxamp._convert.plan import Plan, load_plan
+from onnxamp._decide.policy import get_black_list, get_white_list
+from onnxamp._errors import (
     ArgumentError,
     ArgumentTypeError,
     ContradictionError,
@@ -22,18 +23,17 @@ from onnxamp.errors import (
     OutputError,
     RuntimeFailure,
 )
-from onnxamp.extract import Region, extract_region, save_region
-from onnxamp.front import convert_file, convert_model, plan_model
-from onnxamp.numerics.check import check_run
-from onnxamp.numerics.diff import diff_models
-from onnxamp.numerics.limits import Limits, make_limits
-from onnxamp.numerics.results import DiffReport, RunCheck
-from onnxamp.plan import Plan, load_plan
-from onnxamp.policy import get_black_list, get_white_list
-from onnxamp.runtime.samples import Samples, load_samples, random_samples
-from onnxamp.tuning.results import Tuned
-from onnxamp.tuning.tune import tune_model
-from onnxamp.zoo.folder import FolderReport, convert_folder
+from onnxamp._extract import Region, extract_region, save_region
+from onnxamp._numerics.check import check_run
+from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.limits import Limits, make_limits
+from onnxamp._numerics.results import DiffReport, RunCheck
+from onnxamp._rewrite.casts import remove_redundant_casts
+from onnxamp._runtime.samples import Samples, load_samples, random_samples
+from onnxamp._tuning.results import Tuned
+from onnxamp._tuning.tune import tune_model
+from onnxamp.amp import auto_mixed_precision, custom_mixed_precision
+from onnxamp.debugging import InferenceSession
 
 __all__ = [
     "ArgumentError",

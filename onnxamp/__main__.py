@@ -1,5 +1,5 @@
 """``python -m onnxamp``."""
 
-from onnxamp.cli import main
+from onnxamp._cli import main
 
 main()

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from onnxamp.convert import convert_with
-from onnxamp.errors import ArgumentError
-from onnxamp.front import convert_model
-from onnxamp.policy import Preset, make_policy
+from onnxamp._convert.convert import convert_with
+from onnxamp._convert.front import convert_model
+from onnxamp._decide.policy import Preset, make_policy
+from onnxamp._errors import ArgumentError
 
 
 def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float16") -> Any:

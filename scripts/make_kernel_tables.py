@@ -1,4 +1,4 @@
-"""Write onnxamp/data/kernels/{cuda,cpu}.json: the kernels of ONNX Runtime, with their opsets and types.
+"""Write onnxamp/_data/kernels/{cuda,cpu}.json: the kernels of ONNX Runtime, with their opsets and types.
 
     python scripts/make_kernel_tables.py               read the registry of the installed onnxruntime
     python scripts/make_kernel_tables.py --from DIR    read raw dumps of it, DIR/cuda.json and DIR/cpu.json

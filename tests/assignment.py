@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import onnx
 from onnx import GraphProto, ModelProto
 
-from onnxamp.audit import Audit, audit_model
-from onnxamp.errors import OnnxAmpError
-from onnxamp.runtime.session import Provider, assigned_nodes, make_session
+from onnxamp._audit import Audit, audit_model
+from onnxamp._errors import OnnxAmpError
+from onnxamp._runtime.session import Provider, assigned_nodes, make_session
 
 
 def disagreements(model: ModelProto, provider: Provider) -> list[str]:

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from graphs.case import parse
 from onnx import ModelProto
 
-from onnxamp.cli import group
+from onnxamp._cli import group
 
 MODELS = sorted((Path(__file__).parents[1] / "models").glob("*.onnx"))
 CLASSIFIER = next(path for path in MODELS if path.stem == "classifier")

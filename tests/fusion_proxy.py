@@ -14,14 +14,14 @@ import onnx
 import onnxruntime as ort
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
-from onnxamp.analysis import analyse
-from onnxamp.graph import scope_graphs
-from onnxamp.infer import infer_types
-from onnxamp.policy import make_policy
-from onnxamp.prepare import prepare
-from onnxamp.resolve import view_model
-from onnxamp.rewrite import apply_edits
-from onnxamp.storage import WeightConverter
+from onnxamp._convert.analysis import analyse
+from onnxamp._decide.policy import make_policy
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.types import infer_types
+from onnxamp._graph.view import scope_graphs
+from onnxamp._model.storage import WeightConverter
+from onnxamp._rewrite.apply import apply_edits
+from onnxamp._rewrite.prepare import prepare
 
 LOW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOATS = frozenset(("tensor(float)", "tensor(float16)", "tensor(bfloat16)"))

@@ -12,14 +12,14 @@ from onnx import ModelProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from onnxamp.graph import ABSENT
-from onnxamp.infer import bind, infer_types
-from onnxamp.kernels import runs_on
-from onnxamp.resolve import view_model
-from onnxamp.train.gradients import Gradients, add_gradients
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.types import bind, infer_types
+from onnxamp._graph.view import ABSENT
+from onnxamp._target.kernels import runs_on
+from onnxamp.train._gradients import Gradients, add_gradients
 
 OPSET = 21
-"""The newest at which every op here has its CUDA kernel; see ``onnxamp.kernels``."""
+"""The newest at which every op here has its CUDA kernel; see ``onnxamp._target.kernels``."""
 
 Array = NDArray[Any]
 

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, TypeProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops.op_reduce_sum import ReduceSum_13
 
-from onnxamp.runtime.emulate import emulate
+from onnxamp._runtime.emulate import emulate
 
 LOW_DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 LOW_ELEMS = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxamp.audit import Audit, Casts, Finding, NodeFacts
-from onnxamp.convert import Conversion
-from onnxamp.numerics.metrics import compare
-from onnxamp.numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck
-from onnxamp.plan import HazardRow, Plan, PlanRow
-from onnxamp.runtime.measure import Measurement
-from onnxamp.summary import Summary
-from onnxamp.tuning.results import Kept, Tuned
-from onnxamp.tuning.search import Candidate
-from onnxamp.weights import ConversionCounts
+from onnxamp._audit import Audit, Casts, Finding, NodeFacts
+from onnxamp._convert.convert import Conversion
+from onnxamp._convert.plan import HazardRow, Plan, PlanRow
+from onnxamp._convert.summary import Summary
+from onnxamp._model.weights import ConversionCounts
+from onnxamp._numerics.metrics import compare
+from onnxamp._numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck
+from onnxamp._runtime.measure import Measurement
+from onnxamp._tuning.results import Kept, Tuned
+from onnxamp._tuning.search import Candidate
 
 OPS = ("MatMul", "Add", "Softmax", "Mul", "LayerNormalization", "Gelu")
 

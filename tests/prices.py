@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from onnxamp.analysis import Analysis
-from onnxamp.constants import Constants
-from onnxamp.graph import ABSENT, Node
-from onnxamp.ops import op_facts
-from onnxamp.precision import BYTES_PER_UNIT, DUPLICATE, cast_cost, loop_trips
-from onnxamp.sizes import elements
-from onnxamp.terms import HIGH, LOW, NONE
+from onnxamp._convert.analysis import Analysis
+from onnxamp._decide.precision import BYTES_PER_UNIT, DUPLICATE, cast_cost, loop_trips
+from onnxamp._decide.terms import HIGH, LOW, NONE
+from onnxamp._graph.constants import Constants
+from onnxamp._graph.shapes import elements
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import op_facts
 
 
 def price(analysis: Analysis, low: Sequence[bool]) -> int:

@@ -18,10 +18,10 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto,
 from strategies.noise import LARGEST, beyond_noise, noise_outputs, peak
 
 import onnxamp
-from onnxamp.errors import OnnxAmpError, OpsetError
-from onnxamp.infer import infer_types
-from onnxamp.resolve import view_model
-from onnxamp.runtime.emulate import emulate
+from onnxamp._errors import OnnxAmpError, OpsetError
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.types import infer_types
+from onnxamp._runtime.emulate import emulate
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import onnx
 from onnx import numpy_helper
 from properties import WAYS, Way, graphs, unchanged, violations
 
-from onnxamp.errors import OnnxAmpError
-from onnxamp.runtime.random_inputs import random_inputs
+from onnxamp._errors import OnnxAmpError
+from onnxamp._runtime.random_inputs import random_inputs
 
 TINY = 2.0**-14
 """The smallest number that float16 holds as precisely as others."""

@@ -20,9 +20,9 @@ from stored import external
 from test_judge import naive
 
 import onnxamp
-from onnxamp.audit import Audit, Finding, audit_model
-from onnxamp.report.audit import audit_table
-from onnxamp.report.machine import as_data
+from onnxamp._audit import Audit, Finding, audit_model
+from onnxamp._report.audit import audit_table
+from onnxamp._report.machine import as_data
 
 ROOT = Path(__file__).parents[1]
 MODELS = sorted((ROOT / "models").glob("*.onnx")) + REAL_MODELS

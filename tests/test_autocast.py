@@ -10,7 +10,7 @@ from onnx import TensorProto
 from train_nets import conv_net, feeds
 
 import onnxamp
-from onnxamp.runtime.random_inputs import random_inputs
+from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp.train import SGD, build_train_network
 
 FEEDS = random_inputs(onnx.load(CLASSIFIER), seed=0)

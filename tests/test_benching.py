@@ -14,16 +14,16 @@ from commands import CLASSIFIER, is_one_sentence, report_of, run
 from graphs.case import parse
 
 from onnxamp import ArgumentError, RuntimeFailure, bench_models, convert_model
-from onnxamp.benching.bench import BenchOptions
-from onnxamp.benching.causes import Evidence, find_causes, fused_ops
-from onnxamp.benching.executed import executed
-from onnxamp.benching.profiled import odd_channels, op_times, profile
-from onnxamp.benching.records import Bench, Latency, OpTime, Timing
-from onnxamp.benching.timing import interleave, latency, ratio, warm_up
-from onnxamp.kernels import kernel_table
-from onnxamp.runtime.bound import bind
-from onnxamp.runtime.device import bytes_on_device, device_memory_used, device_present
-from onnxamp.runtime.session import cuda_available, make_session
+from onnxamp._bench.bench import BenchOptions
+from onnxamp._bench.causes import Evidence, find_causes, fused_ops
+from onnxamp._bench.executed import executed
+from onnxamp._bench.profiled import odd_channels, op_times, profile
+from onnxamp._bench.records import Bench, Latency, OpTime, Timing
+from onnxamp._bench.timing import interleave, latency, ratio, warm_up
+from onnxamp._runtime.bound import bind
+from onnxamp._runtime.device import bytes_on_device, device_memory_used, device_present
+from onnxamp._runtime.session import cuda_available, make_session
+from onnxamp._target.kernels import kernel_table
 
 RELU = "(float[N,4] x) => (float[N,4] y) { [only] y = Relu (x) }"
 QUICK = BenchOptions(seconds=0.02)
@@ -369,8 +369,8 @@ class TestCommand:
         assert run("bench", CLASSIFIER, *arguments, "-q").output == ""
 
     def test_slower_models_are_warned_of(self) -> None:
-        from onnxamp.benching.records import BenchReport, Cause, Ratio
-        from onnxamp.report.bench import bench_json, bench_report
+        from onnxamp._bench.records import BenchReport, Cause, Ratio
+        from onnxamp._report.bench import bench_json, bench_report
 
         slow = replace(timing(1.0, 2.0), speedup=Ratio(0.5, 0.45, 0.55))
         first = replace(timing(1.0, 1.0), model="first")

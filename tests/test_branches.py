@@ -11,11 +11,11 @@ from onnx.reference import ReferenceEvaluator
 from real_models import needs, real_model
 
 import onnxamp
-from onnxamp.errors import ArgumentError, ModelError
-from onnxamp.graph import node_bodies
-from onnxamp.runtime.branches import branch_conditions, resolve_branches, take_branches
-from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.session import make_session, run
+from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._graph.view import node_bodies
+from onnxamp._runtime.branches import branch_conditions, resolve_branches, take_branches
+from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.session import make_session, run
 
 SILERO = real_model("silero_vad")
 

@@ -10,12 +10,12 @@ from graphs.case import add_weights, parse
 from test_models import feeds as model_feeds
 
 from onnxamp import convert_model
-from onnxamp.audit import audit_model
-from onnxamp.errors import ArgumentError, OpsetError
-from onnxamp.numerics.check import OpFilter, check_run
-from onnxamp.numerics.diff import diff_models
-from onnxamp.runtime.observe import observe
-from onnxamp.runtime.samples import Samples
+from onnxamp._audit import audit_model
+from onnxamp._errors import ArgumentError, OpsetError
+from onnxamp._numerics.check import OpFilter, check_run
+from onnxamp._numerics.diff import diff_models
+from onnxamp._runtime.observe import observe
+from onnxamp._runtime.samples import Samples
 
 LOW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 ELEM = {"float16": 10, "bfloat16": 16}

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxamp import convert_model
-from onnxamp.numerics.check import check_run
-from onnxamp.numerics.cure import CHECKS, TRIALS, Recipe, Trial, cure_conversion, cure_run
-from onnxamp.numerics.diff import diff_models
-from onnxamp.numerics.limits import make_limits
-from onnxamp.runtime.samples import Samples
+from onnxamp._numerics.check import check_run
+from onnxamp._numerics.cure import CHECKS, TRIALS, Recipe, Trial, cure_conversion, cure_run
+from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.limits import make_limits
+from onnxamp._runtime.samples import Samples
 
 CARELESS = ("--level", "O3", "--no-hazards", "--no-validate", "-q")
 ODD_NAMES = [

@@ -24,10 +24,10 @@ from openpyxl import load_workbook
 
 import onnxamp
 from onnxamp import ArgumentError, ArgumentTypeError, ModelError, NumericsError, OutputError, RuntimeFailure, debugging
+from onnxamp._numerics.check import OpFilter, check_run
+from onnxamp._runtime.samples import Samples, random_samples
 from onnxamp.debugging import DebugMode, InferenceSession, NumericsWarning, TensorCheckerConfig, tensor_checker, watch
-from onnxamp.debugging.tables import read_csv, table_path, write_table
-from onnxamp.numerics.check import OpFilter, check_run
-from onnxamp.runtime.samples import Samples, random_samples
+from onnxamp.debugging._tables import read_csv, table_path, write_table
 
 MODELS = Path(__file__).parent.parent / "models"
 DECODER = MODELS / "decoder.onnx"

@@ -10,8 +10,8 @@ from onnx import ModelProto, TensorProto
 from train_nets import conv_net, feeds, mlp
 
 import onnxamp
-from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.session import make_session, run
+from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.session import make_session, run
 from onnxamp.train import SGD, Decorated, FixedLossScaleManager, Momentum, build_train_network, decorate
 
 IMAGES = feeds(6, (1, 8, 8), 10)

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from test_models import feeds as model_feeds
 
 from onnxamp import convert_model
-from onnxamp.errors import ArgumentError, ModelError
-from onnxamp.numerics.diff import diff_models
-from onnxamp.numerics.judging import held_to
-from onnxamp.numerics.limits import AT_LEAST, AT_MOST, Limits, make_limits
-from onnxamp.numerics.results import DiffReport
-from onnxamp.report.diff import diff_report
-from onnxamp.report.machine import diff_json, load_diff
-from onnxamp.report.parts import make_console
-from onnxamp.runtime.samples import Samples
+from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.judging import held_to
+from onnxamp._numerics.limits import AT_LEAST, AT_MOST, Limits, make_limits
+from onnxamp._numerics.results import DiffReport
+from onnxamp._report.diff import diff_report
+from onnxamp._report.machine import diff_json, load_diff
+from onnxamp._report.parts import make_console
+from onnxamp._runtime.samples import Samples
 
 fixed = settings(derandomize=True, deadline=None, max_examples=100)
 EXP = "(float[4] X) => (float[4] Y, float[4] Z) { Y = Exp (X) Z = Neg (X) }"

@@ -13,8 +13,8 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from onnxamp.cli import group
-from onnxamp.runtime.random_inputs import random_inputs
+from onnxamp._cli import group
+from onnxamp._runtime.random_inputs import random_inputs
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"])

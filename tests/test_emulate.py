@@ -9,9 +9,9 @@ from onnx import ModelProto, TensorProto, checker, defs, helper, numpy_helper, p
 from onnx.external_data_helper import set_external_data
 from onnx.reference import ReferenceEvaluator
 
-from onnxamp.errors import ExternalDataError, ModelError, OpsetError
-from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.session import cuda_available, make_session, run
+from onnxamp._errors import ExternalDataError, ModelError, OpsetError
+from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.session import cuda_available, make_session, run
 
 LOW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 ELEM = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

@@ -29,8 +29,8 @@ from onnx import ModelProto, NodeProto, TensorProto, defs, helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
-from onnxamp.ops import op_facts, op_key
-from onnxamp.runtime.emulate import emulate
+from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._runtime.emulate import emulate
 
 OPSET = 22
 low_types = pytest.mark.parametrize("low", ["float16", "bfloat16"])

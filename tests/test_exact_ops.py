@@ -14,8 +14,8 @@ from graphs.case import parse
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
-from onnxamp.dtypes import LOW_TYPES
-from onnxamp.ops import is_exact, op_facts
+from onnxamp._dtypes import LOW_TYPES
+from onnxamp._ops.facts import is_exact, op_facts
 
 LOWS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 ROUNDS = 4

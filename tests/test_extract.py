@@ -15,18 +15,18 @@ from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser
 from real_models import needs, real_model
 
 import onnxamp
-from onnxamp.cli.extract import command
-from onnxamp.errors import ArgumentError, ExternalDataError, RuntimeFailure
-from onnxamp.extract import extract_region, save_region
-from onnxamp.extract.record import Run, differences, same
-from onnxamp.numerics.diff import diff_models
-from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.flow import make_flow
-from onnxamp.runtime.inputs import check_inputs
-from onnxamp.runtime.random_inputs import random_inputs
-from onnxamp.runtime.samples import Samples, load_samples
-from onnxamp.runtime.session import make_session
-from onnxamp.runtime.session import run as run_session
+from onnxamp._cli.extract import command
+from onnxamp._errors import ArgumentError, ExternalDataError, RuntimeFailure
+from onnxamp._extract import extract_region, save_region
+from onnxamp._extract.record import Run, differences, same
+from onnxamp._numerics.diff import diff_models
+from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.flow import make_flow
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.random_inputs import random_inputs
+from onnxamp._runtime.samples import Samples, load_samples
+from onnxamp._runtime.session import make_session
+from onnxamp._runtime.session import run as run_session
 
 CHAIN = """(float[2,3] X) => (float[2,3] Y) {
     [one] a = Relu (X)

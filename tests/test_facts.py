@@ -13,7 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from onnxamp.dtypes import (
+from onnxamp._decide.policy import PRESETS, preset
+from onnxamp._dtypes import (
     BFLOAT16,
     ELEM_NUMBERS,
     FLOAT16,
@@ -25,9 +26,8 @@ from onnxamp.dtypes import (
     readable_types,
     retyped,
 )
-from onnxamp.ops import OutputParameter, op_facts
-from onnxamp.policy import PRESETS, preset
-from onnxamp.signature import Signature, lookup
+from onnxamp._ops.facts import OutputParameter, op_facts
+from onnxamp._ops.signature import Signature, lookup
 
 LOWS = pytest.mark.parametrize("low", LOW_TYPES.values(), ids=LOW_TYPES)
 NUMPY = {
@@ -59,7 +59,7 @@ needs_known_runtime = pytest.mark.skipif(
 
 
 def facts() -> dict:
-    return tomllib.loads(resources.files("onnxamp").joinpath("data/ops.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(resources.files("onnxamp").joinpath("_data/ops.toml").read_text(encoding="utf-8"))
 
 
 def newest(op: str) -> Signature | None:

@@ -19,7 +19,7 @@ from judge_kernels import Typed, subgraphs, typed_nodes
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 import onnxamp
-from onnxamp.errors import ExternalDataError, OnnxAmpError, OpsetError
+from onnxamp._errors import ExternalDataError, OnnxAmpError, OpsetError
 
 LEVELS = ("O1", "O2", "O3")
 DTYPES = ("float16", "bfloat16")

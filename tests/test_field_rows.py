@@ -22,7 +22,7 @@ from properties import check_types
 from test_field_notes import DTYPES, LEVELS, SINGLE, all_nodes, converted, count, opset, tensors, typed
 
 import onnxamp
-from onnxamp.errors import OpsetError
+from onnxamp._errors import OpsetError
 
 ELSEWHERE = {
     33: "validation: test_emulate.py, test_diff.py",

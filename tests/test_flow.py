@@ -12,13 +12,13 @@ from onnx import TensorProto, helper
 from test_models import feeds as model_feeds
 
 from onnxamp import convert_model
-from onnxamp.errors import OpsetError, RuntimeFailure
-from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.flow import fitted, make_flow
-from onnxamp.runtime.inputs import check_inputs
-from onnxamp.runtime.pieces import Runner
-from onnxamp.runtime.session import make_session, run
-from onnxamp.runtime.side import ancestors, parts_of, start
+from onnxamp._errors import OpsetError, RuntimeFailure
+from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.flow import fitted, make_flow
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.side import ancestors, parts_of, start
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 BUDGETS = (0, 64, 2**40)
@@ -103,7 +103,7 @@ def test_corpus(case):
 
 @pytest.mark.parametrize("case", LOADS[::3], ids=lambda case: case.name)
 def test_corpus_with_weights_fed(case, monkeypatch):
-    monkeypatch.setattr("onnxamp.runtime.shell._LARGE", 1)
+    monkeypatch.setattr("onnxamp._runtime.shell._LARGE", 1)
     model, feeds = case.build(), case.inputs()
     low = is_low(model)
     wanted = emulated_whole(model, feeds) if low else whole(model, feeds)
@@ -120,7 +120,7 @@ def test_emulated_corpus(case, dtype, monkeypatch):
         pytest.skip("the opset has no such type")
     wanted = emulated_whole(low, feeds)
     assert_identical(in_pieces(low, feeds, 0, emulated=True), wanted)
-    monkeypatch.setattr("onnxamp.runtime.shell._LARGE", 1)
+    monkeypatch.setattr("onnxamp._runtime.shell._LARGE", 1)
     assert_fed(low, feeds, wanted, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Folding: every form of ``data/folds.toml`` becomes its op and computes the same; whole models keep what they say.
+"""Folding: every form of ``_data/folds.toml`` becomes its op and computes the same; whole models keep what they say.
 
 What each kind becomes, and what almost matches and stays, is shown in ``golden/fold_*.txt``.
 """
@@ -21,14 +21,14 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from real_models import REAL_MODELS
 
 import onnxamp
-from onnxamp.convert import convert_file
-from onnxamp.fold.patterns import Choice, Form, Number, Op, Pattern, Var, fold_facts
-from onnxamp.plan import load_plan
-from onnxamp.policy import make_policy
-from onnxamp.prepare import prepare
-from onnxamp.runtime.inputs import check_inputs
-from onnxamp.runtime.random_inputs import random_inputs
-from onnxamp.runtime.samples import load_samples
+from onnxamp._convert.convert import convert_file
+from onnxamp._convert.plan import load_plan
+from onnxamp._decide.policy import make_policy
+from onnxamp._patterns.forms import Choice, Form, Number, Op, Pattern, Var, fold_facts
+from onnxamp._rewrite.prepare import prepare
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.random_inputs import random_inputs
+from onnxamp._runtime.samples import load_samples
 
 MODELS = sorted((Path(__file__).parents[1] / "models").glob("*.onnx"))
 OPSETS = (11, 13, 17, 18, 20, 22)

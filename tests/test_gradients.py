@@ -8,9 +8,9 @@ import pytest
 from gradient_cases import OPSET, Array, Case, central_difference, gradients_of, missing_kernels, one, reference
 from onnx import ModelProto, helper, numpy_helper
 
-from onnxamp.errors import ArgumentError, GradientError, OpsetError
-from onnxamp.runtime.session import make_session, run
-from onnxamp.train.gradients import add_gradients
+from onnxamp._errors import ArgumentError, GradientError, OpsetError
+from onnxamp._runtime.session import make_session, run
+from onnxamp.train._gradients import add_gradients
 
 RNG = np.random.default_rng(0)
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 import onnxamp
-from onnxamp.errors import ModelError
+from onnxamp._errors import ModelError
 
 
 def parse(text: str, opset: int = 17, ir: int = 8, **weights: np.ndarray) -> ModelProto:

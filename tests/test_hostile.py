@@ -20,11 +20,11 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 import onnxamp
 from onnxamp import ExternalDataError, InternalError, ModelError, OnnxAmpError, OpsetError, convert_model
+from onnxamp._model.storage import load_model
+from onnxamp._model.wellformed import MAX_NESTING, check_wellformed
+from onnxamp._numerics.beside import open_model
+from onnxamp._runtime.session import make_session
 from onnxamp.debugging import InferenceSession
-from onnxamp.numerics.beside import open_model
-from onnxamp.runtime.session import make_session
-from onnxamp.storage import load_model
-from onnxamp.wellformed import MAX_NESTING, check_wellformed
 
 TEXT = "(float[2,4] X) => (float[2,4] Y) <float[4] w = {1, 2, 3, 4}> { h = Mul (X, w) Y = Cast <to = 1> (h) }"
 
@@ -405,7 +405,7 @@ def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     text = f"(float[{2**40},4] X) => (float[{2**40},4] Y) {{ Y = Relu (X) }}"
     onnx.save(parse(text), path)
-    code = f"import sys; from onnxamp.cli import group; group.main({['check', str(path)]!r})"
+    code = f"import sys; from onnxamp._cli import group; group.main({['check', str(path)]!r})"
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import onnxamp
-from onnxamp.audit import Finding
-from onnxamp.dtypes import LOW_TYPES
-from onnxamp.numerics.results import Cure, Judgement
-from onnxamp.report.advice import advice, fallbacks
-from onnxamp.report.html.facts import number, percent
-from onnxamp.report.html.front import front_of
-from onnxamp.report.html.page import check_page, conversion_page, diff_page
-from onnxamp.report.html.records import Level, Page, Status, named
-from onnxamp.report.html.render import render, write
-from onnxamp.report.machine import as_data
-from onnxamp.report.terminal import conversion_report
-from onnxamp.tuning.results import Kept
+from onnxamp._audit import Finding
+from onnxamp._dtypes import LOW_TYPES
+from onnxamp._numerics.results import Cure, Judgement
+from onnxamp._report.advice import advice, fallbacks
+from onnxamp._report.html.facts import number, percent
+from onnxamp._report.html.front import front_of
+from onnxamp._report.html.page import check_page, conversion_page, diff_page
+from onnxamp._report.html.records import Level, Page, Status, named
+from onnxamp._report.html.render import render, write
+from onnxamp._report.machine import as_data
+from onnxamp._report.terminal import conversion_report
+from onnxamp._tuning.results import Kept
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -10,10 +10,10 @@ import pages
 import pytest
 from test_html import HOSTILE, everything
 
-from onnxamp.audit import Finding
-from onnxamp.report.html.page import check_page, conversion_page, diff_page
-from onnxamp.report.html.records import Page, named
-from onnxamp.report.html.render import write
+from onnxamp._audit import Finding
+from onnxamp._report.html.page import check_page, conversion_page, diff_page
+from onnxamp._report.html.records import Page, named
+from onnxamp._report.html.render import write
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -7,10 +7,10 @@ import onnx.defs
 import pytest
 from onnx import helper, parser
 
-from onnxamp.dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, LowType
-from onnxamp.kernels import Freedom, carries, freedom, kernel_table, runs_on
-from onnxamp.ops import op_facts
-from onnxamp.signature import Signature, lookup
+from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, LowType
+from onnxamp._ops.facts import op_facts
+from onnxamp._ops.signature import Signature, lookup
+from onnxamp._target.kernels import Freedom, carries, freedom, kernel_table, runs_on
 
 LOWS = pytest.mark.parametrize("low", LOW_TYPES.values(), ids=LOW_TYPES)
 

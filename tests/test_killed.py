@@ -146,7 +146,7 @@ def test_two_at_once(sources: Path) -> None:
 TERMINATED = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
-from onnxamp.cli import main
+from onnxamp._cli import main
 def stuck(handle):
     print("here", flush=True)
     time.sleep(60)

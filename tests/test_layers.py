@@ -86,7 +86,7 @@ IMPORTS = {name: own_imports(name) for name in FILES}
 
 
 def room(name: str) -> str:
-    """The part of the package that a module belongs to: "cli" for ``onnxamp.cli.convert``."""
+    """The part of the package that a module belongs to: "cli" for ``onnxamp._cli.convert``."""
     return [*name.split("."), ""][1]
 
 
@@ -229,7 +229,7 @@ def test_what_the_package_imports_is_public() -> None:
 
 
 def test_every_error_is_public() -> None:
-    tree = {node.name for node in TREES["onnxamp.errors"].body if isinstance(node, ast.ClassDef)}
+    tree = {node.name for node in TREES["onnxamp._errors"].body if isinstance(node, ast.ClassDef)}
     assert tree <= set(onnxamp.__all__)
     for name in tree:
         assert issubclass(getattr(onnxamp, name), onnxamp.OnnxAmpError)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxamp.errors import RuntimeFailure
-from onnxamp.runtime.measure import _BLOCK as BLOCK
-from onnxamp.runtime.measure import Measurement, measure
-from onnxamp.runtime.session import cuda_available
-from onnxamp.runtime.values import to_value
+from onnxamp._errors import RuntimeFailure
+from onnxamp._runtime.measure import _BLOCK as BLOCK
+from onnxamp._runtime.measure import Measurement, measure
+from onnxamp._runtime.session import cuda_available
+from onnxamp._runtime.values import to_value
 
 FLOATS = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.bool_]

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxamp.numerics.merging import merge
-from onnxamp.numerics.metrics import Bad, compare, first_bad
+from onnxamp._numerics.merging import merge
+from onnxamp._numerics.metrics import Bad, compare, first_bad
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 FINITE = st.floats(-1e6, 1e6, width=32)

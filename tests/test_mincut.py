@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from onnxamp.errors import InternalError
-from onnxamp.mincut import INFINITE, Network
+from onnxamp._decide.mincut import INFINITE, Network
+from onnxamp._errors import InternalError
 
 _BIG = 10**6
 

@@ -8,8 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from onnxamp.report.check import run_report
-from onnxamp.report.parts import make_console, make_table, plain
+from onnxamp._report.check import run_report
+from onnxamp._report.parts import make_console, make_table, plain
 
 
 def printed(*parts: object, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -23,13 +23,13 @@ from test_hazards import LAYER_NORM, RMS_NORM
 from train_nets import conv_net
 
 from onnxamp import OnnxAmpError, convert_model
-from onnxamp.audit import audit_model
-from onnxamp.audit.host import memory_table
-from onnxamp.graph import ABSENT, Node, View, opset_imports
-from onnxamp.infer import Types, infer_types
-from onnxamp.resolve import view_model
-from onnxamp.runtime.session import assigned_nodes, cuda_available, make_session
-from onnxamp.runtime.values import type_proto
+from onnxamp._audit import audit_model
+from onnxamp._audit.host import memory_table
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.types import Types, infer_types
+from onnxamp._graph.view import ABSENT, Node, View, opset_imports
+from onnxamp._runtime.session import assigned_nodes, cuda_available, make_session
+from onnxamp._runtime.values import type_proto
 from onnxamp.train import AdamW, build_train_network
 
 pytestmark = [

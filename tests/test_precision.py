@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from prices import price
 
-from onnxamp.analysis import analyse
-from onnxamp.policy import make_policy
+from onnxamp._convert.analysis import analyse
+from onnxamp._decide.policy import make_policy
 
 _UNARY = ("Relu", "Tanh", "Exp", "Softmax", "Neg", "Sigmoid", "Identity")
 _BINARY = ("Add", "Mul", "MatMul", "Max", "Concat")

@@ -4,9 +4,9 @@ import pytest
 from graphs.case import parse
 
 from onnxamp import ArgumentError, RuntimeFailure, random_samples
-from onnxamp.runtime import profile
-from onnxamp.runtime.profile import node_times, times_of
-from onnxamp.runtime.session import cuda_available
+from onnxamp._runtime import profile
+from onnxamp._runtime.profile import node_times, times_of
+from onnxamp._runtime.session import cuda_available
 
 LOOP = """(float[64,64] x, int64 n, bool go) => (float[64,64] y) {
     [once] h = MatMul (x, x)

@@ -17,10 +17,10 @@ from properties import WAYS, Way, graphs, unchanged, violations
 from strategies import NO_RECIPE, all_ops, opsets_of, random_model
 from strategies.table import schemas
 
-from onnxamp.analysis import Analysis, analyse
-from onnxamp.errors import OpsetError
-from onnxamp.policy import make_policy
-from onnxamp.prepare import prepare
+from onnxamp._convert.analysis import Analysis, analyse
+from onnxamp._decide.policy import make_policy
+from onnxamp._errors import OpsetError
+from onnxamp._rewrite.prepare import prepare
 
 EXAMPLES = int(os.environ.get("ONNXAMP_EXAMPLES", "300"))
 """Of the slow tests."""

@@ -11,11 +11,11 @@ from graphs.case import add_weights, parse
 from onnx import ModelProto, helper
 
 import onnxamp
-from onnxamp.audit import audit_model
-from onnxamp.kernels import kernel_table
-from onnxamp.refusals import refusal
+from onnxamp._audit import audit_model
+from onnxamp._ops.kernel_limits import refusal
+from onnxamp._target.kernels import kernel_table
 
-RULES = tomllib.loads(resources.files("onnxamp").joinpath("data/kernels/placement.toml").read_text(encoding="utf-8"))
+RULES = tomllib.loads(resources.files("onnxamp").joinpath("_data/kernels/placement.toml").read_text(encoding="utf-8"))
 TRANSPOSED = "(float[1,2,4,4] X) => (float[1,2,H,W] Y) { h = Relu (X) Y = ConvTranspose <ATTRIBUTES> (h, w) }"
 
 

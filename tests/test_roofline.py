@@ -4,10 +4,10 @@ import pytest
 from graphs.case import parse
 
 from onnxamp import ArgumentError
-from onnxamp.infer import infer_types
-from onnxamp.resolve import view_model
-from onnxamp.roofline import DEFAULT_DEVICE, Device, Work, device_called, devices, work_of
-from onnxamp.sizes import infer_shapes
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.shapes import infer_shapes
+from onnxamp._graph.types import infer_types
+from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, devices, work_of
 
 WORK = {
     "MatMul": ("(float[2,3,4] a, float[4,5] b) => (float[2,3,5] y) { y = MatMul (a, b) }", 24 + 20 + 30, 2 * 4 * 30),

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, load_model, numpy_helper, parser, save_model
 
-from onnxamp.errors import ArgumentError, ExternalDataError, ModelError, RuntimeFailure
-from onnxamp.runtime import session as session_module
-from onnxamp.runtime import spill
-from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.inputs import check_inputs
-from onnxamp.runtime.random_inputs import random_inputs
-from onnxamp.runtime.session import cuda_available, cuda_trouble, make_session, run
+from onnxamp._errors import ArgumentError, ExternalDataError, ModelError, RuntimeFailure
+from onnxamp._runtime import session as session_module
+from onnxamp._runtime import spill
+from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.random_inputs import random_inputs
+from onnxamp._runtime.session import cuda_available, cuda_trouble, make_session, run
 
 
 def graph(inputs, outputs, body, *, defaults="", extra="", opset=21):
@@ -30,7 +30,7 @@ def double():
 
 class TestSession:
     def test_onnxruntime_is_imported_late(self):
-        code = "import onnxamp.runtime.inputs, sys; sys.exit('onnxruntime' in sys.modules)"
+        code = "import onnxamp._runtime.inputs, sys; sys.exit('onnxruntime' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
     def test_runs_protos_and_files(self, double, tmp_path):

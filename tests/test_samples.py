@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from onnxamp.errors import ArgumentError, RuntimeFailure
-from onnxamp.resolve import view_model
-from onnxamp.runtime import random_inputs as inventing
-from onnxamp.runtime.inputs import check_inputs
-from onnxamp.runtime.random_inputs import random_inputs
-from onnxamp.runtime.sample_files import _CHUNK, json_samples
-from onnxamp.runtime.samples import load_samples, random_samples
+from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._graph.resolve import view_model
+from onnxamp._runtime import random_inputs as inventing
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.random_inputs import random_inputs
+from onnxamp._runtime.sample_files import _CHUNK, json_samples
+from onnxamp._runtime.samples import load_samples, random_samples
 
 
 def npy(array):
@@ -341,7 +341,7 @@ class TestHostileFiles:
         assert found["y"].shape == (0, 10)
 
     def test_bombs(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("onnxamp.runtime.sample_files._MAX_RATIO_FROM", 2**16)
+        monkeypatch.setattr("onnxamp._runtime.sample_files._MAX_RATIO_FROM", 2**16)
         zeros = np.zeros(2**16, np.float32)
         np.savez_compressed(tmp_path / "in.npz", x=zeros)
         assert "hostile" in refusal(tmp_path / "in.npz")

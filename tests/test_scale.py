@@ -13,9 +13,9 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import onnxamp
-from onnxamp.collecting import no_collections
-from onnxamp.ops import op_facts
-from onnxamp.wellformed import MAX_NESTING
+from onnxamp._graph.collecting import no_collections
+from onnxamp._model.wellformed import MAX_NESTING
+from onnxamp._ops.facts import op_facts
 
 FLOAT, SHAPE = TensorProto.FLOAT, [2, 2]
 

@@ -15,7 +15,8 @@ from commands import run
 from stored import answers, contents, external, files, locations
 
 import onnxamp
-from onnxamp import blobs, convert_file, saving
+from onnxamp import convert_file
+from onnxamp._model import blobs, saving
 
 
 @pytest.fixture

@@ -21,10 +21,11 @@ from onnx import TensorProto, helper, numpy_helper
 from stored import DATA_BYTES, SIZE, answers, contents, external, files, is_low, locations
 
 import onnxamp
-from onnxamp import blobs, convert_file, saving
-from onnxamp.blobs import layout
-from onnxamp.dtypes import LOW_TYPES
-from onnxamp.weights import ConversionCounts, convert
+from onnxamp import convert_file
+from onnxamp._dtypes import LOW_TYPES
+from onnxamp._model import blobs, saving
+from onnxamp._model.blobs import layout
+from onnxamp._model.weights import ConversionCounts, convert
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_a_size_that_is_none(model: Path) -> None:
 
 
 def test_a_result_over_the_limit_goes_to_a_data_file_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxamp import convert as pipeline
+    from onnxamp._convert import convert as pipeline
 
     path = external(tmp_path)
     onnx.save(onnx.load(path), path)
@@ -358,7 +359,7 @@ BOUNDED = """
 import sys, threading, time
 from pathlib import Path
 import onnxamp
-from onnxamp.cli import group
+from onnxamp._cli import group
 def held():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024

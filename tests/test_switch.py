@@ -15,19 +15,19 @@ from graphs import CASES
 from graphs.case import parse
 from onnx import ModelProto, numpy_helper
 
-from onnxamp.convert import convert_with
-from onnxamp.dtypes import low_type
-from onnxamp.errors import OpsetError
-from onnxamp.plan import make_plan
-from onnxamp.policy import make_policy
-from onnxamp.prepare import prepare
-from onnxamp.roofline import device_called
-from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.inputs import check_inputs
-from onnxamp.runtime.random_inputs import random_inputs
-from onnxamp.runtime.session import make_session, run
-from onnxamp.runtime.switch import Ports, Switched, switched
-from onnxamp.tuning.units import find_space
+from onnxamp._convert.convert import convert_with
+from onnxamp._convert.plan import make_plan
+from onnxamp._decide.policy import make_policy
+from onnxamp._dtypes import low_type
+from onnxamp._errors import OpsetError
+from onnxamp._rewrite.prepare import prepare
+from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.random_inputs import random_inputs
+from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.switch import Ports, Switched, switched
+from onnxamp._target.roofline import device_called
+from onnxamp._tuning.units import find_space
 
 MODELS = {path.stem: path for path in sorted((Path(__file__).parents[1] / "models").glob("*.onnx"))}
 EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

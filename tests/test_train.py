@@ -13,11 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 from train_nets import Array, conv_net, feeds, make, mlp, network
 
 import onnxamp
-from onnxamp.graph import ABSENT
-from onnxamp.infer import infer_types
-from onnxamp.resolve import view_model
-from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.session import cuda_available, make_session, run
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.types import infer_types
+from onnxamp._graph.view import ABSENT
+from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.session import cuda_available, make_session, run
 from onnxamp.train import (
     SGD,
     Adam,
@@ -32,8 +32,8 @@ from onnxamp.train import (
     TrainNetwork,
     build_train_network,
 )  # fmt: skip
-from onnxamp.train.recorded import with_shapes
-from onnxamp.train.step import SCALE
+from onnxamp.train._recorded import with_shapes
+from onnxamp.train._step import SCALE
 
 IMAGES = feeds(6, (1, 8, 8), 10)
 

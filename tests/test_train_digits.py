@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto
 from train_nets import Array, conv_net
 
-from onnxamp.runtime.session import cuda_available, make_session, run
+from onnxamp._runtime.session import cuda_available, make_session, run
 from onnxamp.train import (
     AdamW,
     Batches,
@@ -17,7 +17,7 @@ from onnxamp.train import (
     TrainNetwork,
     build_train_network,
 )
-from onnxamp.train.losses import cross_entropy
+from onnxamp.train._losses import cross_entropy
 
 datasets = pytest.importorskip("sklearn.datasets")
 

@@ -9,8 +9,8 @@ from graphs.case import parse
 from onnx import ModelProto
 
 from onnxamp import OnnxAmpError, convert_model
-from onnxamp.audit import audit_model
-from onnxamp.runtime.session import Provider, assigned_nodes, cuda_available, make_session
+from onnxamp._audit import audit_model
+from onnxamp._runtime.session import Provider, assigned_nodes, cuda_available, make_session
 
 ZOO = {path.stem: lambda path=path: onnx.load(path) for path in MODELS} | {
     name: case.build for name, case in CASES.items()

@@ -16,28 +16,28 @@ from onnx import ModelProto, TensorProto
 from real_models import REAL_MODELS
 
 from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, load_samples, random_samples, tune_model
-from onnxamp.analysis import analyse
-from onnxamp.front import convert_model as convert_at_level
-from onnxamp.numerics import whole as wholes
-from onnxamp.numerics.whole import Alone
-from onnxamp.policy import make_policy
-from onnxamp.resolve import view_model
-from onnxamp.roofline import device_called
-from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.inputs import check_inputs
-from onnxamp.runtime.session import cuda_available, make_session, run
-from onnxamp.tuning import job as jobs
-from onnxamp.tuning import local as passing
-from onnxamp.tuning import probe as probing
-from onnxamp.tuning import tune as tuning
-from onnxamp.tuning.blocks import Block, measure_blocks, price
-from onnxamp.tuning.confirm import Place, References, confirm, place_for
-from onnxamp.tuning.hunt import JUDGING, PRICING, pareto
-from onnxamp.tuning.metric import make_metric
-from onnxamp.tuning.paths import choose_samples, find_live
-from onnxamp.tuning.probe import Probe
-from onnxamp.tuning.search import Candidate, Chooser
-from onnxamp.tuning.units import find_space
+from onnxamp._convert.analysis import analyse
+from onnxamp._convert.front import convert_model as convert_at_level
+from onnxamp._decide.policy import make_policy
+from onnxamp._graph.resolve import view_model
+from onnxamp._numerics import whole as wholes
+from onnxamp._numerics.whole import Alone
+from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.session import cuda_available, make_session, run
+from onnxamp._target.roofline import device_called
+from onnxamp._tuning import job as jobs
+from onnxamp._tuning import local as passing
+from onnxamp._tuning import probe as probing
+from onnxamp._tuning import tune as tuning
+from onnxamp._tuning.blocks import Block, measure_blocks, price
+from onnxamp._tuning.confirm import Place, References, confirm, place_for
+from onnxamp._tuning.hunt import JUDGING, PRICING, pareto
+from onnxamp._tuning.metric import make_metric
+from onnxamp._tuning.paths import choose_samples, find_live
+from onnxamp._tuning.probe import Probe
+from onnxamp._tuning.search import Candidate, Chooser
+from onnxamp._tuning.units import find_space
 
 ROOT = Path(__file__).parents[1]
 MODELS = sorted((ROOT / "models").glob("*.onnx"))
@@ -655,7 +655,7 @@ def test_a_process_that_is_killed_leaves_what_it_measured(tmp_path: Path) -> Non
     state = tmp_path / "state.json"
     code = (
         "import os, sys, onnx, onnxamp\n"
-        "from onnxamp.tuning import local\n"
+        "from onnxamp._tuning import local\n"
         "real, count = local.check_inputs, []\n"
         "def check(*args):\n"
         "    count.append(1)\n"

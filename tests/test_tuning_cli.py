@@ -93,7 +93,7 @@ def test_what_does_not_hold_ends_with_1() -> None:
 def test_pick_from_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("tune", ENCODER, "--samples", 1, "--tolerance", "1e-3", "--state", "s.json", "--json")
     first = report_of(run(*arguments, "-o", "a.onnx"))["tuning"]
-    monkeypatch.setattr("onnxamp.tuning.probe.make_session", None)
+    monkeypatch.setattr("onnxamp._tuning.probe.make_session", None)
     slowest = len(first["candidates"]) - 1
     result = run(*arguments, "-o", "b.onnx", "--pick", slowest)
     assert result.exit_code == 0

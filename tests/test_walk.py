@@ -9,16 +9,16 @@ from graphs.case import add_weights, parse
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp import convert_model
-from onnxamp.numerics.diff import diff_models
-from onnxamp.numerics.pairing import pair
-from onnxamp.numerics.walk import Walk
-from onnxamp.runtime.emulate import emulate
-from onnxamp.runtime.flow import fitted, make_flow
-from onnxamp.runtime.measure import measure
-from onnxamp.runtime.pieces import Runner
-from onnxamp.runtime.samples import Samples
-from onnxamp.runtime.session import make_session, run
-from onnxamp.runtime.values import to_value
+from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.pairing import pair
+from onnxamp._numerics.walk import Walk
+from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.flow import fitted, make_flow
+from onnxamp._runtime.measure import measure
+from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.values import to_value
 
 LOW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 BUDGETS = [0, 500, 2**40]

@@ -15,15 +15,15 @@ from rich.console import Console
 
 import onnxamp
 from onnxamp import ArgumentError, RuntimeFailure, convert_model, diff_models, random_samples
-from onnxamp.cli import convert as convert_command
-from onnxamp.numerics.beside import noise_floor
-from onnxamp.numerics.results import DiffReport
-from onnxamp.numerics.whole import Whole
-from onnxamp.report.diff import diff_report
-from onnxamp.runtime.session import EXACT, cuda_available, make_session
-from onnxamp.runtime.session import run as run_session
-from onnxamp.tuning.confirm import Place, confirm, device_noise, place_for
-from onnxamp.tuning.metric import make_metric
+from onnxamp._cli import convert as convert_command
+from onnxamp._numerics.beside import noise_floor
+from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.whole import Whole
+from onnxamp._report.diff import diff_report
+from onnxamp._runtime.session import EXACT, cuda_available, make_session
+from onnxamp._runtime.session import run as run_session
+from onnxamp._tuning.confirm import Place, confirm, device_noise, place_for
+from onnxamp._tuning.metric import make_metric
 
 on_cuda = pytest.mark.skipif(not cuda_available(), reason="no CUDA device")
 
@@ -114,9 +114,9 @@ def test_the_noise_floor_stands_beside_the_error() -> None:
 def test_where_float32_is_off_itself_nothing_is_told(
     noise: float, compared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxamp.numerics.diff.choose_provider", lambda _: "cuda")
-    monkeypatch.setattr("onnxamp.numerics.diff.noise_floor", lambda *_: noise)
-    monkeypatch.setattr("onnxamp.numerics.beside.Opened.whole", lambda self, _: Whole(self.proto, "cpu"))
+    monkeypatch.setattr("onnxamp._numerics.diff.choose_provider", lambda _: "cuda")
+    monkeypatch.setattr("onnxamp._numerics.diff.noise_floor", lambda *_: noise)
+    monkeypatch.setattr("onnxamp._numerics.beside.Opened.whole", lambda self, _: Whole(self.proto, "cpu"))
     model = onnx.load(CLASSIFIER)
     found = diff_models(model, model)
     assert found.noise == noise
@@ -145,7 +145,7 @@ def test_tuned_models_are_confirmed_whole() -> None:
 def test_every_command_refuses_cuda_where_there_is_none(
     command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("onnxamp.runtime.session.cuda_available", lambda: False)
+    monkeypatch.setattr("onnxamp._runtime.session.cuda_available", lambda: False)
     extra = {
         "convert": ["-o", tmp_path / "x.onnx"], "tune": ["-o", tmp_path / "x.onnx"], "diff": [CLASSIFIER],
         "extract": ["--around", "head/fc", "-o", tmp_path / "x.onnx"],
@@ -178,8 +178,8 @@ def test_numbers_are_asked_for_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
         started.append((dict(cuda_options), options.use_deterministic_compute))
         raise RuntimeError("seen")
 
-    monkeypatch.setattr("onnxamp.runtime.session.cuda_available", lambda: True)
-    monkeypatch.setattr("onnxamp.runtime.session._start", start)
+    monkeypatch.setattr("onnxamp._runtime.session.cuda_available", lambda: True)
+    monkeypatch.setattr("onnxamp._runtime.session._start", start)
     model = parse("(float[2] x) => (float[2] y) { y = Relu (x) }")
     for options in (None, {"use_tf32": "1"}):
         with pytest.raises(RuntimeFailure, match="seen"):

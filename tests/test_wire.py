@@ -10,10 +10,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from stored import answers, inline
 
 import onnxamp
-from onnxamp import storage
-from onnxamp.storage import load_external_data, load_model
-from onnxamp.weights import external_of, lies_elsewhere
-from onnxamp.wire import as_varint, find_data, raw_data_head, replaced
+from onnxamp._model import storage
+from onnxamp._model.storage import load_external_data, load_model
+from onnxamp._model.weights import external_of, lies_elsewhere
+from onnxamp._model.wire import as_varint, find_data, raw_data_head, replaced
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from real_models import REAL_MODELS, needs, real_model
 
 import onnxamp
-from onnxamp.numerics.diff import diff_models
-from onnxamp.numerics.limits import TOLERANCES
-from onnxamp.runtime.samples import load_samples
+from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.limits import TOLERANCES
+from onnxamp._runtime.samples import load_samples
 
 ROOT = Path(__file__).parents[1]
 ZOO = sorted((ROOT / "models").glob("*.onnx"))

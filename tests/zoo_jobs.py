@@ -5,8 +5,8 @@ import os
 import signal
 import time
 
-from onnxamp.staging import staging
-from onnxamp.zoo.job import Done, Job, Order, run_job
+from onnxamp._batch.job import Done, Job, Order, run_job
+from onnxamp._model.staging import staging
 
 
 def square_or_die(item: int | str) -> int:

@@ -20,19 +20,19 @@ ONNX Runtime shows nothing of what is inside a model, so that runs are looked in
 file. What is switched on is so for the current thread (or asyncio task) alone.
 """
 
-from onnxamp.debugging.checker import TensorChecker, disable_tensor_checker, enable_tensor_checker, tensor_checker
-from onnxamp.debugging.compare import AccuracyRow, compare_accuracy, compare_models
-from onnxamp.debugging.layers import LayerCheck, check_layer_numerics
-from onnxamp.debugging.modes import DebugMode, TensorCheckerConfig
-from onnxamp.debugging.operators import (
+from onnxamp.debugging._checker import TensorChecker, disable_tensor_checker, enable_tensor_checker, tensor_checker
+from onnxamp.debugging._compare import AccuracyRow, compare_accuracy, compare_models
+from onnxamp.debugging._layers import LayerCheck, check_layer_numerics
+from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
+from onnxamp.debugging._operators import (
     OperatorStats,
     collect_operator_stats,
     disable_operator_stats_collection,
     enable_operator_stats_collection,
 )
-from onnxamp.debugging.records import StepCheck, ValueRecord, read_dump
-from onnxamp.debugging.session import InferenceSession
-from onnxamp.debugging.tensors import NumericsWarning, TensorStats, check_numerics
+from onnxamp.debugging._records import StepCheck, ValueRecord, read_dump
+from onnxamp.debugging._session import InferenceSession
+from onnxamp.debugging._tensors import NumericsWarning, TensorStats, check_numerics
 
 __all__ = [
     "AccuracyRow",

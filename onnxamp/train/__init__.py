@@ -3,14 +3,14 @@
 It is no part of ``import onnxamp``: import :mod:`onnxamp.train`.
 """
 
-from onnxamp.train.build import build_train_network
-from onnxamp.train.data import Batches
-from onnxamp.train.decorate import Decorated, decorate
-from onnxamp.train.flushed import FlushedGradient
-from onnxamp.train.losses import Loss
-from onnxamp.train.network import StepResult, TrainNetwork
-from onnxamp.train.optimizers import SGD, Adam, AdamW, Momentum, Optimizer
-from onnxamp.train.scaling import DynamicLossScaleManager, FixedLossScaleManager, GradScaler
+from onnxamp.train._build import build_train_network
+from onnxamp.train._data import Batches
+from onnxamp.train._decorate import Decorated, decorate
+from onnxamp.train._flushed import FlushedGradient
+from onnxamp.train._losses import Loss
+from onnxamp.train._network import StepResult, TrainNetwork
+from onnxamp.train._optimizers import SGD, Adam, AdamW, Momentum, Optimizer
+from onnxamp.train._scaling import DynamicLossScaleManager, FixedLossScaleManager, GradScaler
 
 __all__ = [
     "SGD",

@@ -1,0 +1,127 @@
+"""What a folder of results remembers, so that nothing is made twice.
+
+A result is up to date if its entry in ``.onnxamp.json`` was made by this version of onnxamp with the same options, and
+if every file that was read for it (the model, its data files, its inputs) and every file that was written has the size
+and the modification time of then. Times alone, as make compares them, would not see other options, nor a file that was
+moved here and is older; and a result that somebody changed is made again. Failures are not remembered: they are tried
+again.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from onnxamp._model.storage import write_file
+
+NAME: Final = ".onnxamp.json"
+"""The file's name; it lies in the folder of the results."""
+_FORMAT: Final = 1
+_KIND: Final = "zoo state"
+
+Stamp = tuple[int, int]
+"""Size in bytes, and modification time in nanoseconds."""
+Outcome = Literal["converted", "up to date", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of one model.
+
+    ``name`` is its path below the folder, with slashes; ``low`` and ``nodes`` count the result's nodes with low
+    precision and all nodes; ``casts`` are those that were added; ``error`` is the worst relative L2 error of a float
+    output, None where nothing was compared. ``message`` says why it failed or was not validated, ``cure`` is a command
+    that was seen to cure it, and ``trace`` shows where an error that nobody foresaw came from. ``inputs`` says what the
+    models ran on.
+    """
+
+    name: str
+    outcome: Outcome = "failed"
+    low: int = 0
+    nodes: int = 0
+    casts: int = 0
+    error: float | None = None
+    seconds: float = 0.0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    inputs: str = ""
+    message: str = ""
+    cure: str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A success: the options' fingerprint, and stamps by path, relative to the folder of the results."""
+
+    made_with: str
+    read: Mapping[str, Stamp]
+    written: Mapping[str, Stamp]
+    row: Row
+
+    def is_current(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
+        """Whether nothing has changed since, and all files that would be read now were read then."""
+        known = {**self.read, **self.written}
+        return (
+            self.made_with == fingerprint
+            and {_relative(path, folder) for path in needed} <= self.read.keys()
+            and all(_stamp(folder / path) == tuple(known[path]) for path in known)
+        )
+
+
+def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:
+    """The stamp of each file, by path relative to ``folder``; files that are missing are left out."""
+    found = {_relative(path, folder): _stamp(path) for path in paths}
+    return {path: stamp for path, stamp in found.items() if stamp is not None}
+
+
+def fingerprint(facts: Mapping[str, Any]) -> str:
+    """A hash of plain data, sets and regular expressions; the order of keys and of sets does not count."""
+
+    def plain(item: Any) -> Any:
+        return item.pattern if isinstance(item, re.Pattern) else sorted(item)
+
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=plain).encode()).hexdigest()
+
+
+def load_state(folder: Path) -> dict[str, Entry]:
+    """What the folder remembers, by name of the model; nothing where there is no such file, or one of another form."""
+    try:
+        data = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        if (data["onnxamp"], data["format"]) != (_KIND, _FORMAT):
+            return {}
+        return {
+            name: Entry(entry["made_with"], dict(entry["read"]), dict(entry["written"]), Row(**entry["row"]))
+            for name, entry in data["models"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def save_state(folder: Path, entries: Mapping[str, Entry]) -> None:
+    """Write the file, whole or not at all.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    data = {"onnxamp": _KIND, "format": _FORMAT, "models": {name: asdict(entry) for name, entry in entries.items()}}
+    write_file(folder / NAME, json.dumps(data, indent=1).encode())
+
+
+def _relative(path: Path, folder: Path) -> str:
+    try:
+        return Path(os.path.relpath(path.absolute(), folder.absolute())).as_posix()
+    except ValueError:  # on another drive
+        return path.absolute().as_posix()
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns

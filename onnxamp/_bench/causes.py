@@ -1,0 +1,163 @@
+"""Why a model is slower than it could be: read off what ran, beside what ran of the original.
+
+=============  =====================================================================================================
+kind           what is looked for
+=============  =====================================================================================================
+casts          Casts between floats that take a share of the time, and the original has fewer of them
+fallback       nodes with floats on the CPU, and the copies around them (Memcpy nodes)
+fusion         fused nodes that ONNX Runtime made of the original, and not of this model
+softmax        attention that is no longer fused, with a float32 Softmax in a low model
+fused conv     Conv with its activation in one kernel, which ONNX Runtime has in float32 only
+layout         low convolutions in NCHW
+channels       low convolutions and products with channels that are no multiple of 8
+search         a first run at a new shape that takes much longer: cuDNN tries its algorithms
+launches       a run that is hardly longer than starting its kernels takes
+=============  =====================================================================================================
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from onnxamp._bench.executed import executed
+from onnxamp._bench.records import Bench, Cause, OpTime, Timing
+
+_CAST_SHARE: Final = 0.03
+_SEARCH: Final = 20.0
+"""A first run that is so many times as long as the others tells that something was searched."""
+_LAUNCH: Final = 8e-6
+"""Seconds per kernel below which a run waits for launches: one takes 3 to 5 microseconds on the host."""
+_SHOWN: Final = 6
+"""Op types that a sentence names."""
+_LOWS: Final = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A model and the original, and the timings of the model."""
+
+    original: Bench
+    model: Bench
+    timings: Sequence[Timing]
+    on_cuda: bool
+
+
+def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
+    """What costs the model time, by the module's table. Complexity: linear in op types."""
+    if not evidence.model.ops or (not evidence.on_cuda and evidence.model.lowest != "float32"):
+        return ()  # on CPU, float16 is computed in float32: what that costs has other causes than on a GPU
+    looks: tuple[Callable[[Evidence], Iterator[tuple[str, str, str]]], ...] = (
+        _casts, _fallbacks, _fusions, _layout, _channels, _search, _launches,
+    )  # fmt: skip
+    return tuple(Cause(evidence.model.model, *found) for look in looks for found in look(evidence))
+
+
+def _casts(e: Evidence) -> Iterator[tuple[str, str, str]]:
+    mine, theirs = (
+        _sum(bench.ops, lambda row: row.op == "Cast" and row.dtype != "no floats") for bench in (e.model, e.original)
+    )
+    total = sum(row.seconds for row in e.model.ops) or 1e-12
+    if mine[0] > theirs[0] and mine[1] > _CAST_SHARE * total:
+        share = f"{mine[1] * 1e3:.3g} ms, {mine[1] / total:.0%} of the time"
+        text = f"{mine[0]} Casts ({theirs[0]} in the original) take {share}"
+        yield (
+            "casts",
+            text,
+            "Lower what stands between them: --lists fast, --level O3, or --io-types low at the borders.",
+        )
+
+
+def _fallbacks(e: Evidence) -> Iterator[tuple[str, str, str]]:
+    if not e.on_cuda:
+        return
+    rows = [
+        row
+        for row in e.model.ops
+        if row.provider == "CPU" and row.dtype != "no floats" and row.op not in executed().copies
+    ]
+    before = {row.op: row.nodes for row in e.original.ops if row.provider == "CPU" and row.dtype != "no floats"}
+    new = [row for row in rows if row.nodes > before.get(row.op, 0)]
+    copies = _sum(e.model.ops, lambda row: row.op in executed().copies)
+    if new or (rows and copies[0]):
+        shown = sorted(new or rows, key=lambda row: -row.seconds)
+        kinds = ", ".join(f"{row.op} ×{row.nodes} ({row.dtype})" for row in shown[:_SHOWN])
+        kinds += ", ..." if len(shown) > _SHOWN else ""
+        more = "" if new else ", as in the original"
+        text = f"on CPU{more}: {kinds}; {copies[0]} copies between host and device take {copies[1] * 1e3:.3g} ms"
+        yield "fallback", text, "onnxamp check MODEL says for each why, and what brings it back."
+
+
+def _fusions(e: Evidence) -> Iterator[tuple[str, str, str]]:
+    kept = _ran(e.model)  # whether ONNX Runtime made them, or the model holds them itself
+    lost = {op: count - kept[op] for op, count in fused_ops(e.original).items() if count > kept[op]}
+    softmax = _sum(e.model.ops, lambda row: row.op == "Softmax" and row.dtype == "float32")[0]
+    attention = [op for op in lost if op in executed().attentions]
+    if attention and softmax and e.model.lowest != "float32":
+        text = f"{lost.pop(attention[0])} attentions are not fused: {softmax} Softmax in float32 stand in them"
+        yield "softmax", text, "--lists fast makes Softmax low; its kernel accumulates in float32 all the same."
+    convs = [op for op in lost if op in executed().conv_activations]
+    if convs and e.model.lowest != "float32":
+        count = sum(lost.pop(op) for op in convs)
+        text = f"{count} activations no longer run inside their Conv: FusedConv is float32 only"
+        yield "fused conv", text, "Nothing brings it back; it costs one pass over each such output."
+    if lost:
+        text = "fusions that the original gets and this model does not: " + ", ".join(
+            f"{op} ×{n}" for op, n in lost.items()
+        )
+        yield "fusion", text, "Convert with --fold, or see with 'onnxamp inspect' which Casts stand in the pattern."
+
+
+def _layout(e: Evidence) -> Iterator[tuple[str, str, str]]:
+    count, seconds = _sum(e.model.ops, lambda row: row.op in executed().convolutions and row.dtype in _LOWS)
+    if e.on_cuda and count and e.model.options.get("prefer_nhwc") != "1":
+        text = f"{count} low convolutions ({seconds * 1e3:.3g} ms) run in NCHW; tensor cores want NHWC"
+        yield "layout", text, "Try the provider option prefer_nhwc=1 (onnxamp bench --nhwc)."
+
+
+def _channels(e: Evidence) -> Iterator[tuple[str, str, str]]:
+    if e.on_cuda and e.model.odd:
+        kinds = ", ".join(f"{op} ×{count}" for op, count in e.model.odd.items())
+        text = f"channels that are no multiple of 8: {kinds}; tensor cores take such shapes slowly or not at all"
+        yield "channels", text, "Pad them in the model, or keep these nodes in float32 (--keep-fp32)."
+
+
+def _search(e: Evidence) -> Iterator[tuple[str, str, str]]:
+    slow = [t for t in e.timings if t.latency.first > _SEARCH * t.latency.median and t.latency.first > 0.1]
+    convolves = any("Conv" in row.op for row in e.model.ops)
+    if e.on_cuda and slow and convolves:
+        first = max(t.latency.first for t in slow)
+        text = f"the first run at a new shape takes up to {first:.2g} s: cuDNN tries its algorithms"
+        yield "search", text, "Warm up every shape once, or set cudnn_conv_algo_search=HEURISTIC."
+
+
+def _launches(e: Evidence) -> Iterator[tuple[str, str, str]]:
+    kernels = sum(row.nodes for row in e.model.ops if row.provider == "CUDA")
+    bound = [t for t in e.timings if kernels and t.latency.median < _LAUNCH * kernels]
+    if e.on_cuda and bound and e.model.options.get("enable_cuda_graph") != "1":
+        fastest = min(t.latency.median for t in bound)
+        text = f"{kernels} kernels in {fastest * 1e3:.3g} ms: starting them takes longer than they do"
+        yield "launches", text, "A larger batch, or a CUDA graph (onnxamp bench --cuda-graph)."
+
+
+def fused_ops(bench: Bench) -> Counter[str]:
+    """Op types that ran and that the model itself has fewer of: what ONNX Runtime's fusions made."""
+    own = {op.rpartition("::")[2]: count for op, count in (bench.kinds or {}).items()}
+    extra = {
+        op: count - own.get(op, 0) for op, count in _ran(bench).items() if op not in executed().glue | executed().copies
+    }
+    return Counter({op: count for op, count in extra.items() if count > 0})
+
+
+def _ran(bench: Bench) -> Counter[str]:
+    """Nodes that ran, by op type."""
+    ran = Counter[str]()
+    for row in bench.ops:
+        ran[row.op] += row.nodes
+    return ran
+
+
+def _sum(rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]) -> tuple[int, float]:
+    """Nodes and seconds of the rows that are wanted."""
+    chosen = [row for row in rows if wanted(row)]
+    return sum(row.nodes for row in chosen), sum(row.seconds for row in chosen)

@@ -1,0 +1,314 @@
+"""What the commands share: options and what they mean, progress, what is printed last, and how errors end."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from onnxamp._audit import audit_model
+from onnxamp._convert.convert import Conversion
+from onnxamp._decide.policy import PRESETS
+from onnxamp._dtypes import low_type
+from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError, OnnxAmpError
+from onnxamp._model.storage import data_files, folder_of, load_model
+from onnxamp._numerics.results import Cure, DiffReport
+from onnxamp._report.parts import line, make_console, plain, printable
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.samples import Samples, load_samples, random_samples
+from onnxamp._runtime.session import Provider
+from onnxamp._runtime.shell import take_weights
+from onnxamp._target.kernels import TARGETS
+from onnxamp._tuning.results import Tuned
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def as_bytes(_: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """The number of bytes that an option says, with or without a unit: 500MB, 2GB, 1.5GiB."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?)b?|b)?", value.strip().lower())
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no size: write it like 500MB or 2GB.", param=parameter)
+    unit: int = (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
+    return round(float(found[1]) * unit)
+
+
+LEVELS = ("O0", "O1", "O2", "O3", "auto")
+
+
+def wishes(function: F) -> F:
+    """Add the options that say what shall become low."""
+    options = (
+        click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), default="float16", show_default=True,
+                     help="The low type."),
+        click.option("--lists", type=click.Choice(PRESETS), default="default", show_default=True,
+                     help="Preset of white and black lists; 'onnxamp lists' shows them."),
+        click.option("--white", metavar="OP", multiple=True, help="Op type to lower, too. Repeatable."),
+        click.option("--black", metavar="OP", multiple=True,
+                     help="Op type to keep in float32, besides the preset's. Repeatable."),
+        click.option("--keep-fp32", "keep_high", metavar="REGEX", multiple=True,
+                     help="Keep nodes with such names in float32 (the whole name must match). Repeatable."),
+        click.option("--force-low", metavar="REGEX", multiple=True,
+                     help="Lower nodes with such names whatever lists and hazards say. Repeatable."),
+        click.option("--io-types", type=click.Choice(["keep", "low"]), default="keep", show_default=True,
+                     help="Types of the model's inputs and outputs."),
+        click.option("--target", type=click.Choice(TARGETS), default="cuda", show_default=True,
+                     help="Where the result will run: its kernels decide what may be low."),
+        click.option("--strict", is_flag=True, help="At O2, lower every op that is not black-listed."),
+        click.option("--no-hazards", is_flag=True, help="Do not keep what is known to break in low precision."),
+        click.option("--freeze-defaults", is_flag=True, help="Treat weights that are graph inputs, too, as weights."),
+        click.option("--keep-functions", is_flag=True, help="Do not inline model-local functions."),
+        click.option("--opset", type=click.IntRange(1), help="Upgrade the model to this opset first."),
+        click.option("--fold", is_flag=True,
+                     help="First make one op of each normalisation, Gelu and Softmax written out as single ops."),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def as_arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of :func:`wishes` as keyword arguments of :func:`onnxamp.convert_file`."""
+    return {
+        "dtype": options["dtype"],
+        "lists": options["lists"],
+        "white_list": options["white"],
+        "black_list": options["black"],
+        "keep_high": options["keep_high"],
+        "force_low": options["force_low"],
+        "keep_io_types": options["io_types"] == "keep",
+        "target": options["target"],
+        "strict": options["strict"],
+        "hazards": not options["no_hazards"],
+        "freeze_defaults": options["freeze_defaults"],
+        "keep_functions": options["keep_functions"],
+        "fold": options["fold"],
+        "opset": options["opset"],
+    }
+
+
+def as_options(options: dict[str, Any]) -> tuple[str, ...]:
+    """The options of :func:`wishes` that are not at their defaults, as they were written."""
+    written: list[str] = []
+    for option in wishes(lambda: None).__click_params__:  # type: ignore[attr-defined]
+        value, flag = options[option.name], option.opts[0]
+        if option.is_flag:
+            written += [flag] if value else []
+        elif option.multiple:
+            written += [text for item in value for text in (flag, str(item))]
+        elif value is not None and value != option.default:
+            written += [flag, str(value)]
+    return tuple(written)
+
+
+def provider_option(function: F) -> F:
+    """Add the option that says where models run."""
+    text = "Where models run: auto takes CUDA where it can be used."
+    option = click.option("--provider", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
+                          help=text)  # fmt: skip
+    return option(function)
+
+
+def provider_of(options: dict[str, Any]) -> Provider | None:
+    """The option of :func:`provider_option` as a keyword argument: None where the machine decides."""
+    return None if options["provider"] == "auto" else options["provider"]
+
+
+def sampling(function: F) -> F:
+    """Add the options that say on which inputs models run."""
+    options = (
+        click.option("--inputs", metavar="PATH", help="Inputs: an .npz file, a folder of them, or Polygraphy's JSON."),
+        click.option("--samples", type=click.IntRange(1), default=1, show_default=True,
+                     help="Number of made-up inputs."),
+        click.option("--dim", "dims", metavar="NAME=N", multiple=True,
+                     help="Size of a dynamic dimension of made-up inputs. Repeatable."),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of made-up inputs."),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def writing(function: F) -> F:
+    """Add the options that say where results go and what is printed, of commands that write a model."""
+    options = (
+        click.option("--save-plan", type=click.Path(path_type=Path),
+                     help="Write every decision and its reason as JSON."),
+        click.option("--external-data", type=click.Choice(["auto", "always", "never"]), default="auto",
+                     show_default=True, help="Whether weights go to a data file beside the model."),
+        click.option("--shard-size", metavar="SIZE", callback=as_bytes,
+                     help="Split the data file into several of about this size (2GB, 500MB)."),
+        click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML page."),
+        click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
+        click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+        click.option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks."),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def target_of(model: Path, options: dict[str, Any], dtype: str, *read: Path | None, also: Path | None = None) -> Path:
+    """Where the result goes; nothing that is written may be anything that is read, but for the model itself.
+
+    Raises:
+        ArgumentError: see :func:`check_outputs`.
+    """
+    target: Path = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"
+    in_place = is_same_file(model, target)
+    own = [file for file in files_of(model) if not (in_place and file == model)]
+    check_outputs([*read, *own, *given_inputs(options)], [target, options["save_plan"], options["html"], also])
+    return target
+
+
+def is_same_file(model: Path, target: Path) -> bool:
+    """Whether the result replaces the model."""
+    return target.exists() and model.exists() and target.samefile(model)
+
+
+def write_page(made: Conversion, validation: DiffReport | None, path: Path, tuned: Tuned | None = None) -> None:
+    """Write the report of a conversion as an HTML page."""
+    from onnxamp._report.html.page import conversion_page  # noqa: PLC0415 - jinja2 is needed for nothing else
+    from onnxamp._report.html.render import write  # noqa: PLC0415
+
+    audit = audit_model(load_model(made.target), made.plan.target, base_dir=folder_of(made.target))
+    write(conversion_page(made, validation, audit, tuned), path)
+
+
+def sampling_text(options: dict[str, Any]) -> tuple[str, ...]:
+    """The options of :func:`sampling` as they were written, for a command that shall run on the same inputs."""
+    if options["inputs"]:
+        return ("--inputs", str(options["inputs"]))
+    written = [text for pair in options["dims"] for text in ("--dim", pair)]
+    for name in ("samples", "seed"):
+        written += [f"--{name}", str(options[name])] if options[name] != _SAMPLING[name] else []
+    return tuple(written)
+
+
+_SAMPLING: Final = {"samples": 1, "seed": 0}
+"""Defaults of the options that make up inputs."""
+
+
+def samples_of(model: Path, options: dict[str, Any]) -> Samples:
+    """The samples that the options of :func:`sampling` ask for; those that do not fit the model are found at once.
+
+    Raises:
+        ArgumentError: the inputs cannot be read or do not fit, or there is no such dimension.
+    """
+    proto = take_weights(load_model(model), folder_of(model), keep=0).model  # samples must not hold the weights
+    if options["inputs"]:
+        if options["dims"] or any(options[name] != default for name, default in _SAMPLING.items()):
+            raise ArgumentError("--inputs gives the inputs: --samples, --dim and --seed are for made-up ones.")
+        samples = load_samples(options["inputs"])
+        check_inputs(proto, samples[0])
+        return samples
+    dims = parse_dims(options["dims"])
+    samples = random_samples(proto, options["samples"], seed=options["seed"], dims=dims)
+    if dims:
+        samples[0]
+    return samples
+
+
+def show(report: RenderableType, cure: Cure | None) -> None:
+    """Print a report and, last, what to do next. The command stands on a line of its own that can be copied whole."""
+    console = make_console()
+    console.print(report)
+    if cure is not None:
+        mark = Text("→", style="bold cyan") if cure.confirmed else Text("!", style="yellow")
+        console.print("", line(mark, plain(cure.outcome)))
+        if cure.command:
+            console.print(Text(f"   {printable(cure.command)}", style="bold"), soft_wrap=True)
+
+
+def files_of(path: Path | None) -> list[Path]:
+    """A model's file, and those that hold its weights as far as they can be found: no output may be written there."""
+    if path is None or not path.is_file():
+        return []
+    with suppress(ModelError):
+        return [path, *data_files(load_model(path), folder_of(path))]
+    return [path]
+
+
+def given_inputs(options: dict[str, Any]) -> list[Path]:
+    """The file of the inputs that :func:`sampling` names."""
+    return [Path(options["inputs"])] if options["inputs"] else []
+
+
+def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None]) -> None:
+    """Refuse, before anything runs, to write over what is read, or two things to one place.
+
+    Raises:
+        ArgumentError: an output is an input or another output, is no file, or its folder is missing or read-only.
+    """
+    taken = {path.resolve() for path in inputs if path is not None}
+    for path in (path for path in outputs if path is not None):
+        target, folder = path.resolve(), path.absolute().parent
+        if target in taken:
+            raise ArgumentError(f"{str(path)!r} is read or written already: give the output another name.")
+        if target.is_dir():
+            raise ArgumentError(f"The output {str(path)!r} is a folder: name a file.")
+        if target.exists() and not target.is_file():
+            raise ArgumentError(f"The output {str(path)!r} is no regular file: name another.")
+        if not folder.is_dir():
+            raise ArgumentError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} does not exist; create it.")
+        if not os.access(folder, os.W_OK):
+            raise ArgumentError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} is read-only.")
+        taken.add(target)
+
+
+@contextmanager
+def shown(bar: Progress) -> Iterator[Progress]:
+    """The bar on the screen; one that is switched off is left alone, for some versions of rich print an empty line."""
+    if bar.disable:
+        yield bar
+    else:
+        with bar:
+            yield bar
+
+
+@contextmanager
+def progress_bar(text: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """How far something is, on standard error; nothing where that is no terminal."""
+    console = make_console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with shown(Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def errors_end_here(*, verbose: bool) -> Iterator[None]:
+    """Show onnxamp's errors as one sentence, and exit with 2 if an option is wrong, else with 1.
+
+    ``verbose`` lets the traceback through.
+    """
+    try:
+        yield
+    except OnnxAmpError as error:
+        if verbose:
+            raise
+        kind = click.UsageError if isinstance(error, (ArgumentError, ArgumentTypeError)) else click.ClickException
+        raise kind(printable(str(error))) from None
+
+
+def parse_dims(pairs: tuple[str, ...]) -> dict[str, int]:
+    """``NAME=N`` options as a mapping.
+
+    Raises:
+        click.BadParameter: one is not of that form.
+    """
+    dims = {}
+    for pair in pairs:
+        name, _, number = pair.rpartition("=")
+        if not name or not number.isdecimal():
+            raise click.BadParameter(f"{pair!r} is not of the form NAME=N.", param_hint="--dim")
+        dims[name] = int(number)
+    return dims

@@ -1,0 +1,101 @@
+"""``onnxamp inspect``."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from onnx import ModelProto
+from rich.console import Group
+from rich.text import Text
+
+from onnxamp._cli.common import as_arguments, errors_end_here, progress_bar, wishes
+from onnxamp._convert.analysis import analyse
+from onnxamp._convert.plan import Plan, make_plan
+from onnxamp._convert.savings import fold_hint
+from onnxamp._convert.summary import summarize
+from onnxamp._decide.policy import make_policy
+from onnxamp._errors import OpsetError
+from onnxamp._graph.stats import operator_counts
+from onnxamp._graph.view import opset_imports
+from onnxamp._model.storage import folder_of, load_model, weight_bytes
+from onnxamp._report.machine import document
+from onnxamp._report.parts import line, make_console, plain, size
+from onnxamp._report.terminal import level_table, operator_table, verdict_table
+from onnxamp._rewrite.prepare import prepare
+
+_LEVELS = ("O1", "O2", "O3")
+
+
+@click.command("inspect")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--level", "levels", type=click.Choice(_LEVELS), multiple=True, help="Levels to show [all]. Repeatable.")
+@wishes
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks.")
+def command(model: Path, **options: Any) -> None:
+    """Show what is in MODEL, and what each level would do and why. Nothing is written."""
+    with errors_end_here(verbose=options["verbose"]):
+        _inspect(model, options)
+
+
+def _inspect(path: Path, options: dict[str, Any]) -> None:
+    proto, base_dir = load_model(path), folder_of(path)
+    plans: dict[str, tuple[Plan, dict[str, int]]] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    hints: dict[str, str | None] = {}
+    wanted = options["levels"] or _LEVELS
+    steps = ("O0", *wanted)
+    for level in _told(steps):
+        arguments = as_arguments(options)
+        opset = arguments.pop("opset")
+        policy = make_policy(level, **arguments)
+        try:
+            prepared = prepare(proto, policy, opset, base_dir).model
+            analysis = analyse(prepared, policy, base_dir=base_dir)
+        except OpsetError:
+            if level == "O0":
+                raise
+            continue
+        if level == "O0":
+            counts = operator_counts(analysis.view, analysis.types)
+        else:
+            plans[level] = (make_plan(analysis), dict(summarize(analysis).nodes))
+            hints[level] = fold_hint(prepared, analysis, base_dir)
+    if options["as_json"]:
+        levels = {level: plan for level, (plan, _) in plans.items()}
+        facts = {"operators": counts, "levels": levels, "hints": {level: hint for level, hint in hints.items() if hint}}
+        click.echo(document("inspect", facts))
+        return
+    _print(path, proto, counts, plans, options)
+    for hint in dict.fromkeys(filter(None, hints.values())):
+        at = ", ".join(level for level, text in hints.items() if text == hint)
+        make_console().print(line("•", plain(f"{at}: {hint}")))
+
+
+def _told(levels: Sequence[str]) -> Iterator[str]:
+    """The levels; on a terminal it is seen how far they are."""
+    with progress_bar("analysing", quiet=False) as told:
+        for number, level in enumerate(levels):
+            told(number, len(levels))
+            yield level
+
+
+def _print(
+    path: Path,
+    proto: ModelProto,
+    counts: Counter[tuple[str, str]],
+    plans: dict[str, tuple[Plan, dict[str, int]]],
+    options: dict[str, Any],
+) -> None:
+    console = make_console()
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opset_imports(proto).items())
+    head = f"IR version {proto.ir_version}, opsets: {opsets}; weights {size(weight_bytes(proto))}"
+    console.print(Group(plain(str(path)), Text(head, style="dim"), "", operator_table(counts), ""))
+    if plans:
+        console.print(level_table(plans))
+    else:
+        console.print(f"No level applies: {options['dtype']} needs a newer opset (--opset).")
+    for level, (plan, _) in plans.items() if options["verbose"] or options["levels"] else ():
+        console.print(Group("", Text(level, style="bold"), verdict_table(plan)))

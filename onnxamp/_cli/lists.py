@@ -1,0 +1,24 @@
+"""``onnxamp lists``."""
+
+import click
+from rich.console import Group
+from rich.text import Text
+
+from onnxamp._decide.policy import PRESETS, preset
+from onnxamp._report.machine import document
+from onnxamp._report.parts import make_console
+from onnxamp._report.terminal import list_table
+
+
+@click.command("lists")
+@click.argument("presets", nargs=-1, type=click.Choice(PRESETS))
+@click.option("--json", "as_json", is_flag=True, help="Print the lists as JSON.")
+def command(presets: tuple[str, ...], *, as_json: bool) -> None:
+    """Show the white and black lists of PRESETS (all of them by default), with the source of each entry."""
+    chosen = [preset(name) for name in presets or PRESETS]
+    if as_json:
+        click.echo(document("lists", {"presets": {p.name: {"white": p.white, "black": p.black} for p in chosen}}))
+        return
+    for found in chosen:
+        head = Text.assemble((found.name, "bold"), f"  {found.summary}")
+        make_console().print(Group(head, list_table("white", found.white), list_table("black", found.black), ""))

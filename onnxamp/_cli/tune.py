@@ -1,0 +1,149 @@
+"""``onnxamp tune``."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from onnxamp._cli.common import (
+    as_arguments,
+    errors_end_here,
+    provider_of,
+    provider_option,
+    samples_of,
+    sampling,
+    shown,
+    target_of,
+    wishes,
+    write_page,
+    writing,
+)
+from onnxamp._convert.convert import Conversion, convert_file
+from onnxamp._report.parts import make_console
+from onnxamp._report.tune import tuning_json, tuning_report
+from onnxamp._target.roofline import DEFAULT_DEVICE, devices
+from onnxamp._tuning.hunt import PRICING
+from onnxamp._tuning.local import Told
+from onnxamp._tuning.metric import METRICS
+from onnxamp._tuning.results import Tuned
+from onnxamp._tuning.timing import TIMES
+from onnxamp._tuning.tune import tune_model
+
+_MADE_UP: Final = 4
+"""Made-up inputs, unless a number is given."""
+
+
+@click.command("tune")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the result goes [MODEL_fp16.onnx].")
+@click.option(
+    "--tolerance",
+    type=float,
+    default=1e-2,
+    show_default=True,
+    help="Largest error that is accepted; for snr, the least ratio in dB.",
+)
+@click.option(
+    "--metric",
+    default="rel-l2",
+    show_default=True,
+    metavar="NAME",
+    help=f"What the error is: {', '.join(METRICS)}, or package:function.",
+)
+@sampling
+@provider_option
+@wishes
+@click.option(
+    "--device",
+    type=click.Choice(list(devices())),
+    default=DEFAULT_DEVICE,
+    show_default=True,
+    help="Whose speed times are estimated for.",
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    default=PRICING,
+    show_default=True,
+    help="Runs that find out what ops do to the outputs; judging candidates takes up to 18 more.",
+)
+@click.option(
+    "--state", type=click.Path(path_type=Path), help="Keep measurements in this file: nothing in it is measured again."
+)
+@click.option(
+    "--pick", type=click.IntRange(0), metavar="K", help="Write candidate K instead of the one that is chosen."
+)
+@click.option(
+    "--times",
+    type=click.Choice(TIMES),
+    default=TIMES[0],
+    show_default=True,
+    help="Times of ops: estimates for the device, or from a profile that ONNX Runtime makes here.",
+)
+@writing
+@click.pass_context
+def command(ctx: click.Context, /, model: Path, **options: Any) -> None:
+    """Lower as much of MODEL as its accuracy allows: measured, not guessed.
+
+    Exit codes: 0 the result was written and holds the tolerance; 1 it could not be made or does not hold it; 2 wrong
+    usage.
+    """
+    if not options["inputs"] and ctx.get_parameter_source("samples") is ParameterSource.DEFAULT:
+        options["samples"] = _MADE_UP
+    with errors_end_here(verbose=options["verbose"]):
+        _tune(model, options)
+
+
+def _tune(model: Path, options: dict[str, Any]) -> None:
+    target = target_of(model, options, options["dtype"], also=options["state"])
+    with _progress(quiet=options["quiet"]) as told:
+        _, tuned = tune_model(
+            model, options["tolerance"], metric=options["metric"], samples=samples_of(model, options),
+            device=options["device"], times=options["times"], provider=provider_of(options), runs=options["runs"],
+            state=options["state"], pick=options["pick"], told=told, **as_arguments(options),
+        )  # fmt: skip
+        made = convert_file(
+            model, target, plan=tuned.plan, external_data=options["external_data"],
+            shard_bytes=options["shard_size"], progress=lambda done, total: told("writing", done, total),
+        )  # fmt: skip
+    made = replace(made, plan=tuned.plan)  # which has the reasons
+    if options["save_plan"]:
+        tuned.plan.save(options["save_plan"])
+    if options["html"]:
+        write_page(made, None, options["html"], tuned)
+    _show(made, tuned, options)
+    if not tuned.held:
+        raise click.ClickException(f"{target} was written, but does not hold the tolerance.")
+
+
+def _show(made: Conversion, tuned: Tuned, options: dict[str, Any]) -> None:
+    if options["as_json"] and not options["quiet"]:
+        click.echo(tuning_json(made, tuned))
+    elif not options["quiet"]:
+        make_console().print(tuning_report(made, tuned, options["state"], verbose=options["verbose"]))
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Told]:
+    """What is being done, how far it is, and the time left, on standard error; nothing where that is no terminal."""
+    console = make_console(stderr=True)
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with shown(Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)) as bar:
+        tasks = {"": bar.add_task("reading", total=None)}
+
+        def told(text: str, done: int, total: int) -> None:
+            kind = text.partition(":")[0]
+            if kind not in tasks:  # a bar of its own: the time left is that of what is being done
+                for task in tasks.values():
+                    bar.update(task, visible=False)
+                tasks[kind] = bar.add_task(text, total=total)
+            bar.update(tasks[kind], description=text, completed=done, total=total, visible=True)
+
+        yield told

@@ -1,0 +1,1 @@
+"""Conversion: the one pipeline, and what it returns."""

@@ -1,0 +1,82 @@
+"""What a conversion amounts to, in numbers: taken from the analysis, before anything is edited."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnxamp._convert.analysis import Analysis
+from onnxamp._dtypes import FLOAT
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.weights import stored_bytes
+from onnxamp._ops.facts import op_facts
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Nodes and Casts of the result.
+
+    ``nodes``: number of nodes by precision ("low", "float32", "mixed", "no floats"), ``nodes_before`` as they were;
+    ``ops``: (op type, precision) -> number; ``casts_before``, ``casts_added``, ``casts_removed``: Cast nodes;
+    ``fallbacks``: nodes without a kernel on the target, which run on CPU; ``unknown``: op types without a schema, left
+    in float32; ``overridable``: initializers that callers may override.
+    """
+
+    nodes: Mapping[str, int]
+    nodes_before: Mapping[str, int]
+    ops: Mapping[tuple[str, str], int]
+    casts_before: int
+    casts_added: int
+    casts_removed: int
+    low_weight_bytes: int
+    """Bytes of weights, measured in float32, that become low."""
+    fallbacks: tuple[tuple[str, str], ...]
+    """(node, op type)."""
+    unknown: tuple[str, ...]
+    overridable: tuple[str, ...]
+
+
+def summarize(analysis: Analysis) -> Summary:
+    """Count. Complexity: linear in nodes."""
+    view, edits = analysis.view, analysis.edits
+    nodes: Counter[str] = Counter()
+    before: Counter[str] = Counter()
+    ops: Counter[tuple[str, str]] = Counter()
+    for node in view.nodes:
+        if node.key in ("Cast", "Constant") or node.key in op_facts().control_flow:
+            continue
+        precision = _precision(analysis, node.index)
+        nodes[precision] += 1
+        before[_by_types(analysis, node)] += 1
+        ops[node.key, precision] += 1
+    casts = sum(node.key == "Cast" for node in view.nodes)
+    low = sum(
+        stored_bytes(tensor)
+        for scope in view.scopes
+        for tensor in scope.proto.initializer
+        if scope.names[tensor.name] in edits.weights
+    )
+    unknown = sorted({node.key for node in view.nodes if node.signature is None})
+    fallbacks = tuple((view.nodes[n].label, view.nodes[n].key) for n in analysis.pins.fallbacks)
+    overridable = tuple(v.name for v in view.overridable() if analysis.types[v.index] == FLOAT)
+    return Summary(
+        nodes, before, ops, casts, len(edits.casts), len(edits.removed), low, fallbacks, tuple(unknown), overridable
+    )
+
+
+def _precision(analysis: Analysis, index: int) -> str:
+    """In which precision a node computes, from the terms of its ports."""
+    node, terms, decision = analysis.view.nodes[index], analysis.terms, analysis.decision
+    found = {decision.is_low(variable) for variable in terms.of_node.get(index, {}).values()}
+    if len(found) == 2:
+        return "mixed"
+    if found:
+        return "low" if found == {True} else "float32"
+    return _by_types(analysis, node)
+
+
+def _by_types(analysis: Analysis, node: Node) -> str:
+    """In which precision the original node computes."""
+    types = {analysis.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
+    if FLOAT in types:
+        return "float32"
+    return "low" if analysis.policy.low.tensor in types else "no floats"

@@ -1,0 +1,1 @@
+"""From a graph and options to a decision: variables, pins and the minimum cut."""

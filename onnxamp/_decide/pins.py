@@ -1,0 +1,277 @@
+"""From wishes and facts to pins: for each variable what holds it low or float32, and who wins.
+
+Precedence: what cannot be (kernels, ties), what the user says of single nodes, then hazards and black list (or a plan),
+then white list and level: there a pin to float32 beats one to low. Ties share all pins.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnxamp._decide.overrides import Wishes
+from onnxamp._decide.policy import Level, Policy
+from onnxamp._decide.terms import Terms, Variable
+from onnxamp._decide.verdicts import Hazard, Reason, Verdict
+from onnxamp._errors import ArgumentError, ContradictionError
+from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._ops.facts import is_exact, op_facts
+from onnxamp._ops.kernel_limits import has_refusals
+from onnxamp._target.kernels import Freedom, freedom
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What is settled before the cut.
+
+    ``verdicts``: deciding variable -> its pin; ``implies``: (p, q) variables where p low needs q low;
+    ``exact`` and ``preferred``: variables that cost no accuracy, and those that gain by being low;
+    ``fallbacks``: nodes without a kernel on the target in float32, which run on CPU; ``warnings``: sentences.
+    """
+
+    verdicts: Mapping[int, Verdict]
+    implies: Sequence[tuple[int, int]]
+    exact: frozenset[int]
+    preferred: frozenset[int]
+    fallbacks: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+
+def find_pins(
+    view: View,
+    policy: Policy,
+    terms: Terms,
+    hazards: Sequence[Hazard],
+    *,
+    wishes: Wishes,
+    folded: frozenset[int] = frozenset(),
+    moved: frozenset[int] = frozenset(),
+    replay: Mapping[str, bool] | None = None,
+    measured: Mapping[int, str] | None = None,
+) -> Pins:
+    """Judge every variable. Complexity: linear in nodes, with one kernel look-up per distinct binding.
+
+    Args:
+        wishes: what the user says of single nodes.
+        folded: nodes that the lists do not judge, since they take their producer's precision.
+        moved: exact ops on constants alone, which follow their readers at every level.
+        replay: decisions of a plan by variable key; they stand for lists, level and hazards.
+        measured: nodes that were seen to break in low precision, with the reason.
+    """
+    collector = _Collector(view, policy, terms, folded, moved)
+    for variable in terms.fixed_high:
+        collector.pin(variable, Verdict(variable, False, Reason.TIE, "shares its type with a float32 value"), hard=True)
+    for variable in terms.wanted_low:
+        collector.pin(variable, Verdict(variable, True, Reason.LEVEL, "inputs and outputs shall be low"))
+    for node in view.nodes:
+        collector.kernels(node)
+    collector.wishes(wishes)
+    if replay is not None:
+        collector.replay(replay)
+        return collector.finish()
+    for hazard in hazards:
+        keeps = policy.hazards and (policy.level != Level.AUTO or hazard.reason not in _MEASURABLE)
+        if hazard.reason is Reason.FUSION:  # a white-listed producer stays low: its Cast is shielded instead
+            keeps = (keeps or policy.level != Level.O3) and view.nodes[hazard.node].key not in policy.white
+        for variable in terms.of_node.get(hazard.node, {}).values() if keeps else ():
+            collector.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
+    for index, why in (measured or {}).items():
+        for variable in terms.of_node.get(index, {}).values():
+            collector.pin(variable, Verdict(variable, False, Reason.MEASURED, why))
+    for node in view.nodes:
+        collector.lists(node)
+    return collector.finish()
+
+
+_MEASURABLE = frozenset({Reason.EPSILON, Reason.ISLAND, Reason.REDUCTION})
+"""Hazards that measured ranges confirm or refute. Others show only for inputs that samples may lack."""
+
+
+def variable_keys(view: View, variables: Sequence[Variable]) -> list[str]:
+    """A name for each variable that survives re-exporting: scopes, node label and type parameter.
+
+    Where nodes share a label, the later ones are numbered.
+    """
+    found, taken = [], Counter[str]()
+    for variable in variables:
+        key = _variable_key(view, variable)
+        taken[key] += 1
+        found.append(key if taken[key] == 1 else f"{key} ({taken[key]})")
+    return found
+
+
+def _variable_key(view: View, variable: Variable) -> str:
+    if variable.node == ABSENT:
+        value = view.values[variable.value]
+        scope, own = value.scope, f"{value.name}:{variable.param}"
+    else:
+        node = view.nodes[variable.node]
+        scope, own = node.scope, f"{node.label}:{variable.param}"
+    path = [own]
+    while scope:
+        owner = view.nodes[view.scopes[scope].owner]
+        attribute = next(name for name, body in owner.bodies if body == scope)
+        path.append(f"{owner.label}.{attribute}")
+        scope = owner.scope
+    return "/".join(reversed(path))
+
+
+@dataclass(slots=True)
+class _Collector:
+    view: View
+    policy: Policy
+    terms: Terms
+    folded: frozenset[int]
+    moved: frozenset[int]
+    hard: dict[int, Verdict] = field(default_factory=dict)
+    forced: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
+    kept: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
+    high: dict[int, Verdict] = field(default_factory=dict)
+    low: dict[int, Verdict] = field(default_factory=dict)
+    implies: list[tuple[int, int]] = field(default_factory=list)
+    exact: set[int] = field(default_factory=set)
+    preferred: set[int] = field(default_factory=set)
+    fallbacks: list[int] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    known: dict[object, Freedom] = field(default_factory=dict)
+
+    def pin(self, variable: int, verdict: Verdict, *, hard: bool = False) -> None:
+        """Note a pin; the first one of a kind explains the variable."""
+        root = self.terms.root(variable)
+        pins = self.hard if hard else self.low if verdict.low else self.high
+        pins.setdefault(root, verdict)
+
+    def kernels(self, node: Node) -> None:
+        """Pins and implications from the target's kernels."""
+        variables = self.terms.of_node.get(node.index)
+        bound = self.terms.bound.get(node.index)
+        if not variables or bound is None or node.signature is None:
+            return
+        params = tuple(variables)
+        by_itself = not node.signature.has_function and not has_refusals(self.policy.target, node.key)
+        shape = () if by_itself else tuple(bool(name) for name in node.proto.input)
+        body = () if by_itself else node.proto.attribute
+        key = (
+            node.key,
+            params,
+            tuple(sorted(bound.items())),
+            shape,
+            tuple(a.SerializeToString() for a in body),
+        )
+        if key not in self.known:
+            policy = self.policy
+            self.known[key] = freedom(policy.target, node.key, node.signature, bound, params, policy.low, node.proto)
+        found = self.known[key]
+        for param in found.high:
+            kernel = f"{self.policy.low.name} kernel for {node.key} (opset {node.signature.since})"
+            why = f"no {kernel} on {self.policy.target}"
+            self.pin(variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True)
+        self.implies += [(variables[p], variables[q]) for p, q in found.implies]
+        if found.falls_back:
+            self.fallbacks.append(node.index)
+        if found.only_low:
+            self.preferred.update(self.terms.root(variables[param]) for param in params if param not in found.high)
+
+    def wishes(self, wishes: Wishes) -> None:
+        """What the user says of single nodes."""
+        self.warnings += wishes.warnings
+        for index, wish in wishes.of_node.items():
+            pins = self.forced if wish.low else self.kept
+            for variable in self.terms.of_node.get(index, {}).values():
+                verdict = Verdict(variable, wish.low, wish.reason, wish.detail)
+                pins.setdefault(self.terms.root(variable), (verdict, self.view.nodes[index].label))
+
+    def lists(self, node: Node) -> None:
+        """Black list, white list, and what the level says of all other ops."""
+        exact = is_exact(node.proto)
+        follows = node.key in op_facts().following | op_facts().control_flow
+        follows = follows or node.index in self.folded or node.index in self.moved
+        judged = self.policy.level != Level.AUTO or node.key in self.policy.listed_by_user
+        pin = self.listed(node, exact=exact, follows=follows) if judged else None
+        for variable in self.terms.of_node.get(node.index, {}).values():
+            root = self.terms.root(variable)
+            if exact:
+                self.exact.add(root)
+            if pin is not None:
+                self.pin(variable, Verdict(variable, *pin))
+            elif not follows and (self.policy.level == Level.O2 or node.key in self.policy.white):
+                self.preferred.add(root)
+
+    def listed(self, node: Node, *, exact: bool, follows: bool) -> tuple[bool, Reason, str] | None:
+        """Whether lists or level want the node low, and why; None where they leave it to the cut."""
+        policy = self.policy
+        if policy.level == Level.O0:
+            return False, Reason.LEVEL, "O0 lowers nothing"
+        if node.key in policy.black and (policy.level != Level.O3 or node.key in op_facts().control_flow):
+            return None if node.index in self.folded else (False, Reason.BLACK, node.key)
+        if node.key in policy.white and not exact and not follows:
+            return True, Reason.WHITE, node.key
+        if not follows and (policy.level == Level.O3 or (policy.strict and policy.level == Level.O2)):
+            return True, Reason.LEVEL, f"{policy.level} lowers all that it can"
+        if policy.level == Level.O1 and not exact and not follows:
+            return False, Reason.LEVEL, "O1 lowers white-listed ops alone"
+        return None
+
+    def replay(self, decisions: Mapping[str, bool]) -> None:
+        """Pin the variables of all nodes as the plan says. Constants follow their readers, whatever they are called."""
+        keys = variable_keys(self.view, self.terms.variables)
+        for variable, key in zip(self.terms.variables, keys, strict=True):
+            if variable.node == ABSENT or self.view.nodes[variable.node].key == "Constant":
+                continue
+            if key not in decisions:
+                raise ArgumentError(f"The plan does not know {key!r}: it was made for another model.")
+            low = decisions[key]
+            self.pin(variable.index, Verdict(variable.index, low, Reason.PLAN, "as the plan says"))
+
+    def finish(self) -> Pins:
+        """Settle who wins on each variable, implications included."""
+        self.contradictions()
+        self.spread_forced()
+        settled: dict[int, Verdict] = {}
+        for root in {*self.hard, *self.forced, *self.kept, *self.high, *self.low}:
+            if root in self.hard:
+                settled[root] = self.hard[root]
+                if root in self.forced:
+                    label = self.forced[root][1]
+                    self.warnings.append(f"{label!r} cannot be forced low: {self.hard[root].detail}.")
+            elif root in self.forced or root in self.kept:
+                settled[root] = (self.forced.get(root) or self.kept[root])[0]
+            else:
+                settled[root] = self.high.get(root) or self.low[root]
+        self.spread_high(settled)
+        pairs = [(self.terms.root(p), self.terms.root(q)) for p, q in self.implies]
+        return Pins(
+            settled,
+            pairs,
+            frozenset(self.exact),
+            frozenset(self.preferred),
+            tuple(self.fallbacks),
+            tuple(self.warnings),
+        )
+
+    def contradictions(self) -> None:
+        for root in self.forced.keys() & self.kept.keys():
+            (low, first), (high, second) = self.forced[root], self.kept[root]
+            raise ContradictionError(
+                f"{first!r} ({low.detail}) and {second!r} ({high.detail}) must have one precision; drop one wish."
+            )
+
+    def spread_forced(self) -> None:
+        """What a forced variable needs low is forced, too."""
+        for first, second in self.implies:
+            p, q = self.terms.root(first), self.terms.root(second)
+            if p in self.forced and q not in self.kept:
+                self.forced.setdefault(q, self.forced[p])
+
+    def spread_high(self, settled: dict[int, Verdict]) -> None:
+        """What needs a float32 variable low is float32, too."""
+        needed_by: dict[int, list[int]] = {}
+        for p, q in self.implies:
+            needed_by.setdefault(self.terms.root(q), []).append(p)
+        stack = [root for root, verdict in settled.items() if not verdict.low]
+        while stack:
+            for p in needed_by.get(stack.pop(), ()):
+                root = self.terms.root(p)
+                if root not in settled or settled[root].low:
+                    why = f"no kernel for these types mixed on {self.policy.target}"
+                    settled[root] = Verdict(p, False, Reason.NO_KERNEL, why)
+                    stack.append(root)

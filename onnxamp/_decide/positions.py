@@ -1,0 +1,102 @@
+"""Integers carried in floats: indices, sizes, counters, positions. Low types are exact only to 2048 or 256."""
+
+from collections.abc import Iterator
+
+from onnxamp._decide.verdicts import Hazard, Reason
+from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._graph.constants import Constants
+from onnxamp._graph.types import Types
+from onnxamp._graph.view import ABSENT, Node, Origin, View
+from onnxamp._ops.facts import op_facts
+
+_FLOATS = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+_INTEGERS = frozenset({"tensor(int32)", "tensor(int64)", "tensor(uint32)", "tensor(uint64)"})
+
+
+def index_paths(view: View, types: Types) -> Iterator[Hazard]:
+    """Backward from Casts to int, and from sizes and scales: the arithmetic that leads there stays float32.
+
+    The walk stops at whatever is no index arithmetic (Conv, MatMul, activations), so that an image that is cast to
+    uint8 at its end does not keep a whole network in float32. Complexity: linear, each node is visited once.
+    """
+    walk, sized = op_facts().hazard["index_arithmetic"], op_facts().index_inputs
+    seen: set[int] = set()
+    stack: list[tuple[int, str]] = []
+    for node in view.nodes:
+        is_cast = node.key == "Cast" and node.input(0) != ABSENT and types[node.inputs[0]] == FLOAT
+        if is_cast and types[node.outputs[0]] in _INTEGERS:
+            stack.append((node.inputs[0], f"becomes integers at {node.label!r}"))
+        for port in sized.get(node.key, ()):
+            value = node.input(port)
+            if value != ABSENT and types[value] == FLOAT and not _is_roi(node, port):
+                stack.append((value, f"is a size or step of {node.label!r}"))
+                if node.key == "Range" and node.index not in seen:
+                    seen.add(node.index)
+                    yield Hazard(node.index, Reason.INDEX, "counts in floats")
+    while stack:
+        value, why = stack.pop()
+        producer = view.producer(value)
+        if producer is None or producer.index in seen or producer.key not in walk:
+            continue
+        seen.add(producer.index)
+        yield Hazard(producer.index, Reason.INDEX, why)
+        stack += [(source, why) for source in producer.inputs if source != ABSENT and types[source] == FLOAT]
+
+
+def _is_roi(node: Node, port: int) -> bool:
+    """Resize has its scales at input 1 up to opset 10, and a region of interest there since."""
+    return node.key == "Resize" and port == 1 and node.signature is not None and node.signature.since > 10
+
+
+def position_paths(view: View, types: Types, constants: Constants) -> Iterator[Hazard]:
+    """Forward from counters, Casts from int and graph inputs to Sin, Cos, Floor and Mod: rotary and timestep tables.
+
+    A value is a *position* if it is made of these sources and constants alone, by position arithmetic. Behind Range
+    and CumSum all position arithmetic is kept; behind Casts and inputs only what reaches such a sink
+    (or a comparison, which low positions would answer wrongly).
+    """
+    walk, facts = op_facts().hazard["position_arithmetic"], op_facts().hazard
+    counting, position = set[int](), set[int]()
+    for value in view.values:
+        if types[value.index] in _FLOATS and value.scope == 0 and value.origin in (Origin.INPUT, Origin.DEFAULT):
+            position.add(value.index)
+    sinks: list[Node] = []
+    for index in view.order:
+        node = view.nodes[index]
+        sources = [value for value in node.inputs if value != ABSENT and types[value] in _FLOATS]
+        from_integers = node.key == "Cast" and node.input(0) != ABSENT and types[node.inputs[0]] in _INTEGERS
+        if node.key in facts["position_sources"]:
+            counting.update(node.outputs)
+            position.update(node.outputs)
+            yield Hazard(index, Reason.INDEX, "counts in floats")
+        elif from_integers:
+            position.update(node.outputs)
+        elif node.key in facts["position_sinks"] and sources and sources[0] in position:
+            sinks.append(node)
+            if node.key in facts["rounding_ops"]:
+                counting.update(node.outputs)
+                position.update(node.outputs)
+        elif node.key in walk and sources and all(v in position or constants.is_constant(v) for v in sources):
+            if any(value in position for value in sources):
+                position.update(node.outputs)
+            if any(value in counting for value in sources):
+                counting.update(node.outputs)
+                yield Hazard(index, Reason.INDEX, "computes positions")
+    yield from _leading_to(view, sinks, position)
+
+
+def _leading_to(view: View, sinks: list[Node], position: set[int]) -> Iterator[Hazard]:
+    ends = {node.index for node in sinks}
+    seen, stack = set(ends), list(sinks)
+    while stack:
+        node = stack.pop()
+        yield Hazard(
+            node.index,
+            Reason.INDEX,
+            "works on positions" if node.index in ends else "leads to an op that needs exact positions",
+        )
+        for value in node.inputs:
+            producer = view.producer(value)
+            if value in position and producer is not None and producer.index not in seen:
+                seen.add(producer.index)
+                stack.append(producer)

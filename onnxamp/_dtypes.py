@@ -1,0 +1,180 @@
+"""The float formats: their limits, and which conversion loses nothing.
+
+Types are written as in ONNX schemas and kernel registries: ``"tensor(float)"``, ``"seq(tensor(float))"``,
+``"optional(tensor(float))"``. Element types are the integers of ``onnx.TensorProto.DataType``.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from onnx import TensorProto
+
+from onnxamp._errors import ArgumentError, ArgumentTypeError
+
+
+@dataclass(frozen=True, slots=True)
+class LowType:
+    """A low-precision float format.
+
+    The limits follow IEEE 754-2019 (binary16) and the bfloat16 definition (float32 without its lower 16 bits).
+    """
+
+    name: str
+    elem: int
+    max_finite: float
+    overflow: float
+    """Smallest magnitude that rounds to infinity: half a step beyond ``max_finite``."""
+    smallest_normal: float
+    smallest_subnormal: float
+    epsilon: float
+    """Distance between 1 and the next larger number."""
+    exact_integers: int
+    """All integers up to this magnitude are represented exactly."""
+    min_opset: int
+    """First opset whose Cast knows the type."""
+    suffix: str
+    """What names of low values and files end in."""
+
+    @property
+    def tensor(self) -> str:
+        """The type of a tensor of this format, as schemas write it."""
+        return f"tensor({self.name})"
+
+
+FLOAT16: Final = LowType(
+    "float16", TensorProto.FLOAT16, 65504.0, 65520.0, 2.0**-14, 2.0**-24, 2.0**-10, 2048, 6, "fp16"
+)
+BFLOAT16: Final = LowType(
+    "bfloat16",
+    TensorProto.BFLOAT16,
+    float.fromhex("0x1.fep127"),
+    float.fromhex("0x1.ffp127"),
+    2.0**-126,
+    2.0**-133,
+    2.0**-7,
+    256,
+    13,
+    "bf16",
+)
+LOW_TYPES: Final = {low.name: low for low in (FLOAT16, BFLOAT16)}
+
+FLOAT: Final = "tensor(float)"
+
+ELEM_NAMES: Final[dict[int, str]] = {
+    TensorProto.FLOAT: "float",
+    TensorProto.UINT8: "uint8",
+    TensorProto.INT8: "int8",
+    TensorProto.UINT16: "uint16",
+    TensorProto.INT16: "int16",
+    TensorProto.INT32: "int32",
+    TensorProto.INT64: "int64",
+    TensorProto.STRING: "string",
+    TensorProto.BOOL: "bool",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.DOUBLE: "double",
+    TensorProto.UINT32: "uint32",
+    TensorProto.UINT64: "uint64",
+    TensorProto.COMPLEX64: "complex64",
+    TensorProto.COMPLEX128: "complex128",
+    TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.FLOAT8E4M3FN: "float8e4m3fn",
+    TensorProto.FLOAT8E4M3FNUZ: "float8e4m3fnuz",
+    TensorProto.FLOAT8E5M2: "float8e5m2",
+    TensorProto.FLOAT8E5M2FNUZ: "float8e5m2fnuz",
+    TensorProto.UINT4: "uint4",
+    TensorProto.INT4: "int4",
+    TensorProto.FLOAT4E2M1: "float4e2m1",
+    25: "uint2",
+    26: "int2",
+}
+"""Element types by number; a number that is missing here is spelled ``elemN`` (see :func:`tensor_type`)."""
+
+ELEM_NUMBERS: Final = {name: number for number, name in ELEM_NAMES.items()}
+
+_TENSOR: Final = re.compile(r"\btensor\((\w+)\)")
+_PLAIN: Final = {"float": "float32", "double": "float64"}
+"""Element types that ONNX calls otherwise than everybody else."""
+
+# Significand bits (with the hidden one), least and greatest exponent: enough to tell what contains what.
+_FLOATS: Final = {
+    "bfloat16": (8, -133, 127),
+    "float16": (11, -24, 15),
+    "float": (24, -149, 127),
+    "double": (53, -1074, 1023),
+}
+_INTS: Final = {  # magnitude bits, signed
+    "bool": (1, False),
+    "uint8": (8, False),
+    "int8": (7, True),
+    "uint16": (16, False),
+    "int16": (15, True),
+    "uint32": (32, False),
+    "int32": (31, True),
+    "uint64": (64, False),
+    "int64": (63, True),
+}
+
+
+def low_type(dtype: object) -> LowType:
+    """The low format called ``dtype`` ("float16" or "bfloat16").
+
+    Raises:
+        ArgumentTypeError: ``dtype`` is not a string.
+        ArgumentError: no such format.
+    """
+    if not isinstance(dtype, str):
+        raise ArgumentTypeError(f"dtype must be a string such as 'float16', not {type(dtype).__name__}.")
+    if dtype not in LOW_TYPES:
+        raise ArgumentError(f"Unknown dtype {dtype!r}: choose one of {', '.join(LOW_TYPES)}.")
+    return LOW_TYPES[dtype]
+
+
+def tensor_type(elem: int) -> str:
+    """The type of a tensor with element type number ``elem``, as schemas write it."""
+    return f"tensor({ELEM_NAMES.get(elem, f'elem{elem}')})"
+
+
+def element_name(type_name: str | None) -> str:
+    """The element type of a tensor type, as ONNX calls it: "float" of ``tensor(float)``; "" of any other type."""
+    found = _TENSOR.fullmatch(type_name or "")
+    return found[1] if found else ""
+
+
+def readable_types(text: str | None) -> str:
+    """Types as people write them: "float32" for ``tensor(float)``, "seq(float16)" for ``seq(tensor(float16))``.
+
+    Whatever else stands in the text is left alone; None is "unknown".
+    """
+    return "unknown" if text is None else _TENSOR.sub(lambda found: _PLAIN.get(found[1], found[1]), text)
+
+
+def retyped(type_name: str, low: LowType) -> str:
+    """``type_name`` with float32 replaced by ``low``, at any depth: ``seq(tensor(float))`` and so on."""
+    return type_name.replace(FLOAT, low.tensor)
+
+
+def holds_float(type_name: str | None) -> bool:
+    """Whether values of the type carry float32 tensors that could be low instead."""
+    return type_name is not None and FLOAT in type_name and not type_name.startswith(("map", "sparse"))
+
+
+def is_lossless(source: str, target: str) -> bool:
+    """Whether every value of element type ``source`` survives a Cast to ``target`` unchanged.
+
+    Complexity: O(1). Unknown types are lossless only to themselves.
+    """
+    if source == target:
+        return True
+    if source in _FLOATS and target in _FLOATS:
+        (bits, low, high), (bits2, low2, high2) = _FLOATS[source], _FLOATS[target]
+        return bits <= bits2 and low >= low2 and high <= high2
+    if source in _INTS and target in _FLOATS:
+        magnitude, signed = _INTS[source]
+        bits, _, high = _FLOATS[target]
+        # The most negative integer is a power of two: only its exponent matters.
+        return magnitude <= bits and magnitude + signed - 1 <= high
+    if source in _INTS and target in _INTS:
+        (magnitude, signed), (magnitude2, signed2) = _INTS[source], _INTS[target]
+        return magnitude <= magnitude2 and (signed2 or not signed)
+    return False

@@ -1,0 +1,221 @@
+"""Building the view of a model: names become values, values get producers and readers, nodes an order.
+
+Built in linear sweeps, iteratively. All names of a scope are defined first and resolved afterwards, because real files
+list nodes out of order and ONNX Runtime accepts them. An inner definition shadows an outer one.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from typing import TypeAlias
+
+from onnx import GraphProto, ModelProto, NodeProto
+
+from onnxamp._errors import ModelError
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, node_bodies, opset_imports
+from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._ops.signature import SignatureBook
+
+
+def view_model(model: ModelProto, *, freeze_defaults: bool = False, opsets: Mapping[str, int] | None = None) -> View:
+    """Resolve a model into its frozen view. Complexity: linear in nodes, names and attributes.
+
+    Args:
+        model: any ModelProto; it is read, never changed, and must not be changed while the view is in use.
+        freeze_defaults: treat initializers that are also inputs as plain weights.
+        opsets: see the model as if it had these imports.
+
+    Raises:
+        ModelError: a name is defined twice or never, nodes form a cycle.
+        OpsetError: the opset is newer than the installed onnx.
+    """
+    builder = _Builder(SignatureBook(opsets or opset_imports(model)), model.ir_version >= 4 and not freeze_defaults)
+    pending: deque[_Pending] = deque([(model.graph, ABSENT, ABSENT, "", False)])
+    while pending:  # breadth first, so that a node's bodies keep their order
+        pending.extend(builder.define(*pending.popleft()))
+    builder.resolve()
+    return View(
+        model,
+        builder.book,
+        tuple(builder.scopes),
+        tuple(builder.nodes),
+        tuple(builder.values),
+        builder.uses,
+        builder.results,
+        tuple(_topological(builder)),
+    )
+
+
+_Pending: TypeAlias = tuple[GraphProto, int, int, str, bool]
+
+
+@dataclass(slots=True)
+class _Builder:
+    book: SignatureBook
+    overridable: bool
+    values: list[Value] = field(default_factory=list)
+    scopes: list[Scope] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    protos: list[tuple[NodeProto, int, str]] = field(default_factory=list)
+    """Nodes with their scope and key."""
+    bodies: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    uses: list[list[tuple[int, int]]] = field(default_factory=list)
+    results: list[list[tuple[int, int]]] = field(default_factory=list)
+    needs: dict[int, list[int]] = field(default_factory=dict)
+    """Node -> values of its own scope that its bodies read."""
+
+    def define(self, graph: GraphProto, parent: int, owner: int, attribute: str, opaque: bool) -> list[_Pending]:
+        """Add a scope and all that it defines; returns the bodies of its nodes."""
+        scope, names, first = len(self.scopes), {}, len(self.protos)  # type: ignore[var-annotated]
+        control_flow = op_facts().control_flow
+        if owner != ABSENT:
+            self.bodies.setdefault(owner, []).append((attribute, scope))
+        listed = {item.name for item in graph.input} if scope == 0 and self.overridable else set()
+        for item in graph.initializer:
+            origin = Origin.DEFAULT if item.name in listed else Origin.INITIALIZER
+            self._add(names, item.name, scope, origin, ABSENT, 0)
+        for sparse in graph.sparse_initializer:
+            self._add(names, sparse.values.name, scope, Origin.SPARSE, ABSENT, 0)
+        for port, entry in enumerate(graph.input):
+            if entry.name not in names or self.values[names[entry.name]].origin is Origin.INPUT:
+                self._add(names, entry.name, scope, Origin.INPUT, ABSENT, port)
+        pending: list[_Pending] = []
+        for index, node in enumerate(graph.node, first):
+            key = op_key(node)
+            self.protos.append((node, scope, key))
+            for port, name in enumerate(node.output):
+                if name:
+                    self._add(names, name, scope, Origin.NODE, index, port)
+            unknown = opaque or key not in control_flow
+            if unknown and "::" not in key and self.book.get("", key) is not None:
+                continue  # no other op of ai.onnx has bodies: looking for them in all attributes takes long
+            pending += [(body, scope, index, name, unknown) for name, body in node_bodies(node)]
+        nodes, inputs = range(first, len(self.protos)), tuple(names[entry.name] for entry in graph.input)
+        self.scopes.append(Scope(scope, parent, owner, graph, opaque, names, nodes, inputs, ()))
+        return pending
+
+    def _add(self, names: dict[str, int], name: str, scope: int, origin: Origin, producer: int, port: int) -> None:
+        if name in names:
+            raise ModelError(
+                f"The value {name!r} is defined twice in {self._where(scope)}: every name must be unique there."
+            )
+        names[name] = len(self.values)
+        self.values.append(Value(names[name], name, scope, origin, producer, port))
+        self.uses.append([])
+        self.results.append([])
+
+    def _where(self, scope: int) -> str:
+        owner = self.scopes[scope].owner if scope < len(self.scopes) else ABSENT
+        return "the graph" if scope == 0 else f"a subgraph of {self.protos[owner][0].name!r}"
+
+    def find(self, name: str, scope: int) -> int:
+        """Value index of a name as seen from a scope; notes which outer nodes depend on it."""
+        path: list[int] = []
+        while scope != ABSENT:
+            value = self.scopes[scope].names.get(name)
+            if value is not None:
+                if path:
+                    self.needs.setdefault(self.scopes[path[-1]].owner, []).append(value)
+                return value
+            path.append(scope)
+            scope = self.scopes[scope].parent
+        return ABSENT
+
+    def resolve(self) -> None:
+        """Turn names into value indices, and fill uses and results."""
+        for index, (proto, scope, key) in enumerate(self.protos):
+            names, opaque = self.scopes[scope].names, self.scopes[scope].opaque
+            inputs = []
+            for port, name in enumerate(proto.input):
+                value = names.get(name, ABSENT)
+                if value == ABSENT and name:
+                    value = self.find(name, scope)
+                if value != ABSENT:
+                    self.uses[value].append((index, port))
+                elif name and not opaque:
+                    label = proto.name or next(iter(proto.output), "")
+                    raise ModelError(
+                        f"Node {label!r} ({proto.op_type}) reads the value {name!r}, which nothing defines."
+                    )
+                inputs.append(value)
+            outputs = tuple([names[name] if name else ABSENT for name in proto.output])
+            signature = self.book.get(proto.domain, proto.op_type)
+            bodies = tuple(self.bodies.get(index, ()))
+            self.nodes.append(Node(index, scope, proto, key, signature, tuple(inputs), outputs, bodies))
+        for position, found in enumerate(self.scopes):
+            outputs = tuple(self._result(entry.name, found, port) for port, entry in enumerate(found.proto.output))
+            self.scopes[position] = replace(found, outputs=outputs)
+
+    def _result(self, name: str, scope: Scope, port: int) -> int:
+        value = self.find(name, scope.index)
+        if value == ABSENT:
+            if not scope.opaque:
+                raise ModelError(f"The output {name!r} of {self._where(scope.index)} is produced by nothing.")
+            return ABSENT
+        self.results[value].append((scope.index, port))
+        return value
+
+
+def _topological(builder: _Builder) -> list[int]:
+    """Nodes with producers first; among those that are ready, the file's order. O(n log n)."""
+    orders = [_scope_order(builder, scope) for scope in builder.scopes]
+    result: list[int] = []
+    stack = [iter(orders[0])] if orders else []
+    finishing: list[int] = [ABSENT]
+    while stack:
+        node = next(stack[-1], None)
+        if node is None:
+            stack.pop()
+            done = finishing.pop()
+            if done >= 0:
+                result.append(done)
+            continue
+        bodies = builder.nodes[node].bodies
+        if not bodies:
+            result.append(node)
+            continue
+        stack.append(iter([inner for _, scope in bodies for inner in orders[scope]]))
+        finishing.append(node)
+    return result
+
+
+def _scope_order(builder: _Builder, scope: Scope) -> Sequence[int]:
+    """The order of one scope's nodes: that of the file, where producers come first there."""
+    waiting: dict[int, int] = {}
+    dependants: dict[int, list[int]] = {}
+    ready: list[int] = []
+    makers = {index: _makers(builder, scope, index) for index in scope.nodes}
+    if all(producer < index for index, producers in makers.items() for producer in producers):
+        return scope.nodes
+    for index, producers in makers.items():
+        waiting[index] = len(producers)
+        for producer in producers:
+            dependants.setdefault(producer, []).append(index)
+        if not producers:
+            ready.append(index)
+    heapify(ready)
+    order = []
+    while ready:
+        index = heappop(ready)
+        order.append(index)
+        for dependant in dependants.get(index, ()):
+            waiting[dependant] -= 1
+            if waiting[dependant] == 0:
+                heappush(ready, dependant)
+    if len(order) < len(scope.nodes):
+        stuck = next(builder.nodes[index] for index in scope.nodes if waiting[index] > 0)
+        raise ModelError(
+            f"The graph is cyclic: node {stuck.label!r} ({stuck.key}) depends on its own output, or on a cycle."
+        )
+    return order
+
+
+def _makers(builder: _Builder, scope: Scope, index: int) -> set[int]:
+    """Nodes of the scope whose outputs the node or its bodies read."""
+    found = set()
+    for value in (*builder.nodes[index].inputs, *builder.needs.get(index, ())):
+        made = builder.values[value] if value != ABSENT else None
+        if made is not None and made.producer != ABSENT and made.scope == scope.index:
+            found.add(made.producer)
+    return found

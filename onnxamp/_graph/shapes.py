@@ -1,0 +1,214 @@
+"""Element counts of values, best effort: they weigh the costs of the cut and never decide what is legal."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import onnx.shape_inference
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TypeProto, helper
+
+from onnxamp._dtypes import ELEM_NUMBERS
+from onnxamp._graph.types import infer_types
+from onnxamp._graph.view import ABSENT, View, node_bodies, opset_imports, scope_graphs
+from onnxamp._ops.facts import op_facts, op_key
+
+DEFAULT_DIMENSION = 64
+"""What an unknown dimension counts as."""
+DEFAULT_ELEMENTS = 65_536
+"""What a value of unknown rank counts as."""
+
+_UNKNOWN_DOMAIN = "onnxamp.unknown"
+_LARGEST_SIZE = 2**40
+"""Elements along one dimension beyond which a size is taken to be a mistake."""
+_KEPT_ELEMENTS = 256
+"""Integer initializers up to this size may be shapes and axes that inference wants to see."""
+_KEPT_FLOATS = 8
+"""Float initializers up to this size may be the scales of a Resize."""
+_KEPT: Mapping[int, int] = {
+    TensorProto.INT64: _KEPT_ELEMENTS,
+    TensorProto.INT32: _KEPT_ELEMENTS,
+    TensorProto.FLOAT: _KEPT_FLOATS,
+}
+
+Shape = tuple[int | None, ...]
+Dims = tuple[int | str | None, ...]
+"""A shape whose symbolic dimensions keep their names: equal names are equal sizes."""
+
+
+def infer_shapes(
+    view: View,
+    types: Sequence[str | None] = (),
+    dims: Mapping[str, int] | None = None,
+    given: Mapping[str, Sequence[int]] | None = None,
+) -> Sequence[Shape | None]:
+    """Shape by value index; None for an unknown rank, and inside a shape for an unknown dimension.
+
+    Sources, best first: initializers, then onnx's shape inference (which keeps what the file declares) on a skeleton of
+    the model without its weights. A model that inference cannot digest keeps its declared shapes.
+
+    onnx's inference sees no node of the main graph that reads a value of unknown type: some of its rules end the
+    process there (EyeLike behind an op of another domain).
+
+    Args:
+        types: type by value index, where known; inferred by default.
+        dims: sizes of named dimensions.
+        given: shapes of model inputs; then shapes that are computed from them are followed, too.
+    """
+    skeleton = _skeleton(view.model)
+    _hide_untyped(skeleton, view, types or infer_types(view))
+    if given:
+        _fix(skeleton.graph, given)
+    skeleton = _inferred(skeleton, data_prop=bool(given))
+    shapes: list[Shape | None] = [None] * len(view.values)
+    for scope, graph in zip(view.scopes, scope_graphs(view, skeleton), strict=True):
+        for entry in (*graph.value_info, *graph.output, *graph.input):
+            value = scope.names.get(entry.name)
+            if value is not None and view.values[value].scope == scope.index:
+                shapes[value] = _declared(entry.type, dims or {})
+        for tensor in graph.initializer:
+            shapes[scope.names[tensor.name]] = tuple(tensor.dims)
+    _share_through_casts(view, shapes)
+    return shapes
+
+
+def symbolic_shapes(view: View, known: Mapping[str, TensorProto] | None = None) -> Sequence[Dims | None]:
+    """As :func:`infer_shapes` for the main graph, but named dimensions stay names, and computed shapes are followed.
+
+    ``known`` are values of the main graph whose elements are known, by name; what makes them is not looked at.
+    """
+    skeleton = _skeleton(view.model)
+    if known:
+        kept = [node for node in skeleton.graph.node if not any(name in known for name in node.output)]
+        del skeleton.graph.node[:]
+        skeleton.graph.node.extend(kept)
+        skeleton.graph.initializer.extend(known.values())
+    skeleton = _inferred(skeleton, data_prop=True)
+    shapes: list[Dims | None] = [None] * len(view.values)
+    names = view.scopes[0].names
+    for entry in (*skeleton.graph.value_info, *skeleton.graph.output, *skeleton.graph.input):
+        kind = entry.type.tensor_type
+        if entry.name in names and kind.HasField("shape"):
+            dims = kind.shape.dim
+            shapes[names[entry.name]] = tuple(
+                d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims
+            )
+    for tensor in (*view.model.graph.initializer, *(known or {}).values()):
+        shapes[names[tensor.name]] = tuple(tensor.dims)
+    return shapes
+
+
+def _inferred(skeleton: ModelProto, *, data_prop: bool) -> ModelProto:
+    """The skeleton with onnx's shapes; itself where onnx cannot digest it."""
+    try:
+        return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
+    except Exception:  # noqa: BLE001 - the C++ code raises several unrelated types; shapes are only weights here
+        return skeleton
+
+
+def _fix(graph: GraphProto, given: Mapping[str, Sequence[int]]) -> None:
+    """Declare the inputs to have these shapes, and forget what the file says of shapes behind them."""
+    for entry in graph.input:
+        if entry.name in given and entry.type.HasField("tensor_type"):
+            del entry.type.tensor_type.shape.dim[:]
+            entry.type.tensor_type.shape.SetInParent()
+            for size in given[entry.name]:
+                entry.type.tensor_type.shape.dim.add(dim_value=size)
+    del graph.value_info[:]
+
+
+def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
+    """A Cast changes no shape: what is known on one side holds on both, along whole chains in either direction."""
+    for index in (*view.order, *reversed(view.order)):
+        node = view.nodes[index]
+        if node.key == "Cast" and ABSENT not in (node.input(0), *node.outputs):
+            ends = (node.inputs[0], node.outputs[0])
+            known = sorted((shape for v in ends if (shape := shapes[v]) is not None), key=_unknown)
+            for value in ends if known else ():
+                shapes[value] = _merged(known[0], known[-1])
+
+
+def _unknown(shape: Shape) -> int:
+    return shape.count(None)
+
+
+def _merged(shape: Shape, other: Shape) -> Shape:
+    """The first shape, with dimensions that only the other one knows."""
+    if len(shape) != len(other):
+        return shape
+    return tuple(mine if mine is not None else theirs for mine, theirs in zip(shape, other, strict=True))
+
+
+def elements(shape: Shape | None) -> int:
+    """Element count of a shape; unknown dimensions and ranks count as the defaults above."""
+    if shape is None:
+        return DEFAULT_ELEMENTS
+    return prod(DEFAULT_DIMENSION if dim is None else dim for dim in shape)
+
+
+def _declared(proto: TypeProto, dims: Mapping[str, int]) -> Shape | None:
+    if not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
+        return None
+    return tuple(  # some exporters write -1 for "dynamic"
+        dim.dim_value if dim.HasField("dim_value") and 0 <= dim.dim_value <= _LARGEST_SIZE else dims.get(dim.dim_param)
+        for dim in proto.tensor_type.shape.dim
+    )
+
+
+def _hide_untyped(skeleton: ModelProto, view: View, types: Sequence[str | None]) -> None:
+    """Turn nodes of the main graph that read what has no known type into ops that nobody knows, and declare the element
+    types of what onnx does not infer.
+    """
+    graph = skeleton.graph
+    declared = {entry.name for entry in (*graph.value_info, *graph.output)}
+    for node, proto in zip((view.nodes[index] for index in view.scopes[0].nodes), graph.node, strict=True):
+        if any(types[value] is None for value in node.inputs if value != ABSENT):
+            proto.domain = _UNKNOWN_DOMAIN
+        elif not ("::" in node.key or node.key in op_facts().uninferable):
+            continue
+        for value in node.outputs:
+            elem = ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1]) if value != ABSENT else None
+            if elem is not None and view.values[value].name not in declared:
+                entry = graph.value_info.add(name=view.values[value].name)
+                entry.type.tensor_type.elem_type = elem
+    skeleton.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
+
+
+def _skeleton(model: ModelProto) -> ModelProto:
+    """The model without the data of its weights: structure, shapes, and small integer constants."""
+    skeleton = ModelProto()
+    skeleton.ir_version = model.ir_version
+    skeleton.opset_import.extend(helper.make_opsetid(*entry) for entry in opset_imports(model).items())
+    skeleton.functions.extend(model.functions)
+    _strip(model.graph, skeleton.graph)
+    _hide_dangers(skeleton)
+    return skeleton
+
+
+def _hide_dangers(skeleton: ModelProto) -> None:
+    """Let the nodes that crash onnx's inference be of an unknown op, in bodies and functions, too, and forget sizes
+    that nothing has: it computes, and indexes, with them.
+    """
+    stack: list[GraphProto | FunctionProto] = [skeleton.graph, *skeleton.functions]
+    while stack:
+        graph = stack.pop()
+        for entry in (*graph.value_info, *graph.input, *graph.output) if isinstance(graph, GraphProto) else ():
+            for dim in entry.type.tensor_type.shape.dim if entry.type.HasField("tensor_type") else ():
+                if not 0 <= dim.dim_value <= _LARGEST_SIZE:
+                    dim.ClearField("dim_value")
+        for node in graph.node:
+            if op_key(node) in op_facts().uninferable:
+                node.domain = _UNKNOWN_DOMAIN
+            stack += [body for _, body in node_bodies(node)]
+
+
+def _strip(graph: GraphProto, into: GraphProto) -> None:
+    into.name = graph.name
+    into.input.extend(graph.input)
+    into.output.extend(graph.output)
+    into.value_info.extend(graph.value_info)
+    into.node.extend(graph.node)
+    into.sparse_initializer.extend(graph.sparse_initializer)
+    for tensor in graph.initializer:
+        if prod(tensor.dims) <= _KEPT.get(tensor.data_type, 0):
+            into.initializer.append(tensor)
+        else:
+            into.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)

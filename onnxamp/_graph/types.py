@@ -1,0 +1,289 @@
+"""Element types of all values, exactly, from schemas alone: no shapes are needed.
+
+Types are schema strings ("tensor(float)", "seq(tensor(int64))"); None means unknown (custom ops). Where a schema leaves
+an output's type open and no rule knows it, what the file declares decides.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
+
+from onnxamp._dtypes import FLOAT, tensor_type
+from onnxamp._graph.view import ABSENT, Node, Scope, View
+from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._ops.signature import Signature
+
+Types = Sequence[str | None]
+"""Type by value index."""
+
+
+def infer_types(view: View) -> Types:
+    """Type of every value of the view. Complexity: linear in nodes and ports.
+
+    Declared types are believed for graph inputs, and for outputs that neither the schema nor a rule determines.
+    A value that stays unknown but is read as float32 together with known operands is taken to be float32.
+    """
+    types: list[str | None] = [None] * len(view.values)
+    for scope in view.scopes:
+        _seed(scope, types)
+    declared = _declared(view)
+    entered, memo = {0}, _Memo()
+    for index in view.order:
+        node = view.nodes[index]
+        for scope_index in (node.scope, *(body for _, body in node.bodies)):
+            _enter(view, scope_index, entered, types, declared)
+        for value, found in zip(node.outputs, _outputs(view, node, types, memo), strict=True):
+            if value != ABSENT and types[value] is None:
+                types[value] = found or declared.get(value)
+    _backward(view, types)
+    return types
+
+
+def bind(signature: Signature, inputs: Sequence[str | None]) -> dict[str, str]:
+    """Type parameter -> type, from the types of a node's inputs (None: absent or unknown)."""
+    bound: dict[str, str] = {}
+    for position, found in enumerate(inputs):
+        port = signature.input(position)
+        if port is not None and found is not None and port.type in signature.params:
+            bound.setdefault(signature.param(port, position), found)
+    return bound
+
+
+def declared_type(proto: TypeProto) -> str | None:
+    """The schema string of a declared type; None for kinds that carry no convertible floats or say nothing."""
+    prefix, suffix, kind = "", "", proto.WhichOneof("value")
+    while kind in ("sequence_type", "optional_type"):
+        prefix, suffix = prefix + ("seq(" if kind == "sequence_type" else "optional("), suffix + ")"
+        proto = proto.sequence_type.elem_type if kind == "sequence_type" else proto.optional_type.elem_type
+        kind = proto.WhichOneof("value")
+    if kind == "tensor_type" and proto.tensor_type.elem_type:
+        return prefix + tensor_type(proto.tensor_type.elem_type) + suffix
+    return None
+
+
+def _seed(scope: Scope, types: list[str | None]) -> None:
+    for tensor in scope.proto.initializer:
+        types[scope.names[tensor.name]] = tensor_type(tensor.data_type)
+    for sparse in scope.proto.sparse_initializer:
+        types[scope.names[sparse.values.name]] = tensor_type(sparse.values.data_type)
+    if scope.index == 0:
+        for entry in scope.proto.input:
+            if types[scope.names[entry.name]] is None:
+                types[scope.names[entry.name]] = declared_type(entry.type)
+
+
+def _declared(view: View) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for scope in view.scopes:
+        for entry in (*scope.proto.value_info, *scope.proto.input, *scope.proto.output):
+            value, declared = scope.names.get(entry.name), declared_type(entry.type)
+            if value is not None and declared is not None:
+                found[value] = declared
+    return found
+
+
+def _enter(view: View, index: int, entered: set[int], types: list[str | None], declared: Mapping[int, str]) -> None:
+    """Give the inputs of a body, and of the bodies around it, the types that their owner's inputs have."""
+    chain = []
+    while index not in entered:
+        chain.append(index)
+        entered.add(index)
+        index = view.scopes[index].parent
+    for scope in (view.scopes[found] for found in reversed(chain)):
+        owner = view.nodes[scope.owner]
+        sources = body_sources(owner, len(scope.inputs)) if not scope.opaque else [ABSENT] * len(scope.inputs)
+        for value, source in zip(scope.inputs, sources, strict=True):
+            outer = owner.input(source) if source >= 0 else ABSENT
+            found_type = types[outer] if outer != ABSENT else None
+            if owner.key == "SequenceMap" and found_type is not None:
+                found_type = inner_type(found_type)
+            if types[value] is None:
+                types[value] = found_type or declared.get(value)
+
+
+def body_sources(node: Node, body_inputs: int) -> list[int]:
+    """For each input of the node's body, the position of the node input that feeds it (ABSENT: a counter).
+
+    Loop passes (iteration, condition, state...), Scan and SequenceMap pass their inputs as they stand.
+    """
+    if node.key == "Loop":
+        return [ABSENT, 1, *range(2, body_inputs)][:body_inputs]
+    offset = len(node.inputs) - body_inputs if node.key == "Scan" else 0  # Scan-8 has a leading sequence_lens
+    return [position + offset for position in range(body_inputs)]
+
+
+def _outputs(view: View, node: Node, types: list[str | None], memo: "_Memo") -> Sequence[str | None]:
+    if node.key in op_facts().control_flow:
+        return _control_flow(view, node, types)
+    inputs = tuple([None if value == ABSENT else types[value] for value in node.inputs])
+    if node.signature is None or node.key in memo.attributed:
+        return output_types(node.proto, node.key, node.signature, inputs)
+    key = (node.signature, inputs, len(node.outputs))
+    if key not in memo.found:
+        memo.found[key] = output_types(node.proto, node.key, node.signature, inputs)
+    return memo.found[key]
+
+
+@dataclass(slots=True)
+class _Memo:
+    """Output types by schema, input types and number of outputs: a large model has few different ones."""
+
+    attributed: frozenset[str] = field(
+        default_factory=lambda: frozenset({"Constant", "Optional", *op_facts().dtype_attribute})
+    )
+    """Ops whose attributes have a say, too."""
+    found: dict[tuple[Signature, tuple[str | None, ...], int], Sequence[str | None]] = field(default_factory=dict)
+
+
+def _control_flow(view: View, node: Node, types: Sequence[str | None]) -> list[str | None]:
+    """Types of the outputs of If, Loop, Scan and SequenceMap from those of their bodies' outputs."""
+    result: list[str | None] = [None] * len(node.outputs)
+    for _, body in node.bodies:
+        outputs = view.scopes[body].outputs
+        for position, target in enumerate(body_targets(node, len(outputs))):
+            value = outputs[position]
+            if target == ABSENT or target >= len(result) or value == ABSENT or types[value] is None:
+                continue
+            result[target] = f"seq({types[value]})" if node.key == "SequenceMap" else types[value]
+    return result
+
+
+def body_targets(node: Node, body_outputs: int) -> list[int]:
+    """For each output of the node's body, the node output that it becomes (ABSENT: Loop's condition)."""
+    return [position - 1 if node.key == "Loop" else position for position in range(body_outputs)]
+
+
+def carried(view: View, node: Node) -> list[tuple[int, int]]:
+    """(node input, node output) pairs that carry one state from iteration to iteration."""
+    if node.key == "Loop":
+        return [(2 + k, k) for k in range(max(len(node.inputs) - 2, 0))]
+    if node.key == "Scan":
+        scans = int(attribute(node.proto, "num_scan_inputs") or 0)
+        body_inputs = len(view.scopes[node.bodies[0][1]].inputs) if node.bodies else 0
+        offset = len(node.inputs) - body_inputs
+        return [(offset + k, k) for k in range(body_inputs - scans)]
+    return []
+
+
+def _backward(view: View, types: list[str | None]) -> None:
+    """Values of unknown type whose readers' other operands say that they are float32."""
+    for value, found in enumerate(types):
+        if found is not None or not view.uses[value]:
+            continue
+        for node, port in view.consumers(value):
+            formal = node.signature.input(port) if node.signature else None
+            if node.signature is None or formal is None or node.key in op_facts().control_flow:
+                continue
+            bound = bind(node.signature, [None if v == ABSENT else types[v] for v in node.inputs])
+            known = formal.type if formal.type == FLOAT else bound.get(node.signature.param(formal, port))
+            if known == FLOAT:
+                types[value] = FLOAT
+
+
+def output_types(
+    proto: NodeProto, key: str, signature: Signature | None, inputs: Sequence[str | None]
+) -> list[str | None]:
+    """Types of a node's outputs from those of its inputs; None where neither schema nor rule tells."""
+    count = len(proto.output)
+    if signature is None:
+        return [None] * count
+    bound = bind(signature, inputs)
+    first = _first_output(proto, key, signature, bound, inputs)
+    result: list[str | None] = []
+    for position in range(count):
+        port = signature.output(position)
+        if position == 0 and first is not None:
+            result.append(first)
+        elif port is None:
+            result.append(None)
+        elif port.type not in signature.params:
+            result.append(port.type)
+        else:
+            found = bound.get(signature.param(port, position)) or _only(signature.params[port.type])
+            result.append(found or _by_attribute(proto, key, port.type))
+    return result
+
+
+def _by_attribute(proto: NodeProto, key: str, parameter: str) -> str | None:
+    """Type of an output whose parameter no input binds, as LayerNormalization's Mean."""
+    rule = op_facts().output_parameter.get(key)
+    if rule is None or rule.parameter != parameter:
+        return None
+    number = attribute(proto, rule.attribute)
+    return f"tensor({rule.default})" if number is None else tensor_type(int(number))
+
+
+def _only(allowed: frozenset[str]) -> str | None:
+    return next(iter(allowed)) if len(allowed) == 1 else None
+
+
+def _first_output(
+    proto: NodeProto, key: str, signature: Signature, bound: Mapping[str, str], inputs: Sequence[str | None]
+) -> str | None:
+    """Type of output 0 where an attribute, a Constant's value or a container decides it."""
+    if key == "Constant":
+        return _constant_type(proto)
+    rule = op_facts().dtype_attribute.get(key)
+    if rule is not None:
+        value = attribute(proto, rule.attribute)
+        if isinstance(value, TensorProto):
+            return tensor_type(value.data_type)
+        if isinstance(value, bytes):  # Cast before opset 6 spells the type
+            return tensor_type(dict(TensorProto.DataType.items()).get(value.decode(errors="replace"), 0))
+        number = int(value or 0)
+        shared = bound.get(signature.outputs[0].type)  # QuantizeLinear: the zero point decides before the default
+        found = tensor_type(number) if number else shared or _default(rule.default, inputs)
+        return f"seq({found})" if key == "SequenceEmpty" and found else found
+    source = inputs[1] if key == "CastLike" else inputs[0] if inputs else None
+    if key == "Optional" and source is None:
+        declared = attribute(proto, "type")
+        source = declared_type(declared) if declared is not None else None
+    unwrap = _CONTAINERS.get(key)
+    return None if source is None or unwrap is None else unwrap(source)
+
+
+def _default(default: str | None, inputs: Sequence[str | None]) -> str | None:
+    if default in ("input", "scale"):
+        position = 0 if default == "input" else 1
+        return inputs[position] if position < len(inputs) else None
+    return None if default is None else f"tensor({default})"
+
+
+def inner_type(text: str) -> str:
+    """Element of a sequence or optional type; other types are returned as they are."""
+    return text[text.index("(") + 1 : -1] if text.startswith(("seq(", "optional(")) else text
+
+
+_CONTAINERS: Mapping[str, Callable[[str], str]] = {
+    "CastLike": str,
+    "ConcatFromSequence": inner_type,
+    "Optional": "optional({})".format,
+    "OptionalGetElement": lambda text: inner_type(text) if text.startswith("optional(") else text,
+    "SequenceAt": inner_type,
+    "SequenceConstruct": "seq({})".format,
+    "SplitToSequence": "seq({})".format,
+}
+"""Op -> type of its output from that of its first input (CastLike: its second)."""
+
+_ATTRIBUTED = frozenset({"Constant", "Optional"})
+
+_CONSTANT_TYPES = {
+    "value_float": "tensor(float)",
+    "value_floats": "tensor(float)",
+    "value_int": "tensor(int64)",
+    "value_ints": "tensor(int64)",
+    "value_string": "tensor(string)",
+    "value_strings": "tensor(string)",
+}
+
+
+def _constant_type(proto: NodeProto) -> str | None:
+    for item in proto.attribute:
+        if item.name == "value" and item.type in (AttributeProto.TENSOR, AttributeProto.UNDEFINED):
+            return tensor_type(item.t.data_type)
+        if item.name == "sparse_value":
+            return tensor_type(item.sparse_tensor.values.data_type)
+        if item.name in _CONSTANT_TYPES:
+            return _CONSTANT_TYPES[item.name]
+    return None

@@ -1,0 +1,155 @@
+"""The frozen view of a model that every analysis reads: scopes, nodes, values, uses. See :mod:`onnxamp._graph.resolve`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper
+from onnx.defs import onnx_opset_version
+
+from onnxamp._ops.signature import Signature, SignatureBook
+
+ABSENT = -1
+"""Index of an optional input or output that is left out, and of "no node", "no scope"."""
+
+
+class Origin(Enum):
+    """Where a value comes from."""
+
+    INPUT = "graph input"
+    DEFAULT = "graph input with a default"
+    """An initializer that callers may override (IR version 4 and later): part of the signature."""
+    INITIALIZER = "initializer"
+    SPARSE = "sparse initializer"
+    NODE = "node output"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An edge of the graph: output ``port`` of ``producer``, or input ``port`` of its scope, or an initializer."""
+
+    index: int
+    name: str
+    scope: int
+    origin: Origin
+    producer: int
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node; ``inputs`` and ``outputs`` are value indices (or ABSENT), ``bodies`` its subgraphs' scopes."""
+
+    index: int
+    scope: int
+    proto: NodeProto
+    key: str
+    """Op type as tables name it, see :func:`onnxamp._ops.facts.op_key`."""
+    signature: Signature | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    bodies: tuple[tuple[str, int], ...]
+
+    @property
+    def label(self) -> str:
+        """How messages name the node: its name, else its first output."""
+        return self.proto.name or next((name for name in self.proto.output if name), f"#{self.index}")
+
+    def input(self, position: int) -> int:
+        """Value index of an input, ABSENT where it is left out or the node has fewer inputs."""
+        return self.inputs[position] if position < len(self.inputs) else ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A graph or a body. An opaque scope belongs to an op that no schema describes: it is never touched."""
+
+    index: int
+    parent: int
+    owner: int
+    proto: GraphProto
+    opaque: bool
+    names: Mapping[str, int]
+    nodes: range
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A model, resolved.
+
+    ``uses[v]`` are the (node, input position) pairs that read value ``v``, ``results[v]`` the (scope, output position)
+    pairs that return it, ``order`` the nodes with producers first and a node behind those of its bodies.
+    """
+
+    model: ModelProto
+    book: SignatureBook
+    scopes: tuple[Scope, ...]
+    nodes: tuple[Node, ...]
+    values: tuple[Value, ...]
+    uses: Sequence[Sequence[tuple[int, int]]]
+    results: Sequence[Sequence[tuple[int, int]]]
+    order: tuple[int, ...]
+
+    def producer(self, value: int) -> Node | None:
+        """The node that produces the value, if one does."""
+        index = self.values[value].producer if value != ABSENT else ABSENT
+        return None if index == ABSENT else self.nodes[index]
+
+    def consumers(self, value: int) -> Iterator[tuple[Node, int]]:
+        """Nodes that read the value, with the input position; none where the value is ABSENT."""
+        return ((self.nodes[node], port) for node, port in (self.uses[value] if value != ABSENT else ()))
+
+    def all_names(self) -> set[str]:
+        """Every value and node name of every scope: a new name must not be among them."""
+        return {value.name for value in self.values} | {node.proto.name for node in self.nodes}
+
+    def overridable(self) -> list[Value]:
+        """Initializers that callers may override."""
+        return [value for value in self.values if value.origin is Origin.DEFAULT]
+
+
+def opset_imports(model: ModelProto) -> dict[str, int]:
+    """Domain -> version, with "" for ai.onnx: where it is missing, the newest that the IR version may hold."""
+    found = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+    if "" not in found:
+        newest = [row[2] for row in helper.VERSION_TABLE if row[1] <= model.ir_version]
+        found[""] = max(newest, default=onnx_opset_version())
+    return found
+
+
+def node_bodies(node: NodeProto) -> list[tuple[str, GraphProto]]:
+    """The node's subgraphs by attribute name."""
+    found = []
+    for item in node.attribute:
+        if item.type == AttributeProto.GRAPH or item.HasField("g"):
+            found.append((item.name, item.g))
+        found += [(item.name, graph) for graph in item.graphs]
+    return found
+
+
+def shadowing(view: View) -> dict[int, int]:
+    """Value of a body -> the nearest outer value whose name it takes: the outer one cannot be read from there on.
+
+    Complexity: values times nesting depth.
+    """
+    found: dict[int, int] = {}
+    for value in view.values:
+        scope = view.scopes[value.scope].parent
+        while scope != ABSENT and value.index not in found:
+            if value.name in view.scopes[scope].names:
+                found[value.index] = view.scopes[scope].names[value.name]
+            scope = view.scopes[scope].parent
+    return found
+
+
+def scope_graphs(view: View, model: ModelProto) -> list[GraphProto]:
+    """The graphs of ``model``, a copy of the view's model or a skeleton of it, in the order of the view's scopes."""
+    graphs = [model.graph]
+    for scope in view.scopes[1:]:
+        owner = view.nodes[scope.owner]
+        proto = graphs[scope.parent].node[scope.owner - view.scopes[scope.parent].nodes.start]
+        position = [body for _, body in owner.bodies].index(scope.index)
+        graphs.append(node_bodies(proto)[position][1])
+    return graphs

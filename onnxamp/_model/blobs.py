@@ -1,0 +1,223 @@
+"""The bytes of weights on their way from file to file: in pieces, by several threads, converted on the way.
+
+Each thread holds one piece of :data:`PIECE` bytes and what becomes of it, so memory does not depend on the size of
+tensors or of their number. Data are read, not memory-mapped: a file that somebody cuts off meanwhile is an error then,
+and no crash.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any, BinaryIO, Final, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxamp._dtypes import LowType
+from onnxamp._errors import ExternalDataError
+from onnxamp._model.threads import core_count, thread_limit
+from onnxamp._model.weights import ConversionCounts, External, Scratch, lower
+
+PIECE: Final = 4 << 20
+"""Bytes that a thread reads at a time; large enough that what Python adds to each does not count, small enough that
+they stay in the processor's cache from the read to the write.
+"""
+
+_PAGE: Final = 4096
+_LINE: Final = 64
+_LARGE: Final = 8 * _PAGE
+"""Bytes from which on data begin at a page; smaller ones would waste space."""
+_PAUSE: Final = 0.2
+"""Seconds between two of its turns."""
+_LONG: Final = 32
+"""Pieces from which on the disk is not left idle meanwhile."""
+_THREADS: Final = 4
+"""More would wait for memory and disk."""
+
+T = TypeVar("T")
+Progress = Callable[[int], None]
+
+
+class Blob(Protocol):
+    """The data of one tensor, as they shall be written. Equal blobs have the same bytes."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    def read(self, start: int, stop: int, desk: "Desk") -> Any:
+        """A buffer with the bytes from ``start`` to ``stop``; both are multiples of two."""
+
+
+@dataclass(slots=True)
+class Desk:
+    """Where one thread works: memory for one piece, and the files that it reads from, each opened once."""
+
+    numbers: NDArray[np.float32] = field(default_factory=lambda: np.empty(PIECE // 4, np.float32))
+    scratch: Scratch = field(default_factory=lambda: Scratch.make(PIECE // 4))
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _files: dict[Path, BinaryIO] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def fill(self, place: External, start: int, size: int) -> NDArray[np.float32]:
+        """Read ``size`` bytes, from byte ``start`` of what lies in a file; valid until the next.
+
+        Raises:
+            ExternalDataError: the file ends before.
+        """
+        path, found = place.path, self.numbers[: -(-size // 4)]
+        if path not in self._files:
+            self._files[path] = self._stack.enter_context(path.open("rb", buffering=0))
+        file, view = self._files[path], found.data.cast("B")[:size]
+        file.seek(place.offset + start)
+        while view:
+            count = file.readinto(view)  # type: ignore[attr-defined]
+            if not count:
+                raise ExternalDataError(f"The file {str(path)!r} became shorter while its weights were read.")
+            view = view[count:]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Bytes that lie in a file and stay as they are."""
+
+    place: External
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.place.length
+
+    def read(self, start: int, stop: int, desk: Desk) -> Any:
+        """The bytes from ``start`` to ``stop``."""
+        return desk.fill(self.place, start, stop - start).data.cast("B")[: stop - start]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Bytes in memory. Equal ones are not looked for."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.data)
+
+    def read(self, start: int, stop: int, _: Desk) -> Any:
+        """The bytes from ``start`` to ``stop``."""
+        return memoryview(self.data)[start:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """float32 numbers that lie in a file and become low; ``lost`` gathers what becomes of those of each piece."""
+
+    place: External
+    low: LowType
+    saturate_at: float
+    lost: list[ConversionCounts] = field(default_factory=list, compare=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.place.length // 2
+
+    def read(self, start: int, stop: int, desk: Desk) -> Any:
+        """The low numbers whose bytes go from ``start`` to ``stop``."""
+        numbers = desk.fill(self.place, 2 * start, 2 * (stop - start))
+        bits, counts = lower(numbers, self.low, self.saturate_at, desk.scratch)
+        self.lost.append(counts)
+        return bits
+
+
+def write_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progress | None = None) -> None:
+    """Write blobs to their positions in an existing file, in parallel.
+
+    Args:
+        progress: called with the number of bytes of each piece, one call at a time.
+
+    Raises:
+        OSError: the file cannot be written or a source cannot be read. ExternalDataError: a source is too short.
+
+    Complexity: linear in bytes; memory is a few PIECEs per thread.
+    """
+    pieces = deque(
+        (position, blob, start, min(start + PIECE // 2, blob.size))
+        for position, blob in blobs
+        for start in range(0, blob.size, PIECE // 2)
+    )
+    lock = Lock()
+
+    def drain() -> None:
+        try:
+            with Desk() as desk, path.open("r+b", buffering=0) as file:
+                for position, blob, start, stop in _taken(pieces):
+                    _write_at(file, blob.read(start, stop, desk), position + start)
+                    if progress is not None:
+                        with lock:
+                            progress(stop - start)
+        except BaseException:
+            pieces.clear()  # the others stop, too
+            raise
+
+    count, finished = thread_limit() or min(_THREADS, core_count()), Event()
+    with ThreadPoolExecutor(count + 1) as pool:
+        tasks = [pool.submit(drain) for _ in range(min(count, len(pieces)))]
+        syncing = pool.submit(_sync_meanwhile, path, finished) if len(pieces) > _LONG else None
+        try:
+            for task in tasks:
+                task.result()
+        finally:
+            finished.set()
+        if syncing is not None:
+            syncing.result()
+
+
+def _sync_meanwhile(path: Path, finished: Event) -> None:
+    """Let the disk work while there is more to write. An error that shows here would not show a second time."""
+    with path.open("r+b") as file:
+        while not finished.wait(_PAUSE):
+            os.fsync(file.fileno())
+
+
+def _taken(pieces: deque[T]) -> Iterator[T]:
+    """Take pieces as long as there are any; other threads take some, too."""
+    with suppress(IndexError):
+        while True:
+            yield pieces.popleft()
+
+
+def _write_at(file: BinaryIO, data: Any, position: int) -> None:
+    view = memoryview(data).cast("B")
+    file.seek(position)
+    while view:
+        view = view[file.write(view) :]
+
+
+def layout(sizes: Sequence[int], limit: int | None = None) -> list[tuple[int, int]]:
+    """(file, offset) for data of these sizes, in their order: large ones begin at pages, so that they can be mapped.
+
+    Args:
+        limit: bytes after which a new file begins; data larger than that have one of their own. None: one file.
+    """
+    places, number, end = [], 0, 0
+    for size in sizes:
+        alignment = _PAGE if size >= _LARGE else _LINE
+        offset = -(-end // alignment) * alignment
+        if limit is not None and end and offset + size > limit:
+            number, offset = number + 1, 0
+        places.append((number, offset))
+        end = offset + size
+    return places

@@ -1,0 +1,229 @@
+"""Writing files whole or not at all, whatever becomes of the process that writes.
+
+All that a result will consist of is written into a hidden folder beside it, which its process holds locked:
+
+==============  =====================================================================================================
+``main``        the file itself. As long as it is here, nothing refers to the data files: renaming it commits.
+``data/NAME``   data files, until :meth:`Stage.publish` gives them names beside the result, and replaces nothing
+``new/NAME``    which file beside the result is such a data file
+``old/NAME``    which file beside the result is needless when the new one is in its place
+==============  =====================================================================================================
+
+Whoever is killed on the way leaves an unlocked folder, and it says what else is to be removed: new data files if
+``main`` is here, old ones if it is gone. The next run to the same output sees to it.
+
+No data file has a second hard link when a model refers to it: onnx refuses to read such files.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Final
+
+from onnxamp._errors import OutputError
+
+try:
+    import fcntl
+except ImportError:  # Windows: what a killed process leaves stays there, for nobody can tell that it is dead
+    fcntl = None  # type: ignore[assignment]
+
+_DIGITS: Final = "([0-9a-f]{8})"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A result that is being written: ``path`` is where it goes, ``folder`` where it is made."""
+
+    path: Path
+    folder: Path
+    token: str
+
+    @property
+    def main(self) -> Path:
+        """Where the new file is written; it is there, and empty, from the beginning."""
+        return self.folder / "main"
+
+    @property
+    def data(self) -> Path:
+        """Folder for data files, each under the name that it would like to have."""
+        return self.folder / "data"
+
+    def publish(self, names: Sequence[str]) -> list[str]:
+        """Give data files names beside the result: the ones that they have, or ones with the token in them.
+
+        Returns:
+            The names, in order. Nothing that is there is replaced.
+
+        Raises:
+            OSError: they cannot be written there.
+        """
+        for name in names:
+            _sync(self.data / name)
+            (self.data / name).chmod(self._mode())
+        if not self._has_links():  # then the token makes sure that nothing is replaced
+            return [(self.data / name).rename(self._with_token(name)).name for name in names]
+        try:
+            return self._named([self.path.parent / name for name in names], names)
+        except FileExistsError:
+            self.withdraw()
+            return self._named([self._with_token(name) for name in names], names)
+
+    def _named(self, targets: Sequence[Path], names: Sequence[str]) -> list[str]:
+        for target, name in zip(targets, names, strict=True):
+            target.hardlink_to(self.data / name)
+        for target, name in zip(targets, names, strict=True):
+            self._note("new", target)
+            (self.data / name).unlink()
+        return [target.name for target in targets]
+
+    def _note(self, kind: str, file: Path) -> None:
+        """Write down a file by name and identity: what has its name later may be somebody else's."""
+        (self.folder / kind / file.name).write_text(_identity(file))
+
+    def commit(self, outdated: Callable[[], Iterable[Path]] = tuple) -> None:
+        """Put the new file in its place.
+
+        Args:
+            outdated: files that only what is there now refers to; asked while nobody else can replace it, and removed.
+
+        Raises:
+            OSError: it cannot be put there.
+        """
+        _sync(self.main)
+        self.main.chmod(self._mode())
+        with _locked(self.path.parent, wait=True):
+            files = list(outdated())
+            for file in files:
+                self._note("old", file)
+            self.main.replace(self.path)
+            for file in files:
+                file.unlink(missing_ok=True)
+        _sync(self.path.parent)
+
+    def withdraw(self) -> None:
+        """Remove beside the result what was made for nothing: new data files before the commit, old ones behind it."""
+        beside, is_open = self.path.parent, self.main.exists()
+        for note in _listed(self.folder / ("new" if is_open else "old")):
+            file = beside / note.name
+            if file.exists() and _identity(file) == note.read_text():
+                file.unlink()
+        if not is_open:
+            return
+        for data in _listed(self.data):
+            for file in (beside / data.name, self._with_token(data.name)):
+                if file.exists() and file.samefile(data):
+                    file.unlink()
+        moved = re.compile(re.escape(f"{self.path.name}.{self.token}") + "[-.].*")
+        for file in _listed(beside):
+            if moved.fullmatch(file.name):
+                file.unlink()
+
+    def _has_links(self) -> bool:
+        try:
+            (self.folder / "link").hardlink_to(self.main)
+        except OSError:
+            return False
+        return True
+
+    def _with_token(self, name: str) -> Path:
+        """``model.onnx.0f1e2d3c.data`` for ``model.onnx.data``."""
+        return self.path.parent / f"{self.path.name}.{self.token}{name.removeprefix(self.path.name)}"
+
+    def _mode(self) -> int:
+        """Permissions of what is replaced; new files get those that new files get."""
+        return (self.path if self.path.exists() else self.main).stat().st_mode & 0o777
+
+
+@contextmanager
+def staging(path: Path) -> Iterator[Stage]:
+    """A place to write what shall become ``path``; where :meth:`Stage.commit` is not reached, nothing changes.
+
+    Raises:
+        OutputError: something else than a file is there. OSError: nothing can be written there.
+    """
+    if path.exists() and not path.is_file():
+        raise OutputError(f"Cannot write {str(path)!r}: what is there is no regular file.")
+    sweep(path)
+    while True:
+        token = token_hex(4)
+        folder = path.parent / f".{path.name}.{token}.tmp"
+        folder.mkdir(mode=0o700)
+        try:
+            with _locked(folder, wait=True):
+                if not folder.exists():  # somebody took it for a dead one's before it was locked
+                    continue
+                stage = Stage(path, folder, token)
+                stage.main.touch()
+                for kind in ("data", "new", "old"):
+                    (folder / kind).mkdir()
+                yield stage
+                return
+        finally:
+            _clear(Stage(path, folder, token))
+
+
+def sweep(path: Path) -> None:
+    """Remove what processes left that were killed while they wrote to ``path``."""
+    pattern = re.compile(re.escape(f".{path.name}.") + _DIGITS + re.escape(".tmp"))
+    for entry in _listed(path.parent) if fcntl is not None else []:
+        found = pattern.fullmatch(entry.name)
+        if found is not None and entry.is_dir() and not entry.is_symlink():
+            with suppress(OSError), _locked(entry, wait=False):
+                _clear(Stage(path, entry, found[1]))
+
+
+def _identity(file: Path) -> str:
+    found = file.stat()
+    return f"{found.st_dev} {found.st_ino}"
+
+
+def _clear(stage: Stage) -> None:
+    stage.withdraw()
+    shutil.rmtree(stage.folder, ignore_errors=True)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where it cannot be listed, though it may still be written to."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a folder; the lock goes with the process. Where there are no locks, nothing is held.
+
+    Raises:
+        OSError: it shall not be waited for, and somebody else holds it, or there are no locks.
+    """
+    handle = None
+    try:
+        try:
+            if fcntl is not None:
+                handle = os.open(folder, os.O_RDONLY)
+                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if not wait:
+                raise
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _sync(path: Path) -> None:
+    """See that what was written survives when the machine stops; folders, where the system can."""
+    is_folder = path.is_dir()
+    if is_folder and fcntl is None:
+        return
+    handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,333 @@
+"""Is a model well formed? Asked of every model that comes in, before anything else looks into it.
+
+onnx and ONNX Runtime are C++ that believes what it reads here and there: a node without the attribute that its schema
+demands, or a tensor with fewer bytes than its shape says, can end the process. Whatever is refused here, ONNX Runtime
+would not load either; what it loads although onnx's own checker complains (nodes out of order, ops that onnx does not
+know, negative sizes for "dynamic") passes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import onnx
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+    helper,
+)
+
+from onnxamp._errors import ModelError, OpsetError
+from onnxamp._graph.view import node_bodies, opset_imports
+from onnxamp._model.weights import stored_bytes
+from onnxamp._ops.facts import attribute, op_facts, op_key
+from onnxamp._ops.signature import Signature, SignatureBook
+
+MAX_NESTING: Final = 32
+"""Graphs within graphs: protobuf reads 100 levels of messages, and each graph takes three."""
+
+_ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+_NEWEST: Final = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": onnx.defs.onnx_ml_opset_version()}
+"""Domain -> newest opset of the installed onnx."""
+
+_FIELDS: Final[Mapping[int, str]] = {
+    AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s", AttributeProto.TENSOR: "t",
+    AttributeProto.GRAPH: "g", AttributeProto.SPARSE_TENSOR: "sparse_tensor", AttributeProto.TYPE_PROTO: "tp",
+    AttributeProto.FLOATS: "floats", AttributeProto.INTS: "ints", AttributeProto.STRINGS: "strings",
+    AttributeProto.TENSORS: "tensors", AttributeProto.GRAPHS: "graphs",
+    AttributeProto.SPARSE_TENSORS: "sparse_tensors", AttributeProto.TYPE_PROTOS: "type_protos",
+}  # fmt: skip
+"""Attribute type -> the field that holds the value."""
+_HELD: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
+"""Fields that must be there: a number or a text that is left out is 0 or empty."""
+_VALUES: Final = frozenset(_FIELDS.values())
+_DATA: Final = ("float_data", "int32_data", "int64_data", "string_data", "double_data", "uint64_data")
+
+
+def check_wellformed(model: ModelProto) -> None:
+    """Refuse a model that contradicts the form of ONNX models.
+
+    No data are read, and nothing is allocated because the model says so. Complexity: linear in nodes, attributes and
+    names.
+
+    Raises:
+        ModelError: the message names the place. OpsetError: an opset that the installed onnx does not know.
+    """
+    if not model.HasField("graph"):
+        raise ModelError("The model holds no graph.")
+    for entry in model.graph.input:
+        kind = entry.type.WhichOneof("value")
+        if kind is None or (kind == "tensor_type" and not entry.type.tensor_type.elem_type):
+            raise ModelError(f"The model's input {entry.name!r} has no type.")
+    _check_versions(model)
+    check_functions(model.functions)
+    own = frozenset((_domain(function.domain), function.name) for function in model.functions)
+    _Checker(SignatureBook(opset_imports(model)), own, model.ir_version).graphs(model.graph)
+    for function in model.functions:
+        opsets = {_domain(entry.domain): entry.version for entry in function.opset_import}
+        checker = _Checker(SignatureBook({"": _NEWEST[""], **opsets}), own, model.ir_version, in_function=True)
+        checker.function(function)
+
+
+def _check_versions(model: ModelProto) -> None:
+    if model.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            f"The model has IR version {model.ir_version}, but the installed onnx {onnx.__version__} knows versions up"
+            f" to {onnx.IR_VERSION}: upgrade onnx."
+        )
+    if model.ir_version < 0:
+        raise ModelError(f"The model has the IR version {model.ir_version}: it is damaged.")
+    for entry in (*model.opset_import, *(item for function in model.functions for item in function.opset_import)):
+        domain = _domain(_text(entry.domain, "the domain of an opset"))
+        if domain in _NEWEST and entry.version > _NEWEST[domain]:
+            raise OpsetError(
+                f"The model needs {domain or 'ai.onnx'} opset {entry.version}, but the installed onnx"
+                f" {onnx.__version__} knows opsets up to {_NEWEST[domain]}: upgrade onnx."
+            )
+        if not 0 <= entry.version < 2**31:
+            raise ModelError(f"The model imports {domain or 'ai.onnx'!r} at version {entry.version}: it is damaged.")
+
+
+def check_functions(functions: Sequence[FunctionProto]) -> None:
+    """Refuse functions that call themselves, be it through others: some versions of onnx inline them for ever.
+
+    Raises:
+        ModelError: one does.
+    """
+    calls: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for function in functions:
+        key = _domain(_text(function.domain, "the domain of a function")), _text(function.name, "a function's name")
+        overloads = calls.setdefault(key, set())
+        nodes = [*function.node, *(node for body in _bodies(function) for node in body.node)]
+        overloads.update((_domain(node.domain), node.op_type) for node in nodes)
+    waiting = {key: found & calls.keys() for key, found in calls.items()}
+    while ready := [key for key, found in waiting.items() if not found & waiting.keys()]:
+        for key in ready:
+            del waiting[key]
+    if waiting:
+        raise ModelError(f"The function {next(iter(waiting))[1]!r} calls itself, or functions that do.")
+
+
+def _bodies(function: FunctionProto) -> Iterator[GraphProto]:
+    stack = [body for node in function.node for _, body in node_bodies(node)]
+    while stack:
+        body = stack.pop()
+        yield body
+        stack += [inner for node in body.node for _, inner in node_bodies(node)]
+
+
+@dataclass(slots=True)
+class _Checker:
+    """Checks graphs at one set of opsets. ``own`` are the functions of the model, which no schema describes."""
+
+    book: SignatureBook
+    own: frozenset[tuple[str, str]]
+    ir_version: int
+    in_function: bool = False
+
+    def graphs(self, graph: GraphProto, depth: int = 0, *, opaque: bool = False) -> None:
+        """Check a graph and all that are within it. Iterative."""
+        stack = [(graph, depth, opaque)]
+        while stack:
+            graph, depth, opaque = stack.pop()
+            if depth > MAX_NESTING:
+                raise ModelError(f"The model has graphs within graphs, more than {MAX_NESTING} deep.")
+            _text(graph.name, "the name of a graph")
+            for tensor in graph.initializer:
+                check_tensor(tensor)
+            for sparse in graph.sparse_initializer:
+                _check_sparse(sparse)
+            for entry in (*graph.input, *graph.output, *graph.value_info):
+                _check_entry(entry)
+            for node in graph.node:
+                stack += [(body, depth + 1, within) for body, within in self.node(node, opaque=opaque)]
+
+    def function(self, function: FunctionProto) -> None:
+        """Check a model-local function."""
+        for name in (*function.input, *function.output, *function.attribute):
+            _text(name, "a name of a function")
+        for node in function.node:
+            for body, opaque in self.node(node, opaque=False):
+                self.graphs(body, 1, opaque=opaque)
+
+    def node(self, node: NodeProto, *, opaque: bool) -> list[tuple[GraphProto, bool]]:
+        """Check a node but for the graphs in it: they are returned, each with whether no schema describes it."""
+        _text(node.domain, "the domain of a node")
+        if not _text(node.op_type, "the op type of a node"):
+            raise ModelError(f"Node {_label(node)!r} has no op type.")
+        for name in (node.name, *node.input, *node.output):
+            _text(name, f"a name at a {node.op_type} node")
+        for item in node.attribute:
+            self._attribute(node, item)
+        bodies = [body for _, body in node_bodies(node)]
+        is_own = (_domain(node.domain), node.op_type) in self.own
+        signature = None if is_own else self.book.get(node.domain, node.op_type)
+        within = opaque or op_key(node) not in op_facts().control_flow
+        if signature is not None and not opaque:
+            _check_node(node, signature)
+            if not within:
+                _check_bodies(node, bodies, signature)
+        return [(body, within) for body in bodies]
+
+    def _attribute(self, node: NodeProto, item: AttributeProto) -> None:
+        where = f"Attribute {_text(item.name, f'an attribute of {_label(node)}')!r} of {_label(node)!r}"
+        if _text(item.ref_attr_name, "the name of an attribute"):
+            if not self.in_function:
+                raise ModelError(f"{where} refers to an attribute of a function, but is in none.")
+            return
+        used = {field.name for field, _ in item.ListFields()} & _VALUES
+        wanted = _FIELDS.get(item.type)
+        if item.type == AttributeProto.UNDEFINED and self.ir_version < 2 and len(used) == 1:
+            return  # files of the first IR version do not say the type
+        if wanted is None:
+            raise ModelError(f"{where} is of type {item.type}, which the installed onnx {onnx.__version__} lacks.")
+        if used - {wanted} or (wanted in _HELD and not used):
+            found = ", ".join(sorted(used)) or "nothing"
+            raise ModelError(f"{where} should hold its value in {wanted!r}, but holds {found}.")
+        self._values(item, where)
+
+    def _values(self, item: AttributeProto, where: str) -> None:
+        for tensor in (*([item.t] if item.HasField("t") else []), *item.tensors):
+            check_tensor(tensor, where)
+        for sparse in (*([item.sparse_tensor] if item.HasField("sparse_tensor") else []), *item.sparse_tensors):
+            _check_sparse(sparse)
+        for kind in (*([item.tp] if item.HasField("tp") else []), *item.type_protos):
+            _check_type(kind, where)
+
+
+def _check_node(node: NodeProto, signature: Signature) -> None:
+    """A node that does not fit its schema is one that no runtime loads."""
+    for kind, found, least, most in (
+        ("inputs", len(node.input), signature.min_inputs, signature.max_inputs),
+        ("outputs", len(node.output), signature.min_outputs, signature.max_outputs),
+    ):
+        if not least <= found <= most:
+            wanted = f"at least {least}" if found < least else f"at most {most}"
+            raise ModelError(f"Node {_label(node)!r} ({node.op_type}) has {found} {kind}; its schema wants {wanted}.")
+    for position, (name, port) in enumerate(zip(node.input, signature.inputs, strict=False)):
+        if not (name or port.optional or port.variadic):
+            raise ModelError(f"Node {_label(node)!r} ({node.op_type}) lacks input {position}, {port.name!r}.")
+    if signature.attributes is not None:
+        _check_attributes(node, signature, signature.attributes)
+
+
+def _check_attributes(node: NodeProto, signature: Signature, known: Mapping[str, int]) -> None:
+    what, names = f"Node {_label(node)!r} ({node.op_type})", {item.name for item in node.attribute}
+    for item in node.attribute:
+        if item.name not in known and not item.name.startswith("__"):  # these are somebody's own: onnx allows them
+            raise ModelError(f"{what} has an attribute {item.name!r}, which its schema lacks.")
+        if item.type not in (known.get(item.name, item.type), AttributeProto.UNDEFINED):
+            found, wanted = (AttributeProto.AttributeType.Name(kind) for kind in (item.type, known[item.name]))
+            raise ModelError(f"{what} has an attribute {item.name!r} of type {found}; its schema wants {wanted}.")
+    if len(names) < len(node.attribute):
+        raise ModelError(f"{what} has two attributes of one name.")
+    if signature.required - names:
+        raise ModelError(f"{what} lacks the attribute {min(signature.required - names)!r}.")
+    if signature.op_type == "Constant" and len(names & known.keys()) != 1:
+        raise ModelError(f"{what} must have one value, but has {len(names & known.keys())}.")
+
+
+def _check_bodies(node: NodeProto, bodies: Sequence[GraphProto], signature: Signature) -> None:
+    """Bodies take what their node takes, and give what it gives; a Loop's body gives whether it goes on, too."""
+    key = op_key(node)
+    takes = 0 if key == "If" else len(node.input) - (key == "Scan" and signature.since < 9)  # Scan-8: lengths, first
+    gives = len(node.output) + (key == "Loop")
+    for body in bodies:
+        if (len(body.input), len(body.output)) != (takes, gives):
+            raise ModelError(
+                f"A body of {_label(node)!r} ({node.op_type}) has {len(body.input)} inputs and {len(body.output)}"
+                f" outputs, but must have {takes} and {gives}."
+            )
+        if key == "Scan" and not 0 < (attribute(node, "num_scan_inputs") or 0) <= len(body.input):
+            raise ModelError(f"Node {_label(node)!r} (Scan) cannot scan so many of its {len(body.input)} inputs.")
+
+
+def check_tensor(tensor: TensorProto, where: str = "") -> None:
+    """Refuse a tensor whose data are not what its type and shape say. External data are not looked at.
+
+    Raises:
+        ModelError: it is.
+    """
+    what = f"The weight {_text(tensor.name, 'the name of a weight')!r}" if tensor.name or not where else where
+    _text(tensor.doc_string, f"the documentation of {tensor.name!r}")
+    if tensor.data_type not in _ELEMS:
+        raise ModelError(f"{what} is of element type {tensor.data_type}, which onnx {onnx.__version__} lacks.")
+    shape = tuple(tensor.dims)
+    if min(shape, default=0) < 0 or tensor.HasField("segment"):
+        raise ModelError(f"{what} has the shape {shape}, or is a segment of a tensor: that cannot be read.")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return
+    held = [name for name in _DATA if len(getattr(tensor, name))]
+    if tensor.HasField("raw_data"):
+        found, wanted, unit = len(tensor.raw_data), stored_bytes(tensor), "bytes"
+        fits = not held and found == wanted and tensor.data_type != TensorProto.STRING
+    else:
+        name = helper.tensor_dtype_to_field(tensor.data_type)
+        found, wanted, unit = len(getattr(tensor, name)), _numbers(tensor), "elements"
+        fits = held in ([], [name]) and found == wanted
+    if not fits:
+        raise ModelError(
+            f"{what} does not hold the {wanted} {unit} that its shape {shape} says, or not where its type is kept."
+        )
+
+
+def _numbers(tensor: TensorProto) -> int:
+    """Entries of the field in which elements lie one by one: packed types fill it byte by byte."""
+    count = prod(tensor.dims)
+    if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
+        return 2 * count
+    return min(count, stored_bytes(tensor)) if tensor.data_type != TensorProto.STRING else count
+
+
+def _check_sparse(sparse: SparseTensorProto) -> None:
+    what = f"The sparse weight {_text(sparse.values.name, 'the name of a weight')!r}"
+    for tensor in (sparse.values, sparse.indices):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise ModelError(f"{what} is stored outside the model file: no runtime reads that.")
+        check_tensor(tensor, what)
+    if min(sparse.dims, default=0) < 0 or len(sparse.values.dims) != 1:
+        raise ModelError(f"{what} has the shape {tuple(sparse.dims)} and values of {tuple(sparse.values.dims)}.")
+    count, rank = sparse.values.dims[0], len(sparse.dims)
+    if sparse.indices.data_type != TensorProto.INT64 or tuple(sparse.indices.dims) not in ((count,), (count, rank)):
+        raise ModelError(f"{what} has {count} values, but other indices.")
+
+
+def _check_entry(entry: ValueInfoProto) -> None:
+    _check_type(entry.type, f"{_text(entry.name, 'the name of a value')!r}")
+
+
+def _check_type(kind: TypeProto, where: str) -> None:
+    """A declared type may be unknown (0), but not one that onnx lacks."""
+    while (form := kind.WhichOneof("value")) in ("sequence_type", "optional_type", "map_type"):
+        part: Any = getattr(kind, form)
+        kind = part.value_type if form == "map_type" else part.elem_type
+    if form not in ("tensor_type", "sparse_tensor_type"):
+        return
+    leaf = kind.tensor_type if form == "tensor_type" else kind.sparse_tensor_type
+    if leaf.elem_type not in _ELEMS and leaf.elem_type != TensorProto.UNDEFINED:
+        raise ModelError(f"{where} is of element type {leaf.elem_type}, which onnx {onnx.__version__} lacks.")
+    for dim in leaf.shape.dim:
+        _text(dim.dim_param, f"the name of a dimension of {where}")
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def _label(node: NodeProto) -> str:
+    return node.name or next((name for name in node.output if name), node.op_type)
+
+
+def _text(found: Any, what: str) -> str:
+    """A text, which protobuf gives as bytes where it is not UTF-8."""
+    if not isinstance(found, str):
+        raise ModelError(f"The model is damaged: {what} is not UTF-8: {found[:60]!r}.")
+    return found

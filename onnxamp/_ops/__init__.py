@@ -1,0 +1,1 @@
+"""Facts about ops, known before any model is seen: tables and schemas."""

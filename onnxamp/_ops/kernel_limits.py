@@ -1,0 +1,56 @@
+"""What a provider leaves to CPU although it has a kernel: conditions that are in its code, not in its registry.
+
+``_data/kernels/placement.toml`` lists them, each with its source.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from onnx import NodeProto
+
+from onnxamp._ops.facts import attribute, op_key
+
+
+@cache
+def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
+    """(provider, op type) -> its conditions."""
+    text = resources.files("onnxamp").joinpath("_data/kernels/placement.toml").read_text(encoding="utf-8")
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for provider, rules in tomllib.loads(text).items():
+        for rule in rules:
+            for op in rule["ops"]:
+                found.setdefault((provider, op), []).append(rule)
+    return found
+
+
+def refusal(provider: str, node: NodeProto) -> str | None:
+    """Why the provider leaves the node to CPU whatever its types, None where it does not."""
+    for rule in _rules().get((provider, op_key(node)), ()):
+        if _holds(rule, node):
+            return str(rule["because"])
+    return None
+
+
+def has_refusals(provider: str, key: str) -> bool:
+    """Whether attributes and inputs of the op decide where it runs."""
+    return (provider, key) in _rules()
+
+
+def _holds(rule: Mapping[str, Any], node: NodeProto) -> bool:
+    if "asymmetric" in rule:
+        numbers = attribute(node, rule["asymmetric"]) or []
+        return bool(numbers[: len(numbers) // 2] != numbers[len(numbers) // 2 :])
+    if "present" in rule:
+        return any(item.name in rule["present"] for item in node.attribute)
+    if "input" in rule:
+        return len(node.input) > rule["input"] and bool(node.input[rule["input"]])
+    value = attribute(node, rule["attribute"])
+    if "among" in rule:
+        return bool(value is not None and value.decode() in rule["among"])
+    if "beyond" in rule:
+        names = [name.decode().lower() for name in value or ()]
+        return bool(names != rule["beyond"][: len(names)])
+    return bool((rule["default"] if value is None else value) != rule["other_than"])

@@ -1,0 +1,192 @@
+"""What an op's schema says about types: the ports of a node and the type parameters that bind them.
+
+The facts come from the schemas of the installed onnx, and for what onnx does not know (com.microsoft, and old ops
+such as LayerNormalization before opset 17) from those of ONNX Runtime, which accepts models with them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import onnx.defs
+
+from onnxamp._errors import OpsetError
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A formal input or output: its type is a parameter's name ("T") or a concrete type ("tensor(int64)")."""
+
+    name: str
+    type: str
+    variadic: bool
+    homogeneous: bool
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Signature:
+    """Types of one version of an op. Compared and hashed by identity: :func:`lookup` makes one per version."""
+
+    domain: str
+    op_type: str
+    since: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    params: Mapping[str, frozenset[str]]
+    """Type parameter -> the types it admits."""
+    has_function: bool
+    min_inputs: int
+    min_outputs: int
+    max_inputs: int
+    max_outputs: int
+    attributes: Mapping[str, int] | None
+    """Attribute -> its type (``AttributeProto.AttributeType``); None where only ONNX Runtime knows the op."""
+    required: frozenset[str] = frozenset()
+    """Attributes that a node must have."""
+    bodies: tuple[int, ...] = ()
+    """Opsets that the function body was written for, in its versions."""
+    fixed_bodies: tuple[int, ...] = ()
+    """Those of them that are not built for each node's types and attributes."""
+    opset: int = 0
+    """The opset at which the op was looked up."""
+
+    @property
+    def body(self) -> int | None:
+        """Opset of the function body that counts here; None where there is no body, or not for this opset."""
+        return max((version for version in self.bodies if version <= self.opset), default=None)
+
+    def input(self, position: int) -> Port | None:
+        """Formal of the node's input at ``position``; a trailing variadic formal covers all further ones."""
+        return _formal(self.inputs, position)
+
+    def output(self, position: int) -> Port | None:
+        """Formal of the node's output at ``position``."""
+        return _formal(self.outputs, position)
+
+    def param(self, port: Port, position: int) -> str:
+        """Name of what binds the port: its parameter, or for heterogeneous variadics one name per position."""
+        return port.type if port.homogeneous else f"{port.type}#{position}"
+
+
+def _formal(ports: tuple[Port, ...], position: int) -> Port | None:
+    if position < len(ports):
+        return ports[position]
+    return ports[-1] if ports and ports[-1].variadic else None
+
+
+@dataclass(slots=True)
+class SignatureBook:
+    """Signatures at a model's opset imports; looks each op up once.
+
+    Args:
+        opsets: domain -> version, with "" for ai.onnx. A domain that is missing counts as version 1, and a missing
+            ai.onnx as the newest that onnx knows: ONNX Runtime loads such files, and so do we.
+
+    Raises:
+        OpsetError: ai.onnx is imported at a version that the installed onnx does not know.
+    """
+
+    opsets: Mapping[str, int]
+    _found: dict[tuple[str, str], Signature | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        newest = onnx.defs.onnx_opset_version()
+        version = self.opsets.get("", newest)
+        if version > newest:
+            raise OpsetError(
+                f"The model needs ai.onnx opset {version}, but the installed onnx {onnx.__version__} knows opsets"
+                f" up to {newest}: upgrade onnx."
+            )
+
+    def get(self, domain: str, op_type: str) -> Signature | None:
+        """Signature of the op, or None where no schema is known."""
+        domain = "" if domain == "ai.onnx" else domain
+        key = (domain, op_type)
+        if key not in self._found:
+            newest = onnx.defs.onnx_opset_version() if domain == "" else 1
+            self._found[key] = lookup(domain, op_type, self.opsets.get(domain, newest))
+        return self._found[key]
+
+
+@cache
+def lookup(domain: str, op_type: str, version: int) -> Signature | None:
+    """Signature of an op at an opset version, or None where neither onnx nor ONNX Runtime has a schema."""
+    try:
+        return _from_onnx(onnx.defs.get_schema(op_type, version, domain), version)
+    except onnx.defs.SchemaError:
+        pass
+    versions = [row for row in _runtime_schemas().get((domain, op_type), ()) if row.since <= version]
+    return max(versions, key=lambda row: row.since, default=None)
+
+
+def newer_versions(signature: Signature) -> list[Signature]:
+    """All later versions of an ai.onnx op that onnx knows, oldest first (for "this works from opset M on")."""
+    versions = range(signature.since + 1, onnx.defs.onnx_opset_version() + 1)
+    found = (lookup(signature.domain, signature.op_type, version) for version in versions)
+    unique = {row.since: row for row in found if row is not None and row.since > signature.since}
+    return [unique[since] for since in sorted(unique)]
+
+
+def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
+    kinds = onnx.defs.OpSchema.FormalParameterOption
+
+    def ports(formals: Any) -> tuple[Port, ...]:
+        return tuple(
+            Port(p.name, p.type_str, p.option == kinds.Variadic, p.is_homogeneous, p.option == kinds.Optional)
+            for p in formals
+        )
+
+    return Signature(
+        schema.domain,
+        schema.name,
+        schema.since_version,
+        ports(schema.inputs),
+        ports(schema.outputs),
+        {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
+        bool(schema.has_function or schema.has_context_dependent_function),  # type: ignore[attr-defined]
+        schema.min_input,
+        schema.min_output,
+        schema.max_input,
+        schema.max_output,
+        {name: item.type.value for name, item in schema.attributes.items()},  # type: ignore[attr-defined]
+        frozenset(name for name, item in schema.attributes.items() if item.required),
+        tuple(schema.all_function_opset_versions),  # type: ignore[attr-defined]
+        tuple(schema.function_opset_versions),  # type: ignore[attr-defined]
+        version,
+    )
+
+
+@cache
+def _runtime_schemas() -> Mapping[tuple[str, str], tuple[Signature, ...]]:
+    """Schemas of ONNX Runtime by (domain, op type). Read from the library; no session is made."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: PLC0415 - costs 0.1 s, rarely needed
+
+    found: dict[tuple[str, str], tuple[Signature, ...]] = {}
+    for schema in state.get_all_operator_schema():
+        kinds = type(schema).FormalParameterOption
+
+        def ports(formals: Any, kinds: Any = kinds) -> tuple[Port, ...]:
+            return tuple(
+                Port(p.name, p.typeStr, p.option == kinds.Variadic, p.isHomogeneous, p.option == kinds.Optional)
+                for p in formals
+            )
+
+        key = (schema.domain, schema.name)
+        row = Signature(
+            schema.domain,
+            schema.name,
+            schema.since_version,
+            ports(schema.inputs),
+            ports(schema.outputs),
+            {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
+            has_function=False,
+            min_inputs=schema.min_input,
+            min_outputs=schema.min_output,
+            max_inputs=schema.max_input,
+            max_outputs=schema.max_output,
+            attributes=None,
+        )
+        found[key] = (*found.get(key, ()), row)
+    return found

@@ -1,0 +1,1 @@
+"""Groups of nodes that mean one op, and how they are found."""

@@ -1,0 +1,141 @@
+"""The page as HTML: one file that loads nothing, and in which no name from a model is more than text.
+
+Names pass jinja2's escaping, or lie in a JSON block whose ``<``, ``>`` and ``&`` are escaped and which the page's
+script only ever sets as text. A content security policy allows this one script and this one style sheet, by hash.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from math import isfinite, isnan
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from onnxamp._model.storage import write_file
+from onnxamp._report.html.records import NodeRow, Page, ValueRow
+
+_SCRIPTS: Final = ("data.js", "along.js", "tracks.js", "nodes.js", "front.js", "main.js")
+_ESCAPES: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def render(page: Page) -> str:
+    """The page as one HTML document. Equal pages give equal text. Complexity: linear in nodes and values."""
+    script, style = _script(), _static("page.css")
+    return (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            page=page,
+            data=_embedded(_data(page)),
+            script=script,
+            style=style,
+            script_hash=_hash(script),
+            style_hash=_hash(style),
+        )
+    )
+
+
+def write(page: Page, path: str | PathLike[str]) -> None:
+    """Write the page to a file, whole or not at all.
+
+    Raises:
+        OutputError: the file cannot be written; what was there before is untouched.
+    """
+    write_file(Path(path), render(page).encode("utf-8", errors="backslashreplace"))
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("onnxamp._report.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@cache
+def _static(name: str) -> str:
+    return (files("onnxamp._report.html") / "static" / name).read_text(encoding="utf-8").replace("\r\n", "\n")
+
+
+@cache
+def _script() -> str:
+    """All scripts as one, in a scope of their own."""
+    return "\n".join(['"use strict";', "(() => {", *map(_static, _SCRIPTS), "})();", ""])
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + b64encode(sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _embedded(data: Any) -> str:
+    """JSON that can stand inside a script element."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+
+
+def _data(page: Page) -> dict[str, Any]:
+    """What the script draws and lists: columns instead of records, which are several times smaller."""
+    window = page.window
+    limits = (window.largest, window.normal, window.subnormal, window.rounding) if window else ()
+    return {
+        "nodes": _nodes(page.nodes),
+        "values": _values(page.values),
+        "window": {"name": window.name, "limits": limits} if window else None,
+        "limit": _number(page.limit),
+        "firstBad": page.first_bad,
+        "firstBadText": page.first_bad_text,
+    }
+
+
+def _nodes(nodes: tuple[NodeRow, ...]) -> dict[str, Any]:
+    return {
+        "name": [node.name for node in nodes],
+        "op": _table(node.op for node in nodes),
+        "scope": _table(node.scope for node in nodes),
+        "precision": _table(node.precision for node in nodes),
+        "provider": _table(node.provider for node in nodes),
+        "why": _table(node.why for node in nodes),
+        "reason": _table(node.reason for node in nodes),
+        "casts": [number for number, node in enumerate(nodes) if node.is_cast],
+        "messages": {
+            number: [[int(message.level), message.text] for message in node.messages]
+            for number, node in enumerate(nodes)
+            if node.messages
+        },
+    }
+
+
+def _values(values: tuple[ValueRow, ...]) -> dict[str, Any]:
+    return {
+        "node": [value.node for value in values],
+        "name": [value.name for value in values],
+        "dtype": _table(value.dtype for value in values),
+        "local": [_number(value.local) for value in values],
+        "accumulated": [_number(value.accumulated) for value in values],
+        "least": [_number(value.least) for value in values],
+        "largest": [_number(value.largest) for value in values],
+    }
+
+
+def _table(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Each text once, and for each row its number."""
+    seen: dict[str, int] = {}
+    rows = [seen.setdefault(text, len(seen)) for text in texts]
+    return {"texts": list(seen), "rows": rows}
+
+
+def _number(x: float | None) -> float | str | None:
+    """Four digits are more than a figure shows; what JSON cannot say becomes a word."""
+    if x is None:
+        return None
+    if isnan(x):
+        return "nan"
+    return float(f"{x:.4g}") if isfinite(x) else "inf" if x > 0 else "-inf"

@@ -1,0 +1,214 @@
+"""Edits applied: the one place that changes a model, in one sweep per scope.
+
+What the edits do not name is not touched: order, names, metadata, doc strings, functions and fields that onnxamp does
+not know stay as they are, by construction.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
+
+from onnxamp._dtypes import LowType, retyped
+from onnxamp._graph.types import declared_type
+from onnxamp._graph.view import ABSENT, Node, Scope, View, scope_graphs
+from onnxamp._ops.facts import op_facts
+from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
+
+Converter = Callable[[TensorProto, float, str], TensorProto]
+"""Makes the low version of a float32 tensor; finite values beyond the range become ± the given magnitude. The string is
+the name of the value that the tensor is.
+"""
+
+
+def apply_edits(view: View, edits: Edits, model: ModelProto, convert: Converter) -> None:
+    """Change ``model``, the view's model or a copy of it, as the edits say. The view is stale afterwards.
+
+    Complexity: linear in nodes; weights are converted by ``convert`` alone.
+    """
+    local = _by_scope(view, edits)
+    graphs = scope_graphs(view, model)
+    for index in sorted(local, reverse=True):  # bodies first: rebuilding a node list copies its nodes
+        _apply_scope(view, edits, local[index], graphs[index], convert)
+    if edits.casts and not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
+        model.opset_import.add(domain="", version=view.book.opsets[""])
+
+
+@dataclass(slots=True)
+class _Local:
+    """The edits of one scope."""
+
+    scope: Scope
+    inputs: list[tuple[int, int, str]] = field(default_factory=list)
+    outputs: list[tuple[int, int, str]] = field(default_factory=list)
+    casts: list[NewCast] = field(default_factory=list)
+    copies: list[NewConstant] = field(default_factory=list)
+    attributes: list[int] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)
+
+
+def _by_scope(view: View, edits: Edits) -> dict[int, _Local]:
+    found: dict[int, _Local] = {}
+
+    def local(scope: int) -> _Local:
+        return found.setdefault(scope, _Local(view.scopes[scope]))
+
+    for (node, port), name in edits.inputs.items():
+        local(view.nodes[node].scope).inputs.append((node, port, name))
+    for (node, port), name in edits.outputs.items():
+        local(view.nodes[node].scope).outputs.append((node, port, name))
+    for cast in edits.casts:
+        local(cast.scope).casts.append(cast)
+    for copy in edits.copies:
+        local(view.values[copy.value].scope).copies.append(copy)
+    for kind in ("attributes", "moved", "removed"):
+        for node in sorted(getattr(edits, kind)):
+            getattr(local(view.nodes[node].scope), kind).append(node)
+    for value in (*edits.types, *edits.weights, *edits.renamed):
+        local(view.values[value].scope)
+    for scope, _ in (*edits.results, *edits.result_types):
+        local(scope)
+    return found
+
+
+def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter) -> None:
+    scope = local.scope
+    _initializers(view, edits, local, graph, convert)
+    for entry in (*graph.input, *graph.value_info):
+        value = scope.names.get(entry.name, ABSENT)
+        if value in edits.types:
+            lower_type(entry.type, edits.low)
+        entry.name = edits.renamed.get(value, entry.name)
+    for position, entry in enumerate(graph.output):
+        if (scope.index, position) in edits.result_types:
+            lower_type(entry.type, edits.low)
+        entry.name = edits.results.get((scope.index, position), entry.name)
+    gone = {name for node in local.removed for name in view.nodes[node].proto.output}
+    kept = [entry for entry in graph.value_info if entry.name not in gone]
+    if len(kept) < len(graph.value_info):
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
+    _nodes(view, edits, local, graph, convert)
+
+
+def _initializers(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter) -> None:
+    copies = {copy.value: copy for copy in local.copies if view.values[copy.value].producer == ABSENT}
+    added = []
+    for tensor in graph.initializer:
+        value = local.scope.names[tensor.name]
+        copy, is_low = copies.get(value), value in edits.weights
+        tensor.name = edits.renamed.get(value, tensor.name)
+        if copy is None and not is_low:
+            continue
+        low = convert(tensor, _saturation(edits, value), tensor.name)
+        if copy is not None:
+            other = TensorProto()
+            other.CopyFrom(low if copy.low else tensor)
+            other.name = copy.name
+            added.append(other)
+        if is_low:
+            tensor.CopyFrom(low)
+    graph.initializer.extend(added)
+
+
+def _saturation(edits: Edits, value: int) -> float:
+    return edits.low.max_finite / (2 if value in edits.halved else 1)
+
+
+def _nodes(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter) -> None:
+    behind: dict[int, list[NodeProto]] = {}
+    first = local.scope.nodes.start
+    protos = list(graph.node)
+    for node, port, name in local.inputs:
+        protos[node - first].input[port] = name
+    for node, port, name in local.outputs:
+        protos[node - first].output[port] = name
+    for copy in local.copies:
+        maker = view.values[copy.value].producer
+        if maker != ABSENT:
+            made = _constant_copy(protos[maker - first], copy, edits, convert)
+            behind.setdefault(maker, []).append(made)
+    for node in local.attributes:
+        _lower_attribute(view.nodes[node], protos[node - first], edits, convert)
+    for node in local.moved:
+        behind.setdefault(edits.moved[node], []).append(protos[node - first])
+    for cast in local.casts:
+        output = cast.shield or cast.target
+        place = behind.setdefault(cast.after, [])
+        place.append(helper.make_node("Cast", [cast.source], [output], name=cast.name, to=cast.elem))
+        if cast.shield:
+            place.append(helper.make_node("Max", [output], [cast.target], name=cast.shield))
+    dropped = {*local.removed, *local.moved}
+    if not behind and not dropped:
+        return
+    order = list(behind.get(ABSENT, ()))
+    for node, proto in enumerate(protos, first):
+        if node not in dropped:
+            order.append(proto)
+        order += behind.get(node, ())
+    rebuilt = GraphProto()
+    rebuilt.node.extend(order)
+    del graph.node[:]
+    graph.node.extend(rebuilt.node)
+
+
+def _constant_copy(proto: NodeProto, copy: NewConstant, edits: Edits, convert: Converter) -> NodeProto:
+    """A second Constant node, in the precision that the first will not have."""
+    made = NodeProto()
+    made.CopyFrom(proto)
+    made.output[0] = copy.name
+    made.name = copy.node_name
+    if copy.low:
+        _lower_constant(made, edits, copy.value, convert)
+    return made
+
+
+def _lower_attribute(node: Node, proto: NodeProto, edits: Edits, convert: Converter) -> None:
+    """Write the low type where the node's attribute fixes the type of its output."""
+    if node.key == "Constant":
+        _lower_constant(proto, edits, node.outputs[0], convert)
+        return
+    rule = op_facts().dtype_attribute.get(node.key)
+    if rule is None:  # Optional without input: its `type` is a TypeProto
+        lower_type(next(item for item in proto.attribute if item.name == "type").tp, edits.low)
+        return
+    found = next((item for item in proto.attribute if item.name == rule.attribute), None)
+    if rule.attribute == "value":  # ConstantOfShape; without the attribute it makes float32 zeros
+        tensor = found.t if found is not None else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
+        low = convert(tensor, _saturation(edits, node.outputs[0]), proto.output[0])
+        _set_attribute(proto, helper.make_attribute("value", low))
+    else:
+        _set_attribute(proto, helper.make_attribute(rule.attribute, edits.low.elem))
+
+
+def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Converter) -> None:
+    """Turn a Constant of any float form into one whose ``value`` is a low tensor."""
+    item = next(a for a in proto.attribute if a.name in ("value", "value_float", "value_floats"))
+    if item.name == "value":
+        tensor = item.t
+    else:
+        numbers, dims = ([item.f], []) if item.name == "value_float" else (list(item.floats), [len(item.floats)])
+        tensor = helper.make_tensor("", TensorProto.FLOAT, dims, numbers)
+    low = convert(tensor, _saturation(edits, value), proto.output[0])
+    kept = [a for a in proto.attribute if a.name != item.name]
+    made = helper.make_attribute("value", low)
+    del proto.attribute[:]
+    proto.attribute.extend([*kept, made])
+
+
+def _set_attribute(proto: NodeProto, made: AttributeProto) -> None:
+    for item in proto.attribute:
+        if item.name == made.name:
+            item.CopyFrom(made)
+            return
+    proto.attribute.append(made)
+
+
+def lower_type(proto: TypeProto, low: LowType) -> None:
+    """Replace float32 by the low type in a declaration, inside sequences and optionals, too."""
+    declared = declared_type(proto)
+    while (kind := proto.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        proto = proto.sequence_type.elem_type if kind == "sequence_type" else proto.optional_type.elem_type
+    if declared is not None and retyped(declared, low) != declared:
+        proto.tensor_type.elem_type = low.elem

@@ -1,0 +1,146 @@
+"""Removal of redundant Casts that are in a model already. Public as :func:`remove_redundant_casts`.
+
+Three laws, applied until none fits, each scope by itself:
+
+* identity: ``Cast(x: a -> a)`` is x;
+* duplicate: two Casts of one value to one type are one;
+* chain: ``Cast(Cast(x: a -> b) -> c)`` is ``Cast(x: a -> c)`` if a -> b loses nothing, and x where also a = c.
+
+The lossy pair float32 -> float16 -> float32 changes numbers, so it is kept unless ``lossy`` asks for its removal.
+"""
+
+from collections import Counter
+
+from onnx import GraphProto, ModelProto
+
+from onnxamp._dtypes import FLOAT, LOW_TYPES, is_lossless
+from onnxamp._errors import ArgumentTypeError
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.types import Types, infer_types
+from onnxamp._graph.view import ABSENT, Node, View, scope_graphs, shadowing
+from onnxamp._ops.facts import attribute
+
+
+def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:
+    """A copy of the model without its redundant Casts; everything else is as it was.
+
+    Args:
+        model: any ModelProto; it is not changed.
+        lossy: also drop a Cast pair from float32 to a low type and back, which rounds: numbers change.
+
+    Raises:
+        ArgumentTypeError: ``model`` is no ModelProto. ModelError: it breaks a rule of ONNX.
+
+    Complexity: near linear in nodes.
+    """
+    if not isinstance(model, ModelProto):
+        raise ArgumentTypeError(f"model must be an onnx.ModelProto, not {type(model).__name__}.")
+    result = ModelProto()
+    result.CopyFrom(model)
+    view = view_model(model)
+    removal = _Removal(view, infer_types(view), lossy)
+    removal.run()
+    removal.orphans()
+    for scope, graph in reversed(list(zip(view.scopes, scope_graphs(view, result), strict=True))):
+        removal.apply(scope.index, graph)
+    return result
+
+
+class _Removal:
+    """What each Cast's input becomes, and what each removed Cast's readers read instead."""
+
+    def __init__(self, view: View, types: Types, lossy: bool) -> None:
+        self.view, self.types, self.lossy = view, types, lossy
+        self.source: dict[int, int] = {}
+        """Cast node -> the value that it reads now."""
+        self.alias: dict[int, int] = {}
+        """Output of a removed Cast -> the value that stands for it."""
+        self.removed: set[int] = set()
+        self.hidden = frozenset(shadowing(view).values())
+        """Values that a body's value of the same name hides: nothing else may come to read them."""
+
+    def run(self) -> None:
+        """Decide, producers first, so that chains collapse in one sweep."""
+        existing: dict[tuple[int, str, int], int] = {}
+        for index in self.view.order:
+            node = self.view.nodes[index]
+            if node.key != "Cast" or node.input(0) == ABSENT or node.outputs[0] == ABSENT:
+                continue
+            target = self.types[node.outputs[0]]
+            source = self.through(node)
+            self.source[index] = source
+            if target is None:
+                continue
+            key = (source, target, node.scope)
+            if not self.is_returned(node):
+                if self.types[source] == target:
+                    self.drop(node, source)
+                    continue
+                if key in existing and attribute(node.proto, "saturate") != 0:
+                    self.drop(node, existing[key])
+                    continue
+            if node.outputs[0] not in self.hidden:
+                existing.setdefault(key, node.outputs[0])
+
+    def orphans(self) -> None:
+        """Casts that somebody read before the chains collapsed, and nobody reads now."""
+        reads: Counter[int] = Counter()
+        for node in self.view.nodes:
+            if node.index not in self.removed:
+                reads.update(self.reads(node, value) for value in node.inputs if value != ABSENT)
+        for index in reversed(self.view.order):
+            node = self.view.nodes[index]
+            if index not in self.source or index in self.removed or self.is_returned(node):
+                continue
+            if self.view.uses[node.outputs[0]] and not reads[node.outputs[0]]:
+                self.removed.add(index)
+                reads[self.reads(node, node.inputs[0])] -= 1
+
+    def reads(self, node: Node, value: int) -> int:
+        """What a node reads now where it read ``value``."""
+        now = self.source.get(node.index, value) if node.key == "Cast" else value
+        return self.alias.get(now, now)
+
+    def through(self, node: Node) -> int:
+        """The earliest value that the Cast may read instead of its input."""
+        source = self.alias.get(node.inputs[0], node.inputs[0])
+        while (producer := self.view.producer(source)) is not None and producer.key == "Cast":
+            before = self.source.get(producer.index, ABSENT)
+            if before == ABSENT or before in self.hidden:
+                break
+            if not self.may_skip(before, source, node.outputs[0]):
+                break
+            source = before
+        return source
+
+    def may_skip(self, first: int, second: int, third: int) -> bool:
+        """Whether first -> second -> third may become first -> third."""
+        a, b, c = (str(self.types[value]).removeprefix("tensor(").removesuffix(")") for value in (first, second, third))
+        if is_lossless(a, b):
+            return c != "string"  # which digits are written depends on the type
+        return self.lossy and f"tensor({a})" == FLOAT and b in LOW_TYPES and c == a
+
+    def is_returned(self, node: Node) -> bool:
+        return bool(self.view.results[node.outputs[0]])
+
+    def drop(self, node: Node, stands_in: int) -> None:
+        if stands_in not in self.hidden:
+            self.removed.add(node.index)
+            self.alias[node.outputs[0]] = stands_in
+
+    def apply(self, index: int, graph: GraphProto) -> None:
+        """Edit one scope of the copy."""
+        scope = self.view.scopes[index]
+        protos = list(graph.node)
+        for node, proto in zip((self.view.nodes[n] for n in scope.nodes), protos, strict=True):
+            for port, value in enumerate(node.inputs):
+                if value != ABSENT:
+                    proto.input[port] = self.view.values[self.reads(node, value)].name
+        if any(node in self.removed for node in scope.nodes):
+            gone = {self.view.values[self.view.nodes[n].outputs[0]].name for n in scope.nodes if n in self.removed}
+            rebuilt = GraphProto()
+            rebuilt.node.extend(p for n, p in zip(scope.nodes, protos, strict=True) if n not in self.removed)
+            rebuilt.value_info.extend(entry for entry in graph.value_info if entry.name not in gone)
+            del graph.node[:], graph.value_info[:]
+            graph.node.extend(rebuilt.node)
+            graph.value_info.extend(rebuilt.value_info)

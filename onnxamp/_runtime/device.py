@@ -1,0 +1,74 @@
+"""The CUDA device, asked through its driver: no library besides the driver's own is needed, and none is loaded here.
+
+Functions are those of the CUDA driver API (docs.nvidia.com/cuda/cuda-driver-api). Each returns 0 where it succeeds.
+"""
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+from onnxamp._errors import RuntimeFailure
+
+
+@cache
+def _driver() -> ctypes.CDLL | None:
+    """The driver's library, initialised; None where there is none."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        return driver if driver.cuInit(0) == 0 else None
+    except (OSError, AttributeError):
+        return None
+
+
+def device_present() -> bool:
+    """Whether the driver is installed and sees a device. Touches no device."""
+    driver, count = _driver(), ctypes.c_int(0)
+    return driver is not None and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def device_name() -> str:
+    """Name of the first device ("NVIDIA H100 80GB HBM3"); "CUDA device" where the driver does not say."""
+    driver, device, name = _driver(), ctypes.c_int(0), ctypes.create_string_buffer(256)
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, 256, device):
+        return "CUDA device"
+    return name.value.decode(errors="replace")
+
+
+def device_memory_used() -> int | None:
+    """Bytes of the first device's memory that are taken, by whomever; None where the driver does not say.
+
+    Makes the device's primary context, which ONNX Runtime uses, too, and keeps it.
+    """
+    driver, context = _driver(), _primary_context()
+    if driver is None or context is None or driver.cuCtxPushCurrent_v2(context) != 0:
+        return None
+    free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+    failed = driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+    driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    return None if failed else total.value - free.value
+
+
+def bytes_on_device(pointer: int, size: int) -> bytes:
+    """A copy of so many bytes of the first device's memory.
+
+    Raises:
+        RuntimeFailure: the driver refuses.
+    """
+    driver, context, buffer = _driver(), _primary_context(), ctypes.create_string_buffer(size)
+    if driver is None or context is None or driver.cuCtxPushCurrent_v2(context) != 0:
+        raise RuntimeFailure("The CUDA driver gives no access to the device's memory.")
+    failed = driver.cuMemcpyDtoH_v2(buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(size)) if size else 0
+    driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    if failed:
+        raise RuntimeFailure(f"The CUDA driver could not copy {size} bytes from the device (error {failed}).")
+    return buffer.raw
+
+
+@cache
+def _primary_context() -> Any:
+    """A handle of the first device's primary context, retained once; None where there is no device."""
+    driver, device, context = _driver(), ctypes.c_int(0), ctypes.c_void_p()
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    return None if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) else context

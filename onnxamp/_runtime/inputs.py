@@ -1,0 +1,83 @@
+"""Inputs of a model, checked against what it declares."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from onnx import ModelProto, TypeProto, helper
+
+from onnxamp._errors import ArgumentError
+from onnxamp._graph.types import declared_type
+from onnxamp._runtime.protos import LOW_ELEMS
+from onnxamp._runtime.values import Feed
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_KINDS: Final = ("biu", "fV", "USO")
+"""NumPy kinds that stay among themselves: integers and booleans; floats ("V": bfloat16 and its like); strings."""
+
+
+def check_inputs(model: ModelProto, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+    """The feeds as the model takes them.
+
+    Arrays of another width (float64 for float32, int32 for int64, ...) are cast if that changes no number; floats for
+    an input of low precision are rounded, as a Cast in front of the model would. Inputs with a default may be left out;
+    optional inputs that are left out become None. Shapes are not checked.
+
+    Raises:
+        ArgumentError: an input is missing, unknown, of another kind, or loses numbers by the cast.
+    """
+    defaults = {tensor.name for tensor in model.graph.initializer}
+    defaults |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+    types = {entry.name: entry.type for entry in model.graph.input}
+    optional = {name for name, kind in types.items() if kind.WhichOneof("value") == "optional_type"}
+    missing = [name for name in types if name not in feeds and name not in defaults | optional]
+    if missing:
+        raise ArgumentError(f"The model's input {_names(missing)} is missing; given: {_names(feeds)}.")
+    unknown = [name for name in feeds if name not in types]
+    if unknown:
+        known = [name for name in types if name not in defaults]
+        raise ArgumentError(f"The model has no input {_names(unknown)}; it has {_names(known)}.")
+    empty: dict[str, Feed] = dict.fromkeys(name for name in types if name in optional - feeds.keys())
+    return {name: _checked(name, feed, types[name]) for name, feed in feeds.items()} | empty
+
+
+def _names(names: Mapping[str, Any] | Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+def _checked(name: str, feed: Feed, kind: TypeProto) -> Feed:
+    if kind.WhichOneof("value") == "optional_type":
+        if feed is None:
+            return None
+        kind = kind.optional_type.elem_type
+    if kind.WhichOneof("value") == "sequence_type":
+        if isinstance(feed, np.ndarray) or not isinstance(feed, Sequence):
+            raise ArgumentError(f"Input {name!r} is a sequence ({declared_type(kind)}): give a list of arrays.")
+        return [_checked(f"{name}[{i}]", item, kind.sequence_type.elem_type) for i, item in enumerate(feed)]
+    if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.elem_type:
+        return feed
+    return _cast(name, np.asarray(feed), helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
+
+
+def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
+    if feed.dtype == wanted or (feed.dtype.kind in "USO" and wanted.kind == "O"):
+        return feed
+    if feed.dtype.names is None and feed.dtype == np.dtype(f"V{wanted.itemsize}"):
+        return feed.view(wanted)  # numpy.savez forgets which type of another package the bytes are
+    same_kind = any(feed.dtype.kind in kinds and wanted.kind in kinds for kinds in _KINDS)
+    if not same_kind:
+        raise ArgumentError(f"Input {name!r} must be {wanted}, not {feed.dtype}.")
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = feed.astype(wanted)
+        back = result.astype(feed.dtype)
+    rounds = helper.np_dtype_to_tensor_dtype(wanted) in LOW_ELEMS
+    if rounds and bool(np.array_equal(np.isfinite(back), np.isfinite(feed))):
+        return result
+    if not np.array_equal(back, feed, equal_nan=feed.dtype.kind == "f"):
+        raise ArgumentError(
+            f"Input {name!r} must be {wanted}; the given {feed.dtype} array holds numbers that {wanted} cannot"
+            " hold. Round it first if that is meant."
+        )
+    return result

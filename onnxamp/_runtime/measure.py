@@ -1,0 +1,198 @@
+"""Reducing a pair of tensors to a few numbers, where the tensors are: no copy of them comes to Python.
+
+Each pair runs through a small ONNX model, so that on CUDA the reductions happen on the device and on CPU they use all
+cores. Sums are in float64; what comes back adds up over samples.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from math import inf, isfinite, log10, nan, prod, sqrt
+from operator import add
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxamp._model.weights import SENTINEL
+from onnxamp._runtime.meters import COUNTS, MEASURED, NO_LEAST, QUICK, QUICK_TYPES, meter
+from onnxamp._runtime.session import Provider
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """How a found tensor *f* differs from its reference *r*, over one or more samples of the same value.
+
+    Energies are sums of squares over the positions where f is finite and |r| < 1e30: what is larger is a sentinel, as
+    in attention masks, and may saturate. Counts are of elements.
+    """
+
+    elements: int
+    error_sum: float
+    """sum of |f - r|"""
+    error_energy: float
+    """sum of (f - r)^2"""
+    error_max: float
+    """max |f - r|"""
+    reference_energy: float
+    """sum of r^2"""
+    found_energy: float
+    """sum of f^2"""
+    reference_max: float
+    """max |r| below 1e30"""
+    found_max: float
+    """max |f| over finite f"""
+    reference_least: float
+    """min |r| below 1e30 that is not zero; inf where there is none"""
+    reference_nan: int
+    found_nan: int
+    reference_inf: int
+    found_inf: int
+    reference_zero: int
+    found_zero: int
+    broken: int
+    """f is NaN where r is none, or infinite where |r| < 1e30"""
+    flushed: int
+    """f is zero where r is not"""
+    vanished: int
+    """f is zero where |r| is more than 5 % of ``reference_max``"""
+
+    @property
+    def rel_l2(self) -> float:
+        """||f - r|| / ||r||; infinite where f breaks, or where r is zero and f is not."""
+        if self.broken:
+            return inf
+        if self.error_energy == 0:
+            return 0.0
+        return sqrt(self.error_energy / self.reference_energy) if self.reference_energy else inf
+
+    @property
+    def snr_db(self) -> float:
+        """Signal-to-noise ratio, -20 log10 of :attr:`rel_l2`, in decibels; inf if equal."""
+        error = self.rel_l2
+        return inf if error == 0 else -20 * log10(error) if isfinite(error) else -inf
+
+    @property
+    def cosine(self) -> float:
+        """R . f / (||r|| ||f||) over finite positions; 1 if both are zero, NaN if nothing is finite."""
+        if not self.elements or not isfinite(self.error_energy):
+            return nan
+        norms = sqrt(self.reference_energy) * sqrt(self.found_energy)
+        if norms == 0:
+            return 1.0 if self.reference_energy == self.found_energy else 0.0
+        dot = (self.reference_energy + self.found_energy - self.error_energy) / 2
+        return max(-1.0, min(1.0, dot / norms))
+
+    @property
+    def mean_abs(self) -> float:
+        """Mean |f - r|."""
+        return self.error_sum / self.elements if self.elements else 0.0
+
+    @property
+    def alarm(self) -> str | None:
+        """How f fails outright, in a few words: NaN, Inf, or vanished values."""
+        new = self.found_nan - self.reference_nan
+        if new > 0:
+            return f"NaN in {new} of {self.elements} elements"
+        if self.broken and self.found_inf <= self.reference_inf:
+            return f"NaN in {self.broken} of {self.elements} elements, where the reference has none"
+        if self.broken:
+            return f"Inf in {self.broken} of {self.elements} elements, where the largest is {self.reference_max:.4g}"
+        if self.vanished:
+            return f"{self.vanished} of {self.elements} elements vanished: zero, where the reference is not small"
+        return None
+
+    def __add__(self, other: "Measurement") -> "Measurement":
+        """Both together: sums add, maxima and minima are the outer ones."""
+        joined = {
+            field.name: _JOIN.get(field.name, sum)((getattr(self, field.name), getattr(other, field.name)))
+            for field in fields(self)
+        }
+        return Measurement(**joined)
+
+
+_JOIN = {"error_max": max, "reference_max": max, "found_max": max, "reference_least": min}
+"""How a field of two samples becomes one; all others add up."""
+
+
+_BLOCK: Final = 1 << 17
+"""Elements that are measured at a time: the temporaries, up to 100 bytes for each, stay in the cache."""
+
+VANISHED_ABOVE: Final = 0.05
+"""Share of the reference's largest magnitude above which a zero in the result is no rounding error."""
+
+
+def measure(reference: "ort.OrtValue", found: "ort.OrtValue", provider: Provider = "cpu") -> Measurement:
+    """Measure one pair of tensors.
+
+    Args:
+        reference: floats of any width, integers or booleans, on the provider's device or on the host.
+        found: the same shape, of any such type.
+        provider: where the reductions run.
+
+    Raises:
+        RuntimeFailure: the tensors are of kinds that cannot be compared (strings).
+
+    Complexity: linear in elements, with temporaries for a fixed number of them.
+    """
+    elements, types = prod(reference.shape()), (reference.data_type(), found.data_type())
+    pair = {"reference": reference, "found": found}
+    if not elements:
+        return _NOTHING
+    total = reduce(add, (_block(pair | bounds, types, provider) for bounds in _blocks(elements)))
+    vanished = 0
+    if total.flushed:  # rare: the threshold takes a second pass
+        session = meter("vanished", provider, *types)
+        pair["threshold"] = _value(np.array(VANISHED_ABOVE * total.reference_max))
+        vanished = int(sum(_run(session, pair | bounds)[0] for bounds in _blocks(elements)))
+    return replace(total, elements=elements, vanished=vanished)
+
+
+def _block(feeds: "dict[str, ort.OrtValue]", types: tuple[str, str], provider: Provider) -> Measurement:
+    """Measure one block: in float32 where all is ordinary, else in float64 and with an eye on what is not finite."""
+    if QUICK_TYPES.issuperset(types):
+        numbers = _run(meter("quick", provider, *types), feeds)
+        found = Measurement(elements=0, vanished=0, **_facts(QUICK, numbers) | _ORDINARY)
+        largest = (found.error_max, found.reference_max, found.found_max)
+        if all(number == 0 or _LEAST_QUICK < number < _MOST_QUICK for number in (*numbers, *(x * x for x in largest))):
+            return found
+    return Measurement(elements=0, vanished=0, **_facts(MEASURED, _run(meter("measure", provider, *types), feeds)))
+
+
+_LEAST_QUICK: Final = 1e-30
+_MOST_QUICK: Final = SENTINEL
+"""Where all sums and squares are between these, or zero, float32 is enough. NaN and infinities are beyond."""
+
+_ORDINARY: Final = dict.fromkeys(("reference_nan", "found_nan", "reference_inf", "found_inf", "broken"), 0)
+"""What a block counts where all is finite."""
+
+_NOTHING: Final = Measurement(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, inf, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+"""The measurement of an empty tensor."""
+
+
+def _facts(names: Sequence[str], numbers: Sequence[float]) -> dict[str, Any]:
+    """Fields of a measurement, in their types."""
+    facts: dict[str, Any] = {name: int(x) if name in COUNTS else x for name, x in zip(names, numbers, strict=True)}
+    if facts["reference_least"] >= NO_LEAST:
+        facts["reference_least"] = inf
+    return facts
+
+
+def _blocks(elements: int) -> "Iterator[dict[str, ort.OrtValue]]":
+    """Bounds that cut a flat tensor into pieces."""
+    for start in range(0, elements, _BLOCK):
+        yield {"start": _value(np.array([start])), "end": _value(np.array([min(start + _BLOCK, elements)]))}
+
+
+def _run(session: "ort.InferenceSession", feeds: "dict[str, ort.OrtValue]") -> list[float]:
+    numbers: list[float] = session.run_with_ort_values(["measured"], feeds)[0].numpy().astype(np.float64).tolist()
+    return numbers
+
+
+def _value(array: "npt.NDArray[Any]") -> "ort.OrtValue":
+    import onnxruntime as ort  # noqa: PLC0415
+
+    return ort.OrtValue.ortvalue_from_numpy(array)

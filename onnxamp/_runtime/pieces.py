@@ -1,0 +1,158 @@
+"""Pieces of a flow as models of their own, and what runs them.
+
+A piece is some nodes, in order; its inputs are what these nodes read from elsewhere, large weights among them, so that
+a session holds no weights; its outputs are what somebody wants. Nothing is optimised in a piece: values are those of
+the graph as written.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
+
+from onnxamp._graph.names import NewNames
+from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.protos import copy_fields
+from onnxamp._runtime.session import Provider, make_session, run_values
+from onnxamp._runtime.values import to_value, type_proto
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+_SESSIONS: Final = 16
+"""Sessions that a runner keeps. What many of them allocate between large values keeps the heap from shrinking."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some nodes of a flow, in order, and what is wanted of them.
+
+    ``renamed`` gives outputs of these nodes other names, while the nodes read the values of the old names from
+    outside; ``rounded`` are inputs that arrive in float32 and are rounded to the low type that they have in the model.
+    """
+
+    nodes: tuple[int, ...]
+    wanted: tuple[str, ...]
+    renamed: tuple[tuple[str, str], ...] = ()
+    rounded: frozenset[str] = frozenset()
+
+
+def piece_inputs(flow: Flow, piece: Piece) -> list[str]:
+    """What a piece reads from outside."""
+    renamed = dict(piece.renamed)
+    made = {name for node in piece.nodes for name in flow.nodes[node].output if name and name not in renamed}
+    reads = dict.fromkeys(name for node in piece.nodes for name in flow.reads[node] if name not in made)
+    return list(reads)
+
+
+def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProto:
+    """A piece as a model of its own.
+
+    Args:
+        kinds: type by name of each input of the piece.
+
+    Raises:
+        RuntimeFailure: a value of some exotic kind (a map) would have to enter the piece.
+    """
+    model = ModelProto()
+    copy_fields(flow.shell.model, model, but={"graph"})
+    model.graph.name = flow.shell.model.graph.name or "piece"
+    renamed = dict(piece.renamed)
+    names = NewNames({*flow.names, *renamed.values()})
+    ranks = {} if renamed else flow.ranks  # under other names nodes may be fed with another model's values
+    for name in piece_inputs(flow, piece):
+        entry = model.graph.input.add(name=name)
+        entry.type.CopyFrom(type_proto(kinds[name]))
+        if name in flow.shell.weights and name not in flow.defaults:
+            _declare_dims(entry, flow.shell.weights[name].dims)
+        elif name in ranks and entry.type.HasField("tensor_type"):
+            _declare_dims(entry, [None] * ranks[name])  # some kernels end the process where it is not theirs
+        if name in piece.rounded:
+            entry.name = names.fresh(f"{name}/given")
+            _round(flow, model.graph, entry.name, name, names)
+    _hold(flow, model.graph, dict.fromkeys(name for node in piece.nodes for name in flow.held[node]))
+    for node in piece.nodes:
+        added = model.graph.node.add()
+        added.CopyFrom(flow.nodes[node])
+        added.output[:] = [renamed.get(name, name) for name in added.output]
+    for name in piece.wanted:
+        model.graph.output.add(name=name)
+    return model
+
+
+def _declare_dims(entry: ValueInfoProto, dims: Iterable[int | None]) -> None:
+    """Kernels that ask for the rank of an input find it, and ONNX Runtime refuses one that does not fit its op."""
+    entry.type.tensor_type.shape.SetInParent()
+    for dim in dims:
+        entry.type.tensor_type.shape.dim.add(dim_value=dim)
+
+
+def _round(flow: Flow, graph: GraphProto, source: str, target: str, names: NewNames) -> None:
+    """The Casts that make a float32 input what it would be in the model."""
+    low = names.fresh(f"{target}/low") if flow.emulated else target
+    graph.node.append(helper.make_node("Cast", [source], [low], to=flow.low[target]))
+    if flow.emulated:
+        graph.node.append(helper.make_node("Cast", [low], [target], to=TensorProto.FLOAT))
+
+
+def _hold(flow: Flow, graph: GraphProto, names: Iterable[str]) -> None:
+    for name in names:
+        constant = flow.constants[name]
+        if isinstance(constant, TensorProto):
+            graph.initializer.append(constant)
+        else:
+            graph.sparse_initializer.append(constant)
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs pieces of a flow. A few sessions are kept for further samples, weights until :meth:`forget`."""
+
+    flow: Flow
+    provider: Provider
+    _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = field(default_factory=dict)
+    _weights: "dict[str, ort.OrtValue]" = field(default_factory=dict)
+
+    def run(self, piece: Piece, values: "Mapping[str, ort.OrtValue]") -> "dict[str, ort.OrtValue]":
+        """Run a piece.
+
+        Args:
+            values: at least what the piece reads from outside, but for weights.
+
+        Returns:
+            What is wanted of the piece, by name.
+
+        Raises:
+            RuntimeFailure: ONNX Runtime cannot load or run the piece.
+        """
+        found = self._sessions.get(piece) or self._load(piece, values)
+        if not self.flow.large and len(self._sessions) < _SESSIONS:
+            self._sessions[piece] = found
+        session, entries = found
+        feeds = {entry: values[name] if name in values else self._weight(name) for name, entry in entries}
+        return run_values(session, feeds, piece.wanted)
+
+    def forget(self) -> None:
+        """Let go of the weights that were read for earlier pieces."""
+        self._weights.clear()
+
+    def _load(
+        self, piece: Piece, values: "Mapping[str, ort.OrtValue]"
+    ) -> "tuple[ort.InferenceSession, list[tuple[str, str]]]":
+        """The session, and (value, input of the piece) pairs."""
+        names = piece_inputs(self.flow, piece)
+        model = piece_model(self.flow, piece, {name: self._kind(piece, name, values) for name in names})
+        session = make_session(model, self.provider, optimize=False, lean=self.flow.large)
+        return session, list(zip(names, (entry.name for entry in model.graph.input), strict=True))
+
+    def _kind(self, piece: Piece, name: str, values: "Mapping[str, ort.OrtValue]") -> str:
+        declared = self.flow.types.get(name)
+        if declared is not None and (name not in piece.rounded or name not in values):
+            return declared
+        return str(values[name].data_type())
+
+    def _weight(self, name: str) -> "ort.OrtValue":
+        if name not in self._weights:
+            self._weights[name] = to_value(self.flow.shell.array(name, raised=self.flow.emulated))
+        return self._weights[name]

@@ -1,0 +1,93 @@
+"""How long each node takes, from ONNX Runtime's own profile.
+
+The profile is a list of events. Of category "Node" are those of nodes, "<node>_kernel_time" with the host's time; of
+category "Session", "model_run" spans one run. Builds that know CUPTI add events of category "Kernel" behind the node
+that launched them, with the device's time. Builds that do not, and those on PyPI are such, show of CUDA how long
+launching took, unless launching waits (``CUDA_LAUNCH_BLOCKING=1``).
+"""
+
+import json
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from onnx import ModelProto
+
+from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._runtime.protos import BaseDir
+from onnxamp._runtime.session import Provider, make_session, run
+from onnxamp._runtime.values import Feed
+
+_OF_NODE: Final = "_kernel_time"
+_CUDA: Final = "CUDAExecutionProvider"
+
+
+def node_times(
+    model: ModelProto | str | PathLike[str],
+    feeds: Mapping[str, Feed],
+    provider: Provider = "cpu",
+    runs: int = 5,
+    *,
+    base_dir: BaseDir = None,
+    optimize: bool = True,
+) -> dict[str, float]:
+    """Seconds that each node takes in one run: the median of some runs, after one that warms up.
+
+    A node in a body counts as often as it is run; what has a body counts with it. Nodes without a name go by the one
+    that ONNX Runtime gives them; fused ones, where ``optimize`` allows fusions, by that of the result.
+
+    Args:
+        model, provider, base_dir, optimize: as for :func:`~onnxamp._runtime.session.make_session`.
+        feeds: by input name.
+        runs: at least 1.
+
+    Raises:
+        ArgumentError: ``runs`` is too small. RuntimeFailure: the model does not run, or the times of kernels on CUDA
+            cannot be seen.
+    """
+    if runs < 1:
+        raise ArgumentError(f"runs must be at least 1, not {runs}.")
+    with TemporaryDirectory(prefix="onnxamp-") as folder:
+        session = make_session(
+            model, provider, base_dir=base_dir, optimize=optimize, profile_to=str(Path(folder, "profile"))
+        )
+        for _ in range(runs + 1):
+            run(session, feeds)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    if provider == "cuda" and not _kernels_shown(events) and os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
+        raise RuntimeFailure(
+            "This build of ONNX Runtime records only how long launching kernels on CUDA takes: set"
+            " CUDA_LAUNCH_BLOCKING=1 in the environment, which makes launching wait for them."
+        )
+    return times_of(events)
+
+
+def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds by node of a profile: the median of all runs but the first, which warms up.
+
+    Complexity: linear in events, but for a search among runs.
+    """
+    starts = sorted(event["ts"] for event in events if event.get("name") == "model_run")
+    shown = _kernels_shown(events)
+    spent: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    node, number = "", 0
+    for event in events:
+        name = event.get("name", "")
+        if event.get("cat") == "Node" and name.endswith(_OF_NODE):
+            node, number = name.removesuffix(_OF_NODE), bisect_right(starts, event["ts"])
+            on_device = shown and event.get("args", {}).get("provider") == _CUDA
+            spent[node][number] += 0.0 if on_device else event["dur"] * 1e-6
+        elif event.get("cat") == "Kernel" and node:
+            spent[node][number] += event["dur"] * 1e-6
+    measured = range(2, len(starts) + 1)
+    return {name: median(by_run.get(k, 0.0) for k in measured) for name, by_run in spent.items() if measured}
+
+
+def _kernels_shown(events: Iterable[Mapping[str, Any]]) -> bool:
+    return any(event.get("cat") == "Kernel" for event in events)

@@ -1,0 +1,205 @@
+"""Made-up inputs that a model accepts. Initializers that are listed as inputs get none.
+
+=====================================  =====================================================================
+input                                  numbers
+=====================================  =====================================================================
+indices of a table (Gather, ...)       uniform in [0, rows of the table); 0 if its size is unknown
+positions (by name, or of a table)     0, 1, 2, ... along the last axis, modulo the rows of the table
+masks (by name, ``1 - x``, Cast to     per row (last axis) one or more ones, then zeros
+bool, attention masks)
+sizes (Reshape, Expand, Range,         uniform in 1..4
+ConstantOfShape, TopK, Loop's trips)
+other floats                           standard normal
+other bools                            uniform in {False, True}
+other uint8                            uniform in 0..255, as images and bytes are
+other integers                         uniform in {0, 1}: valid as index, flag, segment and length
+strings                                "a"
+sequences                              a list of two elements
+optionals                              what they may hold
+=====================================  =====================================================================
+
+Indices, masks and sizes are recognised through data movement, Casts and bodies, whatever the input's type.
+
+=====================================  =====================================================================
+dimension                              size
+=====================================  =====================================================================
+fixed                                  as it is
+named in ``dims``                      ``dims[name]``
+a sum of names and numbers ("a + 1")   the sum of their sizes
+first axis of an input                 1, as batches are; so is the same name at any other axis (the first
+                                       axis of a one-dimensional input counts only if the name is nowhere else)
+other dynamic                          8; equal names have equal sizes
+=====================================  =====================================================================
+
+An input of unknown rank is a (1, 8) matrix. Sizes that depend on each other in ways that names do not show
+(past and total lengths) must be given in ``dims``.
+"""
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from onnx import ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
+
+from onnxamp._errors import ArgumentError
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.shapes import infer_shapes
+from onnxamp._graph.view import Origin
+from onnxamp._runtime.roles import Role, Use, input_use
+from onnxamp._runtime.values import Feed
+
+_BATCH: Final = 1
+_OTHER: Final = 8
+"""Sizes of dynamic dimensions: those that lead, and all others."""
+
+_MOST_BYTES: Final = 16 << 30
+"""An input that takes more is not made up: its shape is taken to be a mistake."""
+
+_UNKNOWN_SHAPE: Final[tuple[int, ...]] = (_BATCH, _OTHER)
+
+
+def random_inputs(model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> dict[str, Feed]:
+    """Seeded random inputs that respect what the model does with them; the module's tables say how.
+
+    Args:
+        model: its weights may be missing.
+        seed: non-negative; the same seed gives the same numbers, and those of one input depend on no other.
+        dims: sizes of named dimensions.
+
+    Returns:
+        By name, in the model's order: arrays of the declared type, lists of arrays for sequences.
+
+    Raises:
+        ArgumentError: ``dims`` names an unknown dimension or gives an impossible size, the seed is negative, or
+            an input is of a type that cannot be made up (maps, sparse tensors), or too large.
+    """
+    return input_maker(model, dims).make(seed)
+
+
+@dataclass(frozen=True, slots=True)
+class InputMaker:
+    """What is known of a model's inputs, from which any number of samples can be made up."""
+
+    inputs: tuple[tuple[ValueInfoProto, Use], ...]
+    sizes: Mapping[str, int]
+    """Of named dimensions."""
+
+    def make(self, seed: int) -> dict[str, Feed]:
+        """The inputs of :func:`random_inputs` for a seed. Raises the same."""
+        if seed < 0:
+            raise ArgumentError(f"The seed must not be negative, but is {seed}.")
+        feeds = {}
+        for entry, use in self.inputs:
+            generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
+            feeds[entry.name] = _feed(generator, entry.name, entry.type, use, self.sizes)
+        return feeds
+
+
+def input_maker(model: ModelProto, dims: Mapping[str, int] | None = None) -> InputMaker:
+    """Look at what a model does with its inputs.
+
+    Raises:
+        ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
+    """
+    view = view_model(model)
+    named = {view.scopes[0].names[entry.name]: entry for entry in model.graph.input}
+    fed = {value: entry for value, entry in named.items() if view.values[value].origin is Origin.INPUT}
+    sizes = _sizes(list(fed.values()), dims or {})
+    shapes = infer_shapes(view, dims=sizes)
+    return InputMaker(tuple((entry, input_use(view, value, shapes)) for value, entry in fed.items()), sizes)
+
+
+def _sizes(entries: list[ValueInfoProto], dims: Mapping[str, int]) -> dict[str, int]:
+    """Size of every named dimension."""
+    leading, elsewhere, alone = set[str](), set[str](), set[str]()
+    for shape in (shape for entry in entries for shape in _shapes(entry.type)):
+        for axis, dim in enumerate(shape.dim):
+            if dim.dim_param:
+                (elsewhere if axis else leading if len(shape.dim) > 1 else alone).add(dim.dim_param)
+    known = leading | elsewhere | alone
+    for name, size in dims.items():
+        if name not in known:
+            listed = ", ".join(map(repr, sorted(known))) or "no named dimensions"
+            raise ArgumentError(f"The model's inputs have no dimension {name!r}; they have {listed}.")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ArgumentError(f"Dimension {name!r} cannot have the size {size!r}.")
+    sizes = {name: _BATCH if name in leading | (alone - elsewhere) else _OTHER for name in known} | dict(dims)
+    for name in known - dims.keys():
+        terms = [term.strip() for term in name.split("+")]
+        if len(terms) > 1 and all(term in sizes or re.fullmatch(r"\d+", term) for term in terms):
+            sizes[name] = sum(sizes[term] if term in sizes else int(term) for term in terms)
+    return sizes
+
+
+def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
+    kind = _element(kind)
+    if kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
+        yield kind.tensor_type.shape
+
+
+def _element(kind: TypeProto) -> TypeProto:
+    """What optionals and sequences hold in the end."""
+    while kind.WhichOneof("value") in ("optional_type", "sequence_type"):
+        optional = kind.HasField("optional_type")
+        kind = kind.optional_type.elem_type if optional else kind.sequence_type.elem_type
+    return kind
+
+
+def _feed(generator: np.random.Generator, name: str, kind: TypeProto, use: Use, sizes: Mapping[str, int]) -> Feed:
+    if kind.HasField("optional_type"):
+        kind = kind.optional_type.elem_type
+    if kind.HasField("sequence_type"):
+        return [_feed(generator, name, kind.sequence_type.elem_type, use, sizes) for _ in range(2)]
+    elem = kind.tensor_type.elem_type
+    if not kind.HasField("tensor_type") or elem == TensorProto.UNDEFINED:
+        raise ArgumentError(f"Cannot make up input {name!r}: it is no tensor, sequence or optional. Give inputs.")
+    shape = _UNKNOWN_SHAPE
+    if kind.tensor_type.HasField("shape"):
+        shape = tuple(_size(dim, axis, sizes) for axis, dim in enumerate(kind.tensor_type.shape.dim))
+    dtype = helper.tensor_dtype_to_np_dtype(elem)
+    if prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES:  # numbers are drawn as eight bytes each
+        raise ArgumentError(
+            f"Cannot make up input {name!r}: its shape {list(shape)} needs more than {_MOST_BYTES >> 30} GiB. Give"
+            " inputs (--inputs)."
+        )
+    return _tensor(generator, dtype, shape, use)
+
+
+def _size(dim: TensorShapeProto.Dimension, axis: int, sizes: Mapping[str, int]) -> int:
+    if dim.HasField("dim_value") and dim.dim_value >= 0:  # some exporters write -1 for "dynamic"
+        return dim.dim_value
+    if dim.dim_param:
+        return sizes[dim.dim_param]
+    return _OTHER if axis else _BATCH
+
+
+def _tensor(
+    generator: np.random.Generator, dtype: "np.dtype[Any]", shape: tuple[int, ...], use: Use
+) -> npt.NDArray[Any]:
+    numbers: npt.NDArray[Any] | int | float
+    if dtype.kind == "O":
+        return np.full(shape, "a", dtype)
+    if use.role is Role.INDEX:
+        numbers = generator.integers(0, max(use.bound or 1, 1), shape)
+    elif use.role is Role.POSITION:
+        numbers = np.broadcast_to(_last_axis(shape) % (use.bound or _last_axis(shape).size + 1), shape)
+    elif use.role is Role.MASK:
+        ones = generator.integers(1, max(_last_axis(shape).size, 1) + 1, (*shape[:-1], 1))
+        numbers = (_last_axis(shape) < ones).reshape(shape)
+    elif use.role is Role.SIZE:
+        numbers = generator.integers(1, 5, shape)
+    elif dtype.kind in "biu":
+        numbers = generator.integers(0, 256 if dtype == np.uint8 else 2, shape)
+    else:
+        numbers = generator.standard_normal(shape)
+    return np.asarray(numbers).astype(dtype)
+
+
+def _last_axis(shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """0, 1, 2, ... along the last axis; a scalar 0 for scalars."""
+    return np.arange(shape[-1]) if shape else np.zeros((), np.int64)

@@ -1,0 +1,145 @@
+"""What a model uses its inputs for (rows of a table, masks, sizes, positions), as far as the graph tells."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import numpy as np
+from onnx import TensorProto, numpy_helper
+
+from onnxamp._graph.shapes import Shape
+from onnxamp._graph.types import body_sources, body_targets
+from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._ops.facts import Lookup, attribute, op_facts
+
+
+class Role(Enum):
+    """What the numbers of an input mean."""
+
+    PLAIN = "nothing that the graph tells"
+    INDEX = "rows of a table"
+    MASK = "which elements count"
+    SIZE = "a size, a shape or a number of rounds"
+    POSITION = "positions along the last axis"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What an input is for."""
+
+    role: Role
+    bound: int | None = None
+    """Size of the smallest table that the input indexes, where it does and the size is known."""
+
+
+_NAMES: Final = {"mask": Role.MASK, "position": Role.POSITION}
+"""What a part of an input's name says about it."""
+
+
+def input_use(view: View, value: int, shapes: Sequence[Shape | None]) -> Use:
+    """What a model input is for, followed through data movement, Casts and bodies.
+
+    A look-up decides first (with "position" in the input's name it is a position), then the name, then masks
+    (``1 - x``, a Cast to bool, an attention op), then sizes.
+
+    Args:
+        view: the model.
+        value: index of the input.
+        shapes: by value index, as :func:`onnxamp._graph.shapes.infer_shapes` gives them.
+
+    Complexity: linear in the part of the graph that moves the input.
+    """
+    name = view.values[value].name.lower()
+    by_name = next((role for part, role in _NAMES.items() if part in name), None)
+    bounds: list[int | None] = []
+    found: set[Role] = set()
+    facts = op_facts()
+    for node, port in _readers(view, value):
+        lookup = next((lookup for lookup in facts.lookups.get(node.key, ()) if lookup.indices == port), None)
+        if lookup is not None:
+            bounds.append(_rows(node, lookup, shapes))
+        elif port in facts.mask_inputs.get(node.key, ()) or _negates_mask(view, node, port):
+            found.add(Role.MASK)
+        elif port in facts.size_inputs.get(node.key, ()):
+            found.add(Role.SIZE)
+    if bounds:
+        role = Role.POSITION if by_name is Role.POSITION else Role.INDEX
+        return Use(role, min((bound for bound in bounds if bound is not None), default=None))
+    if by_name is not None:
+        return Use(by_name)
+    return Use(next((role for role in (Role.MASK, Role.SIZE) if role in found), Role.PLAIN))
+
+
+def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
+    """Nodes, with the port, that read the value or what data movement makes of it."""
+    facts = op_facts()
+    seen, stack = {value}, [value]
+    while stack:
+        value = stack.pop()
+        reached: list[int] = []
+        for node, port in view.consumers(value):
+            yield node, port
+            if (node.key in facts.carriers | facts.parting and port == 0) or node.key in facts.joining:
+                reached += node.outputs
+            for _, body in node.bodies if node.key in facts.control_flow else ():
+                inputs = view.scopes[body].inputs
+                sources = body_sources(node, len(inputs))
+                reached += [inner for inner, source in zip(inputs, sources, strict=True) if source == port]
+        for scope, position in view.results[value]:
+            owner = view.scopes[scope].owner
+            if owner != ABSENT and view.nodes[owner].key in facts.control_flow:
+                node = view.nodes[owner]
+                target = body_targets(node, position + 1)[position]
+                reached += node.outputs[target : target + 1] if target != ABSENT else ()
+        for new in reached:
+            if new != ABSENT and new not in seen:
+                seen.add(new)
+                stack.append(new)
+
+
+def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | None:
+    """Size of the axis that a look-up indexes; for GatherND the least of those that it may index."""
+    value = node.input(lookup.table)
+    shape = None if value == ABSENT else shapes[value]
+    axis = int(attribute(node.proto, lookup.axis) or 0) if lookup.axis else 0
+    if not shape or not -len(shape) <= axis < len(shape):
+        return None
+    return (
+        min((dim for dim in shape[axis:] if dim is not None), default=None) if node.key == "GatherND" else shape[axis]
+    )
+
+
+def _negates_mask(view: View, node: Node, port: int) -> bool:
+    """``1 - x``, or a Cast to bool."""
+    if node.key == "Cast":
+        return bool(attribute(node.proto, "to") == TensorProto.BOOL)
+    return node.key == "Sub" and port == 1 and _is_one(view, node.input(0))
+
+
+def _is_one(view: View, value: int) -> bool:
+    """Whether the value is a constant 1, of any type; looks through a Cast."""
+    producer = view.producer(value)
+    if producer is not None and producer.key == "Cast":
+        value = producer.input(0)
+        producer = view.producer(value)
+    if value == ABSENT:
+        return False
+    if producer is not None:
+        if producer.key != "Constant" or len(producer.proto.attribute) != 1:
+            return False
+        number = attribute(producer.proto, producer.proto.attribute[0].name)
+        return _equals_one(number)
+    found = view.values[value]
+    tensors = view.scopes[found.scope].proto.initializer
+    return any(tensor.name == found.name and _equals_one(tensor) for tensor in tensors)
+
+
+def _equals_one(number: object) -> bool:
+    if isinstance(number, TensorProto):
+        if number.data_location == TensorProto.EXTERNAL or any(dim != 1 for dim in number.dims):
+            return False
+        number = numpy_helper.to_array(number)
+    if isinstance(number, np.ndarray):
+        return number.dtype.kind in "biufV" and number.size == 1 and bool(number.reshape(()) == 1)
+    return number in (1, [1])

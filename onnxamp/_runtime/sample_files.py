@@ -1,0 +1,283 @@
+"""Reading arrays from files that nobody has checked: ``.npz`` archives, and JSON as Polygraphy and people write it.
+
+Nothing is unpickled, and nothing is allocated because a header says so: what a file claims is first held against the
+bytes that are there.
+"""
+
+import base64
+import json
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxamp._errors import ArgumentError
+
+Array: TypeAlias = npt.NDArray[Any]
+Span: TypeAlias = tuple[int, int]
+"""Offsets of the first byte and of the byte behind the last one."""
+
+ARCHIVE_START: Final = (b"PK\x03\x04", b"PK\x05\x06")
+"""First bytes of an archive; the second is an empty one."""
+
+_READ_FAILURES: Final = (
+    OSError, EOFError, ValueError, MemoryError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What broken files make NumPy, zipfile and json raise; an encrypted member is a RuntimeError."""
+
+_HEADERS: Final = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+    (3, 0): np.lib.format.read_array_header_2_0,  # the same layout; it says how names of fields are written
+}
+
+_MAX_RATIO: Final = 100
+_MAX_RATIO_FROM: Final = 2**30
+"""Archives that grow by more than this factor are refused once that makes more than this many bytes."""
+
+_MAX_DEPTH: Final = 100
+"""Levels of JSON: arrays have at most 64 axes."""
+
+_CHUNK: Final = 2**20
+
+
+def quoted(path: Path) -> str:
+    """The path as messages name it: names that would confuse a terminal are quoted."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """The arrays of an ``.npz`` file, by name.
+
+    Raises:
+        ArgumentError: it is no ``.npz`` file of plain arrays, is damaged, or claims more than it can hold.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _check_growth(path, sum(member.file_size for member in members))
+            arrays: dict[str, Array] = {}
+            for member in members:
+                name = member.filename.removesuffix(".npy")
+                arrays[name] = _member(path, archive, member, name, is_new=name not in arrays)
+            return arrays
+    except ArgumentError:  # a ValueError too
+        raise
+    except _READ_FAILURES as error:
+        raise ArgumentError(f"Cannot read {quoted(path)}: {_reason(error)}. Is it a complete .npz file?") from error
+
+
+def _check_growth(path: Path, claimed: int) -> None:
+    if claimed > max(_MAX_RATIO_FROM, _MAX_RATIO * path.stat().st_size):
+        raise ArgumentError(
+            f"{quoted(path)} would grow from {path.stat().st_size} to {claimed} bytes, which only a hostile file should"
+            " do. If it is meant, save it with numpy.savez, which does not compress."
+        )
+
+
+def _member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, *, is_new: bool) -> Array:
+    if not is_new:
+        raise ArgumentError(f"{quoted(path)} holds two arrays named {name!r}: save it again.")
+    try:
+        with archive.open(member) as stream:
+            return _read_npy(stream, member.file_size)  # type: ignore[arg-type] # reads like a file
+    except _READ_FAILURES as error:
+        raise _broken_array(path, name, error) from error
+
+
+def _broken_array(path: Path, name: str, error: BaseException) -> ArgumentError:
+    text = f"Cannot read the array {name!r} of {quoted(path)}: {_reason(error)}. Save it again as a plain array."
+    return ArgumentError(text)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it"
+    text = str(getattr(error, "strerror", None) or error).strip()
+    return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
+
+
+def _read_npy(stream: BinaryIO, size: int) -> Array:
+    """The array of an ``.npy`` stream of ``size`` bytes that can seek.
+
+    Raises:
+        ValueError: it holds no plain array, or fewer bytes than its header claims.
+    """
+    version = np.lib.format.read_magic(stream)
+    if version not in _HEADERS:
+        raise ValueError(f"its format version {version} is unknown")
+    shape, _, dtype = _HEADERS[version](stream)
+    if dtype.hasobject or dtype.names is not None:
+        raise ValueError("it holds Python objects or records, which are not read")
+    claimed, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
+    if min(shape, default=0) < 0 or claimed > held:
+        raise ValueError(f"its shape {list(shape)} needs {claimed} bytes, but it holds {held}")
+    stream.seek(0)
+    return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+
+
+def json_samples(path: Path) -> list[Span]:
+    """Where the samples of a JSON file lie: the objects of a list, or the one object that the file is.
+
+    The file is read once, a piece at a time. Complexity: linear in its size.
+
+    Raises:
+        ArgumentError: it is neither, is cut off, or nested deeper than arrays can be.
+    """
+    try:
+        with path.open("rb") as stream:
+            spans, depth = [], 0
+            start, outermost = 0, None
+            for offset, mark in _brackets(stream):
+                if mark in b"]}":
+                    depth -= 1
+                    if mark == b"}" and depth == outermost:
+                        spans.append((start, offset + 1))
+                    continue
+                if outermost is None:
+                    outermost = 1 if mark == b"[" else 0
+                if depth == outermost:
+                    start = offset
+                depth += 1
+                if depth > _MAX_DEPTH:
+                    raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
+            if depth:
+                raise ValueError("it is cut off")
+            _check_gaps(stream, spans, path.stat().st_size, in_list=outermost == 1)
+            return spans
+    except _READ_FAILURES as error:
+        raise _broken_json(path, error) from error
+
+
+def _broken_json(path: Path, error: BaseException) -> ArgumentError:
+    return ArgumentError(
+        f"Cannot read {quoted(path)}: {_reason(error)}. Inputs in JSON are a list of objects, one per sample, of arrays"
+        " by name: nested lists of numbers, or arrays as Polygraphy saves them (--save-inputs)."
+    )
+
+
+_BRACKET: Final = re.compile(rb'["\[\]{}]')
+_STRING_MARK: Final = re.compile(rb'["\\]')
+
+
+def _brackets(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Offset and character of every bracket that is outside of strings."""
+    base, inside, escaped = 0, False, False
+    while chunk := stream.read(_CHUNK):
+        position = int(escaped)
+        escaped = False
+        while found := (_STRING_MARK if inside else _BRACKET).search(chunk, position):
+            position = found.end()
+            if found[0] == b"\\":
+                position += 1  # whatever is escaped
+                escaped = position > len(chunk)
+            elif found[0] == b'"':
+                inside = not inside
+            else:
+                yield base + found.start(), found[0]
+        base += len(chunk)
+
+
+def _check_gaps(stream: BinaryIO, spans: Sequence[Span], size: int, *, in_list: bool) -> None:
+    """Between samples stand commas, around them the brackets of the list, and nothing else."""
+    starts = [0, *(end for _, end in spans)]
+    ends = [*(start for start, _ in spans), size]
+    wanted = [b"[", *[b","] * (len(spans) - 1), b"]"] if in_list else [b"", b""]
+    if not spans or len(wanted) != len(starts):
+        raise ValueError("it is no object, or list of objects")
+    for start, end, text in zip(starts, ends, wanted, strict=True):
+        stream.seek(start)
+        found = stream.read(end - start)
+        if found.removeprefix(b"\xef\xbb\xbf").strip() != text:
+            raise ValueError("it is not one list of objects")
+
+
+def read_json(path: Path, span: Span) -> dict[str, Array]:
+    """One sample of a JSON file, by name.
+
+    Whole numbers become int64, other numbers float32 (float64 where that would overflow), truth values bool.
+
+    Raises:
+        ArgumentError: it is no sample, or one of its arrays cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            stream.seek(span[0])
+            text = stream.read(span[1] - span[0]).decode()
+        found = json.loads(text, object_pairs_hook=_without_duplicates)
+        _check_is_sample(found)
+    except _READ_FAILURES as error:
+        raise _broken_json(path, error) from error
+    arrays = {}
+    for name, content in found.items():
+        try:
+            arrays[name] = _encoded(content) if isinstance(content, dict) else _listed(content)
+        except _READ_FAILURES as error:
+            raise _broken_array(path, name, error) from error
+    return arrays
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return found
+
+
+_CLASS: Final = "polygraphy_class"
+_OLD_CLASS: Final = "__polygraphy_encoded_"
+"""How Polygraphy says of which type an object is: by this key, and formerly by a key with this prefix."""
+
+
+def _class(content: Mapping[str, Any]) -> str | None:
+    old = next((key.removeprefix(_OLD_CLASS) for key in content if key.startswith(_OLD_CLASS)), None)
+    found = content.get(_CLASS, old)
+    return found if isinstance(found, str) else None
+
+
+def _check_is_sample(found: Mapping[str, Any]) -> None:
+    if (kind := _class(found)) is not None:
+        raise ValueError(f"it holds a {kind!r} of Polygraphy, not inputs")
+
+
+def _encoded(content: Mapping[str, Any]) -> Array:
+    """An array as Polygraphy encodes it: an ``.npy`` file in base64."""
+    kind, text = _class(content), content.get("array")
+    if kind == "Tensor":
+        raise ValueError("it is a pickled tensor of PyTorch, which is not read: give Polygraphy NumPy arrays")
+    if kind != "ndarray" or not isinstance(text, str):
+        raise ValueError("it is neither nested lists of numbers nor an array of Polygraphy")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        data = text.encode("latin-1")  # the first versions wrote bytes as they are, and archives of one array
+    if not data.startswith(ARCHIVE_START):
+        return _read_npy(BytesIO(data), len(data))
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        members = archive.infolist()
+        if len(members) != 1 or members[0].file_size > max(_MAX_RATIO_FROM, _MAX_RATIO * len(data)):
+            raise ValueError("it is an archive, but not of one plain array")
+        with archive.open(members[0]) as stream:
+            return _read_npy(stream, members[0].file_size)  # type: ignore[arg-type] # reads like a file
+
+
+def _listed(content: Any) -> Array:
+    """The array that nested lists spell."""
+    array = np.asarray(content)
+    if array.dtype.kind not in "biufU":
+        raise ValueError("it is not nested lists of numbers, equally long on each level")
+    if array.dtype.kind != "f":
+        return array
+    with np.errstate(over="ignore"):
+        single = array.astype(np.float32)
+    return single if np.array_equal(np.isinf(single), np.isinf(array)) else array

@@ -1,0 +1,117 @@
+"""A model without its large weights, so that copies of its graph are cheap; and the weights, one at a time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
+
+from onnxamp._errors import ModelError
+from onnxamp._model.storage import tensors_of
+from onnxamp._model.weights import embed, external_of, stored_bytes
+from onnxamp._runtime.protos import LOW_ELEMS, copy_fields
+
+WEIGHTS_IN_GRAPH: Final = 8 * 2**20
+"""Bytes; the weights of smaller models stay in the graph, where kernels see that they are constant. Each costs its size
+several times there: in the copies of the graph, and in the session.
+"""
+
+_LARGE: Final = 64 * 2**10
+"""Bytes from which on a weight counts as large."""
+
+_FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, *LOW_ELEMS})
+"""Types of weights that may leave the graph: kernels for integers often insist on constants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """``model`` has initializers with a name, a type and dims, but no data, where ``weights`` has an entry."""
+
+    model: ModelProto
+    weights: Mapping[str, TensorProto] = field(default_factory=dict)
+    base_dir: Path | None = None
+
+    def array(self, name: str, *, raised: bool) -> npt.NDArray[Any]:
+        """A weight as an array, memory-mapped where its data are external.
+
+        Args:
+            raised: low-precision weights become the float32 numbers that they are.
+
+        Raises:
+            ExternalDataError: external data cannot be read. ModelError: the data do not match the shape.
+        """
+        tensor = self.weights[name]
+        external = external_of(tensor, self.base_dir)
+        try:
+            if external is None:
+                found = numpy_helper.to_array(tensor)
+            else:
+                kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+                found = np.asarray(np.memmap(external.path, kind, "r", external.offset, tuple(tensor.dims)))
+        except ValueError as error:
+            raise ModelError(f"The weight {name!r} does not hold what its shape says: {error}.") from error
+        return found.astype(np.float32) if raised and tensor.data_type in LOW_ELEMS else found
+
+
+def take_weights(model: ModelProto, base_dir: str | PathLike[str] | None, *, keep: int = WEIGHTS_IN_GRAPH) -> Shell:
+    """Separate a model from its large float weights, be they initializers or Constant nodes of the main graph.
+
+    Args:
+        model: it is not changed, and its weights are not copied.
+        base_dir: folder of external data, if the model has any that is not loaded.
+        keep: bytes of weights up to which all of them stay in the graph.
+
+    Raises:
+        ExternalDataError: external data cannot be read.
+    """
+    folder = None if base_dir is None else Path(base_dir)
+    result = ModelProto()
+    copy_fields(model, result, but={"graph"})
+    copy_fields(model.graph, result.graph, but={"initializer", "node"})
+    constants = {node.output[0]: tensor for node in model.graph.node if (tensor := _constant(node)) is not None}
+    large = {tensor.name: tensor for tensor in model.graph.initializer if _is_large(tensor)}
+    large |= {name: tensor for name, tensor in constants.items() if _is_large(tensor)}
+    if sum(map(stored_bytes, large.values())) <= keep:
+        large = {}
+    for tensor in model.graph.initializer:
+        if tensor.name in large:
+            _add_hollow(result.graph, tensor.name, tensor)
+        else:
+            result.graph.initializer.append(tensor)
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.output[0] in large:
+            _add_hollow(result.graph, node.output[0], constants[node.output[0]])
+        elif (sparse := _sparse_constant(node)) is not None:  # ONNX Runtime cannot return such a node's output
+            added = result.graph.sparse_initializer.add()
+            added.CopyFrom(sparse)
+            added.values.name = node.output[0]
+        else:
+            result.graph.node.append(node)
+    for tensor in tensors_of(result):  # of nodes, bodies and functions, too: ONNX Runtime sees no path outside
+        embed(tensor, folder)
+    return Shell(result, large, folder)
+
+
+def _constant(node: NodeProto) -> TensorProto | None:
+    """The tensor of a Constant node that is not sparse, a number, a string or a list of these."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    return next((item.t for item in node.attribute if item.name == "value"), None)
+
+
+def _sparse_constant(node: NodeProto) -> SparseTensorProto | None:
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    return next((item.sparse_tensor for item in node.attribute if item.name == "sparse_value"), None)
+
+
+def _is_large(tensor: TensorProto) -> bool:
+    return tensor.data_type in _FLOATS and stored_bytes(tensor) >= _LARGE
+
+
+def _add_hollow(graph: GraphProto, name: str, tensor: TensorProto) -> None:
+    graph.initializer.add(name=name, data_type=tensor.data_type, dims=tensor.dims)

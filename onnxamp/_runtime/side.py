@@ -1,0 +1,149 @@
+"""One model being run piece by piece: the values that somebody still needs, and which nodes come next."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from onnx import TensorProto, numpy_helper
+
+from onnxamp._errors import RuntimeFailure
+from onnxamp._model.weights import stored_bytes
+from onnxamp._runtime.flow import Flow, fitted
+from onnxamp._runtime.pieces import Piece, Runner
+from onnxamp._runtime.values import Feed, from_value, to_value
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+BUDGET: Final = 128 * 2**20
+"""Bytes of values and weights that a piece may hold, if nothing else is said."""
+
+_NODES: Final = 1024
+"""Nodes that a piece may have: ONNX Runtime 1.31 takes much more than twice the time to load twice as many."""
+
+
+@dataclass(slots=True)
+class Side:
+    """One model being run: its values that are still needed, and how often."""
+
+    flow: Flow
+    runner: Runner
+    values: "dict[str, ort.OrtValue]"
+    uses: Counter[str]
+
+    def run(self, nodes: Sequence[int]) -> None:
+        """Run nodes, keep what others need of them, and drop what they were the last to read."""
+        reads = [name for node in nodes for name in self.flow.reads[node]]
+        self.uses.subtract(reads)
+        made = [name for node in nodes for name in self.flow.nodes[node].output if name]
+        wanted = tuple(name for name in made if self.uses[name] > 0)
+        if wanted:
+            self.values |= self.runner.run(Piece(tuple(nodes), wanted), self.values)
+        self._drop(reads)
+
+    def used(self, names: Iterable[str]) -> None:
+        """Note that somebody else has read these values."""
+        names = list(names)
+        self.uses.subtract(names)
+        self._drop(names)
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self.uses[name] <= 0:
+                self.values.pop(name, None)
+
+    def output(self, name: str) -> Any:
+        """An output as an array (a list of arrays, None), wherever it comes from.
+
+        Raises:
+            RuntimeFailure: it is a sparse constant.
+        """
+        if name in self.values:
+            found = from_value(self.values[name])
+            # An input lies in the memory of the feed, which need not live as long as what is made of it.
+            return found.copy() if isinstance(found, np.ndarray) and name not in self.flow.maker else found
+        if name in self.flow.shell.weights:
+            return self.flow.shell.array(name, raised=self.flow.emulated)
+        constant = self.flow.constants[name]
+        if not isinstance(constant, TensorProto):
+            raise RuntimeFailure(f"The sparse constant {name!r} cannot leave the model.")
+        return numpy_helper.to_array(constant)
+
+
+def start(runner: Runner, feeds: Mapping[str, Feed], others: Counter[str]) -> Side:
+    """A model before its first node; ``others`` counts who else reads its values."""
+    flow = runner.flow
+    uses = Counter(name for reads in flow.reads for name in reads) + others + Counter(flow.outputs)
+    values = {name: to_value(feed, flow.types.get(name)) for name, feed in feeds.items()}
+    return Side(flow, runner, values, uses)
+
+
+def ancestors(flow: Flow, targets: Iterable[str], done: set[int]) -> list[int]:
+    """Nodes that the targets need and that are not done yet, in order; they are done then."""
+    found = []
+    waiting = [flow.maker[name] for name in targets if name in flow.maker]
+    while waiting:
+        node = waiting.pop()
+        if node not in done:
+            done.add(node)
+            found.append(node)
+            waiting += [flow.maker[name] for name in flow.reads[node] if name in flow.maker]
+    return sorted(found)
+
+
+def parts_of(flow: Flow, nodes: Iterable[int], budget: int) -> Iterator[tuple[int, ...]]:
+    """Consecutive nodes, not too many, whose values and weights fit the budget; a node that does not is alone.
+
+    A model with optionals stays in one piece: ONNX Runtime cannot take in one that holds nothing.
+    """
+    if any((kind or "").startswith("optional") for kind in flow.types.values()):
+        yield from filter(None, [tuple(nodes)])
+        return
+    part: list[int] = []
+    weights: set[str] = set()
+    held = 0
+    for node in nodes:
+        new = {name for name in flow.reads[node] if name in flow.shell.weights} - weights
+        cost = sum(flow.sizes.get(name, 0) for name in flow.nodes[node].output)
+        cost += sum(stored_bytes(flow.shell.weights[name]) for name in new)
+        if len(part) == _NODES or (part and held + cost > budget):
+            yield tuple(part)
+            part, weights, held = [], set(), 0
+        part.append(node)
+        weights |= new
+        held += cost
+    if part:
+        yield tuple(part)
+
+
+def run_alone(
+    runner: Runner,
+    feeds: Mapping[str, Feed],
+    wanted: Sequence[str],
+    budget: int = BUDGET,
+    told: Callable[[int, int], None] | None = None,
+) -> Side:
+    """A model that has run as far as some of its values need, and holds them.
+
+    Args:
+        feeds: a sample, in any float types.
+        told: called with the nodes that have run, and their number.
+
+    Raises:
+        RuntimeFailure: one of these nodes does not load or run. ArgumentError: an input is not fed.
+    """
+    flow = runner.flow
+    nodes = ancestors(flow, wanted, set())
+    uses = Counter([*wanted, *(name for node in nodes for name in flow.reads[node])])
+    given = {name: feed for name, feed in fitted(flow, feeds).items() if uses[name]}
+    values = {name: to_value(feed, flow.types.get(name)) for name, feed in given.items()}
+    side, done = Side(flow, runner, values, uses), 0
+    for part in parts_of(flow, nodes, budget):
+        side.run(part)
+        runner.forget()
+        done += len(part)
+        if told is not None:
+            told(done, len(nodes))
+    return side

@@ -1,0 +1,79 @@
+"""Writing a model too large for one message: the graph in one file, its weights raw in another."""
+
+from os import fspath
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from onnxamp._model.storage import tensors_of
+from onnxamp._model.weights import embed, stored_bytes
+from onnxamp._runtime.protos import BaseDir, copy_fields
+
+_ALIGNMENT: Final = 4096
+"""Pages start at multiples of this, so ONNX Runtime can map tensors that do too."""
+
+_KEEP_BELOW: Final = 1024
+"""Bytes; smaller tensors (shapes, axes) stay in the graph, where graph optimisers see them."""
+
+_LIMIT: Final = 2**31 - 2**24
+"""A message must be smaller than 2 GiB; the rest is room for nodes."""
+
+
+def is_large(model: ModelProto) -> bool:
+    """Whether the model cannot be one message: weights above 2 GB, or weights that are not loaded.
+
+    Complexity: linear in the model's initializers; no data are touched.
+    """
+    tensors = model.graph.initializer
+    return any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors) or (
+        sum(map(stored_bytes, tensors)) > _LIMIT
+    )
+
+
+def save_spilled(model: ModelProto, folder: Path, base_dir: BaseDir) -> Path:
+    """Write the model into an empty folder, one weight at a time, and return the path of the graph's file.
+
+    Args:
+        model: it is not changed. Only initializers of its main graph are moved out.
+        folder: an existing folder.
+        base_dir: where external data of the model lie now.
+
+    Raises:
+        ExternalDataError: external data cannot be read.
+    """
+    shell = ModelProto()
+    copy_fields(model, shell, but={"graph"})
+    copy_fields(model.graph, shell.graph, but={"initializer"})
+    for tensor in tensors_of(shell):  # those of nodes and bodies
+        embed(tensor, base_dir)
+    with (folder / "weights.bin").open("wb") as file:
+        for tensor in model.graph.initializer:
+            _spill(tensor, shell.graph.initializer.add(), file, base_dir)
+    path = folder / "model.onnx"
+    path.write_bytes(shell.SerializeToString())
+    return path
+
+
+def _spill(source: TensorProto, target: TensorProto, file: BinaryIO, base_dir: BaseDir) -> None:
+    if source.data_location == TensorProto.EXTERNAL:
+        loaded = TensorProto()
+        loaded.CopyFrom(source)
+        embed(loaded, base_dir)
+        source = loaded
+    if source.data_type == TensorProto.STRING or stored_bytes(source) < _KEEP_BELOW:
+        target.CopyFrom(source)
+        return
+    raw = source.raw_data if source.HasField("raw_data") else _raw(source)
+    file.write(b"\0" * (-file.tell() % _ALIGNMENT))
+    target.name, target.data_type = source.name, source.data_type
+    target.dims.extend(source.dims)
+    target.data_location = TensorProto.EXTERNAL
+    entries = {"location": Path(fspath(file.name)).name, "offset": file.tell(), "length": len(raw)}
+    for key, value in entries.items():
+        target.external_data.add(key=key, value=str(value))
+    file.write(raw)
+
+
+def _raw(tensor: TensorProto) -> bytes:
+    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data

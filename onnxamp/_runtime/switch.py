@@ -1,0 +1,271 @@
+"""One graph for every choice of precisions: a Boolean mask chooses between the rounded and the exact form of values.
+
+=====================================  =====================================================================
+of a node that may be low              in the switched graph, which is float32 throughout
+=====================================  =====================================================================
+float input *x* that may be low        ``Where(switch, rounded x, x)``; *x* is rounded once, whoever reads it, and
+                                       not at all if it is a constant that the low type holds as it is
+float output *y* that may be low       the node, then ``Where(switch, rounded y, y)`` for who reads *y* as it is
+such an output, read as such an input  ``Where(either's switch, rounded, exact)`` alone: rounding twice is rounding
+=====================================  =====================================================================
+
+Rounding is ``Cast(to=low) -> Cast(to=float)``. Constants that the low type cannot hold, as in attention masks, saturate
+as conversions let them. With all switches off the graph computes what the model computes, bit for bit.
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxamp._dtypes import LowType
+from onnxamp._errors import OpsetError
+from onnxamp._graph.collecting import no_collections
+from onnxamp._graph.names import NewNames
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.shapes import Shape, infer_shapes
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, opset_imports
+from onnxamp._runtime.protos import copy_fields
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+MASK: Final = "switches"
+"""Name of the new input, unless the model has it already."""
+
+_WHERE: Final = 9
+"""Opset from which on there is Where."""
+
+_TOGETHER: Final = 64
+"""Switches that come off the mask together, in front of the first node that needs one of them. If all were there at
+once, ONNX Runtime 1.31 would take quadratic time to load the model."""
+
+_COUNTED: Final = 18
+"""Opset from which on Split wants to be told the number of its outputs."""
+
+_FOLDED: Final = 1 << 20
+"""Elements up to which constants are rounded beforehand, and saturated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Float inputs and outputs of a node that are low when the node is, by position."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """The switched model, and the name of its new input: by element, whether any of the nodes of ``switches`` is low.
+    Nodes are called by the first value that they make.
+    """
+
+    model: ModelProto
+    mask: str
+    nodes: tuple[str, ...]
+    """All that may be low, in execution order."""
+    switches: tuple[tuple[str, ...], ...]
+
+    def masked(self, low: AbstractSet[str]) -> npt.NDArray[np.bool_]:
+        """The new input's value where these nodes are low."""
+        return np.array([not low.isdisjoint(nodes) for nodes in self.switches], np.bool_)
+
+
+@no_collections()
+def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Switched:
+    """Give nodes switches.
+
+    Args:
+        model: float32, with its weights; it is not changed.
+        ports: by the first value that a node makes, at any depth; no other node may make one of the same name. What
+            the model does not have is left out.
+        low: the type to round to.
+
+    Raises:
+        ModelError: the model cannot be resolved. OpsetError: it is too old for Where.
+
+    Complexity: linear in nodes and weight bytes.
+    """
+    if (version := opset_imports(model)[""]) < _WHERE:
+        raise OpsetError(
+            f"The model's opset {version} has no Where, which choosing precisions by data needs: convert it with"
+            f" opset={_WHERE} (--opset {_WHERE}) or newer."
+        )
+    view = view_model(model)
+    found = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}
+    names = NewNames(view.all_names())
+    job = _Job(
+        view, infer_shapes(view), low, names, names.fresh(MASK), version, {i: ports[key] for key, i in found.items()}
+    )
+    result = ModelProto()
+    copy_fields(model, result, but={"graph"})
+    job.targets[0] = result.graph
+    for scope in view.scopes:  # a scope stands behind the one around it
+        _fill(job, scope, job.targets[scope.index])
+        if scope.index == 0:
+            job.spare.clear()  # they may be made behind the nodes whose bodies come now
+    result.graph.input.append(helper.make_tensor_value_info(job.mask, TensorProto.BOOL, [len(job.switches)]))
+    switches = tuple(tuple(node_key(view.nodes[index]) for index in sorted(nodes)) for nodes in job.switches)
+    return Switched(result, job.mask, tuple(found), switches)
+
+
+def node_key(node: Node) -> str:
+    """What a node is called here: the first value that it makes."""
+    return next((name for name in node.proto.output if name), "")
+
+
+@dataclass(slots=True)
+class _Job:
+    view: View
+    shapes: Sequence[Shape | None]
+    low: LowType
+    names: NewNames
+    mask: str
+    opset: int
+    ports: Mapping[int, Ports]
+    targets: dict[int, GraphProto] = field(default_factory=dict)
+    exact: dict[int, str] = field(default_factory=dict)
+    """Value that its node may make low -> name of what the node makes."""
+    rounded: dict[int, str] = field(default_factory=dict)
+    """Value -> name of its rounded form, which stands right behind it, in the same scope."""
+    switches: list[frozenset[int]] = field(default_factory=list)
+    """By element of the mask: the nodes any of which turns it on; none where nobody needs it."""
+    named: dict[frozenset[int], str] = field(default_factory=dict)
+    """The names of these elements, as tensors of one element."""
+    spare: list[tuple[int, str]] = field(default_factory=list)
+    """What was taken off the mask, and has no nodes yet."""
+    initializers: dict[int, TensorProto] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, own in self.ports.items():
+            node = self.view.nodes[index]
+            made = [node.outputs[port] for port in own.outputs]
+            self.exact |= {value: self.names.fresh(f"{self.view.values[value].name}/exact") for value in made}
+            for value in (*made, *(node.input(port) for port in own.inputs)):
+                if value != ABSENT and value not in self.rounded:
+                    self.rounded[value] = self.names.fresh(f"{self.view.values[value].name}/rounded")
+        for scope in self.view.scopes:
+            named = ((scope.names[tensor.name], tensor) for tensor in scope.proto.initializer)
+            self.initializers |= {v: tensor for v, tensor in named if self.view.values[v].origin is Origin.INITIALIZER}
+
+    def round(self, graph: GraphProto, value: int) -> None:
+        """Append the rounded form of a value, where a switch wants it."""
+        if value in self.rounded:
+            constant = self.constant(value)
+            if constant is not None:
+                rounded = _saturated(constant, self.low)
+                if np.array_equal(rounded, constant):
+                    self.rounded[value] = self.view.values[value].name
+                else:
+                    graph.initializer.append(numpy_helper.from_array(rounded, self.rounded[value]))
+            else:
+                source = self.exact.get(value, self.view.values[value].name)
+                low = self.names.fresh(f"{source}/low")
+                graph.node.append(helper.make_node("Cast", [source], [low], to=self.low.elem))
+                graph.node.append(helper.make_node("Cast", [low], [self.rounded[value]], to=TensorProto.FLOAT))
+
+    def choose(self, graph: GraphProto, value: int, reader: int, target: str) -> str:
+        """Append the choice between a value's forms: rounded where the node that makes it or the one that reads it
+        (ABSENT for any) is low. Returns its name: that of the value where nothing is to be chosen.
+        """
+        exact = self.view.values[value].name
+        if self.rounded[value] == exact:  # a constant that the low type can hold
+            return exact
+        nodes = {reader} - {ABSENT}
+        if value in self.exact:
+            exact = self.exact[value]
+            nodes.add(self.view.values[value].producer)
+        switch = self.switch(graph, frozenset(nodes))
+        if not self.shapes[value]:  # a scalar, or perhaps one: it would get a dimension from the switch
+            scalar = self.names.fresh(f"{target}/switch")
+            graph.node.append(helper.make_node("Squeeze", [switch], [scalar]))
+            switch = scalar
+        graph.node.append(helper.make_node("Where", [switch, self.rounded[value], exact], [target]))
+        return target
+
+    def switch(self, graph: GraphProto, nodes: frozenset[int]) -> str:
+        """The name of a switch. Where none is left, the next ones are taken off the mask: here, or, where this is a
+        body, in front of all.
+        """
+        if nodes not in self.named:
+            main = self.targets[0]
+            if not self.spare:
+                self.take(main, len(main.node) if graph is main else 0)
+            position, self.named[nodes] = self.spare.pop()
+            self.switches[position] = nodes
+        return self.named[nodes]
+
+    def take(self, main: GraphProto, at: int) -> None:
+        """Insert the nodes that take switches off the mask."""
+        start = len(self.switches)
+        self.switches += [frozenset[int]()] * _TOGETHER
+        names = [self.names.fresh(f"{self.mask}/{start + i}") for i in range(_TOGETHER)]
+        part, positions = (self.names.fresh(f"{self.mask}/{start}/{kind}") for kind in ("part", "positions"))
+        main.initializer.append(numpy_helper.from_array(np.arange(start, start + _TOGETHER, dtype=np.int64), positions))
+        main.node.insert(at, helper.make_node("Gather", [self.mask, positions], [part]))
+        split = helper.make_node("Split", [part], names)
+        if self.opset >= _COUNTED:
+            split.attribute.append(helper.make_attribute("num_outputs", _TOGETHER))
+        main.node.insert(at + 1, split)
+        self.spare = list(enumerate(names, start))[::-1]
+
+    def is_read_as_is(self, value: int) -> bool:
+        """Whether anything reads a value, or returns it, that makes no choice of its own."""
+        readers = ((self.ports.get(node), port) for node, port in self.view.uses[value])
+        return bool(self.view.results[value]) or any(own is None or port not in own.inputs for own, port in readers)
+
+    def constant(self, value: int) -> Floats | None:
+        """A small constant's elements."""
+        producer = self.view.producer(value)
+        tensor = self.initializers.get(value)
+        if producer is not None and producer.key == "Constant":
+            tensor = next((item.t for item in producer.proto.attribute if item.name == "value"), None)
+        if tensor is None or tensor.data_type != TensorProto.FLOAT or prod(tensor.dims) > _FOLDED:
+            return None
+        return numpy_helper.to_array(tensor)
+
+
+def _saturated(array: Floats, low: LowType) -> Floats:
+    beyond = np.isfinite(array) & (np.abs(array) >= low.overflow)
+    clipped = np.where(beyond, np.copysign(np.float32(low.max_finite / 2), array), array)
+    return clipped.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(np.float32)
+
+
+def _fill(job: _Job, scope: Scope, target: GraphProto) -> None:
+    """Copy a graph. What is added stands between what it reads and what reads it: bodies must be in order."""
+    copy_fields(scope.proto, target, but={"node"})
+    for value in dict.fromkeys(scope.names.values()):
+        if job.view.values[value].scope == scope.index and job.view.values[value].origin is not Origin.NODE:
+            job.round(target, value)
+    for index in scope.nodes:
+        node, own = job.view.nodes[index], job.ports.get(index, Ports((), ()))
+        chosen: dict[int, str] = {}
+        for value in (node.input(port) for port in own.inputs):
+            if value != ABSENT and value not in chosen:
+                name = job.names.fresh(f"{job.view.values[value].name}/{index}")
+                chosen[value] = job.choose(target, value, index, name)
+        added = target.node.add()
+        added.CopyFrom(node.proto)
+        _find_bodies(job, node, added)
+        for port in own.inputs:
+            added.input[port] = chosen.get(node.input(port), "")
+        for port in own.outputs:
+            added.output[port] = job.exact[node.outputs[port]]
+        for value in node.outputs:
+            job.round(target, value)
+            if value in job.exact and job.is_read_as_is(value):
+                job.choose(target, value, ABSENT, job.view.values[value].name)
+
+
+def _find_bodies(job: _Job, node: Node, added: NodeProto) -> None:
+    """Empty the bodies of a copied node, which are filled when their scopes come."""
+    bodies = iter(node.bodies)
+    for item in added.attribute:
+        for graph in [*([item.g] if item.HasField("g") else []), *item.graphs]:
+            graph.Clear()
+            job.targets[next(bodies)[1]] = graph

@@ -1,0 +1,140 @@
+"""Values as ONNX Runtime holds them: to and from arrays without needless copies, and their types."""
+
+import ctypes
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TypeProto, ValueInfoProto, helper, numpy_helper
+
+from onnxamp._dtypes import ELEM_NUMBERS
+from onnxamp._errors import RuntimeFailure
+from onnxamp._runtime.device import bytes_on_device
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+Array: TypeAlias = npt.NDArray[Any]
+Feed: TypeAlias = Array | Sequence[Any] | None
+"""A tensor, a sequence of tensors, or None for an optional input that holds nothing."""
+
+FOREIGN: Final = re.compile(r"\((bfloat16|float8\w*)\)")
+"""Element types that ``session.run`` cannot exchange with NumPy."""
+
+
+def is_foreign(feed: Feed) -> bool:
+    """Whether the array's element type comes from another package than NumPy (``ml_dtypes``)."""
+    return isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 2
+
+
+def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
+    """An OrtValue that shares the array's memory where it can.
+
+    Args:
+        feed: an array of any shape and type, or a list of arrays.
+        kind: the type as schemas write it ("seq(tensor(float))"); needed where ``feed`` is empty.
+
+    Raises:
+        RuntimeFailure: the value is of a kind that cannot be fed (maps, nested sequences, empty optionals).
+    """
+    import onnxruntime as ort  # noqa: PLC0415
+
+    if isinstance(feed, np.ndarray) and feed.dtype.kind in "USO":
+        tensor = numpy_helper.from_array(feed.astype(object))
+        return _made("Constant", {}, "tensor(string)", value=tensor)
+    if isinstance(feed, np.ndarray):
+        feed = np.asarray(feed, order="C")
+        if not is_foreign(feed):
+            return ort.OrtValue.ortvalue_from_numpy(feed)
+        elem = helper.np_dtype_to_tensor_dtype(feed.dtype)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(feed.view(f"u{feed.dtype.itemsize}"), elem)
+    if feed is None:  # feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.observe.observe`
+        raise RuntimeFailure("An optional that holds nothing cannot be fed.")
+    if not all(isinstance(item, np.ndarray) for item in feed) or (kind or "seq").startswith("map"):
+        raise RuntimeFailure(f"A value of type {kind or type(feed).__name__} cannot be fed.")
+    items = {f"x{number}": to_value(item) for number, item in enumerate(feed)}
+    if not items:
+        held = kind or "seq(tensor(float))"
+        return _made("SequenceEmpty", {}, held, dtype=type_proto(_inner(held)).tensor_type.elem_type)
+    return _made("SequenceConstruct", items, f"seq({items['x0'].data_type()})")
+
+
+def as_typed(feed: Feed, kind: str | None) -> Feed:
+    """A feed in the float type that an input of that type ("seq(tensor(float16))") takes; None for types not known."""
+    if kind is None or feed is None:
+        return feed
+    inner = _inner(kind)
+    if kind.startswith("optional("):
+        return as_typed(feed, inner)
+    if not isinstance(feed, np.ndarray):
+        return [as_typed(item, inner) for item in feed]
+    elem = ELEM_NUMBERS.get(inner)
+    wanted = helper.tensor_dtype_to_np_dtype(elem) if elem is not None else feed.dtype
+    if feed.dtype == np.dtype(f"V{wanted.itemsize}"):
+        return feed.view(wanted)  # numpy.savez forgets which type of another package the bytes are
+    floats = "float" in str(wanted) and "float" in str(feed.dtype)
+    return feed.astype(wanted) if floats and wanted != feed.dtype else feed
+
+
+def from_value(value: "ort.OrtValue") -> Any:
+    """The array, list of arrays, or None, that a value holds. Arrays of NumPy's own types share its memory."""
+    if not value.has_value():
+        return None
+    if value.is_tensor_sequence():
+        element = _inner(value.data_type())
+        length = int(_made("SequenceLength", {"s": value}, "tensor(int64)").numpy())
+        numbers = (to_value(np.array(number)) for number in range(length))
+        return [from_value(_made("SequenceAt", {"s": value, "i": number}, element)) for number in numbers]
+    if not value.is_tensor() or not FOREIGN.search(value.data_type()):
+        return value.numpy()
+    dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
+    size = value.tensor_size_in_bytes()
+    on_host = value.device_name().lower() == "cpu"
+    raw = ctypes.string_at(value.data_ptr(), size) if on_host else bytes_on_device(value.data_ptr(), size)  # copies
+    return np.frombuffer(bytearray(raw), dtype).reshape(value.shape())
+
+
+def type_proto(kind: str) -> TypeProto:
+    """The type that a schema string names: tensors of any rank, sequences and optionals of them.
+
+    Raises:
+        RuntimeFailure: the string names another kind (a map, a sparse tensor).
+    """
+    proto = result = TypeProto()
+    rest = kind
+    while (match := re.match(r"(seq|optional|tensor)\((.*)\)$", rest)) is not None:
+        word, rest = match.groups()
+        if word == "tensor" and rest in ELEM_NUMBERS:
+            proto.tensor_type.elem_type = ELEM_NUMBERS[rest]
+            return result
+        proto = proto.sequence_type.elem_type if word == "seq" else proto.optional_type.elem_type
+    raise RuntimeFailure(f"A value of type {kind} cannot pass from one piece of a model to the next.")
+
+
+def _inner(kind: str) -> str:
+    """What a sequence or an optional holds."""
+    return kind[kind.index("(") + 1 : -1]
+
+
+def _made(op: str, inputs: "Mapping[str, ort.OrtValue]", kind: str, **attributes: Any) -> "ort.OrtValue":
+    """The output of a one-node model: the interface of ONNX Runtime makes and takes apart only tensors of numbers."""
+    try:
+        session = _session(op, tuple((name, value.data_type()) for name, value in inputs.items()), kind, attributes)
+        return session.run_with_ort_values(["y"], dict(inputs))[0]
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        text = str(error).strip().splitlines()[0]
+        raise RuntimeFailure(f"ONNX Runtime cannot hold a value of type {kind}: {text}") from error
+
+
+def _session(
+    op: str, inputs: Sequence[tuple[str, str]], kind: str, attributes: Mapping[str, Any]
+) -> "ort.InferenceSession":
+    import onnxruntime as ort  # noqa: PLC0415
+
+    node = helper.make_node(op, [name for name, _ in inputs], ["y"], **attributes)
+    entries = [ValueInfoProto(name=name, type=type_proto(held)) for name, held in inputs]
+    graph = helper.make_graph([node], op, entries, [ValueInfoProto(name="y", type=type_proto(kind))])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

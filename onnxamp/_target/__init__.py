@@ -1,0 +1,1 @@
+"""What a target can run, and how fast."""

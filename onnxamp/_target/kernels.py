@@ -1,0 +1,263 @@
+"""What the target can run: which precisions of a node have a kernel, as pins and implications for the cut.
+
+The tables are the kernel registries of ONNX Runtime (``_data/kernels/*.json``, written by
+``scripts/make_kernel_tables.py``). A row applies to a node whose schema version is ``sv`` if ``since == sv``, or if
+``until`` is given and ``since <= sv <= until``; an open-ended row matches only exactly. This is ONNX Runtime's own rule
+(``KernelRegistry::VerifyKernelDef``): it leaves 13 CUDA ops of opset 22 without a kernel.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import onnx
+import onnx.inliner
+from onnx import NodeProto, helper
+
+from onnxamp._dtypes import BFLOAT16, ELEM_NUMBERS, LowType, retyped
+from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.types import bind, infer_types
+from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._ops.facts import op_facts
+from onnxamp._ops.kernel_limits import refusal
+from onnxamp._ops.signature import Signature, lookup
+
+_PROVIDERS = ("cuda", "cpu")
+TARGETS = (*_PROVIDERS, "any")
+"""Where the result will run; "any" asks for what ONNX allows and looks at no kernel."""
+
+Binding = Mapping[str, str]
+"""Type parameter -> type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One registration: the opsets that it covers, and the types that it takes per type parameter."""
+
+    since: int
+    until: int | None
+    types: Mapping[str, frozenset[str]]
+
+    def covers(self, version: int) -> bool:
+        """Whether the kernel is for ops whose schema has this since-version."""
+        return self.since == version or (self.until is not None and self.since <= version <= self.until)
+
+    def takes(self, signature: Signature, bound: Binding) -> bool:
+        """Whether the kernel runs the op at these types. Rows keyed by an input's name restrict nothing."""
+        if not self.covers(signature.since):
+            return False
+        return all(bound[name] in allowed for name, allowed in self.types.items() if name in bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Freedom:
+    """What the target leaves open for the variables (type parameters) of one node.
+
+    ``high``: parameters that must stay float32. ``implies``: (p, q) where p low needs q low. ``falls_back``: the
+    target has no kernel in float32; the node runs on CPU. ``only_low``: it has one in low precision alone.
+    """
+
+    high: frozenset[str] = frozenset()
+    implies: tuple[tuple[str, str], ...] = ()
+    falls_back: bool = False
+    only_low: bool = False
+
+
+def check_target(target: object) -> str:
+    """``target`` if it is one of TARGETS.
+
+    Raises:
+        ArgumentError: it is not. ArgumentTypeError: it is no string.
+    """
+    if not isinstance(target, str):
+        raise ArgumentTypeError(f"target must be a string such as 'cuda', not {type(target).__name__}.")
+    if target not in TARGETS:
+        raise ArgumentError(f"Unknown target {target!r}: choose one of {', '.join(TARGETS)}.")
+    return target
+
+
+@cache
+def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
+    """Op key -> kernels of a provider ("cuda" or "cpu")."""
+    text = resources.files("onnxamp").joinpath(f"_data/kernels/{provider}.json").read_text(encoding="utf-8")
+    data = json.loads(text)
+    names = data["types"]
+    return {
+        op: tuple(
+            Kernel(since, until, {param: frozenset(names[i] for i in found) for param, found in types.items()})
+            for since, until, types in rows
+        )
+        for op, rows in data["kernels"].items()
+    }
+
+
+def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
+    """Whether the provider runs the op at these types, by a kernel of its own or through its function body."""
+    if key in op_facts().kernel_free or key in op_facts().control_flow:
+        return True
+    if provider == "any":
+        if not signature.has_function or any(kernel_table(name).get(key) for name in _PROVIDERS):
+            return True
+    elif any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
+        return refusal(provider, proto) is None
+    if not signature.has_function:
+        return False
+    types = tuple(_input_type(signature, bound, position, name) for position, name in enumerate(proto.input))
+    return _body_runs(provider, key, signature, types, proto.SerializeToString())
+
+
+def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
+    """Whether a control-flow op's kernel on the target (or else on CPU) passes on values of the type."""
+    if target == "any":
+        return True
+    for provider in dict.fromkeys((target, "cpu")):
+        rows = [kernel for kernel in kernel_table(provider).get(key, ()) if kernel.covers(signature.since)]
+        if rows:
+            return any(row.takes(signature, {"V": type_name}) for row in rows)
+    return True
+
+
+def freedom(
+    target: str,
+    key: str,
+    signature: Signature,
+    bound: Binding,
+    params: Sequence[str],
+    low: LowType,
+    proto: NodeProto,
+) -> Freedom:
+    """Which of the node's float32 parameters ``params`` may be low on the target.
+
+    All 2^k assignments are tried (k is at most 4 in practice). The legal ones are closed under element-wise minimum and
+    maximum (a test holds the tables to that), so pins and pairwise implications describe them exactly.
+    """
+    if not params:
+        return Freedom()
+    legal = _legal(target, key, signature, bound, params, low, proto)
+    everything_high = (False,) * len(params)
+    falls_back = everything_high not in legal
+    typed_by_attribute = key in op_facts().dtype_attribute
+    if target != "cpu" and (not legal or (target == "any" and typed_by_attribute)):
+        # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts: they load, unless an attribute types them.
+        if low is not BFLOAT16 and not typed_by_attribute:
+            return Freedom(falls_back=True)
+        legal = _legal("cpu", key, signature, bound, params, low, proto)
+    only_low = falls_back and any(any(choice) for choice in legal)
+    legal = legal | {everything_high}
+    high = frozenset(p for i, p in enumerate(params) if not any(choice[i] for choice in legal))
+    implies = tuple(
+        (params[i], params[j])
+        for i, j in itertools.permutations(range(len(params)), 2)
+        if params[i] not in high and all(choice[j] for choice in legal if choice[i])
+    )
+    return Freedom(high, implies, falls_back, only_low)
+
+
+def _legal(
+    provider: str,
+    key: str,
+    signature: Signature,
+    bound: Binding,
+    params: Sequence[str],
+    low: LowType,
+    proto: NodeProto,
+) -> frozenset[tuple[bool, ...]]:
+    choices = itertools.product((False, True), repeat=len(params))
+    return frozenset(
+        choice for choice in choices if runs_on(provider, key, signature, _choose(bound, params, choice, low), proto)
+    )
+
+
+def _choose(bound: Binding, params: Sequence[str], choice: Sequence[bool], low: LowType) -> dict[str, str]:
+    lowered = {param: retyped(bound[param], low) for param, is_low in zip(params, choice, strict=True) if is_low}
+    return {**bound, **lowered}
+
+
+def _input_type(signature: Signature, bound: Binding, position: int, name: str) -> str | None:
+    port = signature.input(position)
+    if port is None or not name:
+        return None
+    return bound.get(signature.param(port, position)) if port.type in signature.params else port.type
+
+
+@cache
+def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str | None, ...], serialized: bytes) -> bool:
+    """Whether every node of the op's function body is typed consistently and runs on the provider.
+
+    ONNX Runtime expands a fixed body only where all its ops are at the model's opset what they were when it was written
+    (``OpSchema::ValidateReferencedOpsInFunction``).
+    """
+    node = NodeProto.FromString(serialized)
+    if any(name and _elem(found or "") not in ELEM_NUMBERS for name, found in zip(node.input, types, strict=True)):
+        return False
+    view = _expanded(node, signature, types)
+    if view is None or any(inner.key == key for inner in view.nodes):
+        return False
+    found = infer_types(view)
+    for inner in view.nodes:
+        if inner.signature is None or _changed_since(signature, inner):
+            return False
+        inputs = [None if value == ABSENT else found[value] for value in inner.inputs]
+        bound = bind(inner.signature, inputs)
+        if not is_consistent(inner.signature, bound, inputs):
+            return False
+        if not runs_on(provider, inner.key, inner.signature, bound, inner.proto):
+            return False
+    return True
+
+
+def _changed_since(signature: Signature, inner: Node) -> bool:
+    """Whether an op of a fixed function body is at the model's opset another than when the body was written."""
+    now = lookup("", inner.proto.op_type, signature.opset)
+    if signature.body not in signature.fixed_bodies or now is None or inner.signature is None:
+        return False
+    return now.since != inner.signature.since
+
+
+def is_consistent(signature: Signature, bound: Binding, inputs: Sequence[str | None]) -> bool:
+    """Whether the input types agree with the schema: one type per parameter, and one that it admits."""
+    for position, found in enumerate(inputs):
+        port = signature.input(position)
+        if found is None:
+            continue
+        if port is None:
+            return False
+        if port.type in signature.params:
+            if bound[signature.param(port, position)] != found or found not in signature.params[port.type]:
+                return False
+        elif port.type != found:
+            return False
+    return True
+
+
+def _expanded(node: NodeProto, signature: Signature, types: Sequence[str | None]) -> View | None:
+    """A model that holds the op's function body alone, or None where the body does not fit these types."""
+    inputs = [
+        helper.make_tensor_value_info(f"in{position}", ELEM_NUMBERS[_elem(found)], None)
+        for position, found in enumerate(types)
+        if found is not None
+    ]
+    proto = NodeProto()
+    proto.CopyFrom(node)
+    del proto.input[:]
+    proto.input.extend("" if found is None else f"in{position}" for position, found in enumerate(types))
+    graph = helper.make_graph(
+        [proto], "body", inputs, [helper.make_empty_tensor_value_info(n) for n in node.output if n]
+    )
+    imports = [helper.make_opsetid(signature.domain, signature.body or signature.since)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    wanted: list[Any] = [(signature.domain, signature.op_type)]
+    try:
+        body = onnx.inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
+        return view_model(body)
+    except (RuntimeError, ModelError, onnx.checker.ValidationError):
+        return None
+
+
+def _elem(type_name: str) -> str:
+    return type_name.removeprefix("tensor(").removesuffix(")")

@@ -1,0 +1,102 @@
+"""How long a node takes on a device, by the roofline model: the longer of its memory traffic and its arithmetic.
+
+Time = max(bytes / bandwidth, flops / throughput), in microseconds; launching a kernel comes on top and is the same in
+both precisions. (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009.)
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from math import prod
+from typing import Final
+
+from onnxamp._errors import ArgumentError
+from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape, elements
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import attribute
+
+DEFAULT_DEVICE: Final = "A100"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """``bandwidth`` in bytes per microsecond; ``float32`` and ``low`` in floating-point operations per microsecond."""
+
+    name: str
+    bandwidth: float
+    float32: float
+    low: float
+
+
+@cache
+def devices() -> Mapping[str, Device]:
+    """The devices of ``_data/devices.toml``, by name."""
+    data = tomllib.loads(resources.files("onnxamp").joinpath("_data/devices.toml").read_text(encoding="utf-8"))
+    return {
+        name: Device(name, row["bandwidth"] * 1e3, row["float32"] * 1e6, row["low"] * 1e6) for name, row in data.items()
+    }
+
+
+def device_called(name: str) -> Device:
+    """The device of that name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    found = devices().get(name)
+    if found is None:
+        raise ArgumentError(f"Unknown device {name!r}: choose one of {', '.join(devices())}.")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a node does in one run: elements of floats that it reads and writes, and floating-point operations."""
+
+    elements: int
+    flops: int
+
+    def time(self, device: Device, *, low: bool) -> float:
+        """Microseconds on a device, without the launch."""
+        traffic = (2 if low else 4) * self.elements / device.bandwidth
+        return max(traffic, self.flops / (device.low if low else device.float32))
+
+
+def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
+    """The work of a node, from the shapes of its values; ``trips`` is how often a run comes by."""
+    touched = sum(elements(shapes[value]) for value in (*node.inputs, *node.outputs) if value != ABSENT)
+    made = sum(elements(shapes[value]) for value in node.outputs if value != ABSENT)
+    terms = _TERMS.get(node.key)
+    return Work(touched * trips, made * (terms(node, shapes) if terms is not None else 1) * trips)
+
+
+def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
+    """Multiply and add along the last axis of the first factor."""
+    return 2 * _axis(shapes[node.input(0)], -1)
+
+
+def _gemm(node: Node, shapes: Sequence[Shape | None]) -> int:
+    return 2 * _axis(shapes[node.input(0)], 0 if attribute(node.proto, "transA") else -1)
+
+
+def _conv(node: Node, shapes: Sequence[Shape | None]) -> int:
+    """Multiply and add over a kernel and the channels of its group."""
+    weight = shapes[node.input(1)]
+    return 2 * prod(_axis(weight, axis) for axis in range(1, len(weight))) if weight else 2
+
+
+def _axis(shape: Shape | None, axis: int) -> int:
+    found = shape[axis] if shape and len(shape) > max(axis, 0) else None
+    return DEFAULT_DIMENSION if found is None else found
+
+
+_TERMS: Final[Mapping[str, Callable[[Node, Sequence[Shape | None]], int]]] = {
+    "MatMul": _inner,
+    "com.microsoft::FusedMatMul": _inner,
+    "Gemm": _gemm,
+    "Conv": _conv,
+    "ConvTranspose": _conv,
+}
+"""Op -> floating-point operations per element of its output; one for all others."""

@@ -1,0 +1,110 @@
+"""What a checker looks for, and when."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnx import defs
+
+from onnxamp._errors import ArgumentError, ArgumentTypeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class DebugMode(Enum):
+    """What a checker records of a run, and whether it lets it end.
+
+    Names and values are those of ``paddle.amp.debugging.DebugMode``. NaN and Inf are those that are no intention: an
+    op that passes on the infinities of a mask is not recorded (Paddle counts every infinity).
+    """
+
+    CHECK_NAN_INF_AND_ABORT = 0
+    """The first value with NaN or Inf; the run ends there with an error."""
+    CHECK_NAN_INF = 1
+    """All values with NaN or Inf; the run goes on."""
+    CHECK_ALL_FOR_OVERFLOW = 2
+    """float32 and float64 values that would overflow or underflow in float16. Paddle sees overflow alone."""
+    CHECK_ALL = 3
+    """Every float value."""
+
+
+@dataclass(frozen=True)
+class TensorCheckerConfig:
+    """What :func:`enable_tensor_checker` switches on; the arguments of ``paddle.amp.debugging.TensorCheckerConfig``.
+
+    Paddle also seeds its random generators and makes kernels deterministic; here nothing outside the check changes.
+
+    Args:
+        enable: False checks nothing.
+        debug_mode: what is recorded.
+        output_dir: folder for one CSV file per checked run; it is made if it is missing, and files of the same names
+            are replaced. None: records are kept in memory alone (Paddle prints them).
+        checked_op_list: op types that are looked at, as ONNX names them ("Softmax"; those of other domains as
+            "com.microsoft::Gelu"); None for all.
+        skipped_op_list: op types that are not.
+        debug_step: (start, end): only the runs number start to end - 1 are checked. Runs are counted from 0, per
+            config, over all sessions and however often it is enabled. (Paddle counts calls of
+            ``enable_tensor_checker``, and does not count those before ``start``.)
+        stack_height_limit: how many levels of the ops before the faulty one the error of an aborted run names; 0 for
+            none. A model has no call stack: this is what comes closest.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: an argument makes no sense; the message names it.
+    """
+
+    enable: bool
+    debug_mode: DebugMode = DebugMode.CHECK_NAN_INF_AND_ABORT
+    output_dir: str | PathLike[str] | None = None
+    checked_op_list: Sequence[str] | None = None
+    skipped_op_list: Sequence[str] | None = None
+    debug_step: Sequence[int] | None = None
+    stack_height_limit: int = 1
+    _runs: "Iterator[int]" = field(default_factory=count, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.debug_mode, DebugMode):
+            raise ArgumentError(f"debug_mode must be a DebugMode, not {self.debug_mode!r}.")
+        if not isinstance(self.stack_height_limit, int) or self.stack_height_limit < 0:
+            raise ArgumentError(f"stack_height_limit must be 0 or more, not {self.stack_height_limit!r}.")
+        for name in ("checked_op_list", "skipped_op_list"):
+            _check_ops(name, getattr(self, name))
+        if self.debug_step is not None:
+            _check_steps(self.debug_step)
+        if self.output_dir is not None and not isinstance(self.output_dir, (str, PathLike)):
+            raise ArgumentTypeError(f"output_dir must be a path, not {self.output_dir!r}.")
+
+    @property
+    def folder(self) -> Path | None:
+        """``output_dir`` as a path."""
+        return None if self.output_dir is None else Path(self.output_dir)
+
+    def next_step(self) -> int | None:
+        """Count a run; its number if it is to be checked."""
+        step = next(self._runs)  # one operation of the interpreter: threads that share a config get different numbers
+        if not self.enable:
+            return None
+        start, end = self.debug_step or (0, step + 1)
+        return step if start <= step < end else None
+
+
+def _check_ops(name: str, ops: Sequence[str] | None) -> None:
+    if ops is None:
+        return
+    if not isinstance(ops, (list, tuple)) or not all(isinstance(op, str) for op in ops):
+        raise ArgumentTypeError(f"{name} must be a list or tuple of op types, not {ops!r}.")
+    known = {schema.name.lower(): schema.name for schema in defs.get_all_schemas()}
+    for op in ops:
+        if known.get(op.lower(), op) != op:
+            raise ArgumentError(f"{name}: there is no op {op!r} in ONNX; {known[op.lower()]!r} is meant, perhaps.")
+
+
+def _check_steps(steps: Sequence[int]) -> None:
+    if not isinstance(steps, (list, tuple)) or not all(isinstance(step, int) for step in steps):
+        raise ArgumentTypeError(f"debug_step must be a list or tuple of two whole numbers, not {steps!r}.")
+    if len(steps) != 2 or not steps[0] < steps[1]:
+        raise ArgumentError(f"debug_step must be (start, end) with start < end, not {steps!r}.")

@@ -1,0 +1,153 @@
+"""Tables on disk, as CSV and as spreadsheets. Names in them come from models: they stay text, whatever they look like.
+
+A cell that begins with ``=``, ``+``, ``-`` or ``@`` is a formula to spreadsheets, and a formula may start programs. In
+CSV such text gets an apostrophe in front; in ``.xlsx`` files it is marked as text. Control characters, which break
+lines, terminals or the file, are written as escapes, backslashes doubled. :func:`read_csv` undoes all of this.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from onnxamp._errors import ArgumentError
+from onnxamp._model.storage import write_file
+
+Cell: TypeAlias = str | int | float | None
+"""None leaves the cell empty."""
+
+_LEADS: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20'")
+"""What makes a cell a formula (wide forms too), and the apostrophe itself, so that taking one away is never wrong."""
+
+_ESCAPE: Final = re.compile(r"\\(?:\\|[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
+_MOST_ROWS: Final = 1_048_575
+"""Rows of a sheet below its header."""
+_LONGEST: Final = 32_767
+"""Characters of a cell."""
+_WIDEST: Final = 60
+"""Characters up to which columns grow with their cells."""
+
+
+def table_path(path: str | PathLike[str]) -> Path:
+    """The path of a table that can be written.
+
+    Raises:
+        ArgumentError: it ends neither in .csv nor in .xlsx.
+    """
+    found = Path(path)
+    if found.suffix.lower() not in (".csv", ".xlsx"):
+        raise ArgumentError(f"Tables are written as .csv or .xlsx, but {fspath(path)!r} is neither: name one of these.")
+    return found
+
+
+def write_table(
+    path: Path,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    alarming: Callable[[Sequence[Cell]], bool] | None = None,
+) -> None:
+    """Write a table whole or not at all; the path's ending says in which form.
+
+    Args:
+        columns: names, for the header.
+        rows: one cell per column.
+        alarming: which rows a spreadsheet shows in red.
+
+    Raises:
+        ArgumentError: the ending is unknown, or the rows are more than a sheet can hold.
+        OutputError: the file cannot be written; what was there before is untouched.
+    """
+    path = table_path(path)
+    if path.suffix.lower() == ".csv":
+        write_file(path, _as_csv(columns, rows))
+    else:
+        write_file(path, _as_xlsx(columns, list(rows), alarming))
+
+
+def read_csv(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
+    """The rows of a table that :func:`write_table` wrote as CSV, by column; empty cells are "".
+
+    Raises:
+        ArgumentError: the file cannot be read, lacks one of these columns, or a row has another length than the header.
+    """
+    try:
+        lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
+    except OSError as error:
+        raise ArgumentError(f"Cannot read the table {str(path)!r}: {error.strerror}.") from None
+    except (ValueError, csv.Error) as error:
+        raise ArgumentError(f"{str(path)!r} is no table that onnxamp wrote: {error}.") from None
+    if not lines or any(len(line) != len(lines[0]) for line in lines):
+        raise ArgumentError(f"{str(path)!r} is no whole table: its rows have different lengths, or it is empty.")
+    header, *rest = lines
+    if lacking := [column for column in columns if column not in header]:
+        raise ArgumentError(f"The table {str(path)!r} has no column {lacking[0]!r}: another program wrote it, perhaps.")
+    return [{column: _unquoted(cell) for column, cell in zip(header, line, strict=True)} for line in rest]
+
+
+def _as_csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_quoted(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return stream.getvalue().encode()
+
+
+def _quoted(text: str) -> str:
+    text = escaped(text)
+    return f"'{text}" if text[:1] in _LEADS else text
+
+
+def _unquoted(cell: str) -> str:
+    return _ESCAPE.sub(lambda match: match.group().encode("ascii").decode("unicode_escape"), cell.removeprefix("'"))
+
+
+def escaped(text: str) -> str:
+    """Text on one line: what cannot be printed is written as an escape, and backslashes doubled."""
+    return "".join(
+        c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode("ascii") for c in text
+    )  # fmt: skip
+
+
+def _as_xlsx(
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], alarming: Callable[[Sequence[Cell]], bool] | None
+) -> bytes:
+    from openpyxl import Workbook  # noqa: PLC0415 - most users of the package write no spreadsheets
+    from openpyxl.cell import WriteOnlyCell  # noqa: PLC0415
+    from openpyxl.styles import Font, PatternFill  # noqa: PLC0415
+    from openpyxl.utils import get_column_letter  # noqa: PLC0415
+
+    if len(rows) > _MOST_ROWS:
+        raise ArgumentError(f"A spreadsheet holds {_MOST_ROWS} rows, but there are {len(rows)}: write a .csv file.")
+    book = Workbook(write_only=True)
+    sheet = book.create_sheet("onnxamp")
+    sheet.freeze_panes = "A2"
+    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"
+    for number, column in enumerate(columns):
+        longest = max((len(str(row[number])) for row in rows if isinstance(row[number], str)), default=0)
+        sheet.column_dimensions[get_column_letter(number + 1)].width = min(_WIDEST, max(longest, len(column), 10) + 2)
+    bold, red = Font(bold=True), PatternFill("solid", fgColor="FFC7CE")
+
+    def made(cell: Cell, *, head: bool = False, fill: bool = False) -> Any:
+        empty, number = cell is None or cell == "", isinstance(cell, (int, float)) and isfinite(cell)
+        found = WriteOnlyCell(sheet, None if empty else cell if number else escaped(str(cell))[:_LONGEST])
+        if not empty and not number:
+            found.data_type = "s"  # openpyxl takes text that begins with "=" for a formula, and "#N/A" for an error
+            found.quotePrefix = True
+        if head:
+            found.font = bold
+        if fill:
+            found.fill = red
+        return found
+
+    sheet.append([made(column, head=True) for column in columns])
+    for row in rows:
+        fill = alarming is not None and alarming(row)
+        sheet.append([made(cell, fill=fill) for cell in row])
+    stream = io.BytesIO()
+    book.save(stream)
+    return stream.getvalue()

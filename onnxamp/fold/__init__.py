@@ -1,8 +1,0 @@
-"""Written-out ops rewritten into the one standard op that they are, exactly, before anything is decided.
-
-The forms are data (``data/folds.toml``); each kind has conditions of its own that a form alone cannot say.
-"""
-
-from onnxamp.fold.fold import fold_model
-
-__all__ = ["fold_model"]

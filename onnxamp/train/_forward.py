@@ -1,0 +1,184 @@
+"""From an inference model to the forward pass of training: statistics of the batch, dropout, weights as inputs."""
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxamp._errors import GradientError, ModelError
+from onnxamp._graph.names import NewNames
+from onnxamp._graph.resolve import view_model
+from onnxamp._graph.shapes import Dims, symbolic_shapes
+from onnxamp._graph.view import ABSENT, Node, Origin, View, opset_imports
+from onnxamp._ops.facts import attribute
+from onnxamp._rewrite.opset import upgrade
+from onnxamp._rewrite.prepare import inline
+from onnxamp.train._gradients.path import find_path
+from onnxamp.train._gradients.writer import MIN_OPSET
+
+_SETTINGS: Final[Mapping[str, frozenset[int]]] = {
+    "BatchNormalization": frozenset({3, 4}),
+    "Clip": frozenset({1, 2}),
+    "Dropout": frozenset({1}),
+    "Pad": frozenset({2}),
+    "Pow": frozenset({1}),
+    "Resize": frozenset({1, 2}),
+}
+"""Inputs that are settings, not weights, although they are floats."""
+_SCALARS: Final = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub", "Where"})
+"""Ops whose operands of one element are constants of a formula, not weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A dropout mask that is fed in: bools, True where an element stays, in a shape that the data give."""
+
+    name: str
+    dims: Dims
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A model as training runs it.
+
+    ``statistics``: running statistic (an initializer) -> the value that holds its successor.
+    """
+
+    model: ModelProto
+    statistics: Mapping[str, str]
+    masks: tuple[Mask, ...]
+
+
+def training_model(model: ModelProto, opset: int = MIN_OPSET) -> Forward:
+    """The model with its functions inlined, at ``opset`` or later, batch normalisation over the batch, and dropout on.
+
+    Raises:
+        OpsetError: onnx cannot bring it to that opset.
+        ModelError: a running statistic of a BatchNormalization is no initializer.
+        GradientError: nothing tells the shape of a dropout mask, or its ratio is computed.
+    """
+    notes: list[str] = []
+    if model.functions:
+        model = inline(model, notes)
+    if opset_imports(model)[""] < opset:
+        model = upgrade(model, opset, notes)
+    view = view_model(model)
+    result = ModelProto()
+    result.CopyFrom(model)
+    names, shapes = NewNames(view.all_names()), symbolic_shapes(view)
+    statistics: dict[str, str] = {}
+    masks: list[Mask] = []
+    nodes: list[NodeProto] = []
+    for index in view.scopes[0].nodes:
+        node, proto = view.nodes[index], result.graph.node[index]
+        if node.key == "BatchNormalization":
+            statistics |= _over_the_batch(view, node, proto, names)
+        elif node.key == "Dropout" and _ratio(view, node):
+            mask = Mask(names.fresh(f"{node.label}/mask"), _known(shapes[node.inputs[0]], node), _ratio(view, node))
+            masks.append(mask)
+            nodes += _dropout(node, mask, result, names)
+            continue
+        nodes.append(proto)
+    entries = [helper.make_tensor_value_info(mask.name, TensorProto.BOOL, mask.dims) for mask in masks]
+    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del result.graph.node[:]
+    result.graph.node.extend(kept)
+    result.graph.input.extend(entries)
+    return Forward(result, statistics, tuple(masks))
+
+
+def _over_the_batch(view: View, node: Node, proto: NodeProto, names: NewNames) -> dict[str, str]:
+    """Switch a BatchNormalization to training mode; returns its running statistics with their successors."""
+    for value in node.inputs[3:]:
+        if view.values[value].origin is not Origin.INITIALIZER:
+            raise ModelError(f"The running statistics of {node.label!r} (BatchNormalization) are no initializers.")
+    kept = [item for item in proto.attribute if item.name != "training_mode"]
+    del proto.attribute[:]
+    proto.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
+    del proto.output[1:]
+    proto.output.extend(names.fresh(f"{node.label}/{name}") for name in ("running_mean", "running_var"))
+    return dict(zip(proto.input[3:5], proto.output[1:3], strict=True))
+
+
+def _ratio(view: View, node: Node) -> float:
+    """The ratio of a Dropout; 0.5 where it has none, as its schema says.
+
+    Raises:
+        GradientError: it is computed.
+    """
+    value = node.input(1)
+    if value == ABSENT:
+        return 0.5
+    name, producer = view.values[value].name, view.producer(value)
+    for tensor in view.model.graph.initializer:
+        if tensor.name == name:
+            return float(numpy_helper.to_array(tensor))
+    constant = attribute(producer.proto, "value") if producer is not None and producer.key == "Constant" else None
+    if constant is None:
+        raise GradientError(f"The ratio of {node.label!r} (Dropout) is computed; a constant one can be trained with.")
+    return float(numpy_helper.to_array(constant))
+
+
+def _known(shape: Dims | None, node: Node) -> Dims:
+    if shape is None or None in shape:
+        raise GradientError(f"The shape of the mask of {node.label!r} (Dropout) cannot be told: {shape}.")
+    return shape
+
+
+def _dropout(node: Node, mask: Mask, model: ModelProto, names: NewNames) -> list[NodeProto]:
+    """Where(mask, x / (1 - ratio), 0)."""
+    x, y = node.proto.input[0], node.proto.output[0]
+    scale, zero, scaled = (names.fresh(f"{node.label}/{name}") for name in ("scale", "zero", "scaled"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1 / (1 - mask.ratio), np.float32), scale))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.float32), zero))
+    return [
+        helper.make_node("Mul", [x, scale], [scaled], name=names.fresh(f"{node.label}/scale/node")),
+        helper.make_node("Where", [mask.name, scaled, zero], [y], name=node.proto.name),
+    ]
+
+
+def find_weights(model: ModelProto, loss: str, among: Container[str]) -> list[str]:
+    """Float32 initializers ``among`` these that can be trained: they lead to the loss and are no settings of an op.
+
+    Raises:
+        GradientError: there are none.
+    """
+    view = view_model(model)
+    names = view.scopes[0].names
+    candidates = {
+        names[tensor.name]: tensor
+        for tensor in model.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT
+        and tensor.name in among
+        and view.values[names[tensor.name]].origin is Origin.INITIALIZER
+    }
+    found = set()
+    for node in find_path(view, candidates, names[loss]).nodes:
+        for port, value in enumerate(node.inputs):
+            if value in candidates and port not in _SETTINGS.get(node.key, frozenset()):
+                single = int(np.prod(candidates[value].dims)) == 1
+                if not (single and (node.key in _SCALARS or not candidates[value].dims)):
+                    found.add(value)
+    if not found:
+        raise GradientError(
+            f"No float32 initializer of the model leads to the loss {loss!r}: there is nothing to train."
+        )
+    return [tensor.name for value, tensor in candidates.items() if value in found]
+
+
+def as_inputs(model: ModelProto, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+    """Turn initializers into inputs, in place; returns what they held."""
+    wanted = set(names)
+    held = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name in wanted}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in wanted]
+    copies = [TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(copies)
+    listed = {entry.name for entry in model.graph.input}  # before IR version 4, weights may be
+    added = [name for name in names if name not in listed]
+    model.graph.input.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, held[n].shape) for n in added)
+    return {name: held[name] for name in names}
