@@ -35,7 +35,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp import Samples, load_samples, random_samples, tune_model
 from onnxamp._errors import OnnxAmpError
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import infer_shapes
 from onnxamp._graph.types import infer_types
 from onnxamp._target.roofline import work_of
@@ -120,8 +120,8 @@ def encoder(layers: int = 23, width: int = 64, length: int = 16) -> ModelProto:
 
 def shares(original: ModelProto, result: ModelProto) -> dict[str, float]:
     """Shares of nodes, floating-point operations and float traffic of the original's nodes that are low."""
-    names = {node.name for node in view_model(original).nodes for node in [node.proto] if node.op_type != "Cast"}
-    view = view_model(result)
+    names = {node.name for node in Graph.of(original).nodes for node in [node.proto] if node.op_type != "Cast"}
+    view = Graph.of(result)
     types = infer_types(view)
     shapes = infer_shapes(view, types)
     found = {"nodes": [0, 0], "flops": [0, 0], "bytes": [0, 0]}

@@ -1,14 +1,13 @@
 """onnxamp: mixed precision for ONNX models."""
 
+from onnxamp._api import apply_plan, convert_file, convert_model, plan_model
 from onnxamp._audit import Audit, audit_model
 from onnxamp._autocast import auto_cast
 from onnxamp._batch.folder import FolderReport, convert_folder
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._bench.records import BenchReport
-from onnxamp._convert.convert import Conversion, apply_plan
-from onnxamp._convert.front import convert_file, convert_model, plan_model
+from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import Plan, load_plan
-from onnxamp._decide.policy import get_black_list, get_white_list
 from onnxamp._errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -28,6 +27,7 @@ from onnxamp._numerics.check import check_run
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.results import DiffReport, RunCheck
+from onnxamp._options.lists import get_black_list, get_white_list
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._tuning.results import Tuned

@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
-from onnxamp._decide.policy import Level, make_policy
 from onnxamp._errors import ArgumentError
+from onnxamp._options.options import Level, Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ def auto_cast(
         raise ArgumentError("use_promote=False has no meaning here: the cut leaves no op whose inputs differ in type.")
     white, black = tuple(custom_white_list or ()), tuple(custom_black_list or ())
     policy = CastPolicy(level, dtype, white, black)
-    make_policy(**policy.wishes())
+    wishes = policy.wishes()
+    Options.of(wishes.pop("level"), wishes)
     token = _ACTIVE.set(policy if enable and level != Level.O0 else None)
     try:
         yield

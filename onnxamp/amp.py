@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from onnxamp._convert.convert import convert_with
-from onnxamp._convert.front import convert_model
-from onnxamp._decide.policy import Preset, make_policy
+from onnxamp._api import convert_as
 from onnxamp._errors import ArgumentError
+from onnxamp._options.lists import Preset
+from onnxamp._options.options import Options
 
 
 def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float16") -> Any:
@@ -14,7 +14,7 @@ def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float1
 
     Args, returns and errors as :func:`onnxamp.convert_model`.
     """
-    return convert_model(model, amp_level, dtype=dtype)
+    return convert_as(model, Options.of(amp_level, {"dtype": dtype}))
 
 
 def custom_mixed_precision(
@@ -38,5 +38,5 @@ def custom_mixed_precision(
         raise ArgumentError(f"Pass exactly one of white_list and black_list; {given} given.")
     level, strict = ("O1", False) if white_list is not None else ("O2", True)
     nothing = Preset("none", "", {}, {}, folds_batch_norm=False)
-    policy = make_policy(level, dtype=dtype, white_list=white_list, black_list=black_list, base=nothing, strict=strict)
-    return convert_with(model, policy)
+    lists = {"white_list": white_list, "black_list": black_list, "lists": nothing}
+    return convert_as(model, Options.of(level, {"dtype": dtype, "strict": strict, **lists}))

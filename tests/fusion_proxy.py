@@ -12,16 +12,14 @@ from typing import Any
 
 import onnx
 import onnxruntime as ort
+from engine import analysis_of
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
-from onnxamp._convert.analysis import analyse
-from onnxamp._decide.policy import make_policy
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._graph.view import scope_graphs
 from onnxamp._model.storage import WeightConverter
 from onnxamp._rewrite.apply import apply_edits
-from onnxamp._rewrite.prepare import prepare
 
 LOW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOATS = frozenset(("tensor(float)", "tensor(float16)", "tensor(bfloat16)"))
@@ -35,15 +33,14 @@ def proxy(model: ModelProto, level: str = "O2", **wishes: Any) -> ModelProto:
     Constants keep all their digits: ONNX Runtime compares those of a pattern with the numbers it expects, rounded to
     the type that is there.
     """
-    policy = make_policy(level, **wishes)
-    prepared = prepare(model, policy, None).model
-    analysis = analyse(prepared, policy)
+    analysis = analysis_of(model, level, **wishes)
+    prepared = analysis.graph.model
     result, rounded = ModelProto(), ModelProto()
     result.CopyFrom(prepared)
-    apply_edits(analysis.view, analysis.edits, result, lambda tensor, *_: tensor)
+    apply_edits(analysis.graph, analysis.edits, result, lambda tensor, *_: tensor)
     rounded.CopyFrom(prepared)
-    apply_edits(analysis.view, analysis.edits, rounded, WeightConverter(policy.low, None))
-    view = view_model(rounded)
+    apply_edits(analysis.graph, analysis.edits, rounded, WeightConverter(analysis.options.low, None))
+    view = Graph.of(rounded)
     types = infer_types(view)
     between = {
         (node.scope, node.proto.output[0])

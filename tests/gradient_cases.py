@@ -12,7 +12,7 @@ from onnx import ModelProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, infer_types
 from onnxamp._graph.view import ABSENT
 from onnxamp._target.kernels import runs_on
@@ -169,7 +169,7 @@ def gradients_of(case: Case, dtype: type = np.float32) -> Gradients:
 
 def missing_kernels(model: ModelProto, provider: str) -> list[str]:
     """Nodes of the gradient model that the provider has no kernel for, at the types that they have."""
-    view = view_model(model)
+    view = Graph.of(model)
     types = infer_types(view)
     found = []
     for node in view.nodes:

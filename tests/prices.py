@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.precision import BYTES_PER_UNIT, DUPLICATE, cast_cost, loop_trips
 from onnxamp._decide.terms import HIGH, LOW, NONE
-from onnxamp._graph.constants import Constants
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
@@ -16,8 +15,8 @@ def price(analysis: Analysis, low: Sequence[bool]) -> int:
 
     As in the cut, Casts that no assignment can avoid are left out.
     """
-    view, terms = analysis.view, analysis.terms
-    trips = loop_trips(view, Constants(view, analysis.types, analysis.policy.low, None))
+    view, terms = analysis.graph, analysis.terms
+    trips = loop_trips(view)
     pure = purely_high(analysis)
 
     def is_low(term: int) -> bool:
@@ -32,7 +31,7 @@ def price(analysis: Analysis, low: Sequence[bool]) -> int:
             continue
         producer = view.producer(value)
         stored_twice = value in terms.free and (producer is None or producer.key != "Cast")
-        count = elements(analysis.shapes[value])
+        count = elements(analysis.graph.shapes[value])
         cost = DUPLICATE if stored_twice else cast_cost(count, trips[view.values[value].scope])
         if is_low(term) and not all(map(is_low, readers)) and not (term == LOW and HIGH in readers):
             total += cost * 65 if value in pure else cost
@@ -47,7 +46,7 @@ def missed(analysis: Analysis, node: Node, trips: Sequence[int], low: Sequence[b
     sides = [terms.root(side) for side in analysis.terms.of_node.get(node.index, {}).values()]
     lost = 0
     counts = [
-        elements(analysis.shapes[value])
+        elements(analysis.graph.shapes[value])
         for value in (*node.inputs, *node.outputs)
         if value != ABSENT and terms.produced[value] != NONE
     ]
@@ -56,13 +55,13 @@ def missed(analysis: Analysis, node: Node, trips: Sequence[int], low: Sequence[b
         if root in pins.preferred and root not in pins.verdicts and not low[root]:
             lost += max(1, min(2 * sum(counts) // BYTES_PER_UNIT, pair)) * trips[node.scope]
     if node.key == "Cast" and len(sides) == 2 and low[sides[0]] != low[sides[1]]:
-        lost += cast_cost(elements(analysis.shapes[node.inputs[0]]), trips[node.scope])
+        lost += cast_cost(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope])
     return lost
 
 
 def purely_high(analysis: Analysis) -> set[int]:
     """Outputs of exact ops that a float32 source reaches through exact ops alone."""
-    view, terms, pins = analysis.view, analysis.terms, analysis.pins
+    view, terms, pins = analysis.graph, analysis.terms, analysis.pins
     pure, found = set(), set()
     for value, term in enumerate(terms.produced):
         pin = pins.verdicts.get(terms.root(term))

@@ -19,7 +19,7 @@ from strategies.noise import LARGEST, beyond_noise, noise_outputs, peak
 
 import onnxamp
 from onnxamp._errors import OnnxAmpError, OpsetError
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._runtime.emulate import emulate
 
@@ -149,7 +149,7 @@ def check_types(result: ModelProto) -> Iterator[str]:
         inferred = onnx.shape_inference.infer_shapes(result, check_type=True, strict_mode=True).graph
     except onnx.shape_inference.InferenceError:
         return  # check_inference has its say on that
-    view = view_model(result)
+    view = Graph.of(result)
     types = infer_types(view)
     names = view.scopes[0].names
     for info in (*inferred.value_info, *inferred.output):

@@ -16,6 +16,7 @@ from onnxamp._numerics.check import check_run
 from onnxamp._numerics.cure import CHECKS, TRIALS, Recipe, Trial, cure_conversion, cure_run
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import make_limits
+from onnxamp._options.options import Options
 from onnxamp._runtime.samples import Samples
 
 CARELESS = ("--level", "O3", "--no-hazards", "--no-validate", "-q")
@@ -103,7 +104,7 @@ def test_a_tight_limit_is_met_by_keeping_nodes(dtype):
 
 def test_outcome_and_nodes():
     original = saved(NORM)
-    recipe = Recipe("O3", {"hazards": False}, ("--no-hazards",))
+    recipe = Recipe(Options.of("O3", {"hazards": False}))
     samples = samples_of({"X": NORM_X})
     told = []
     cure = cure_conversion(
@@ -122,7 +123,7 @@ def test_outcome_and_nodes():
 def test_fewer_nodes_than_are_tried():
     """What turns out not to be needed is not told."""
     model = saved(chain("a", "b"), "model.onnx")
-    recipe = Recipe("O3", {"hazards": False}, ("--no-hazards",))
+    recipe = Recipe(Options.of("O3", {"hazards": False}))
     cure = cure_conversion(model, (str(model), "out.onnx"), recipe, Trial(samples_of({"X": BIG})), tried=False)
     assert cure.confirmed
     assert {"a", "b"} <= set(cure.nodes) <= {"a", "b", "root 0", "root 1"}
@@ -240,7 +241,7 @@ def test_odd_names_in_conversions(name):
     """A node without a name is called by the value that it makes."""
     Path("a folder").mkdir()
     source = saved(chain(name), "a folder/it's a model.onnx")
-    recipe = Recipe("O3", {"hazards": False}, ("--no-hazards",))
+    recipe = Recipe(Options.of("O3", {"hazards": False}))
     cure = cure_conversion(source, (str(source), "out put.onnx"), recipe, Trial(samples_of({"X": BIG})), tried=False)
     assert cure.confirmed
     words = shlex.split(cure.command)
@@ -323,7 +324,7 @@ def test_a_careless_input_cast_is_cured_with_the_same_recipe():
     cure = cure_conversion(
         source,
         (str(source), "o.onnx"),
-        Recipe("O3", {"hazards": False}, ("--no-hazards",)),
+        Recipe(Options.of("O3", {"hazards": False})),
         Trial(samples),
         tried=False,
     )

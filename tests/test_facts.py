@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from onnxamp._decide.policy import PRESETS, preset
 from onnxamp._dtypes import (
     BFLOAT16,
     ELEM_NUMBERS,
@@ -28,6 +27,7 @@ from onnxamp._dtypes import (
 )
 from onnxamp._ops.facts import OutputParameter, op_facts
 from onnxamp._ops.signature import Signature, lookup
+from onnxamp._options.lists import PRESETS, preset
 
 LOWS = pytest.mark.parametrize("low", LOW_TYPES.values(), ids=LOW_TYPES)
 NUMPY = {

@@ -15,6 +15,7 @@ import onnx
 import onnx.reference
 import onnxruntime as ort
 import pytest
+from engine import prepared
 from graphs import CASES
 from graphs.case import add_weights, parse
 from onnx import ModelProto, NodeProto, helper, numpy_helper
@@ -23,9 +24,7 @@ from real_models import REAL_MODELS
 import onnxamp
 from onnxamp._convert.convert import convert_file
 from onnxamp._convert.plan import load_plan
-from onnxamp._decide.policy import make_policy
 from onnxamp._patterns.forms import Choice, Form, Number, Op, Pattern, Var, fold_facts
-from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import load_samples
@@ -379,7 +378,7 @@ def test_reports_tell_of_folds(tmp_path: Path) -> None:
 
 def test_tuning_folds_first() -> None:
     _, tuned = onnxamp.tune_model(network(), 0.5, count=1, fold=True)
-    assert tuned.plan.fold
+    assert tuned.plan.options.fold
     assert {row.op for row in tuned.plan.rows} >= {"LayerNormalization", "Gelu"}
 
 
@@ -389,6 +388,6 @@ def test_folds_that_would_cost_a_kernel_are_told() -> None:
         r = Sqrt (a) n = Div (m, r) Y = Mul (n, g)
     }"""
     model = add_weights(parse(text), {"g": (8,)})
-    notes = prepare(model, make_policy("O2", fold=True), None).notes
-    assert notes == ["1 RMSNorm stays written out: that takes opset 23, where MaxPool would lose kernels on cuda."]
+    notes = prepared(model, fold=True).notes
+    assert notes == ("1 RMSNorm stays written out: that takes opset 23, where MaxPool would lose kernels on cuda.",)
     assert "RMSNormalization" in ops(folded(model, target="any"))

@@ -25,7 +25,7 @@ from train_nets import conv_net
 from onnxamp import OnnxAmpError, convert_model
 from onnxamp._audit import audit_model
 from onnxamp._audit.host import memory_table
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, View, opset_imports
 from onnxamp._runtime.session import assigned_nodes, cuda_available, make_session
@@ -192,7 +192,7 @@ def test_the_memory_of_inputs_and_outputs(op: str) -> None:
     found: dict[str, dict[int, set[str]]] = {"inputs": defaultdict(set), "outputs": defaultdict(set)}
     for seed in range(8):
         model = random_model(Random(f"memory {op} {seed}"), op, 2).model
-        view = view_model(model)
+        view = Graph.of(model)
         types = infer_types(view)
         for node in view.nodes:
             if node.proto.op_type == op and not node.bodies:

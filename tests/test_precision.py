@@ -6,11 +6,9 @@ import random
 import numpy as np
 import onnx
 import pytest
+from engine import analysis_of
 from onnx import TensorProto, helper, numpy_helper
 from prices import price
-
-from onnxamp._convert.analysis import analyse
-from onnxamp._decide.policy import make_policy
 
 _UNARY = ("Relu", "Tanh", "Exp", "Softmax", "Neg", "Sigmoid", "Identity")
 _BINARY = ("Add", "Mul", "MatMul", "Max", "Concat")
@@ -61,7 +59,7 @@ def random_model(seed):
 def test_no_assignment_is_cheaper(seed, level):
     model = random_model(seed)
     onnx.checker.check_model(model, full_check=True)
-    analysis = analyse(model, make_policy(level))
+    analysis = analysis_of(model, level)
     terms, pins, chosen = analysis.terms, analysis.pins, analysis.decision
     roots = sorted(set(terms.roots))
     open_roots = [root for root in roots if root not in pins.verdicts]
@@ -82,6 +80,6 @@ def test_no_assignment_is_cheaper(seed, level):
 def test_casts_in_the_result_are_those_of_the_cut(seed):
     """The rewriting adds exactly the Casts that the decision pays for, never two of one value and type."""
     model = random_model(seed)
-    analysis = analyse(model, make_policy("O2"))
+    analysis = analysis_of(model)
     pairs = [(cast.source, cast.elem) for cast in analysis.edits.casts]
     assert len(pairs) == len(set(pairs))

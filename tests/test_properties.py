@@ -9,6 +9,7 @@ from random import Random
 
 import onnx
 import pytest
+from engine import analysis_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from judge import checker_error
@@ -17,10 +18,8 @@ from properties import WAYS, Way, graphs, unchanged, violations
 from strategies import NO_RECIPE, all_ops, opsets_of, random_model
 from strategies.table import schemas
 
-from onnxamp._convert.analysis import Analysis, analyse
-from onnxamp._decide.policy import make_policy
+from onnxamp._convert.analysis import Analysis
 from onnxamp._errors import OpsetError
-from onnxamp._rewrite.prepare import prepare
 
 EXAMPLES = int(os.environ.get("ONNXAMP_EXAMPLES", "300"))
 """Of the slow tests."""
@@ -84,12 +83,10 @@ def test_random_models_are_valid(rng: Random, size: int) -> None:
     assert (checker_error(generated.model) is None) or not generated.tidy
 
 
-def analysis_of(model: onnx.ModelProto, way: Way) -> Analysis | None:
+def decided(model: onnx.ModelProto, way: Way) -> Analysis | None:
     """What the engine decides, or None where it refuses."""
-    options = way.options
-    policy = make_policy(options.pop("level"), **options)
     try:
-        return analyse(prepare(model, policy, None)[0], policy)
+        return analysis_of(model, **way.options)
     except OpsetError:
         return None
 
@@ -98,7 +95,7 @@ def analysis_of(model: onnx.ModelProto, way: Way) -> Analysis | None:
 @given(st.randoms(use_true_random=False), sizes(), st.sampled_from(WAYS))
 def test_the_cut_costs_what_its_casts_cost(rng: Random, size: int, way: Way) -> None:
     """And where few questions are open, no other answer costs less."""
-    analysis = analysis_of(random_model(rng, size=size).model, way)
+    analysis = decided(random_model(rng, size=size).model, way)
     if analysis is None:
         return
     terms, pins, chosen = analysis.terms, analysis.pins, analysis.decision

@@ -4,7 +4,7 @@ import pytest
 from graphs.case import parse
 
 from onnxamp import ArgumentError
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import infer_shapes
 from onnxamp._graph.types import infer_types
 from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, devices, work_of
@@ -29,14 +29,14 @@ WORK = {
 
 @pytest.mark.parametrize(("text", "touched", "flops"), WORK.values(), ids=WORK)
 def test_work(text: str, touched: int, flops: int) -> None:
-    view = view_model(parse(text))
+    view = Graph.of(parse(text))
     shapes = infer_shapes(view, infer_types(view))
     assert work_of(view.nodes[0], shapes) == Work(touched, flops)
     assert work_of(view.nodes[0], shapes, trips=7) == Work(7 * touched, 7 * flops)
 
 
 def test_unknown_shapes_are_guessed() -> None:
-    view = view_model(parse("(float[N,K] a, float[K,M] b) => (float[N,M] y) { y = MatMul (a, b) }"))
+    view = Graph.of(parse("(float[N,K] a, float[K,M] b) => (float[N,M] y) { y = MatMul (a, b) }"))
     work = work_of(view.nodes[0], infer_shapes(view, infer_types(view)))
     assert work.elements > 0
     assert work.flops > work.elements

@@ -13,7 +13,7 @@ import pytest
 from onnx import parser
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._runtime import random_inputs as inventing
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
@@ -412,7 +412,7 @@ class TestRandomSamples:
 
     def test_the_model_is_looked_at_once(self, model, monkeypatch):
         looked = []
-        monkeypatch.setattr(inventing, "view_model", lambda proto: looked.append(proto) or view_model(proto))
+        monkeypatch.setattr(inventing, "Graph.of", lambda proto: looked.append(proto) or Graph.of(proto))
         assert len(list(random_samples(model, 4))) == 4
         assert len(looked) == 1
 

@@ -11,23 +11,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from engine import prepared, space_of
 from graphs import CASES
 from graphs.case import parse
 from onnx import ModelProto, numpy_helper
 
-from onnxamp._convert.convert import convert_with
+from onnxamp import apply_plan
 from onnxamp._convert.plan import make_plan
-from onnxamp._decide.policy import make_policy
 from onnxamp._dtypes import low_type
 from onnxamp._errors import OpsetError
-from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.switch import Ports, Switched, switched
-from onnxamp._target.roofline import device_called
-from onnxamp._tuning.units import find_space
 
 MODELS = {path.stem: path for path in sorted((Path(__file__).parents[1] / "models").glob("*.onnx"))}
 EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -91,16 +88,15 @@ def distance(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
 @pytest.mark.parametrize("name", [*GRAPHS, *MODELS])
 def test_none_is_the_model_and_all_is_the_conversion(name: str, dtype: str) -> None:
     model, given = model_called(name)
-    policy = make_policy("auto", dtype=dtype)
-    prepared = prepare(model, policy, None).model
-    feeds = check_inputs(prepared, given)
+    proto = prepared(model, "auto", dtype=dtype).graph.model
+    feeds = check_inputs(proto, given)
     try:
-        space = find_space(prepared, policy, None, device_called("A100"))
-        graph = switched(prepared, space.ports(), policy.low)
+        space = space_of(proto, dtype=dtype)
+        graph = switched(proto, space.ports(), low_type(dtype))
     except OpsetError:
         pytest.skip("too old for the low type, or for Where")
-    assert_same(with_switches(graph, feeds, ()), outputs(prepared, feeds))
-    converted = emulate(convert_with(model, policy, None, make_plan(space.all_low)))
+    assert_same(with_switches(graph, feeds, ()), outputs(proto, feeds))
+    converted = emulate(apply_plan(model, make_plan(space.all_low)))
     found, wanted = with_switches(graph, feeds, graph.nodes), outputs(converted, feeds)
     if name in INEXACT:
         assert distance(found, wanted) < EPSILON[dtype]
@@ -198,7 +194,7 @@ def test_overflow_shows() -> None:
 def test_nodes_in_any_order() -> None:
     model = onnx.load(MODELS["classifier"])
     feeds = random_inputs(model)
-    space = find_space(model, make_policy("auto"), None, device_called("A100"))
+    space = space_of(model)
     wanted = [with_switches(switched(model, space.ports(), low_type("float16")), feeds, low)
               for low in ((), [unit.key for unit in space.units])]  # fmt: skip
     nodes = list(model.graph.node)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from train_nets import Array, conv_net, feeds, make, mlp, network
 
 import onnxamp
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._graph.view import ABSENT
 from onnxamp._runtime.emulate import emulate
@@ -274,7 +274,7 @@ def test_an_overflow_skips_one_update_and_halves_the_scale() -> None:
 
 def low_nodes(net: TrainNetwork) -> dict[str, set[str]]:
     """Names of nodes by whether they touch a float16 value."""
-    view = view_model(net.model)
+    view = Graph.of(net.model)
     types = infer_types(view)
     found: dict[str, set[str]] = {"low": set(), "high": set()}
     for node in view.nodes:

@@ -11,21 +11,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from engine import analysis_of, replayed, space_of
 from graphs.case import parse
 from onnx import ModelProto, TensorProto
 from real_models import REAL_MODELS
 
 from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, load_samples, random_samples, tune_model
-from onnxamp._convert.analysis import analyse
-from onnxamp._convert.front import convert_model as convert_at_level
-from onnxamp._decide.policy import make_policy
-from onnxamp._graph.resolve import view_model
+from onnxamp import convert_model as convert_at_level
+from onnxamp._graph.graph import Graph
 from onnxamp._numerics import whole as wholes
 from onnxamp._numerics.whole import Alone
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.session import cuda_available, make_session, run
-from onnxamp._target.roofline import device_called
 from onnxamp._tuning import job as jobs
 from onnxamp._tuning import local as passing
 from onnxamp._tuning import probe as probing
@@ -37,7 +35,6 @@ from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.paths import choose_samples, find_live
 from onnxamp._tuning.probe import Probe
 from onnxamp._tuning.search import Candidate, Chooser
-from onnxamp._tuning.units import find_space
 
 ROOT = Path(__file__).parents[1]
 MODELS = sorted((ROOT / "models").glob("*.onnx"))
@@ -261,7 +258,7 @@ def test_low_inputs_and_outputs() -> None:
     result, tuned = tune_model(model, 1e-2, keep_io_types=False)
     assert tuned.held
     assert result.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16
-    assert tuned.plan.keep_io_types is False
+    assert tuned.plan.options.keep_io_types is False
 
 
 def test_noise_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +323,7 @@ def test_branches_that_differ_by_sample_are_measured() -> None:
 
 
 def test_live_nodes_and_choice_of_samples() -> None:
-    live = find_live(view_model(parse(BRANCHES)), ways(True, False, True))
+    live = find_live(Graph.of(parse(BRANCHES)), ways(True, False, True))
     assert live[0] == live[2]
     assert len(live[0] - live[1]) == 1
     assert len(live[1] - live[0]) == 2
@@ -343,7 +340,7 @@ def test_loops_count_as_measured() -> None:
 
 def test_nodes_that_cannot_be_told_apart_stay_float32() -> None:
     text = BRANCHES.replace("k = Exp (x) [third] e = Add (k, h)", "t = Exp (h) [third] e = Add (t, h)")
-    space = find_space(parse(text), make_policy("auto"), None, device_called("A100"))
+    space = space_of(parse(text))
     assert {unit.label for unit in space.units} == {"head", "third"}
     _, tuned = tune_model(parse(text), samples=ways(True, False))
     assert tuned.held
@@ -359,9 +356,9 @@ def test_exact_ops_do_not_round_what_others_read_in_float32() -> None:
         z = Sigmoid (READ)
     }"""
     for read, reader, wanted in (("all", "float32", False), ("y", "low", True)):
-        model, policy = parse(text.replace("READ", read)), make_policy("auto")
-        space = find_space(model, policy, None, device_called("A100"))
-        chooser = Chooser(space, analyse(model, policy))
+        model = parse(text.replace("READ", read))
+        space = space_of(model)
+        chooser = Chooser(space, analysis_of(model, "auto"))
         high = {"exact", "y", "z"} if reader == "float32" else {"exact"}
         low = chooser.choose([np.inf if unit.key in high else 0.0 for unit in space.units], 0.0)
         assert low - {"all"} == {"a", "b", "c", "y", "z"} - high
@@ -372,14 +369,14 @@ def test_exact_ops_do_not_round_what_others_read_in_float32() -> None:
 def test_plans_lower_what_candidates_say(name: str) -> None:
     model = onnx.load(called(name))
     _, tuned = tune_model(model, 1e-3, count=1)
-    space = find_space(model, make_policy("auto"), None, device_called("A100"))
-    replayed = analyse(model, make_policy("auto"), replay=tuned.plan.decisions())
+    space = space_of(model)
+    repeated = replayed(model, tuned.plan.decisions())
     found = set()
     for unit in space.units:
-        outputs = [replayed.view.nodes[unit.node].outputs[port] for port in unit.ports.outputs]
-        terms = [replayed.terms.produced[value] for value in outputs]
-        terms += [replayed.terms.consumed[unit.node][port] for port in unit.ports.inputs]
-        found |= {unit.key} if any(map(replayed.decision.is_low, terms)) else set()
+        outputs = [repeated.graph.nodes[unit.node].outputs[port] for port in unit.ports.outputs]
+        terms = [repeated.terms.produced[value] for value in outputs]
+        terms += [repeated.terms.consumed[unit.node][port] for port in unit.ports.inputs]
+        found |= {unit.key} if any(map(repeated.decision.is_low, terms)) else set()
     assert found == tuned.candidates[tuned.chosen].low & {unit.key for unit in space.units}
 
 
@@ -587,7 +584,7 @@ def test_measured_times() -> None:
 
 
 def test_measured_times_of_units() -> None:
-    space = find_space(parse(CANCELS), make_policy("auto"), None, device_called("A100"))
+    space = space_of(parse(CANCELS))
     add, sub, mul = (unit.key for unit in space.units)
     found = {unit.key: unit for unit in space.retimed({add: (4e-6, None), sub: (2e-6, 3e-6)}).units}
     assert (found[add].high, found[add].low) == (pytest.approx(4), pytest.approx(2)), "as the roofline has it"

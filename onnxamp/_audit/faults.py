@@ -8,6 +8,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._audit.findings import Finding
 from onnxamp._dtypes import readable_types
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types, bind, declared_type
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
@@ -19,12 +20,12 @@ _RETYPE = "Insert a Cast, or convert the float32 original again (onnxamp convert
 _REDECLARE = "Correct the declaration, or remove it: runtimes infer types themselves."
 
 
-def type_faults(view: View, types: Types) -> list[Finding]:
+def type_faults(view: Graph) -> list[Finding]:
     """Nodes whose inputs or outputs contradict their schema, and declarations that contradict what flows there.
 
     Where one contradiction leads to others downstream, only the first is found. Complexity: linear in nodes and ports.
     """
-    known, found = complaints(view, types), list[Finding]()
+    types, known, found = view.types, complaints(view), list[Finding]()
     declared = _contradicted(view, types)
     places, tainted = set[str](), set[int]()
     for index in view.order:

@@ -7,7 +7,6 @@ constants before (an epsilon that is zero now, a mask that is infinite) is found
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import log2, sqrt
-from pathlib import Path
 from typing import Final
 
 from onnxamp._audit.findings import Finding
@@ -24,23 +23,22 @@ from onnxamp._decide.hazards import (
 from onnxamp._decide.masks import masks
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT, FLOAT16, LOW_TYPES, LowType
-from onnxamp._graph.shapes import Shape
-from onnxamp._graph.types import Types
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
-from onnxamp._patterns.islands import cast_swallowing_inputs, magnitudes, softmax_islands
+from onnxamp._patterns.islands import absorbed_casts, decomposed_norms, magnitudes, softmax_islands
 
 
-def low_hazards(view: View, types: Types, shapes: Sequence[Shape | None], base_dir: Path | None) -> list[Finding]:
+def low_hazards(graph: Graph) -> list[Finding]:
     """What is known to break among the low nodes of a model, or of a float32 model how much a conversion would keep.
 
     Complexity: as the rules, near linear in nodes; weights are read once per low type.
     """
-    present = {name for name in types if name is not None}
+    present = {name for name in graph.types if name is not None}
     lows = [low for low in LOW_TYPES.values() if any(low.tensor in name for name in present)]
-    found = [finding for low in lows for finding in _findings(make_low_scene(view, types, shapes, low, base_dir))]
+    found = [finding for low in lows for finding in _findings(make_low_scene(graph, low))]
     if not lows and FLOAT in present:
-        found += _of_a_conversion(view, types, shapes, base_dir)
+        found += _of_a_conversion(graph)
     return found
 
 
@@ -49,11 +47,9 @@ def _findings(scene: LowScene) -> list[Finding]:
     return list(unique.values())
 
 
-def _of_a_conversion(
-    view: View, types: Types, shapes: Sequence[Shape | None], base_dir: Path | None
-) -> Iterator[Finding]:
+def _of_a_conversion(graph: Graph) -> Iterator[Finding]:
     """One note for a float32 model: which nodes, and why, is what ``inspect`` shows."""
-    kept = {hazard.node for hazard in find_hazards(make_low_scene(view, types, shapes, FLOAT16, base_dir).scene)}
+    kept = {hazard.node for hazard in graph.ask(find_hazards, FLOAT16)}
     if kept:
         text = f"a conversion to float16 keeps up to {len(kept)} of its nodes float32: they would break in float16"
         yield Finding("note", "hazard", "", "", text, "onnxamp inspect -v shows which, and why.")
@@ -70,10 +66,10 @@ _WHY: Final[Mapping[Reason, str]] = {
 
 def _known_hazards(scene: LowScene) -> Iterator[Finding]:
     """Masks, ranges, epsilons, indices and integer products; one finding per low node and reason."""
-    view, masking = scene.scene.view, set[int]()
+    view, masking = scene.graph, set[int]()
     for rule in (masks, constant_ranges, epsilons, index_hazards, integer_products):
         owner = ABSENT
-        for hazard in rule(scene.scene):
+        for hazard in rule(scene.graph, scene.low):
             node, shows = view.nodes[hazard.node], _TELLING.get(hazard.reason)
             numbers = [] if shows is None else [x for x in _numbers(scene, node) if shows(x, scene.low)]
             if numbers:
@@ -93,7 +89,7 @@ def _known_hazards(scene: LowScene) -> Iterator[Finding]:
 
 def _numbers(scene: LowScene, node: Node) -> list[float]:
     """The float constants of one number that the node reads, as they are stored."""
-    found = [scene.constants.number(value) for _, value in scene.scene.float_inputs(node)]
+    found = [scene.constants.number(value) for _, value in scene.graph.float_inputs(node)]
     return [number for number in found if number is not None]
 
 
@@ -115,8 +111,8 @@ def _limits(low: LowType, reason: Reason) -> str:
 
 def _large_sums(scene: LowScene) -> Iterator[Finding]:
     """Sums over very many elements."""
-    for hazard in large_reductions(scene.scene):
-        node = scene.scene.view.nodes[hazard.node]
+    for hazard in large_reductions(scene.graph, scene.low):
+        node = scene.graph.nodes[hazard.node]
         if scene.is_low(node):
             text = f"{hazard.detail} in LOW, which ends at {scene.low.max_finite:.6g}"
             yield low_hazard(scene, node, text)
@@ -124,16 +120,15 @@ def _large_sums(scene: LowScene) -> Iterator[Finding]:
 
 def _islands(scene: LowScene) -> Iterator[Finding]:
     """One finding per normalisation, softmax or magnitude written out as single ops, at the op that breaks first."""
-    view, types = scene.scene.view, scene.scene.types
     limit = f"squares beyond {sqrt(scene.low.max_finite):.3g} overflow, and the result becomes 0 without a word"
     if scene.low is not FLOAT16:
         limit = f"its sums keep {1 - int(log2(scene.low.epsilon))} bits alone"
-    for _, nodes in scene.scene.norms:
+    for _, nodes in scene.graph.ask(decomposed_norms):
         yield from _first_low(scene, nodes, f"a normalisation written out as single ops in LOW: {limit}")
     limit = "exponentials beyond 11 overflow, and their sums" if scene.low is FLOAT16 else limit
-    yield from _grouped(scene, softmax_islands(view, types), f"a softmax written out as single ops in LOW: {limit}")
+    yield from _grouped(scene, softmax_islands(scene.graph), f"a softmax written out as single ops in LOW: {limit}")
     limit = "its squares need twice the range of the result"
-    yield from _grouped(scene, magnitudes(view, types, scene.constants), f"a magnitude in LOW: {limit}")
+    yield from _grouped(scene, magnitudes(scene.graph), f"a magnitude in LOW: {limit}")
 
 
 def _grouped(scene: LowScene, hazards: Iterator[Hazard], text: str) -> Iterator[Finding]:
@@ -146,7 +141,7 @@ def _grouped(scene: LowScene, hazards: Iterator[Hazard], text: str) -> Iterator[
 
 def _first_low(scene: LowScene, nodes: Sequence[int], text: str) -> Iterator[Finding]:
     """The finding for the first low node that squares, exponentiates or sums up; the others of a group are harmless."""
-    members = [scene.scene.view.nodes[index] for index in sorted(nodes)]
+    members = [scene.graph.nodes[index] for index in sorted(nodes)]
     risky = [node for node in members if scene.is_low(node) and _grows(node)]
     for node in risky[:1]:
         yield low_hazard(scene, node, text)
@@ -159,8 +154,8 @@ def _grows(node: Node) -> bool:
 
 def _swallowed_casts(scene: LowScene) -> Iterator[Finding]:
     """Casts up to float32 in front of a written-out norm, which ONNX Runtime fuses into what does not load."""
-    raised, view = scene.scene, scene.scene.view
-    swallowing = cast_swallowing_inputs(view, scene.types, raised.shapes, scene.constants, scene.low, raised.norms)
+    raised, view = scene.graph, scene.graph
+    swallowing = raised.ask(absorbed_casts, scene.low)
     for value in swallowing:
         cast = view.producer(value)
         if cast is not None and cast.key == "Cast" and scene.types[cast.inputs[0]] == scene.low.tensor:

@@ -12,16 +12,15 @@ from onnxamp._audit.findings import Audit, Casts, Finding, NodeFacts
 from onnxamp._audit.lowhazards import low_hazards
 from onnxamp._audit.stock import weight_findings, weight_types
 from onnxamp._audit.traffic import cast_traffic
-from onnxamp._convert.savings import written_out
-from onnxamp._decide.policy import make_policy
-from onnxamp._dtypes import FLOAT, FLOAT16, LOW_TYPES
+from onnxamp._convert.hints import decomposed
+from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._errors import ArgumentTypeError, ModelError, OpsetError
-from onnxamp._graph.constants import Constants
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, infer_shapes
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, View, opset_imports
-from onnxamp._patterns.match import Reading
+from onnxamp._model.model import Model
+from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import prepare
 from onnxamp._target.kernels import check_target
 
@@ -58,8 +57,8 @@ def audit_model(
     folder = None if base_dir is None else Path(base_dir)
     contents = weight_findings(model, folder)
     try:
-        inlined, notes, _ = prepare(model, make_policy("O2"), None)
-        view = view_model(inlined)
+        prepared = prepare(Model(model, folder), Options())
+        notes, view = prepared.notes, prepared.graph
     except ModelError as error:
         kind = "opset" if isinstance(error, OpsetError) else "schema"
         found = [Finding("error", kind, "", "", str(error), ""), *import_faults(model, None), *contents]
@@ -69,28 +68,27 @@ def audit_model(
     readable = not any(finding.severity == "error" for finding in contents)
     types = infer_types(view)
     inferred = infer_shapes(view, types, given=shapes)
-    return _audit(model, view, types, inferred, target, folder if readable else None, found, readable=readable)
+    return _audit(model, view, types, inferred, target, found, readable=readable)
 
 
 def _audit(
     model: ModelProto,
-    view: View,
+    view: Graph,
     types: Types,
     shapes: Sequence[Shape | None],
     target: str,
-    base_dir: Path | None,
     found: list[Finding],
     *,
     readable: bool,
 ) -> Audit:
-    faults = type_faults(view, types)
+    faults = type_faults(view)
     broken = {finding.node for finding in faults}
     placement = place_nodes(view, types, shapes, target, broken)
-    casts, redundant = cast_traffic(view, types, shapes, Constants(view, types, FLOAT16, base_dir))
+    casts, redundant = cast_traffic(view, shapes)
     found += [*faults, *placement.findings, *redundant]
     if readable:  # the rules look at constants
-        found += low_hazards(view, types, shapes, base_dir)
-        text = written_out(Reading(view, types, shapes, base_dir))
+        found += low_hazards(view)
+        text = decomposed(view)
         found += [Finding("note", "fold", "", "", text, _FOLD)] if text else []
     nodes = tuple(_facts(view, types, placement))
     return Audit(target, view.book.opsets, nodes, _ordered(found), casts, weight_types(model))

@@ -3,8 +3,9 @@
 The graph stays as it is; only types and constants are raised.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import copysign
 from pathlib import Path
 from typing import Final
@@ -15,15 +16,13 @@ from onnx import TensorProto
 
 from onnxamp._audit.findings import Finding
 from onnxamp._audit.stock import BLOCK, contents_of, low_as_float32, read_low_bits
-from onnxamp._dtypes import FLOAT, LowType
+from onnxamp._dtypes import FLOAT, FLOAT16, LowType
 from onnxamp._graph.constants import Constants
-from onnxamp._graph.scene import Scene
-from onnxamp._graph.shapes import Shape
-from onnxamp._graph.types import Types
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.types import Types, infer_types
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import ConstantStats, constant_stats
 from onnxamp._ops.facts import attribute
-from onnxamp._patterns.islands import written_out_norms
 
 _LOWEST: Final = float(np.finfo(np.float32).max)
 
@@ -31,10 +30,11 @@ _LOWEST: Final = float(np.finfo(np.float32).max)
 class RaisedConstants(Constants):
     """Constants of a model seen as float32; a saturated sentinel looks like the sentinel that it stands for."""
 
-    __slots__ = ("_infinite",)
+    __slots__ = ("_infinite", "low")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, graph: Graph, types: Types, folder: Path | None, low: LowType) -> None:
+        super().__init__(graph, types, folder)
+        self.low = low
         self._infinite: dict[int, bool] = {}
 
     def _tensor(self, value: int) -> TensorProto | None:
@@ -50,7 +50,7 @@ class RaisedConstants(Constants):
         found = self._stored(value)
         if found is None or found.uniform is None or abs(found.uniform) not in saturated(self.low):
             return found
-        return ConstantStats(_LOWEST, copysign(_LOWEST, found.uniform), None, has_sentinel=True)
+        return ConstantStats(_LOWEST, copysign(_LOWEST, found.uniform), 0.0)
 
     def _stored(self, value: int) -> ConstantStats | None:
         """Statistics of the numbers that are stored. Low ones are never raised as a whole: weights may be large."""
@@ -59,7 +59,7 @@ class RaisedConstants(Constants):
         if tensor is None or tensor.data_type != self.low.elem:
             return super().stats(value)
         if source not in self._stats:
-            self._stats[source] = _low_stats(read_low_bits(tensor, self.base_dir), self.low)
+            self._stats[source] = _low_stats(read_low_bits(tensor, self.folder), self.low)
         return self._stats[source]
 
     def number(self, value: int) -> float | None:
@@ -77,7 +77,7 @@ class RaisedConstants(Constants):
         source = self.source(value)
         if source not in self._infinite:
             tensor = self._tensor(source)
-            contents = None if tensor is None else contents_of(tensor, self.base_dir)
+            contents = None if tensor is None else contents_of(tensor, self.folder)
             self._infinite[source] = contents is not None and contents.infinite > 0
         return self._infinite[source]
 
@@ -85,21 +85,37 @@ class RaisedConstants(Constants):
 def _low_stats(bits: NDArray[np.uint16], low: LowType) -> ConstantStats:
     """Statistics of a low constant, block by block."""
     starts = range(0, max(bits.size, 1), BLOCK)
-    parts = [constant_stats(low_as_float32(bits[start : start + BLOCK], low), low) for start in starts]
+    parts = [constant_stats(low_as_float32(bits[start : start + BLOCK], low)) for start in starts]
     numbers = {part.uniform for part in parts}
     return ConstantStats(
         max(part.largest for part in parts),
         numbers.pop() if len(numbers) == 1 else None,
-        next((part.out_of_range for part in parts if part.out_of_range is not None), None),
-        any(part.has_sentinel for part in parts),
+        max((part.largest_number for part in parts), key=abs),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class RaisedGraph(Graph):
+    """A graph seen as if its low-precision values were float32."""
+
+    low: LowType = FLOAT16
+
+    @cached_property
+    def types(self) -> Types:
+        """Type by value index, raised."""
+        return [None if found is None else found.replace(self.low.tensor, FLOAT) for found in infer_types(self)]
+
+    @cached_property
+    def constants(self) -> RaisedConstants:
+        """The constants, raised."""
+        return RaisedConstants(self, self.types, self.folder, self.low)
 
 
 @dataclass(frozen=True, slots=True)
 class LowScene:
-    """A model with low nodes: ``scene`` shows it raised to float32, ``types`` are the true ones."""
+    """A model with low nodes: ``graph`` shows it raised to float32, ``types`` are the true ones."""
 
-    scene: Scene
+    graph: RaisedGraph
     types: Types
     constants: RaisedConstants
     low: LowType
@@ -119,14 +135,11 @@ class LowScene:
                     yield position, number
 
 
-def make_low_scene(
-    view: View, types: Types, shapes: Sequence[Shape | None], low: LowType, base_dir: Path | None
-) -> LowScene:
+def make_low_scene(graph: Graph, low: LowType) -> LowScene:
     """The model raised from one low type to float32."""
-    raised = [None if found is None else found.replace(low.tensor, FLOAT) for found in types]
-    constants = RaisedConstants(view, raised, low, base_dir)
-    norms = written_out_norms(view, raised, shapes, constants)
-    return LowScene(Scene(view, raised, shapes, constants, low, norms, {}), types, constants, low)
+    fields = (graph.model, graph.book, graph.scopes, graph.nodes, graph.values, graph.uses, graph.results, graph.order)
+    raised = RaisedGraph(*fields, graph.folder, low)
+    return LowScene(raised, graph.types, raised.constants, low)
 
 
 def saturated(low: LowType) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from onnxamp._ops.facts import is_exact, op_facts
 def _zero_epsilons(scene: LowScene) -> Iterator[Finding]:
     """An epsilon that the conversion flushed to zero, in front of what it guarded."""
     adds, bounds = op_facts().added_epsilons, op_facts().bounding_epsilons
-    for node in scene.scene.view.nodes:
+    for node in scene.graph.nodes:
         # Clip and Max with 0 are common without any epsilon, as is a Sqrt of their result.
         ports = adds.get(node.key) or bounds.get(node.key)
         if ports is None or not scene.is_low(node):
@@ -29,19 +29,19 @@ def _zero_epsilons(scene: LowScene) -> Iterator[Finding]:
 
 def _is_single(scene: LowScene, value: int) -> bool:
     """Whether the constant is a single stored number, as epsilons are: biases of zeros and made-up zeros are none."""
-    maker = scene.scene.view.producer(scene.constants.source(value))
-    return elements(scene.scene.shapes[value]) == 1 and (maker is None or maker.key == "Constant")
+    maker = scene.graph.producer(scene.constants.source(value))
+    return elements(scene.graph.shapes[value]) == 1 and (maker is None or maker.key == "Constant")
 
 
 def _guards(scene: LowScene, start: Node, *, through_roots: bool) -> bool:
     """Whether exact ops, and roots if wished, lead from the node to one that divides by its result."""
-    view, stack, seen = scene.scene.view, [start], {start.index}
+    view, stack, seen = scene.graph, [start], {start.index}
     while stack and len(seen) < _REACH:
         for reader, port in view.consumers(stack.pop().outputs[0]):
             if port in op_facts().divisors.get(reader.key, ()):
                 return True
             onward = is_exact(reader.proto) or reader.key == "Cast" or (through_roots and reader.key == "Sqrt")
-            if onward and reader.index not in seen and scene.scene.is_float_output(reader):
+            if onward and reader.index not in seen and scene.graph.is_float_output(reader):
                 seen.add(reader.index)
                 stack.append(reader)
     return False
@@ -53,7 +53,7 @@ _REACH: Final = 32
 
 def _infinite_constants(scene: LowScene) -> Iterator[Finding]:
     """Infinities that are multiplied (0 times infinity is NaN) or added as a mask, and constant divisors that are 0."""
-    for node in scene.scene.view.nodes:
+    for node in scene.graph.nodes:
         if node.key == "Div" and (1, 0.0) in scene.low_constants(node):
             yield low_hazard(scene, node, "divides by a constant that is 0 in LOW", "error")
         if node.key not in op_facts().hazard["mask_arithmetic"] or not scene.is_low(node):
@@ -67,7 +67,7 @@ def _infinite_constants(scene: LowScene) -> Iterator[Finding]:
                 "Convert the original again: onnxamp convert saturates masks, and keeps other large numbers float32."
             )
             yield low_hazard(scene, node, text, "error", action)
-        elif mask_path(scene.scene, node):
+        elif mask_path(scene.graph, node):
             text = "masks with infinities in LOW: a row that is masked as a whole becomes NaN"
             action = "Harmless if the original masks so, too; else convert it again (onnxamp convert saturates masks)."
             yield low_hazard(scene, node, text, "note", action)
@@ -77,12 +77,12 @@ def _saturated_masks(scene: LowScene) -> Iterator[Finding]:
     """Masks at the very end of the range: adding a score leaves it. Half of the range would do."""
     if scene.low is not FLOAT16:  # the end of the range of bfloat16 lies far beyond a score's last digit
         return
-    for node in scene.scene.view.nodes:
+    for node in scene.graph.nodes:
         if node.key not in ("Add", "Sub", "Where", "Mul"):
             continue
         values = [v for v in node.inputs if v != ABSENT and scene.types[v] == scene.low.tensor]
         if any(scene.constants.largest(v) == scene.low.max_finite for v in values):
-            path = [scene.scene.view.nodes[index] for index in mask_path(scene.scene, node)]
+            path = [scene.graph.nodes[index] for index in mask_path(scene.graph, node)]
             if any(step.key in ("Add", "Sub") and scene.is_low(step) for step in path):
                 text = "masks with the last number of LOW: with a score added it becomes infinite, a masked row NaN"
                 action = "Convert the original again (onnxamp convert takes half of it), or add the mask in float32."
@@ -91,13 +91,13 @@ def _saturated_masks(scene: LowScene) -> Iterator[Finding]:
 
 def _cast_masks(scene: LowScene) -> Iterator[Finding]:
     """Masks that are made in float32, and become infinite in a Cast on their way to the Softmax."""
-    view, walk = scene.scene.view, op_facts().hazard["mask_arithmetic"]
+    view, walk = scene.graph, op_facts().hazard["mask_arithmetic"]
     for node in view.nodes:
         values = [v for v in node.inputs if v != ABSENT and scene.types[v] == FLOAT] if node.key in walk else []
         largest = max((scene.constants.largest(value) for value in values), default=0.0)
         if not (scene.low.overflow <= largest and isfinite(largest)) or node.key == "Cast":
             continue
-        for index in mask_path(scene.scene, node):
+        for index in mask_path(scene.graph, node):
             step = view.nodes[index]
             falls = step.key == "Cast" and scene.types[step.inputs[0]] == FLOAT
             if falls and scene.types[step.outputs[0]] == scene.low.tensor:

@@ -9,8 +9,7 @@ from onnx import ModelProto, helper
 from onnxamp._audit.findings import Casts, Finding
 from onnxamp._decide.precision import loop_trips
 from onnxamp._dtypes import ELEM_NUMBERS, LOW_TYPES, element_name, is_lossless
-from onnxamp._graph.constants import Constants
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, View
@@ -21,14 +20,12 @@ _FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", *(low.tensor for 
 _CLEAN = "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
 
 
-def cast_traffic(
-    view: View, types: Types, shapes: Sequence[Shape | None], constants: Constants
-) -> tuple[Casts, list[Finding]]:
+def cast_traffic(view: Graph, shapes: Sequence[Shape | None]) -> tuple[Casts, list[Finding]]:
     """Casts between floats in one run, by estimate, and the findings about them. Complexity: near linear.
 
     Casts of constants count for nothing: they are computed once, while the model is loaded.
     """
-    trips = loop_trips(view, constants)
+    types, constants, trips = view.types, view.constants, view.ask(loop_trips)
     count = moved = 0
     for node in view.nodes:
         if _is_float_cast(node, types) and not constants.is_constant(node.inputs[0]):
@@ -67,7 +64,7 @@ def _redundant(view: View) -> list[Node]:
     if not casts:
         return []
     # A Cast has no bodies, so both views list the same scopes in the same order.
-    left = view_model(remove_redundant_casts(_without_data(view.model))).scopes
+    left = Graph.of(remove_redundant_casts(_without_data(view.model))).scopes
     return [node for node in casts if view.values[node.outputs[0]].name not in left[node.scope].names]
 
 

@@ -2,23 +2,25 @@
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Unpack
 
+from onnxamp._api import is_auto
 from onnxamp._batch.job import Done, Job, Order, run_job
 from onnxamp._batch.pool import Crash, run_jobs
 from onnxamp._batch.state import Entry, Row, fingerprint, load_state, save_state
-from onnxamp._convert.front import is_auto
-from onnxamp._decide.policy import Policy, make_policy
+from onnxamp._convert.convert import EXTERNAL_DATA
 from onnxamp._errors import ArgumentError, OutputError
 from onnxamp._model.staging import sweep
 from onnxamp._model.threads import core_count
+from onnxamp._options.keywords import OptionKeywords
+from onnxamp._options.options import LevelName, Options
 from onnxamp._runtime.session import Provider, choose_provider
 
 _SAVE_EVERY: Final = 5.0
@@ -56,12 +58,13 @@ Told = Callable[[Moment], None]
 def convert_folder(
     src: str | PathLike[str],
     dst: str | PathLike[str],
-    level: str = "O2",
+    level: LevelName = "O2",
     *,
     jobs: int | None = None,
     external_data: str = "auto",
     shard_bytes: int | None = None,
     tolerance: float = 1e-2,
+    metric: str = "rel-l2",
     validate: bool = True,
     inputs: str | PathLike[str] | None = None,
     samples: int = 1,
@@ -69,7 +72,7 @@ def convert_folder(
     dims: Mapping[str, int] | None = None,
     provider: Provider | None = None,
     told: Told | None = None,
-    **wishes: Any,
+    **options: Unpack[OptionKeywords],
 ) -> FolderReport:
     """Convert every ``*.onnx`` file below a folder, in worker processes, and compare each with its original.
 
@@ -80,7 +83,7 @@ def convert_folder(
     Args:
         src: the folder; hidden files and folders are left out, and so is ``dst`` where it lies inside.
         dst: made where it is missing.
-        level, external_data, shard_bytes, tolerance, wishes: as :func:`convert_file`; a ``rule`` cannot be used.
+        level, external_data, shard_bytes, tolerance, metric, options: see :func:`convert_file`; no ``rule``.
         jobs: worker processes, which share the cores among them; as many as there are cores by default.
         validate: run originals and results to compare them.
         inputs: a folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the model's path
@@ -95,12 +98,10 @@ def convert_folder(
             could replace originals. OutputError: ``dst`` cannot be made. RuntimeFailure: CUDA is wanted, and cannot be
             used.
     """
-    for name, item in wishes.items():
-        if isinstance(item, Iterable) and not isinstance(item, str):
-            wishes[name] = tuple(item)  # they are handed to several processes
     order = Order(
-        level, wishes, external_data, shard_bytes, tolerance, validate, samples, seed, dict(dims or {}), provider
-    )
+        Options.of(level, options), external_data, shard_bytes, tolerance, metric, validate, samples, seed,
+        dict(dims or {}), provider,
+    )  # fmt: skip
     return run_folder(order, Path(src), Path(dst), jobs, Path(inputs) if inputs is not None else None, told)
 
 
@@ -109,13 +110,13 @@ def run_folder(
 ) -> FolderReport:
     """:func:`convert_folder` with an order that is made already; raises the same."""
     start = time.perf_counter()
-    policy = check_order(order, jobs)
+    check_order(order, jobs)
     found = find_jobs(source, target, inputs)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"Cannot make the folder {str(target)!r}: {error.strerror}.") from None
-    mark, state = _fingerprint(order, policy), load_state(target)
+    mark, state = _fingerprint(order), load_state(target)
     rows: dict[str, Row] = {}
     for job in found:
         entry = state.get(job.name)
@@ -140,8 +141,8 @@ def run_folder(
     return FolderReport(source, target, workers, time.perf_counter() - start, tuple(rows[job.name] for job in found))
 
 
-def check_order(order: Order, jobs: int | None) -> Policy:
-    """The policy that the wishes make; wrong options are found before the first model is read.
+def check_order(order: Order, jobs: int | None) -> None:
+    """Find what cannot be done before the first model is read.
 
     Raises:
         ArgumentError: an option has an impossible value, or cannot be used for a folder. RuntimeFailure: CUDA is
@@ -149,18 +150,13 @@ def check_order(order: Order, jobs: int | None) -> Policy:
     """
     if jobs is not None and jobs < 1:
         raise ArgumentError(f"jobs must be at least 1, but is {jobs}.")
-    if order.external_data not in ("auto", "always", "never"):
+    if order.external_data not in EXTERNAL_DATA:
         raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {order.external_data!r}.")
-    if order.wishes.get("rule") is not None:
+    if order.options.rule is not None:
         raise ArgumentError("A rule is a function, and cannot be told apart from another one: give patterns instead.")
     if order.validate and order.provider is not None:
         choose_provider(order.provider)
-    is_auto(
-        order.level, {"tolerance": order.tolerance, "samples": None, "metric": order.wishes.get("metric", "rel-l2")}
-    )
-    return make_policy(
-        order.level, **{name: item for name, item in order.wishes.items() if name not in ("opset", "metric")}
-    )
+    is_auto(order.options.level, order.tolerance, None, order.metric)
 
 
 def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Job]:
@@ -213,13 +209,14 @@ def _size(job: Job) -> int:
     return job.source.stat().st_size if job.source.is_file() else 0
 
 
-def _fingerprint(order: Order, policy: Policy) -> str:
-    """What makes a result, however it was asked for. How a failure would be cured does not count."""
-    rest = {"opset": order.wishes.get("opset"), "metric": order.wishes.get("metric")}
-    return fingerprint({
-        "onnxamp": version("onnxamp"), "policy": asdict(policy), **rest,
-        **asdict(replace(order, wishes={}, options=None)),
-    })  # fmt: skip
+def _fingerprint(order: Order) -> str:
+    """What makes a result, however it was asked for. Whether a failure would be cured does not count."""
+    rest = {
+        name: value
+        for name, value in ((item.name, getattr(order, item.name)) for item in fields(order))
+        if name not in ("options", "cures")
+    }
+    return fingerprint({"onnxamp": version("onnxamp"), "options": order.options.as_json(), **rest})
 
 
 def _work(order: Order, jobs: Sequence[Job], workers: int, before: int, told: Told | None) -> Generator[Done]:

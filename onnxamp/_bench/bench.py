@@ -17,7 +17,7 @@ from onnxamp._bench.profiled import profile
 from onnxamp._bench.records import Bench, BenchReport, Timing
 from onnxamp._bench.timing import Clock, interleave, latency, ratio, warm_up
 from onnxamp._errors import ArgumentError
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._model.storage import folder_of, load_model
 from onnxamp._ops.facts import op_key
@@ -202,7 +202,7 @@ class _Job:
         options, proto = how.of_provider(), load_model(path)
         given = {tensor.name for tensor in proto.graph.initializer}
         takes = tuple(entry.name for entry in proto.graph.input if entry.name not in given)
-        view = view_model(proto)
+        view = Graph.of(proto)
         kinds = Counter(op_key(node.proto) for node in view.nodes)
         told = options if self.provider == "cuda" else {"threads": str(how.threads)}
         facts = Bench(label, told, lowest_type(infer_types(view)), 0.0, {}, kinds=dict(kinds))

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from onnxamp._batch.folder import FolderReport, Moment, Told, run_folder
 from onnxamp._batch.job import Order
-from onnxamp._cli.common import as_arguments, as_options, parse_dims, provider_of
+from onnxamp._cli.common import parse_dims, provider_of
+from onnxamp._cli.options import options_of
 from onnxamp._errors import ArgumentError
 from onnxamp._report.batch import row_line, zoo_report
 from onnxamp._report.machine import document
@@ -45,9 +46,9 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
 
 def _order(options: dict[str, Any]) -> Order:
     return Order(
-        options["level"], as_arguments(options), options["external_data"], options["shard_size"], options["tolerance"],
+        options_of(options), options["external_data"], options["shard_size"], options["tolerance"], "rel-l2",
         not options["no_validate"], options["samples"], options["seed"], parse_dims(options["dims"]),
-        provider_of(options), None if options["no_cure"] else as_options(options | {"no_hazards": False}),
+        provider_of(options), not options["no_cure"],
     )  # fmt: skip
 
 

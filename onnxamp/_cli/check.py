@@ -22,7 +22,7 @@ from onnxamp._cli.common import (
     show,
 )
 from onnxamp._errors import OnnxAmpError
-from onnxamp._model.storage import folder_of, load_model
+from onnxamp._model.model import Model
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial, cure_run
 from onnxamp._numerics.results import RunCheck
@@ -60,11 +60,11 @@ def command(model: Path, **options: Any) -> None:
 
 def _check(path: Path, options: dict[str, Any]) -> None:
     check_outputs([*files_of(path), *given_inputs(options)], [options["html"]])
-    proto = load_model(path)
-    samples = None if options["static"] else samples_of(path, options)
+    model = Model.read(path)
+    samples = None if options["static"] else samples_of(model, options)
     shapes = _shapes(samples) if samples is not None else {}
-    audit = audit_model(proto, options["target"], base_dir=folder_of(path), shapes=shapes)
-    run = None if samples is None else _run(path, samples, options)
+    audit = audit_model(model.proto, options["target"], base_dir=model.folder, shapes=shapes)
+    run = None if samples is None else _run(model, samples, options)
     if options["html"]:
         from onnxamp._report.html.page import check_page  # noqa: PLC0415 - jinja2 is needed for nothing else
         from onnxamp._report.html.render import write  # noqa: PLC0415
@@ -79,14 +79,14 @@ def _check(path: Path, options: dict[str, Any]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _run(path: Path, samples: Samples, options: dict[str, Any]) -> RunCheck:
+def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
     ops = OpFilter(frozenset(options["only"]), frozenset(options["skip"]))
     with progress_bar("running", quiet=options["quiet"]) as told:
-        run = check_run(path, samples, provider=provider_of(options), ops=ops, stop=options["stop"], progress=told)
+        run = check_run(model, samples, provider=provider_of(options), ops=ops, stop=options["stop"], progress=told)
     if run.first_bad is not None and not options["no_cure"]:
         with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
             trial = Trial(samples, provider=provider_of(options), told=told)
-            run = replace(run, cure=cure_run(path, run, trial))
+            run = replace(run, cure=cure_run(model, run, trial))
     return run
 
 

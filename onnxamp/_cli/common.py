@@ -14,9 +14,9 @@ from rich.text import Text
 
 from onnxamp._audit import audit_model
 from onnxamp._convert.convert import Conversion
-from onnxamp._decide.policy import PRESETS
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError, OnnxAmpError
+from onnxamp._model.model import Model
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._report.parts import line, make_console, plain, printable
@@ -24,7 +24,6 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.shell import take_weights
-from onnxamp._target.kernels import TARGETS
 from onnxamp._tuning.results import Tuned
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,74 +38,6 @@ def as_bytes(_: click.Context, parameter: click.Parameter, value: str | None) ->
         raise click.BadParameter(f"{value!r} is no size: write it like 500MB or 2GB.", param=parameter)
     unit: int = (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
     return round(float(found[1]) * unit)
-
-
-LEVELS = ("O0", "O1", "O2", "O3", "auto")
-
-
-def wishes(function: F) -> F:
-    """Add the options that say what shall become low."""
-    options = (
-        click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), default="float16", show_default=True,
-                     help="The low type."),
-        click.option("--lists", type=click.Choice(PRESETS), default="default", show_default=True,
-                     help="Preset of white and black lists; 'onnxamp lists' shows them."),
-        click.option("--white", metavar="OP", multiple=True, help="Op type to lower, too. Repeatable."),
-        click.option("--black", metavar="OP", multiple=True,
-                     help="Op type to keep in float32, besides the preset's. Repeatable."),
-        click.option("--keep-fp32", "keep_high", metavar="REGEX", multiple=True,
-                     help="Keep nodes with such names in float32 (the whole name must match). Repeatable."),
-        click.option("--force-low", metavar="REGEX", multiple=True,
-                     help="Lower nodes with such names whatever lists and hazards say. Repeatable."),
-        click.option("--io-types", type=click.Choice(["keep", "low"]), default="keep", show_default=True,
-                     help="Types of the model's inputs and outputs."),
-        click.option("--target", type=click.Choice(TARGETS), default="cuda", show_default=True,
-                     help="Where the result will run: its kernels decide what may be low."),
-        click.option("--strict", is_flag=True, help="At O2, lower every op that is not black-listed."),
-        click.option("--no-hazards", is_flag=True, help="Do not keep what is known to break in low precision."),
-        click.option("--freeze-defaults", is_flag=True, help="Treat weights that are graph inputs, too, as weights."),
-        click.option("--keep-functions", is_flag=True, help="Do not inline model-local functions."),
-        click.option("--opset", type=click.IntRange(1), help="Upgrade the model to this opset first."),
-        click.option("--fold", is_flag=True,
-                     help="First make one op of each normalisation, Gelu and Softmax written out as single ops."),
-    )  # fmt: skip
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def as_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of :func:`wishes` as keyword arguments of :func:`onnxamp.convert_file`."""
-    return {
-        "dtype": options["dtype"],
-        "lists": options["lists"],
-        "white_list": options["white"],
-        "black_list": options["black"],
-        "keep_high": options["keep_high"],
-        "force_low": options["force_low"],
-        "keep_io_types": options["io_types"] == "keep",
-        "target": options["target"],
-        "strict": options["strict"],
-        "hazards": not options["no_hazards"],
-        "freeze_defaults": options["freeze_defaults"],
-        "keep_functions": options["keep_functions"],
-        "fold": options["fold"],
-        "opset": options["opset"],
-    }
-
-
-def as_options(options: dict[str, Any]) -> tuple[str, ...]:
-    """The options of :func:`wishes` that are not at their defaults, as they were written."""
-    written: list[str] = []
-    for option in wishes(lambda: None).__click_params__:  # type: ignore[attr-defined]
-        value, flag = options[option.name], option.opts[0]
-        if option.is_flag:
-            written += [flag] if value else []
-        elif option.multiple:
-            written += [text for item in value for text in (flag, str(item))]
-        elif value is not None and value != option.default:
-            written += [flag, str(value)]
-    return tuple(written)
 
 
 def provider_option(function: F) -> F:
@@ -197,13 +128,13 @@ _SAMPLING: Final = {"samples": 1, "seed": 0}
 """Defaults of the options that make up inputs."""
 
 
-def samples_of(model: Path, options: dict[str, Any]) -> Samples:
+def samples_of(model: Model, options: dict[str, Any]) -> Samples:
     """The samples that the options of :func:`sampling` ask for; those that do not fit the model are found at once.
 
     Raises:
         ArgumentError: the inputs cannot be read or do not fit, or there is no such dimension.
     """
-    proto = take_weights(load_model(model), folder_of(model), keep=0).model  # samples must not hold the weights
+    proto = take_weights(model.proto, model.folder, keep=0).model  # samples must not hold the weights
     if options["inputs"]:
         if options["dims"] or any(options[name] != default for name, default in _SAMPLING.items()):
             raise ArgumentError("--inputs gives the inputs: --samples, --dim and --seed are for made-up ones.")

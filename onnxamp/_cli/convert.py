@@ -11,9 +11,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Te
 
 from onnxamp._cli.batch import convert_all
 from onnxamp._cli.common import (
-    LEVELS,
-    as_arguments,
-    as_options,
     errors_end_here,
     is_same_file,
     provider_of,
@@ -24,30 +21,30 @@ from onnxamp._cli.common import (
     show,
     shown,
     target_of,
-    wishes,
     write_page,
     writing,
 )
-from onnxamp._convert.convert import load_any
-from onnxamp._convert.front import convert_file
+from onnxamp._cli.options import conversion_options, options_of
+from onnxamp._convert.convert import Sink, convert_to_file
 from onnxamp._convert.plan import load_plan
 from onnxamp._errors import ArgumentError
-from onnxamp._numerics.beside import Model
+from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.results import Cure, DiffReport
+from onnxamp._options.options import Level, Options
 from onnxamp._report.machine import conversion_json
 from onnxamp._report.parts import make_console, printable
 from onnxamp._report.terminal import conversion_report
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import choose_provider
-from onnxamp._tuning.tune import tune_model
+from onnxamp._tuning.tune import Search, tune
 
 
 @click.command("convert")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the result goes [MODEL_fp16.onnx].")
-@click.option("--level", type=click.Choice(LEVELS), default="O2", show_default=True, help="How much becomes low.")
+@click.option("--level", type=click.Choice(list(Level)), default="O2", show_default=True, help="How much becomes low.")
 @click.option(
     "--tolerance",
     type=float,
@@ -55,7 +52,7 @@ from onnxamp._tuning.tune import tune_model
     show_default=True,
     help="At level auto, the largest relative L2 error; 'onnxamp tune' has more to choose.",
 )
-@wishes
+@conversion_options
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Repeat the decisions of a saved plan.")
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
 @sampling
@@ -79,49 +76,49 @@ def command(model: Path, **options: Any) -> None:
             _convert(model, options)
 
 
-def _convert(model: Path, options: dict[str, Any]) -> None:
-    if options["jobs"] is not None:
+def _convert(path: Path, given: dict[str, Any]) -> None:
+    if given["jobs"] is not None:
         raise ArgumentError("--jobs is for a folder of models.")
-    samples = samples_of(model, options) if options["level"] == "auto" or not options["no_validate"] else None
+    validates = not given["no_validate"]
+    plan = load_plan(given["plan_file"]) if given["plan_file"] else None
+    options = plan.options if plan else options_of(given)
     # What cannot be used is said before anything is written.
-    provider = None if options["no_validate"] else choose_provider(provider_of(options))
-    plan = load_plan(options["plan_file"]) if options["plan_file"] else None
-    dtype = plan.dtype if plan else options["dtype"]
-    target = target_of(model, options, dtype, options["plan_file"])
-    in_place = is_same_file(model, target)
+    provider = choose_provider(provider_of(given)) if validates else None
+    model = Model.read(path)
+    samples = samples_of(model, given) if validates or options.level == Level.AUTO else None
+    target = target_of(path, given, options.dtype, given["plan_file"])
+    in_place = is_same_file(path, target)
+    sink = Sink(target, given["external_data"], given["shard_size"])
     # Written over, the original could not be compared any more.
-    original: Model = load_any(model) if in_place and samples is not None else model
+    original: ModelSource = model.embedded() if in_place and samples is not None else model
     tuned = None
-    with _progress(quiet=options["quiet"]) as (phase, progress):
-        if options["level"] == "auto" and not plan:
+    with _progress(quiet=given["quiet"]) as (phase, progress):
+        if options.level == Level.AUTO and plan is None:
             phase("measuring")
-            _, tuned = tune_model(model, options["tolerance"], samples=samples, provider=provider_of(options),
-                                  **as_arguments(options))  # fmt: skip
+            search = Search(given["tolerance"], samples=samples, provider=provider_of(given))
+            tuned = tune(model, options, search)[1]
             plan = tuned.plan
         phase("converting")
-        data = {} if plan else {"tolerance": options["tolerance"]}
-        made = convert_file(model, target, options["level"], plan=plan, progress=progress,
-                            external_data=options["external_data"], shard_bytes=options["shard_size"],
-                            **data, **as_arguments(options))  # fmt: skip
+        made = convert_to_file(model, replace(sink, progress=progress), options, plan)
         if tuned is not None:
             made = replace(made, plan=tuned.plan)  # which has the reasons
-        if options["save_plan"]:
-            made.plan.save(options["save_plan"])
+        if given["save_plan"]:
+            made.plan.save(given["save_plan"])
         validation = None
-        if samples is not None and not options["no_validate"]:
+        if samples is not None and validates:
             phase("validating")
-            validation = diff_models(original, target, samples, layers=bool(options["html"]), provider=provider)
-            if _fails(validation) and not options["plan_file"] and not in_place and not options["no_cure"]:
+            validation = diff_models(original, target, samples, layers=bool(given["html"]), provider=provider)
+            if _fails(validation) and not given["plan_file"] and not in_place and not given["no_cure"]:
                 phase("looking for a cure")
-                validation = replace(validation, cure=_cure(model, target, samples, options))
-    if options["html"]:
-        write_page(made, validation, options["html"], tuned)
-    if options["as_json"] and not options["quiet"]:
+                validation = replace(validation, cure=_cure(model, target, samples, options, given))
+    if given["html"]:
+        write_page(made, validation, given["html"], tuned)
+    if given["as_json"] and not given["quiet"]:
         click.echo(conversion_json(made, validation))
-    elif not options["quiet"]:
-        report = conversion_report(made, validation, verbose=options["verbose"])
+    elif not given["quiet"]:
+        report = conversion_report(made, validation, verbose=given["verbose"])
         show(report, validation.cure if validation else None)
-    _finish(validation, target, quiet=options["quiet"])
+    _finish(validation, target, quiet=given["quiet"])
 
 
 def _fails(validation: DiffReport) -> bool:
@@ -129,14 +126,11 @@ def _fails(validation: DiffReport) -> bool:
     return not validation.passed and not validation.skipped
 
 
-def _cure(model: Path, target: Path, samples: Samples, options: dict[str, Any]) -> Cure:
-    """What would have been better: the same wishes with the hazards heeded and, if need be, more nodes in float32."""
-    heeding = options | {"no_hazards": False}
-    recipe = Recipe(options["level"], as_arguments(heeding), (*as_options(heeding), *sampling_text(options)))
-    command = str(model), str(target)
-    return cure_conversion(
-        model, command, recipe, Trial(samples, provider=provider_of(options)), tried=not options["no_hazards"]
-    )
+def _cure(model: Model, target: Path, samples: Samples, options: Options, given: dict[str, Any]) -> Cure:
+    """What would have been better: the same options with the hazards heeded and, if need be, more nodes in float32."""
+    recipe = Recipe(replace(options, hazards=True), sampling_text(given))
+    trial = Trial(samples, provider=provider_of(given))
+    return cure_conversion(model, (str(model.path), str(target)), recipe, trial, tried=options.hazards)
 
 
 def _finish(validation: DiffReport | None, target: Path, *, quiet: bool) -> None:

@@ -21,12 +21,14 @@ from onnxamp._cli.common import (
     show,
 )
 from onnxamp._errors import ArgumentError
+from onnxamp._model.model import Model
 from onnxamp._model.storage import folder_of, load_model, write_file
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.judging import held_to
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
+from onnxamp._options.options import Options
 from onnxamp._report.diff import diff_report
 from onnxamp._report.machine import diff_json, load_diff
 from onnxamp._runtime.samples import Samples
@@ -99,30 +101,30 @@ def _diff(reference: Path, result: Path | None, options: dict[str, Any]) -> None
 
 
 def _run(reference: Path, result: Path, limits: Limits, options: dict[str, Any]) -> DiffReport:
-    samples = samples_of(reference, options)
+    original = Model.read(reference)
+    samples = samples_of(original, options)
     with progress_bar("comparing", quiet=options["quiet"]) as told:
         found = diff_models(
-            reference, result, samples, layers=options["layers"] or bool(options["html"]), limits=limits,
+            original, result, samples, layers=options["layers"] or bool(options["html"]), limits=limits,
             provider=provider_of(options), budget=options["budget"] * 2**20, progress=told,
         )  # fmt: skip
     seen = not options["quiet"] or options["html"] or options["save"]
     if seen and not options["no_cure"] and not found.passed and not found.skipped:
-        found = replace(found, cure=_cure(reference, result, found, samples, limits, options))
+        found = replace(found, cure=_cure(original, result, found, samples, limits, options))
     return found
 
 
 def _cure(
-    reference: Path, result: Path, found: DiffReport, samples: Samples, limits: Limits, options: dict[str, Any]
+    reference: Model, result: Path, found: DiffReport, samples: Samples, limits: Limits, options: dict[str, Any]
 ) -> Cure | None:
     """A conversion of the reference that would hold; None where that is no float32 model, or nothing is low."""
     if found.reference_lowest != "float32" or found.lowest == "float32":
         return None
-    dtype = ("--dtype", found.lowest) if found.lowest != "float16" else ()
-    recipe = Recipe("O2", {"dtype": found.lowest}, (*dtype, *sampling_text(options)))
+    recipe = Recipe(Options(dtype=found.lowest), sampling_text(options))
     target = result.with_name(f"{result.stem}_cured.onnx")
     with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
         trial = Trial(samples, limits, provider_of(options), options["budget"] * 2**20, told)
-        return cure_conversion(reference, (str(reference), str(target)), recipe, trial, tried=False)
+        return cure_conversion(reference, (str(reference.path), str(target)), recipe, trial, tried=False)
 
 
 def _show(found: DiffReport, options: dict[str, Any]) -> None:

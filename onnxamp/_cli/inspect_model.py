@@ -10,16 +10,17 @@ from onnx import ModelProto
 from rich.console import Group
 from rich.text import Text
 
-from onnxamp._cli.common import as_arguments, errors_end_here, progress_bar, wishes
+from onnxamp._cli.common import errors_end_here, progress_bar
+from onnxamp._cli.options import conversion_options, options_of
 from onnxamp._convert.analysis import analyse
+from onnxamp._convert.hints import fold_hint
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._convert.savings import fold_hint
 from onnxamp._convert.summary import summarize
-from onnxamp._decide.policy import make_policy
 from onnxamp._errors import OpsetError
 from onnxamp._graph.stats import operator_counts
 from onnxamp._graph.view import opset_imports
-from onnxamp._model.storage import folder_of, load_model, weight_bytes
+from onnxamp._model.model import Model
+from onnxamp._model.storage import weight_bytes
 from onnxamp._report.machine import document
 from onnxamp._report.parts import line, make_console, plain, size
 from onnxamp._report.terminal import level_table, operator_table, verdict_table
@@ -31,7 +32,7 @@ _LEVELS = ("O1", "O2", "O3")
 @click.command("inspect")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--level", "levels", type=click.Choice(_LEVELS), multiple=True, help="Levels to show [all]. Repeatable.")
-@wishes
+@conversion_options
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks.")
 def command(model: Path, **options: Any) -> None:
@@ -41,28 +42,26 @@ def command(model: Path, **options: Any) -> None:
 
 
 def _inspect(path: Path, options: dict[str, Any]) -> None:
-    proto, base_dir = load_model(path), folder_of(path)
+    model = Model.read(path)
+    proto = model.proto
     plans: dict[str, tuple[Plan, dict[str, int]]] = {}
     counts: Counter[tuple[str, str]] = Counter()
     hints: dict[str, str | None] = {}
     wanted = options["levels"] or _LEVELS
     steps = ("O0", *wanted)
     for level in _told(steps):
-        arguments = as_arguments(options)
-        opset = arguments.pop("opset")
-        policy = make_policy(level, **arguments)
+        asked = options_of(options, level)
         try:
-            prepared = prepare(proto, policy, opset, base_dir).model
-            analysis = analyse(prepared, policy, base_dir=base_dir)
+            analysis = analyse(prepare(model, asked).graph, asked)
         except OpsetError:
             if level == "O0":
                 raise
             continue
         if level == "O0":
-            counts = operator_counts(analysis.view, analysis.types)
+            counts = operator_counts(analysis.graph, analysis.graph.types)
         else:
             plans[level] = (make_plan(analysis), dict(summarize(analysis).nodes))
-            hints[level] = fold_hint(prepared, analysis, base_dir)
+            hints[level] = fold_hint(analysis)
     if options["as_json"]:
         levels = {level: plan for level, (plan, _) in plans.items()}
         facts = {"operators": counts, "levels": levels, "hints": {level: hint for level, hint in hints.items() if hint}}

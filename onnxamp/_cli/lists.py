@@ -4,7 +4,7 @@ import click
 from rich.console import Group
 from rich.text import Text
 
-from onnxamp._decide.policy import PRESETS, preset
+from onnxamp._options.lists import PRESETS, preset
 from onnxamp._report.machine import document
 from onnxamp._report.parts import make_console
 from onnxamp._report.terminal import list_table

@@ -8,9 +8,9 @@ import click
 from rich.table import Table
 
 from onnxamp._cli.common import check_outputs, errors_end_here
-from onnxamp._convert.convert import load_any
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, WeightConverter, weight_bytes
 from onnxamp._report.parts import make_console
@@ -123,7 +123,7 @@ def _network(path: Path, batches: Batches, options: dict[str, Any]) -> TrainNetw
     )
     scale = DynamicLossScaleManager(options["loss_scale"]) if options["loss_scale"] is not None else None
     net = build_train_network(
-        load_any(path), optimizer, loss, options["level"], loss_scale_manager=scale, dtype=options["dtype"],
+        Model.of(path).embedded(), optimizer, loss, options["level"], loss_scale_manager=scale, dtype=options["dtype"],
         seed=options["seed"],
     )  # fmt: skip
     if wrong := set(net.plan.data) ^ set(batches.arrays):

@@ -11,7 +11,6 @@ from click.core import ParameterSource
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from onnxamp._cli.common import (
-    as_arguments,
     errors_end_here,
     provider_of,
     provider_option,
@@ -19,11 +18,13 @@ from onnxamp._cli.common import (
     sampling,
     shown,
     target_of,
-    wishes,
     write_page,
     writing,
 )
-from onnxamp._convert.convert import Conversion, convert_file
+from onnxamp._cli.options import conversion_options, options_of
+from onnxamp._convert.convert import Conversion, Sink, convert_to_file
+from onnxamp._model.model import Model
+from onnxamp._options.options import Level
 from onnxamp._report.parts import make_console
 from onnxamp._report.tune import tuning_json, tuning_report
 from onnxamp._target.roofline import DEFAULT_DEVICE, devices
@@ -32,7 +33,7 @@ from onnxamp._tuning.local import Told
 from onnxamp._tuning.metric import METRICS
 from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.timing import TIMES
-from onnxamp._tuning.tune import tune_model
+from onnxamp._tuning.tune import Search, tune
 
 _MADE_UP: Final = 4
 """Made-up inputs, unless a number is given."""
@@ -57,7 +58,7 @@ _MADE_UP: Final = 4
 )
 @sampling
 @provider_option
-@wishes
+@conversion_options
 @click.option(
     "--device",
     type=click.Choice(list(devices())),
@@ -99,18 +100,19 @@ def command(ctx: click.Context, /, model: Path, **options: Any) -> None:
         _tune(model, options)
 
 
-def _tune(model: Path, options: dict[str, Any]) -> None:
-    target = target_of(model, options, options["dtype"], also=options["state"])
+def _tune(path: Path, options: dict[str, Any]) -> None:
+    asked, model = options_of(options, Level.AUTO), Model.read(path)
+    target = target_of(path, options, asked.dtype, also=options["state"])
+    sink = Sink(target, options["external_data"], options["shard_size"])
     with _progress(quiet=options["quiet"]) as told:
-        _, tuned = tune_model(
-            model, options["tolerance"], metric=options["metric"], samples=samples_of(model, options),
-            device=options["device"], times=options["times"], provider=provider_of(options), runs=options["runs"],
-            state=options["state"], pick=options["pick"], told=told, **as_arguments(options),
+        search = Search(
+            options["tolerance"], options["metric"], samples_of(model, options), device=options["device"],
+            times=options["times"], provider=provider_of(options), runs=options["runs"], state=options["state"],
+            pick=options["pick"], progress=told,
         )  # fmt: skip
-        made = convert_file(
-            model, target, plan=tuned.plan, external_data=options["external_data"],
-            shard_bytes=options["shard_size"], progress=lambda done, total: told("writing", done, total),
-        )  # fmt: skip
+        _, tuned = tune(model, asked, search)
+        sink = replace(sink, progress=lambda done, total: told("writing", done, total))
+        made = convert_to_file(model, sink, tuned.plan.options, tuned.plan)
     made = replace(made, plan=tuned.plan)  # which has the reasons
     if options["save_plan"]:
         tuned.plan.save(options["save_plan"])

@@ -1,42 +1,108 @@
-"""The pipeline, readable on one screen: prepare, analyse, edit a copy, verify, write."""
+"""The one pipeline, readable on one screen: prepare, analyse, edit a copy, verify. Saving is a sink behind it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 from onnx import ModelProto
 
 from onnxamp._convert.analysis import Analysis, analyse
-from onnxamp._convert.hints import opset_hint
+from onnxamp._convert.hints import fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._convert.savings import fold_hint
 from onnxamp._convert.summary import Summary, summarize
-from onnxamp._decide.policy import Level, Policy, make_policy
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
-from onnxamp._model.graphsurgeon import from_graphsurgeon, is_graphsurgeon, to_graphsurgeon
+from onnxamp._model.model import Model
 from onnxamp._model.saving import copy_file, save_model
-from onnxamp._model.storage import (
-    INLINE_LIMIT,
-    Stock,
-    WeightConverter,
-    folder_of,
-    load_external_data,
-    load_model,
-    take_stock,
-)
+from onnxamp._model.storage import INLINE_LIMIT, Stock, WeightConverter, load_external_data
 from onnxamp._model.weights import ConversionCounts
-from onnxamp._model.wellformed import check_wellformed
+from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.apply import apply_edits
-from onnxamp._rewrite.prepare import prepare
+from onnxamp._rewrite.prepare import Prepared, prepare
 from onnxamp._rewrite.verify import promise
+
+EXTERNAL_DATA: Final = ("auto", "always", "never")
+"""Whether weights go to a data file beside the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A converted model that nobody has written yet; ``proto`` is new, and a copy where nothing was to be done."""
+
+    proto: ModelProto
+    prepared: Prepared
+    analysis: Analysis
+    weights: WeightConverter
+
+    @property
+    def changed(self) -> bool:
+        """Whether the result differs from the model that came in."""
+        return bool(self.analysis.edits) or self.prepared.wanted
+
+    def embedded(self) -> ModelProto:
+        """``proto`` with all weights inside.
+
+        Raises:
+            ExternalDataError: a weight cannot be read.
+        """
+        if self.weights.base_dir is not None:
+            load_external_data(self.proto, self.weights.base_dir)
+        return self.proto
+
+
+@no_collections()
+def convert(model: Model, options: Options, plan: Plan | None = None, *, deferred: bool = False) -> Converted:
+    """Convert a model. The model is not changed.
+
+    Args:
+        plan: repeat its decisions.
+        deferred: leave large weights to :func:`onnxamp._model.saving.save_model`.
+
+    Raises:
+        ArgumentError: the level is "auto", and no plan says what was measured. Others as :func:`onnxamp.convert_model`.
+    """
+    check_decided(options, plan)
+    prepared = prepare(model, options)
+    analysis = analyse(prepared.graph, options, plan.decisions() if plan else None)
+    weights = WeightConverter(options.low, model.folder, deferred=deferred)
+    kept = analysis.edits or prepared.wanted
+    proto = rewritten(analysis, weights) if kept else _copy(model.proto)
+    return Converted(proto, prepared, analysis, weights)
+
+
+def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:
+    """A copy of the analysed model with its edits applied and verified.
+
+    Raises:
+        InternalError, ModelError: see :meth:`onnxamp._rewrite.verify.Promise.check`.
+    """
+    graph = analysis.graph
+    result = _copy(graph.model)
+    if analysis.edits:
+        kept = promise(graph, analysis.options)
+        apply_edits(graph, analysis.edits, result, weights or WeightConverter(analysis.options.low, graph.folder))
+        kept.check(result)
+    return result
+
+
+def check_decided(options: Options, plan: Plan | None) -> None:
+    """Refuse level "auto" where nothing was measured: :mod:`onnxamp._tuning` makes its plans.
+
+    Raises:
+        ArgumentError: there is no plan.
+    """
+    if options.level == Level.AUTO and plan is None:
+        raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What :func:`convert_file` did: the plan, what is in the model now, and what was lost in the weights."""
+    """What :func:`onnxamp.convert_file` did: the plan, what is in the model now, and what was lost in the weights.
+
+    ``weights`` counts, by weight, elements that overflowed or were flushed; ``bytes_before`` and ``bytes_after`` are
+    those of all weights.
+    """
 
     source: Path
     target: Path
@@ -48,158 +114,80 @@ class Conversion:
     bytes_after: int
 
 
-@no_collections()
-def convert_with(model: Any, policy: Policy, opset: int | None = None, plan: Plan | None = None) -> Any:
-    """:func:`onnxamp.convert_model` under a policy that is made already, or as a plan says.
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where a converted model is written, and how.
 
-    Raises:
-        ArgumentError: the policy's level is "auto", and no plan says what was measured. Others as there.
+    ``progress`` is called with (bytes written, bytes in all).
     """
-    check_decided(policy, plan)
-    if is_graphsurgeon(model):
-        return to_graphsurgeon(convert_with(from_graphsurgeon(model), policy, opset, plan))
-    proto, base_dir = _locate(model)
-    prepared, _, wanted = prepare(proto, policy, opset, base_dir)
-    analysis = analyse(prepared, policy, base_dir=base_dir, replay=plan.decisions() if plan else None)
-    result = rewritten(prepared if analysis.edits or wanted else proto, analysis, base_dir)
-    if base_dir is not None:
-        load_external_data(result, base_dir)
-    return result
 
+    target: Path
+    external_data: str = "auto"
+    shard_bytes: int | None = None
+    progress: Callable[[int, int], None] | None = None
 
-def rewritten(prepared: ModelProto, analysis: Analysis, base_dir: Path | None = None) -> ModelProto:
-    """A copy of the model that was analysed, as the analysis has it."""
-    result = ModelProto()
-    result.CopyFrom(prepared)
-    if analysis.edits:
-        kept = promise(analysis.view, analysis.types, analysis.policy)
-        apply_edits(analysis.view, analysis.edits, result, WeightConverter(analysis.policy.low, base_dir))
-        kept.check(result)
-    return result
+    def __post_init__(self) -> None:
+        if self.external_data not in EXTERNAL_DATA:
+            raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {self.external_data!r}.")
+        if self.shard_bytes is not None and not (self.shard_bytes > 0 and self.external_data != "never"):
+            raise ArgumentError(
+                f"shard_bytes must be positive, and is for external data alone, not {self.shard_bytes!r}."
+            )
+        if self.target.is_dir():
+            raise ArgumentError(f"The output {str(self.target)!r} is a folder: name a file.")
 
+    def is_external(self, stock: Stock, low_bytes: int) -> bool:
+        """Whether the result's weights go to a data file; ``low_bytes`` of the original's are halved.
 
-def check_decided(policy: Policy, plan: Plan | None) -> None:
-    """Refuse level "auto" where nothing was measured: :mod:`onnxamp._tuning` makes its plans.
-
-    Raises:
-        ArgumentError: there is no plan.
-    """
-    if policy.level == Level.AUTO and plan is None:
-        raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
-
-
-def plan_model(model: Any, level: str = "O2", *, opset: int | None = None, **wishes: Any) -> Plan:
-    """:func:`onnxamp.plan_model` at a level that needs no measurements."""
-    proto, base_dir = (from_graphsurgeon(model), None) if is_graphsurgeon(model) else _locate(model)
-    policy = make_policy(level, **wishes)
-    check_decided(policy, None)
-    prepared = prepare(proto, policy, opset, base_dir).model
-    return make_plan(analyse(prepared, policy, base_dir=base_dir), opset)
-
-
-def apply_plan(model: Any, plan: Plan) -> Any:
-    """Convert a model as a plan says, which may come from a file (:func:`load_plan`).
-
-    Raises:
-        ArgumentError: the plan was made for another model. Others as :func:`onnxamp.convert_model`.
-    """
-    return convert_with(model, plan_policy(plan), plan.opset, plan)
-
-
-def plan_policy(plan: Plan) -> Policy:
-    """The policy under which a plan is replayed."""
-    return make_policy(
-        plan.level, dtype=plan.dtype, target=plan.target, hazards=plan.heeded, keep_io_types=plan.keep_io_types,
-        freeze_defaults=plan.freeze_defaults, keep_functions=plan.keep_functions, fold=plan.fold,
-    )  # fmt: skip
+        Raises:
+            ArgumentError: the user wants one file, which protobuf could not hold.
+        """
+        size = stock.size - low_bytes // 2
+        if self.external_data == "never" and size > INLINE_LIMIT:
+            raise ArgumentError(
+                f"{size} bytes of weights do not fit into one file: protobuf ends at 2 GiB; use external data."
+            )
+        is_needed = size > INLINE_LIMIT or bool(stock.files)
+        return self.external_data == "always" or (self.external_data == "auto" and is_needed)
 
 
 @no_collections()
-def convert_file(
-    src: str | PathLike[str],
-    dst: str | PathLike[str],
-    level: str = "O2",
-    *,
-    opset: int | None = None,
-    plan: Plan | None = None,
-    external_data: str = "auto",
-    shard_bytes: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    **wishes: Any,
-) -> Conversion:
-    """:func:`onnxamp.convert_file` at a level that needs no measurements, or as a plan says."""
-    if external_data not in ("auto", "always", "never"):
-        raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {external_data!r}.")
-    if shard_bytes is not None and not (shard_bytes > 0 and external_data != "never"):
-        raise ArgumentError(f"shard_bytes must be positive, and is for external data alone, not {shard_bytes!r}.")
-    policy = plan_policy(plan) if plan else make_policy(level, **wishes)
-    check_decided(policy, plan)
-    source, target = Path(src), Path(dst)
-    if target.is_dir():
-        raise ArgumentError(f"The output {str(target)!r} is a folder: name a file.")
-    proto, base_dir = load_model(source), folder_of(source)
-    target = target.resolve() if target.is_symlink() else target
-    is_same = target.exists() and target.samefile(source)
-    stock = take_stock(proto, base_dir)
+def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | None = None) -> Conversion:
+    """Convert a model that was read from a file, and write the result whole or not at all.
+
+    Raises:
+        ArgumentError: the target holds weights of the model. OutputError: it cannot be written. Others as
+            :func:`convert`.
+    """
+    assert model.path is not None
+    source, stock = model.path, model.stock
+    target = sink.target.resolve() if sink.target.is_symlink() else sink.target
     if target.resolve() in stock.files:
         raise ArgumentError(f"{str(target)!r} holds weights of the model: give the output another name.")
-    keep = frozenset() if is_same else stock.files
-    opset = plan.opset if plan else opset
-    prepared, notes, wanted = prepare(proto, policy, opset, base_dir)
-    analysis = analyse(prepared, policy, base_dir=base_dir, replay=plan.decisions() if plan else None)
-    made, summary = make_plan(analysis, opset), summarize(analysis)
-    found = () if plan else (opset_hint(prepared, analysis, base_dir), fold_hint(prepared, analysis, base_dir))
-    hints = tuple(filter(None, found))
-    external = _wants_external(external_data, stock, summary)
-    converter = WeightConverter(policy.low, base_dir, deferred=True)
-    if analysis.edits:
-        kept = promise(analysis.view, analysis.types, policy)
-        apply_edits(analysis.view, analysis.edits, prepared, converter)
-        kept.check(prepared)
-    elif not wanted:
-        prepared, notes = proto, []
-        is_beside = base_dir.resolve() == target.resolve().parent
-        if bool(stock.files) == external and shard_bytes is None and (not external or is_beside):
-            copy_file(source, target, keep | stock.files)
-            return Conversion(source, target, made, summary, hints, {}, stock.size, stock.size)
-    total = save_model(prepared, target, converter, external=external, shard_bytes=shard_bytes, keep=keep,
-               progress=progress)  # fmt: skip
-    return Conversion(source, target, made, summary, (*notes, *hints), converter.counts(), stock.size, total)
-
-
-def _wants_external(wish: str, stock: Stock, summary: Summary) -> bool:
-    """Whether the result's weights go to a data file.
-
-    Raises:
-        ArgumentError: the user wants one file, which protobuf could not hold.
-    """
-    size = stock.size - summary.low_weight_bytes // 2
-    if wish == "never" and size > INLINE_LIMIT:
-        raise ArgumentError(
-            f"{size} bytes of weights do not fit into one file: protobuf ends at 2 GiB; use external data."
-        )
-    return wish == "always" or (wish == "auto" and (size > INLINE_LIMIT or bool(stock.files)))
-
-
-def load_any(model: Any) -> ModelProto:
-    """A ModelProto from a ModelProto or a path; external data of a path is loaded.
-
-    Raises:
-        ArgumentTypeError: it is neither. ModelError: the file is no model.
-    """
-    proto, base_dir = _locate(model)
-    if base_dir is not None:
-        load_external_data(proto, base_dir)
-    return proto
-
-
-def _locate(model: Any) -> tuple[ModelProto, Path | None]:
-    if isinstance(model, ModelProto):
-        check_wellformed(model)
-        return model, None
-    if isinstance(model, (str, PathLike)):
-        path = Path(model)
-        return load_model(path), folder_of(path)
-    raise ArgumentTypeError(
-        f"model must be an onnx.ModelProto, a path or an onnx-graphsurgeon Graph, not {type(model).__name__}."
+    keep = frozenset() if target.exists() and target.samefile(source) else stock.files
+    made = convert(model, options, plan, deferred=True)
+    analysis = made.analysis
+    summary = summarize(analysis)
+    external = sink.is_external(stock, summary.low_weight_bytes)
+    hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis))))
+    notes = (*made.prepared.notes, *hints) if made.changed else hints
+    is_beside = source.absolute().parent.resolve() == target.resolve().parent
+    if not made.changed and bool(stock.files) == external and sink.shard_bytes is None and (not external or is_beside):
+        copy_file(source, target, keep | stock.files)
+        return Conversion(source, target, make_plan(analysis), summary, hints, {}, stock.size, stock.size)
+    total = save_model(
+        made.proto,
+        target,
+        made.weights,
+        external=external,
+        shard_bytes=sink.shard_bytes,
+        keep=keep,
+        progress=sink.progress,
     )
+    return Conversion(source, target, make_plan(analysis), summary, notes, made.weights.counts(), stock.size, total)
+
+
+def _copy(proto: ModelProto) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    return copy

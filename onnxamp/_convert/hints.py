@@ -1,52 +1,90 @@
-"""What a newer opset would give: kernels and types that the model's opset does not have."""
+"""What an option that was not given would save: a newer opset, or folding. Computed from the analysis, never guessed.
 
-from pathlib import Path
+The problem is solved again with the pins in question taken away; nothing is analysed twice.
+"""
 
-from onnx import ModelProto
+from typing import Final
 
-from onnxamp._convert.analysis import Analysis, analyse
-from onnxamp._decide.policy import Level
+from onnxamp._convert.analysis import Analysis
+from onnxamp._decide.pins import find_pins
+from onnxamp._decide.precision import CutProblem
 from onnxamp._decide.verdicts import Reason
-from onnxamp._dtypes import FLOAT, retyped
-from onnxamp._errors import OnnxAmpError
-from onnxamp._graph.view import Node
+from onnxamp._dtypes import FLOAT, LOW_TYPES, retyped
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import newer_versions
+from onnxamp._options.options import Level
+from onnxamp._patterns.match import Reading
+from onnxamp._rewrite.fold.fold import reachable, told
+from onnxamp._rewrite.fold.folds import Fold
+from onnxamp._rewrite.fold.search import find_folds
+from onnxamp._rewrite.plan_edits import plan_edits
 from onnxamp._target.kernels import freedom
 
 
-def opset_hint(model: ModelProto, analysis: Analysis, base_dir: Path | None) -> str | None:
+def opset_hint(analysis: Analysis) -> str | None:
     """How many Casts vanish with a newer opset, if nodes stay float32 only because of the model's.
 
-    M is the first opset at which all those ops that ever get a low kernel have one. The model is analysed a second
-    time as if it had that opset; nothing is upgraded.
+    M is the first opset at which all those ops that ever get a low-precision kernel have one. Nothing is upgraded.
     """
-    if analysis.policy.level == Level.O0:
+    if analysis.options.level == Level.O0:
         return None
-    current, wanted, known = analysis.view.book.opsets[""], 0, dict[tuple[str, int], int]()
-    for node in analysis.view.nodes:
-        if node.signature is None or node.signature.domain or not _is_held_back(analysis, node):
-            continue
+    graph, wanted, first = analysis.graph, 0, dict[tuple[str, int], int]()
+    held_back = [node for node in graph.nodes if _is_held_back(analysis, node)]
+    for node in held_back:
+        assert node.signature is not None
         key = (node.key, node.signature.since)
-        if key not in known:
-            known[key] = _first_opset(analysis, node)
-        wanted = max(wanted, known[key])
+        if key not in first:
+            first[key] = _first_opset(analysis, node)
+        wanted = max(wanted, first[key])
+    current = graph.book.opsets[""]
     if wanted <= current:
         return None
-    opsets = {**analysis.view.book.opsets, "": wanted}
-    try:
-        casts = len(analyse(model, analysis.policy, base_dir=base_dir, opsets=opsets).edits.casts)
-    except OnnxAmpError:
-        return None
-    saved, before = len(analysis.edits.casts) - casts, len(analysis.edits.casts)
-    ops = ", ".join(sorted({key for (key, _), version in known.items() if version}))
+    freed = {node.index for node in held_back if node.signature and first[node.key, node.signature.since]}
+    before = len(analysis.edits.casts)
+    saved = before - _casts_without(analysis, freed, {Reason.NO_KERNEL})
+    ops = ", ".join(sorted({key for (key, _), version in first.items() if version}))
     if saved > 0:
-        return f"{saved} of {before} new Casts vanish with --opset {wanted}, which brings low kernels for {ops}."
-    return f"--opset {wanted} brings low kernels for {ops}; at opset {current} there are none."
+        return (
+            f"{saved} of {before} new Casts vanish with --opset {wanted}, which brings low-precision kernels for {ops}."
+        )
+    return f"--opset {wanted} brings low-precision kernels for {ops}; at opset {current} there are none."
+
+
+def fold_hint(analysis: Analysis) -> str | None:
+    """Which patterns of the model are decomposed, and how many Casts folding them would save; None where none are."""
+    options, graph = analysis.options, analysis.graph
+    if options.fold or options.level == Level.O0:
+        return None
+    folds = graph.ask(find_folds, with_weights=False)
+    opset = reachable(graph, folds, options.target, None)
+    folds = [fold for fold in folds if fold.opset <= opset]
+    if not folds:
+        return None
+    text = f"{_are(folds)} decomposed into single ops; --fold makes one op of each"
+    freed = {node for fold in folds if fold.op not in options.black for node in fold.nodes}
+    before = len(analysis.edits.casts)
+    saved = before - _casts_without(analysis, freed, {Reason.ISLAND, Reason.EPSILON}) if freed else 0
+    if saved > 0:
+        text = f"{text}, and saves {saved} of {before} Casts"
+    if options.level in (Level.O1, Level.O2) and any(fold.op in options.black for fold in folds):
+        text = f"{text}. With --lists fast normalisations can then be low precision, too"
+    return f"{text}."
+
+
+def _casts_without(analysis: Analysis, nodes: set[int], reasons: set[Reason]) -> int:
+    """New Casts if these reasons did not pin these nodes to float32."""
+    problem = analysis.problem
+    pins = find_pins(problem, freed={node: frozenset(reasons) for node in nodes})
+    decision = CutProblem(problem, pins).decide(explained=False)
+    return len(plan_edits(problem, decision).casts)
 
 
 def _is_held_back(analysis: Analysis, node: Node) -> bool:
-    """Whether the node is float32 for want of a kernel, or because its schema does not admit the low type yet."""
+    """Whether the node is float32 for want of a kernel, or because its schema does not admit the type yet."""
+    if node.signature is None or node.signature.domain:
+        return False
     bound = analysis.terms.bound.get(node.index, {})
     variables = analysis.terms.of_node.get(node.index, {})
     for variable in variables.values():
@@ -59,15 +97,46 @@ def _is_held_back(analysis: Analysis, node: Node) -> bool:
 
 def _first_opset(analysis: Analysis, node: Node) -> int:
     """First opset at which all of the node's float32 parameters may be low on the target; 0 if there is none."""
-    policy, bound = analysis.policy, analysis.terms.bound[node.index]
+    options, bound = analysis.options, analysis.terms.bound[node.index]
     params = [param for param, found in bound.items() if found == FLOAT]
     assert node.signature is not None
     for signature in newer_versions(node.signature):
-        low = retyped(FLOAT, policy.low)
+        low = retyped(FLOAT, options.low)
         admitted = [param for param in params if low in signature.params.get(param, ())]
         if not admitted:
             continue
-        found = freedom(policy.target, node.key, signature, bound, admitted, policy.low, node.proto)
+        found = freedom(options.target, node.key, signature, bound, admitted, options.low, node.proto)
         if len(admitted) == len(params) and not found.high:
             return signature.since
     return 0
+
+
+def _are(folds: list[Fold]) -> str:
+    return f"{told(folds)} {'is' if len(folds) == 1 else 'are'}"
+
+
+def decomposed(graph: Graph) -> str | None:
+    """What is decomposed in a model that may be low precision already, and how many Casts stand around it."""
+    folds = graph.ask(find_folds, with_weights=False)
+    if not folds:
+        return None
+    casts = set().union(*(_casts_around(graph, fold) for fold in folds))
+    around = f", with {len(casts)} Cast{'' if len(casts) == 1 else 's'} around" if casts else ""
+    return f"{_are(folds)} decomposed into single ops{around}"
+
+
+def _casts_around(graph: Graph, fold: Fold) -> set[int]:
+    """Casts between floats among the nodes, right before and right behind them."""
+    reading, found = graph.ask(Reading), set[int]()
+    read = {reading.passed_on(value) for index in fold.nodes for value in graph.nodes[index].inputs if value != ABSENT}
+    before = map(graph.producer, read)
+    behind = (node for value in graph.nodes[fold.last].outputs for node, _ in graph.consumers(value))
+    for node in (*map(graph.nodes.__getitem__, fold.nodes), *before, *behind):
+        if node is not None and node.key == "Cast":
+            ends = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
+            if ends[0] != ends[1] and _FLOATS.issuperset(ends):
+                found.add(node.index)
+    return found
+
+
+_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,21 @@ from onnxamp._decide.pins import variable_keys
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
+from onnxamp._options.options import Options
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON form."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """What was decided for one variable. ``key`` names scope, node and type parameter."""
+    """What was decided for one precision variable.
+
+    ``key`` names scope, node and type parameter; ``node`` is the node's label, empty for an initializer.
+    """
 
     key: str
+    node: str
     op: str
     low: bool
     reason: str
@@ -43,23 +49,28 @@ class HazardRow:
 class Plan:
     """Which float lives in which precision, and why. ``str(plan)`` is a table; ``cost`` is that of the cut."""
 
-    level: str
-    dtype: str
-    target: str
-    keep_io_types: bool | tuple[str, ...]
-    freeze_defaults: bool
-    keep_functions: bool
-    opset: int | None
-    """The opset that the model was upgraded to on request."""
+    options: Options
+    """What was asked for; replaying the plan needs the lists no more."""
     rows: tuple[PlanRow, ...]
     hazards: tuple[HazardRow, ...]
-    heeded: bool
-    """Whether the hazards were kept in float32, or only noted (``hazards=False``)."""
     casts: int
     cost: int
     warnings: tuple[str, ...]
-    fold: bool = False
-    """Whether what is written out was folded before."""
+
+    @property
+    def level(self) -> str:
+        """The level, as in "O2"."""
+        return str(self.options.level)
+
+    @property
+    def dtype(self) -> str:
+        """The low-precision type: "float16" or "bfloat16"."""
+        return self.options.dtype
+
+    @property
+    def target(self) -> str:
+        """Where the result will run, as in "cuda"."""
+        return self.options.target
 
     def decisions(self) -> dict[str, bool]:
         """Variable key -> whether it is low."""
@@ -69,13 +80,18 @@ class Plan:
         """(op type, low) -> number of variables."""
         return Counter((row.op, row.low) for row in self.rows)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON.
 
         Raises:
             OutputError: the file cannot be written.
         """
-        write_file(Path(path), (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode())
+        data = {
+            "format": FORMAT, "options": self.options.as_json(), "rows": [asdict(row) for row in self.rows],
+            "hazards": [asdict(row) for row in self.hazards], "casts": self.casts, "cost": self.cost,
+            "warnings": self.warnings,
+        }  # fmt: skip
+        write_file(Path(path), (json.dumps(data, indent=1) + "\n").encode())
 
     def __str__(self) -> str:
         head = f"{self.level} {self.dtype} for {self.target}: {self.casts} new Casts, cost {self.cost}"
@@ -88,25 +104,24 @@ class Plan:
         return "\n".join([head, *body])
 
 
-def make_plan(analysis: Analysis, opset: int | None = None) -> Plan:
-    """The plan that an analysis amounts to; ``opset`` is what the model was to be upgraded to before."""
-    view, rows, variables = analysis.view, [], analysis.terms.variables
-    for key, variable, verdict in zip(
-        variable_keys(view, variables), variables, analysis.decision.verdicts, strict=True
-    ):
-        op = "initializer" if variable.node == ABSENT else view.nodes[variable.node].key
-        rows.append(PlanRow(key, op, verdict.low, verdict.reason.value, verdict.detail))
+def make_plan(analysis: Analysis) -> Plan:
+    """The plan that an analysis amounts to."""
+    graph, rows, variables = analysis.graph, [], analysis.terms.variables
+    keys = variable_keys(graph, variables)
+    for key, variable, verdict in zip(keys, variables, analysis.decision.verdicts, strict=True):
+        node = None if variable.node == ABSENT else graph.nodes[variable.node]
+        label, op = ("", "initializer") if node is None else (node.label, node.key)
+        rows.append(PlanRow(key, label, op, verdict.low, verdict.reason.value, verdict.detail))
     hazards = tuple(
-        HazardRow(view.nodes[h.node].label, view.nodes[h.node].key, _is_low(analysis, h.node), h.reason.value, h.detail)
-        for h in analysis.hazards
+        HazardRow(
+            graph.nodes[h.node].label, graph.nodes[h.node].key, _is_low(analysis, h.node), h.reason.value, h.detail
+        )
+        for h in analysis.problem.hazards
         if analysis.terms.of_node.get(h.node)
     )
-    policy = analysis.policy
     return Plan(
-        str(policy.level), policy.low.name, policy.target,
-        policy.keep_io if isinstance(policy.keep_io, bool) else tuple(sorted(policy.keep_io)),
-        policy.freeze_defaults, policy.keep_functions, opset, tuple(rows), hazards, policy.hazards,
-        len(analysis.edits.casts), analysis.decision.cost, analysis.pins.warnings, policy.fold,
+        analysis.options, tuple(rows), hazards, len(analysis.edits.casts), analysis.decision.cost,
+        analysis.pins.warnings,
     )  # fmt: skip
 
 
@@ -115,7 +130,7 @@ def _is_low(analysis: Analysis, node: int) -> bool:
     return any(analysis.decision.low[variable] for variable in analysis.terms.of_node[node].values())
 
 
-def load_plan(path: str | Path) -> Plan:
+def load_plan(path: str | PathLike[str]) -> Plan:
     """Read a plan that :meth:`Plan.save` wrote.
 
     Raises:
@@ -127,16 +142,11 @@ def load_plan(path: str | Path) -> Plan:
             raise ArgumentError(f"The plan {str(path)!r} has format {data['format']!r}, this onnxamp reads {FORMAT}.")
         rows = tuple(PlanRow(**row) for row in data["rows"])
         hazards = tuple(HazardRow(**row) for row in data["hazards"])
-        kept = data["keep_io_types"]
-        return Plan(
-            data["level"], data["dtype"], data["target"], kept if isinstance(kept, bool) else tuple(kept),
-            bool(data["freeze_defaults"]), bool(data["keep_functions"]),
-            None if data["opset"] is None else int(data["opset"]), rows, hazards, bool(data["heeded"]),
-            int(data["casts"]), int(data["cost"]), tuple(data["warnings"]), bool(data.get("fold")),
-        )  # fmt: skip
+        options, warnings = Options.from_json(data["options"]), tuple(data["warnings"])
+        return Plan(options, rows, hazards, int(data["casts"]), int(data["cost"]), warnings)
     except OSError as error:
         raise ArgumentError(f"Cannot read the plan {str(path)!r}: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        if isinstance(error, ArgumentError):
+    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+        if isinstance(error, ArgumentError) and "format" in str(error):
             raise
         raise ArgumentError(f"{str(path)!r} is not a plan of onnxamp's: write one with --save-plan.") from None

@@ -37,27 +37,27 @@ class Summary:
 
 def summarize(analysis: Analysis) -> Summary:
     """Count. Complexity: linear in nodes."""
-    view, edits = analysis.view, analysis.edits
+    graph, edits = analysis.graph, analysis.edits
     nodes: Counter[str] = Counter()
     before: Counter[str] = Counter()
     ops: Counter[tuple[str, str]] = Counter()
-    for node in view.nodes:
+    for node in graph.nodes:
         if node.key in ("Cast", "Constant") or node.key in op_facts().control_flow:
             continue
         precision = _precision(analysis, node.index)
         nodes[precision] += 1
         before[_by_types(analysis, node)] += 1
         ops[node.key, precision] += 1
-    casts = sum(node.key == "Cast" for node in view.nodes)
+    casts = sum(node.key == "Cast" for node in graph.nodes)
     low = sum(
         stored_bytes(tensor)
-        for scope in view.scopes
+        for scope in graph.scopes
         for tensor in scope.proto.initializer
         if scope.names[tensor.name] in edits.weights
     )
-    unknown = sorted({node.key for node in view.nodes if node.signature is None})
-    fallbacks = tuple((view.nodes[n].label, view.nodes[n].key) for n in analysis.pins.fallbacks)
-    overridable = tuple(v.name for v in view.overridable() if analysis.types[v.index] == FLOAT)
+    unknown = sorted({node.key for node in graph.nodes if node.signature is None})
+    fallbacks = tuple((graph.nodes[n].label, graph.nodes[n].key) for n in analysis.pins.fallbacks)
+    overridable = tuple(v.name for v in graph.overridable() if analysis.graph.types[v.index] == FLOAT)
     return Summary(
         nodes, before, ops, casts, len(edits.casts), len(edits.removed), low, fallbacks, tuple(unknown), overridable
     )
@@ -65,7 +65,7 @@ def summarize(analysis: Analysis) -> Summary:
 
 def _precision(analysis: Analysis, index: int) -> str:
     """In which precision a node computes, from the terms of its ports."""
-    node, terms, decision = analysis.view.nodes[index], analysis.terms, analysis.decision
+    node, terms, decision = analysis.graph.nodes[index], analysis.terms, analysis.decision
     found = {decision.is_low(variable) for variable in terms.of_node.get(index, {}).values()}
     if len(found) == 2:
         return "mixed"
@@ -76,7 +76,7 @@ def _precision(analysis: Analysis, index: int) -> str:
 
 def _by_types(analysis: Analysis, node: Node) -> str:
     """In which precision the original node computes."""
-    types = {analysis.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
+    types = {analysis.graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
     if FLOAT in types:
         return "float32"
-    return "low" if analysis.policy.low.tensor in types else "no floats"
+    return "low" if analysis.options.low.tensor in types else "no floats"

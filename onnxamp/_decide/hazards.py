@@ -14,60 +14,60 @@ from onnxamp._decide.masks import masks
 from onnxamp._decide.positions import index_paths, position_paths
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import LowType
-from onnxamp._graph.scene import Scene
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import SENTINEL
 from onnxamp._ops.facts import is_exact, op_facts
-from onnxamp._patterns.islands import magnitudes, softmax_islands
+from onnxamp._patterns.islands import absorbed_casts, decomposed_norms, magnitudes, softmax_islands
 
-Rule = Callable[[Scene], Iterator[Hazard]]
+Rule = Callable[[Graph, LowType], Iterator[Hazard]]
 
 
-def find_hazards(scene: Scene) -> list[Hazard]:
+def find_hazards(graph: Graph, low: LowType) -> list[Hazard]:
     """All hazards of a model, in the order of its nodes; a node may have several."""
-    found = [hazard for rule in RULES for hazard in rule(scene)]
+    found = [hazard for rule in RULES for hazard in rule(graph, low)]
     unique = {(hazard.node, hazard.reason): hazard for hazard in reversed(found)}
     return sorted(unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value))
 
 
-def constant_ranges(scene: Scene) -> Iterator[Hazard]:
+def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Constants beyond the low range that are no sentinels keep their consumers in float32, and what these make."""
     seen: set[int] = set()
-    for node in scene.view.nodes:
-        for _, value in scene.float_inputs(node):
-            beyond = _beyond(scene, node, value)
-            if beyond is None or _carries(scene, node):
+    for node in graph.nodes:
+        for _, value in graph.float_inputs(node):
+            beyond = _beyond(graph, low, node, value)
+            if beyond is None or _carries(graph, node):
                 continue
-            name = scene.view.values[value].name
-            why = f"{name!r} holds {beyond:.6g}; {scene.low.name} ends at {scene.low.max_finite:.6g}"
+            name = graph.values[value].name
+            why = f"{name!r} holds {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
             yield Hazard(node.index, Reason.RANGE, why)
-            for reader in _readers(scene, node, seen):
+            for reader in _readers(graph, node, seen):
                 yield Hazard(reader.index, Reason.RANGE, f"reads what {node.label!r} made of a constant out of range")
 
 
-def _beyond(scene: Scene, node: Node, value: int) -> float | None:
+def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
     """A number of the constant that is out of range, or a factor that brings values of a few units out of it."""
-    stats = scene.constants.stats(value)
+    stats = graph.constants.stats(value)
     if stats is None:
         return None
-    grows = node.key == "Mul" and stats.uniform is not None and scene.low.max_finite / 8 < abs(stats.uniform) < SENTINEL
-    return stats.uniform if grows else stats.out_of_range
+    grows = node.key == "Mul" and stats.uniform is not None and low.max_finite / 8 < abs(stats.uniform) < SENTINEL
+    return stats.uniform if grows else stats.out_of_range(low)
 
 
-def epsilons(scene: Scene) -> Iterator[Hazard]:
+def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Tiny uniform constants keep their consumer in float32, and what they guard against zero with it."""
     walks = _Walks()
-    for node in scene.view.nodes:
+    for node in graph.nodes:
         if node.key not in op_facts().hazard["epsilon_ops"]:
             continue
-        for position, value in scene.float_inputs(node):
-            number = scene.constants.uniform(value)
-            if number is None or not _is_lost(number, scene.low, node.key):
+        for position, value in graph.float_inputs(node):
+            number = graph.constants.uniform(value)
+            if number is None or not _is_lost(number, low, node.key):
                 continue
-            name = scene.view.values[value].name
-            yield Hazard(node.index, Reason.EPSILON, f"{name!r} is {number:.6g}, which {scene.low.name} cannot hold")
+            name = graph.values[value].name
+            yield Hazard(node.index, Reason.EPSILON, f"{name!r} is {number:.6g}, which {low.name} cannot hold")
             if (node.key, position) != ("Div", 1) and node.key != "Mul":
-                yield from _guarded(scene, node, walks)
+                yield from _guarded(graph, node, walks)
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class _Walks:
     leading: set[int] = field(default_factory=set)
 
 
-def _guarded(scene: Scene, node: Node, walks: _Walks) -> Iterator[Hazard]:
+def _guarded(graph: Graph, node: Node, walks: _Walks) -> Iterator[Hazard]:
     """Ops behind an epsilon whose result explodes if the guarded value becomes zero on the way.
 
     Complexity: linear for all epsilons of a model together; a walk ends where an earlier one has been.
@@ -89,7 +89,7 @@ def _guarded(scene: Scene, node: Node, walks: _Walks) -> Iterator[Hazard]:
     stack = [node]
     while stack:
         last = stack.pop()
-        for reader, port in scene.view.consumers(last.outputs[0]):
+        for reader, port in graph.consumers(last.outputs[0]):
             if reader.index in previous or reader.index == node.index:
                 continue
             previous[reader.index] = last.index
@@ -104,20 +104,20 @@ def _guarded(scene: Scene, node: Node, walks: _Walks) -> Iterator[Hazard]:
                     yield Hazard(between, Reason.EPSILON, why)
                     between = previous[between]
             if is_end and reader.key == "Log":
-                yield from _small_numbers(scene, node)
-            carries = (is_exact(reader.proto) or reader.key == "Sqrt") and scene.is_float_output(reader)
+                yield from _small_numbers(graph, node)
+            carries = (is_exact(reader.proto) or reader.key == "Sqrt") and graph.is_float_output(reader)
             if carries and reader.index not in walks.seen:
                 walks.seen.add(reader.index)
                 stack.append(reader)
     walks.leading |= kept
 
 
-def _small_numbers(scene: Scene, node: Node) -> Iterator[Hazard]:
+def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
     """What computes the argument of a logarithm that is guarded by a tiny number: such numbers occur in it."""
     walk, stack, seen = op_facts().hazard["spectral_arithmetic"], [node], {node.index}
     while stack and len(seen) < _SPECTRAL_REACH:
-        for _, value in scene.float_inputs(stack.pop()):
-            producer = scene.view.producer(value)
+        for _, value in graph.float_inputs(stack.pop()):
+            producer = graph.producer(value)
             if producer is not None and producer.index not in seen and producer.key in walk:
                 seen.add(producer.index)
                 stack.append(producer)
@@ -138,13 +138,13 @@ def _is_lost(number: float, low: LowType, key: str) -> bool:
     return abs(rounded - abs(number)) > 4 * low.epsilon * abs(number)
 
 
-def large_reductions(scene: Scene) -> Iterator[Hazard]:
+def large_reductions(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Sums over so many elements that terms of magnitude 1 come within a factor of 8 of the largest finite number."""
-    limit = scene.low.max_finite / 8
-    for node in scene.view.nodes:
+    limit = low.max_finite / 8
+    for node in graph.nodes:
         if node.key not in op_facts().hazard["growing_reductions"] or ABSENT in (node.input(0), node.outputs[0]):
             continue
-        before, after = scene.shapes[node.inputs[0]], scene.shapes[node.outputs[0]]
+        before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
         if before is None or after is None or None in before or None in after or prod(after) == 0:  # type: ignore[arg-type]
             continue
         count = prod(before) // max(prod(after), 1)  # type: ignore[arg-type]
@@ -152,68 +152,68 @@ def large_reductions(scene: Scene) -> Iterator[Hazard]:
             yield Hazard(node.index, Reason.REDUCTION, f"sums {count} elements at a time")
 
 
-def quantized_units(scene: Scene) -> Iterator[Hazard]:
+def quantized_units(graph: Graph, _low: LowType) -> Iterator[Hazard]:
     """Quantize and dequantize nodes, and what stands between them: ONNX Runtime fuses these into integer kernels."""
-    view, facts = scene.view, op_facts()
-    for node in view.nodes:
+    facts = op_facts()
+    for node in graph.nodes:
         if node.key in facts.quantize | facts.dequantize:
             yield Hazard(node.index, Reason.QDQ, "quantizes or dequantizes")
             continue
-        producers = [view.producer(value) for _, value in scene.float_inputs(node)]
+        producers = [graph.producer(value) for _, value in graph.float_inputs(node)]
         fed = [p is not None and p.key in facts.dequantize for p in producers]
         feeds = any(
             reader.key in facts.quantize and port == 0
             for value in node.outputs
-            for reader, port in view.consumers(value)
+            for reader, port in graph.consumers(value)
         )
         if (fed and all(fed)) or (feeds and node.key not in facts.kernel_free):
             yield Hazard(node.index, Reason.QDQ, "stands between dequantize and quantize nodes")
 
 
-def integer_products(scene: Scene) -> Iterator[Hazard]:
+def integer_products(graph: Graph, _low: LowType) -> Iterator[Hazard]:
     """From an integer product's sum to its scaled result: out of range before, and one fused kernel together."""
     seen: set[int] = set()
-    for node in scene.view.nodes:
+    for node in graph.nodes:
         if node.key not in op_facts().hazard["integer_products"]:
             continue
         stack = [node]
         while stack:
-            for reader, _ in scene.view.consumers(stack.pop().outputs[0]):
-                scales = reader.key == "Mul" or (reader.key == "Add" and _adds_constant(scene, reader))
+            for reader, _ in graph.consumers(stack.pop().outputs[0]):
+                scales = reader.key == "Mul" or (reader.key == "Add" and _adds_constant(graph, reader))
                 if reader.index in seen or not (scales or reader.key == "Cast"):
                     continue
                 seen.add(reader.index)
                 stack.append(reader)
                 yield Hazard(reader.index, Reason.QDQ, f"scales what {node.label!r} sums up in integers")
-                makers = [scene.view.producer(value) for _, value in scene.float_inputs(reader)]
+                makers = [graph.producer(value) for _, value in graph.float_inputs(reader)]
                 for maker in makers if reader.key == "Mul" else ():
                     if maker is not None and maker.key == "Mul":
                         yield Hazard(maker.index, Reason.QDQ, f"makes the scale of {node.label!r}")
 
 
-def _adds_constant(scene: Scene, node: Node) -> bool:
-    return any(scene.constants.is_constant(value) for _, value in scene.float_inputs(node))
+def _adds_constant(graph: Graph, node: Node) -> bool:
+    return any(graph.constants.is_constant(value) for _, value in graph.float_inputs(node))
 
 
-def index_hazards(scene: Scene) -> Iterator[Hazard]:
+def index_hazards(graph: Graph, _low: LowType) -> Iterator[Hazard]:
     """Integers, positions and sizes carried in floats; see :mod:`onnxamp._decide.positions`."""
-    yield from index_paths(scene.view, scene.types)
-    yield from position_paths(scene.view, scene.types, scene.constants)
+    yield from index_paths(graph)
+    yield from position_paths(graph)
 
 
-def islands(scene: Scene) -> Iterator[Hazard]:
+def islands(graph: Graph, _low: LowType) -> Iterator[Hazard]:
     """Normalisations and softmaxes written out as single ops; see :mod:`onnxamp._patterns.islands`."""
-    for root, nodes in scene.norms:
+    for root, nodes in graph.ask(decomposed_norms):
         for index in nodes:
             yield Hazard(index, Reason.ISLAND, f"part of the normalisation around {root.label!r}")
-    yield from softmax_islands(scene.view, scene.types)
-    yield from magnitudes(scene.view, scene.types, scene.constants)
+    yield from softmax_islands(graph)
+    yield from magnitudes(graph)
 
 
-def swallowed_casts(scene: Scene) -> Iterator[Hazard]:
+def swallowed_casts(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Producers whose up-cast a fusion would swallow: in float32 instead, the Casts are no more than before."""
-    for value, mean in scene.swallowing.items():
-        producer = scene.view.producer(value)
+    for value, mean in graph.ask(absorbed_casts, low).items():
+        producer = graph.producer(value)
         if producer is not None:
             why = f"a Cast in front of {mean!r} would be swallowed by the fusion of the norm, and nothing would load"
             yield Hazard(producer.index, Reason.FUSION, why)
@@ -232,22 +232,22 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _carries(scene: Scene, node: Node) -> bool:
+def _carries(graph: Graph, node: Node) -> bool:
     """Whether the node only hands the constant on: then its consumers are judged instead."""
-    return bool(node.outputs) and scene.constants.stats(node.outputs[0]) is not None
+    return bool(node.outputs) and graph.constants.stats(node.outputs[0]) is not None
 
 
-def _readers(scene: Scene, node: Node, seen: set[int]) -> Iterator[Node]:
+def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
     """Nodes that read the node's outputs, directly or through exact ops (which are among them), and were not ``seen``.
 
     They are added to ``seen``, so that all walks of a model together stay linear.
     """
     stack = list(node.outputs)
     while stack:
-        for reader, _ in scene.view.consumers(stack.pop()):
+        for reader, _ in graph.consumers(stack.pop()):
             if reader.index in seen:
                 continue
             seen.add(reader.index)
             yield reader
-            if is_exact(reader.proto) and scene.is_float_output(reader):
+            if is_exact(reader.proto) and graph.is_float_output(reader):
                 stack.append(reader.outputs[0])

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._graph.scene import Scene
+from onnxamp._dtypes import LowType
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL, ConstantStats
 from onnxamp._ops.facts import op_facts
 
 
-def masks(scene: Scene) -> Iterator[Hazard]:
+def masks(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Large constants that are no sentinels on their way to a Softmax: the whole way stays float32.
 
     Large means that the low type steps by more than 1 there, so that score + mask forgets the score: a row that is
@@ -17,87 +18,87 @@ def masks(scene: Scene) -> Iterator[Hazard]:
 
     Complexity: linear; a way is walked once, however many of its nodes read large constants.
     """
-    leading = _leading(scene)
+    leading = _leading(graph)
     walked: set[int] = set()
     kept: set[int] = set()
-    for node in scene.view.nodes:
+    for node in graph.nodes:
         if node.index not in leading or node.index in kept:
             continue  # where a node is kept, so is its whole way
-        for _, value in scene.float_inputs(node):
-            stats = scene.constants.stats(value)
-            found, path = None if stats is None else _large(scene, stats), list[int]()
-            if stats is not None and found is None and _holds_sentinel(scene, value):
+        for _, value in graph.float_inputs(node):
+            stats = graph.constants.stats(value)
+            found, path = None if stats is None else _large(low, stats), list[int]()
+            if stats is not None and found is None and _holds_sentinel(graph, low, value):
                 if node.index not in walked:
-                    path = mask_path(scene, node)
+                    path = mask_path(graph, node)
                     walked.update(path)
-                if any(_stays_high(scene, maker) for maker in _makers(scene, value, path)):
+                if any(_stays_high(low, maker) for maker in _makers(graph, value, path)):
                     found = stats.largest  # cast down as it is, it would be infinite
             if found is not None:
-                path = path or mask_path(scene, node)
+                path = path or mask_path(graph, node)
                 kept.update(path)
                 for index in path:
                     yield Hazard(index, Reason.MASK, f"carries the mask value {found:.6g} to its Softmax")
 
 
-def _large(scene: Scene, stats: ConstantStats) -> float | None:
+def _large(low: LowType, stats: ConstantStats) -> float | None:
     """A number of the constant that is large and no sentinel."""
-    large = stats.uniform if stats.uniform is not None and abs(stats.uniform) * scene.low.epsilon >= 1 else None
-    return large if large is not None and abs(large) < SENTINEL else stats.out_of_range
+    large = stats.uniform if stats.uniform is not None and abs(stats.uniform) * low.epsilon >= 1 else None
+    return large if large is not None and abs(large) < SENTINEL else stats.out_of_range(low)
 
 
-def sentinel_paths(scene: Scene) -> list[list[int]]:
+def sentinel_paths(graph: Graph, low: LowType) -> list[list[int]]:
     """Node groups that take one precision: the ops between a sentinel constant and its Softmax, with the Softmax."""
     groups = []
-    leading = _leading(scene)
+    leading = _leading(graph)
     walked: set[int] = set()
-    for node in scene.view.nodes:
+    for node in graph.nodes:
         if node.index in leading:
-            values = [value for _, value in scene.float_inputs(node) if _holds_sentinel(scene, value)]
-            path = [] if not values else [node.index] if node.index in walked else mask_path(scene, node)
+            values = [value for _, value in graph.float_inputs(node) if _holds_sentinel(graph, low, value)]
+            path = [] if not values else [node.index] if node.index in walked else mask_path(graph, node)
             walked.update(path)
             # What makes the sentinel goes along: cast down from float32 it would be minus infinity.
-            makers = [scene.view.producer(scene.constants.source(value)) for value in values]
+            makers = [graph.producer(graph.constants.source(value)) for value in values]
             groups += [[*path, *(maker.index for maker in makers if maker is not None)]] if path else []
     return groups
 
 
-def _holds_sentinel(scene: Scene, value: int) -> bool:
-    stats = scene.constants.stats(value)
-    return stats is not None and stats.has_sentinel and stats.largest >= SENTINEL
+def _holds_sentinel(graph: Graph, low: LowType, value: int) -> bool:
+    stats = graph.constants.stats(value)
+    return stats is not None and stats.has_sentinel(low) and stats.largest >= SENTINEL
 
 
-def _makers(scene: Scene, value: int, path: list[int]) -> Iterator[Node]:
+def _makers(graph: Graph, value: int, path: list[int]) -> Iterator[Node]:
     """What makes a constant, and what carries it on its way before the Softmax."""
-    maker = scene.view.producer(scene.constants.source(value))
+    maker = graph.producer(graph.constants.source(value))
     if maker is not None:
         yield maker
-    nodes = (scene.view.nodes[index] for index in path)
+    nodes = (graph.nodes[index] for index in path)
     yield from (node for node in nodes if node.key not in op_facts().hazard["mask_sinks"])
 
 
-def _stays_high(scene: Scene, maker: Node) -> bool:
+def _stays_high(low: LowType, maker: Node) -> bool:
     """Whether the schema of a node does not admit the low type for its output."""
     port = maker.signature.output(0) if maker.signature is not None else None
     if port is None or maker.signature is None:
         return False
-    return scene.low.tensor not in maker.signature.params.get(port.type, frozenset())
+    return low.tensor not in maker.signature.params.get(port.type, frozenset())
 
 
-def _leading(scene: Scene) -> set[int]:
+def _leading(graph: Graph) -> set[int]:
     """Nodes of mask arithmetic that lead to a Softmax, found backward from all of them at once."""
     walk, sinks = op_facts().hazard["mask_arithmetic"], op_facts().hazard["mask_sinks"]
-    stack = [node for node in scene.view.nodes if node.key in sinks]
+    stack = [node for node in graph.nodes if node.key in sinks]
     found = {node.index for node in stack if node.key in walk}
     while stack:
-        for _, value in scene.float_inputs(stack.pop()):
-            maker = scene.view.producer(value)
+        for _, value in graph.float_inputs(stack.pop()):
+            maker = graph.producer(value)
             if maker is not None and maker.index not in found and maker.key in walk and value == maker.outputs[0]:
                 found.add(maker.index)
                 stack.append(maker)
     return found
 
 
-def mask_path(scene: Scene, start: Node) -> list[int]:
+def mask_path(graph: Graph, start: Node) -> list[int]:
     """Nodes from ``start`` through mask arithmetic to each Softmax that it reaches, both ends included."""
     walk, sinks = op_facts().hazard["mask_arithmetic"], op_facts().hazard["mask_sinks"]
     previous: dict[int, list[int]] = {start.index: []}
@@ -107,9 +108,9 @@ def mask_path(scene: Scene, start: Node) -> list[int]:
         if node.key in sinks:
             found.append(node.index)
             continue
-        if node.key not in walk or not scene.is_float_output(node):
+        if node.key not in walk or not graph.is_float_output(node):
             continue
-        for reader, _ in scene.view.consumers(node.outputs[0]):
+        for reader, _ in graph.consumers(node.outputs[0]):
             if reader.index not in previous and len(previous) < _MASK_REACH:
                 previous[reader.index] = []
                 stack.append(reader)

@@ -1,4 +1,4 @@
-"""From wishes and facts to pins: for each variable what holds it low or float32, and who wins.
+"""From overrides and facts to pins: for each variable what holds it low or float32, and who wins.
 
 Precedence: what cannot be (kernels, ties), what the user says of single nodes, then hazards and black list (or a plan),
 then white list and level: there a pin to float32 beats one to low. Ties share all pins.
@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnxamp._decide.overrides import Wishes
-from onnxamp._decide.policy import Level, Policy
+from onnxamp._decide.problem import Problem
 from onnxamp._decide.terms import Terms, Variable
-from onnxamp._decide.verdicts import Hazard, Reason, Verdict
+from onnxamp._decide.verdicts import Reason, Verdict
 from onnxamp._errors import ArgumentError, ContradictionError
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._ops.kernel_limits import has_refusals
+from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import Freedom, freedom
 
 
@@ -37,47 +38,45 @@ class Pins:
 
 
 def find_pins(
-    view: View,
-    policy: Policy,
-    terms: Terms,
-    hazards: Sequence[Hazard],
+    problem: Problem,
     *,
-    wishes: Wishes,
-    folded: frozenset[int] = frozenset(),
-    moved: frozenset[int] = frozenset(),
     replay: Mapping[str, bool] | None = None,
     measured: Mapping[int, str] | None = None,
+    freed: Mapping[int, frozenset[Reason]] | None = None,
 ) -> Pins:
     """Judge every variable. Complexity: linear in nodes, with one kernel look-up per distinct binding.
 
     Args:
-        wishes: what the user says of single nodes.
-        folded: nodes that the lists do not judge, since they take their producer's precision.
-        moved: exact ops on constants alone, which follow their readers at every level.
         replay: decisions of a plan by variable key; they stand for lists, level and hazards.
         measured: nodes that were seen to break in low precision, with the reason.
+        freed: reasons that shall not hold a node in float32, to see what a model without them would save.
     """
-    collector = _Collector(view, policy, terms, folded, moved)
+    freed = freed or {}
+    graph, options, terms = problem.graph, problem.options, problem.terms
+    collector = _Collector(problem)
     for variable in terms.fixed_high:
         collector.pin(variable, Verdict(variable, False, Reason.TIE, "shares its type with a float32 value"), hard=True)
     for variable in terms.wanted_low:
         collector.pin(variable, Verdict(variable, True, Reason.LEVEL, "inputs and outputs shall be low"))
-    for node in view.nodes:
-        collector.kernels(node)
-    collector.wishes(wishes)
+    for node in graph.nodes:
+        if Reason.NO_KERNEL not in freed.get(node.index, ()):
+            collector.kernels(node)
+    collector.user_overrides()
     if replay is not None:
         collector.replay(replay)
         return collector.finish()
-    for hazard in hazards:
-        keeps = policy.hazards and (policy.level != Level.AUTO or hazard.reason not in _MEASURABLE)
+    for hazard in problem.hazards:
+        if hazard.reason in freed.get(hazard.node, ()):
+            continue
+        keeps = options.hazards and (options.level != Level.AUTO or hazard.reason not in _MEASURABLE)
         if hazard.reason is Reason.FUSION:  # a white-listed producer stays low: its Cast is shielded instead
-            keeps = (keeps or policy.level != Level.O3) and view.nodes[hazard.node].key not in policy.white
+            keeps = (keeps or options.level != Level.O3) and graph.nodes[hazard.node].key not in options.white
         for variable in terms.of_node.get(hazard.node, {}).values() if keeps else ():
             collector.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
     for index, why in (measured or {}).items():
         for variable in terms.of_node.get(index, {}).values():
             collector.pin(variable, Verdict(variable, False, Reason.MEASURED, why))
-    for node in view.nodes:
+    for node in graph.nodes:
         collector.lists(node)
     return collector.finish()
 
@@ -86,29 +85,29 @@ _MEASURABLE = frozenset({Reason.EPSILON, Reason.ISLAND, Reason.REDUCTION})
 """Hazards that measured ranges confirm or refute. Others show only for inputs that samples may lack."""
 
 
-def variable_keys(view: View, variables: Sequence[Variable]) -> list[str]:
+def variable_keys(graph: Graph, variables: Sequence[Variable]) -> list[str]:
     """A name for each variable that survives re-exporting: scopes, node label and type parameter.
 
     Where nodes share a label, the later ones are numbered.
     """
     found, taken = [], Counter[str]()
     for variable in variables:
-        key = _variable_key(view, variable)
+        key = _variable_key(graph, variable)
         taken[key] += 1
         found.append(key if taken[key] == 1 else f"{key} ({taken[key]})")
     return found
 
 
-def _variable_key(view: View, variable: Variable) -> str:
+def _variable_key(graph: Graph, variable: Variable) -> str:
     if variable.node == ABSENT:
-        value = view.values[variable.value]
+        value = graph.values[variable.value]
         scope, own = value.scope, f"{value.name}:{variable.param}"
     else:
-        node = view.nodes[variable.node]
+        node = graph.nodes[variable.node]
         scope, own = node.scope, f"{node.label}:{variable.param}"
     path = [own]
     while scope:
-        owner = view.nodes[view.scopes[scope].owner]
+        owner = graph.nodes[graph.scopes[scope].owner]
         attribute = next(name for name, body in owner.bodies if body == scope)
         path.append(f"{owner.label}.{attribute}")
         scope = owner.scope
@@ -117,11 +116,7 @@ def _variable_key(view: View, variable: Variable) -> str:
 
 @dataclass(slots=True)
 class _Collector:
-    view: View
-    policy: Policy
-    terms: Terms
-    folded: frozenset[int]
-    moved: frozenset[int]
+    problem: Problem
     hard: dict[int, Verdict] = field(default_factory=dict)
     forced: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
     kept: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
@@ -133,6 +128,18 @@ class _Collector:
     fallbacks: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     known: dict[object, Freedom] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        return self.problem.graph
+
+    @property
+    def options(self) -> Options:
+        return self.problem.options
+
+    @property
+    def terms(self) -> Terms:
+        return self.problem.terms
 
     def pin(self, variable: int, verdict: Verdict, *, hard: bool = False) -> None:
         """Note a pin; the first one of a kind explains the variable."""
@@ -147,7 +154,7 @@ class _Collector:
         if not variables or bound is None or node.signature is None:
             return
         params = tuple(variables)
-        by_itself = not node.signature.has_function and not has_refusals(self.policy.target, node.key)
+        by_itself = not node.signature.has_function and not has_refusals(self.options.target, node.key)
         shape = () if by_itself else tuple(bool(name) for name in node.proto.input)
         body = () if by_itself else node.proto.attribute
         key = (
@@ -158,12 +165,12 @@ class _Collector:
             tuple(a.SerializeToString() for a in body),
         )
         if key not in self.known:
-            policy = self.policy
-            self.known[key] = freedom(policy.target, node.key, node.signature, bound, params, policy.low, node.proto)
+            options = self.options
+            self.known[key] = freedom(options.target, node.key, node.signature, bound, params, options.low, node.proto)
         found = self.known[key]
         for param in found.high:
-            kernel = f"{self.policy.low.name} kernel for {node.key} (opset {node.signature.since})"
-            why = f"no {kernel} on {self.policy.target}"
+            kernel = f"{self.options.low.name} kernel for {node.key} (opset {node.signature.since})"
+            why = f"no {kernel} on {self.options.target}"
             self.pin(variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True)
         self.implies += [(variables[p], variables[q]) for p, q in found.implies]
         if found.falls_back:
@@ -171,21 +178,21 @@ class _Collector:
         if found.only_low:
             self.preferred.update(self.terms.root(variables[param]) for param in params if param not in found.high)
 
-    def wishes(self, wishes: Wishes) -> None:
+    def user_overrides(self) -> None:
         """What the user says of single nodes."""
-        self.warnings += wishes.warnings
-        for index, wish in wishes.of_node.items():
-            pins = self.forced if wish.low else self.kept
+        self.warnings += self.problem.overrides.warnings
+        for index, override in self.problem.overrides.of_node.items():
+            pins = self.forced if override.low else self.kept
             for variable in self.terms.of_node.get(index, {}).values():
-                verdict = Verdict(variable, wish.low, wish.reason, wish.detail)
-                pins.setdefault(self.terms.root(variable), (verdict, self.view.nodes[index].label))
+                verdict = Verdict(variable, override.low, override.reason, override.detail)
+                pins.setdefault(self.terms.root(variable), (verdict, self.graph.nodes[index].label))
 
     def lists(self, node: Node) -> None:
         """Black list, white list, and what the level says of all other ops."""
         exact = is_exact(node.proto)
         follows = node.key in op_facts().following | op_facts().control_flow
-        follows = follows or node.index in self.folded or node.index in self.moved
-        judged = self.policy.level != Level.AUTO or node.key in self.policy.listed_by_user
+        follows = follows or node.index in self.problem.folded or node.index in self.problem.moved
+        judged = self.options.level != Level.AUTO or node.key in self.options.listed_by_user
         pin = self.listed(node, exact=exact, follows=follows) if judged else None
         for variable in self.terms.of_node.get(node.index, {}).values():
             root = self.terms.root(variable)
@@ -193,29 +200,29 @@ class _Collector:
                 self.exact.add(root)
             if pin is not None:
                 self.pin(variable, Verdict(variable, *pin))
-            elif not follows and (self.policy.level == Level.O2 or node.key in self.policy.white):
+            elif not follows and (self.options.level == Level.O2 or node.key in self.options.white):
                 self.preferred.add(root)
 
     def listed(self, node: Node, *, exact: bool, follows: bool) -> tuple[bool, Reason, str] | None:
         """Whether lists or level want the node low, and why; None where they leave it to the cut."""
-        policy = self.policy
-        if policy.level == Level.O0:
+        options = self.options
+        if options.level == Level.O0:
             return False, Reason.LEVEL, "O0 lowers nothing"
-        if node.key in policy.black and (policy.level != Level.O3 or node.key in op_facts().control_flow):
-            return None if node.index in self.folded else (False, Reason.BLACK, node.key)
-        if node.key in policy.white and not exact and not follows:
+        if node.key in options.black and (options.level != Level.O3 or node.key in op_facts().control_flow):
+            return None if node.index in self.problem.folded else (False, Reason.BLACK, node.key)
+        if node.key in options.white and not exact and not follows:
             return True, Reason.WHITE, node.key
-        if not follows and (policy.level == Level.O3 or (policy.strict and policy.level == Level.O2)):
-            return True, Reason.LEVEL, f"{policy.level} lowers all that it can"
-        if policy.level == Level.O1 and not exact and not follows:
+        if not follows and (options.level == Level.O3 or (options.strict and options.level == Level.O2)):
+            return True, Reason.LEVEL, f"{options.level} lowers all that it can"
+        if options.level == Level.O1 and not exact and not follows:
             return False, Reason.LEVEL, "O1 lowers white-listed ops alone"
         return None
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
         """Pin the variables of all nodes as the plan says. Constants follow their readers, whatever they are called."""
-        keys = variable_keys(self.view, self.terms.variables)
+        keys = variable_keys(self.graph, self.terms.variables)
         for variable, key in zip(self.terms.variables, keys, strict=True):
-            if variable.node == ABSENT or self.view.nodes[variable.node].key == "Constant":
+            if variable.node == ABSENT or self.graph.nodes[variable.node].key == "Constant":
                 continue
             if key not in decisions:
                 raise ArgumentError(f"The plan does not know {key!r}: it was made for another model.")
@@ -252,7 +259,7 @@ class _Collector:
         for root in self.forced.keys() & self.kept.keys():
             (low, first), (high, second) = self.forced[root], self.kept[root]
             raise ContradictionError(
-                f"{first!r} ({low.detail}) and {second!r} ({high.detail}) must have one precision; drop one wish."
+                f"{first!r} ({low.detail}) and {second!r} ({high.detail}) must have one precision; drop one override."
             )
 
     def spread_forced(self) -> None:
@@ -272,6 +279,6 @@ class _Collector:
             for p in needed_by.get(stack.pop(), ()):
                 root = self.terms.root(p)
                 if root not in settled or settled[root].low:
-                    why = f"no kernel for these types mixed on {self.policy.target}"
+                    why = f"no kernel for these types mixed on {self.options.target}"
                     settled[root] = Verdict(p, False, Reason.NO_KERNEL, why)
                     stack.append(root)

@@ -4,16 +4,15 @@ from collections.abc import Iterator
 
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT, LOW_TYPES
-from onnxamp._graph.constants import Constants
-from onnxamp._graph.types import Types
-from onnxamp._graph.view import ABSENT, Node, Origin, View
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 
 _FLOATS = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 _INTEGERS = frozenset({"tensor(int32)", "tensor(int64)", "tensor(uint32)", "tensor(uint64)"})
 
 
-def index_paths(view: View, types: Types) -> Iterator[Hazard]:
+def index_paths(graph: Graph) -> Iterator[Hazard]:
     """Backward from Casts to int, and from sizes and scales: the arithmetic that leads there stays float32.
 
     The walk stops at whatever is no index arithmetic (Conv, MatMul, activations), so that an image that is cast to
@@ -22,25 +21,25 @@ def index_paths(view: View, types: Types) -> Iterator[Hazard]:
     walk, sized = op_facts().hazard["index_arithmetic"], op_facts().index_inputs
     seen: set[int] = set()
     stack: list[tuple[int, str]] = []
-    for node in view.nodes:
-        is_cast = node.key == "Cast" and node.input(0) != ABSENT and types[node.inputs[0]] == FLOAT
-        if is_cast and types[node.outputs[0]] in _INTEGERS:
+    for node in graph.nodes:
+        is_cast = node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] == FLOAT
+        if is_cast and graph.types[node.outputs[0]] in _INTEGERS:
             stack.append((node.inputs[0], f"becomes integers at {node.label!r}"))
         for port in sized.get(node.key, ()):
             value = node.input(port)
-            if value != ABSENT and types[value] == FLOAT and not _is_roi(node, port):
+            if value != ABSENT and graph.types[value] == FLOAT and not _is_roi(node, port):
                 stack.append((value, f"is a size or step of {node.label!r}"))
                 if node.key == "Range" and node.index not in seen:
                     seen.add(node.index)
                     yield Hazard(node.index, Reason.INDEX, "counts in floats")
     while stack:
         value, why = stack.pop()
-        producer = view.producer(value)
+        producer = graph.producer(value)
         if producer is None or producer.index in seen or producer.key not in walk:
             continue
         seen.add(producer.index)
         yield Hazard(producer.index, Reason.INDEX, why)
-        stack += [(source, why) for source in producer.inputs if source != ABSENT and types[source] == FLOAT]
+        stack += [(source, why) for source in producer.inputs if source != ABSENT and graph.types[source] == FLOAT]
 
 
 def _is_roi(node: Node, port: int) -> bool:
@@ -48,7 +47,7 @@ def _is_roi(node: Node, port: int) -> bool:
     return node.key == "Resize" and port == 1 and node.signature is not None and node.signature.since > 10
 
 
-def position_paths(view: View, types: Types, constants: Constants) -> Iterator[Hazard]:
+def position_paths(graph: Graph) -> Iterator[Hazard]:
     """Forward from counters, Casts from int and graph inputs to Sin, Cos, Floor and Mod: rotary and timestep tables.
 
     A value is a *position* if it is made of these sources and constants alone, by position arithmetic. Behind Range
@@ -57,14 +56,14 @@ def position_paths(view: View, types: Types, constants: Constants) -> Iterator[H
     """
     walk, facts = op_facts().hazard["position_arithmetic"], op_facts().hazard
     counting, position = set[int](), set[int]()
-    for value in view.values:
-        if types[value.index] in _FLOATS and value.scope == 0 and value.origin in (Origin.INPUT, Origin.DEFAULT):
+    for value in graph.values:
+        if graph.types[value.index] in _FLOATS and value.scope == 0 and value.origin in (Origin.INPUT, Origin.DEFAULT):
             position.add(value.index)
     sinks: list[Node] = []
-    for index in view.order:
-        node = view.nodes[index]
-        sources = [value for value in node.inputs if value != ABSENT and types[value] in _FLOATS]
-        from_integers = node.key == "Cast" and node.input(0) != ABSENT and types[node.inputs[0]] in _INTEGERS
+    for index in graph.order:
+        node = graph.nodes[index]
+        sources = [value for value in node.inputs if value != ABSENT and graph.types[value] in _FLOATS]
+        from_integers = node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] in _INTEGERS
         if node.key in facts["position_sources"]:
             counting.update(node.outputs)
             position.update(node.outputs)
@@ -76,16 +75,16 @@ def position_paths(view: View, types: Types, constants: Constants) -> Iterator[H
             if node.key in facts["rounding_ops"]:
                 counting.update(node.outputs)
                 position.update(node.outputs)
-        elif node.key in walk and sources and all(v in position or constants.is_constant(v) for v in sources):
+        elif node.key in walk and sources and all(v in position or graph.constants.is_constant(v) for v in sources):
             if any(value in position for value in sources):
                 position.update(node.outputs)
             if any(value in counting for value in sources):
                 counting.update(node.outputs)
                 yield Hazard(index, Reason.INDEX, "computes positions")
-    yield from _leading_to(view, sinks, position)
+    yield from _leading_to(graph, sinks, position)
 
 
-def _leading_to(view: View, sinks: list[Node], position: set[int]) -> Iterator[Hazard]:
+def _leading_to(graph: Graph, sinks: list[Node], position: set[int]) -> Iterator[Hazard]:
     ends = {node.index for node in sinks}
     seen, stack = set(ends), list(sinks)
     while stack:
@@ -96,7 +95,7 @@ def _leading_to(view: View, sinks: list[Node], position: set[int]) -> Iterator[H
             "works on positions" if node.index in ends else "leads to an op that needs exact positions",
         )
         for value in node.inputs:
-            producer = view.producer(value)
+            producer = graph.producer(value)
             if value in position and producer is not None and producer.index not in seen:
                 seen.add(producer.index)
                 stack.append(producer)

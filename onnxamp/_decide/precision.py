@@ -1,7 +1,9 @@
 """The problem and its solution: every float's precision as one minimum cut.
 
 Cost of an assignment: one Cast per (value, precision) that is needed, its launch plus the bytes it moves, times the
-trips of the loops around it; minus what unpinned ops gain by being low. See :mod:`onnxamp._decide.mincut` for the solver.
+trips of the loops around it; minus what unpinned ops gain by being low.
+
+See :mod:`onnxamp._decide.mincut` for the solver.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +11,12 @@ from dataclasses import dataclass, field
 
 from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
+from onnxamp._decide.problem import Problem
 from onnxamp._decide.terms import HIGH, LOW, NONE, Terms
 from onnxamp._decide.verdicts import Reason, Verdict
-from onnxamp._graph.constants import Constants
-from onnxamp._graph.shapes import Shape, elements
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import elements
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 
 LAUNCH = 64
@@ -54,21 +57,9 @@ class Decision:
         return term == LOW or (term >= 0 and self.low[term])
 
 
-def decide(
-    view: View,
-    shapes: Sequence[Shape | None],
-    constants: Constants,
-    terms: Terms,
-    pins: Pins,
-    prices: Prices | None = None,
-    joined: Mapping[int, int] | None = None,
-) -> Decision:
-    """Solve for the cheapest assignment. Complexity: near linear in ports for real graphs.
-
-    Args:
-        joined: node -> the node that the runtime makes one op of with it: alone in low precision it would gain nothing.
-    """
-    return Problem(view, shapes, constants, terms, pins, joined or {}).decide(prices)
+def decide(problem: Problem, pins: Pins, prices: Prices | None = None) -> Decision:
+    """Solve for the cheapest assignment. Complexity: near linear in ports for real graphs."""
+    return CutProblem(problem, pins).decide(prices)
 
 
 def cast_cost(count: int, trips: int) -> int:
@@ -90,23 +81,29 @@ def _explain(variable: int, terms: Terms, pins: Pins, low: Sequence[bool]) -> Ve
 
 
 @dataclass(slots=True)
-class Problem:
+class CutProblem:
     """All of the question but the prices: it is put once, and solved for as many as one likes."""
 
-    view: View
-    shapes: Sequence[Shape | None]
-    constants: Constants
-    terms: Terms
+    problem: Problem
     pins: Pins
-    joined: Mapping[int, int]
     network: Network = field(default_factory=Network)
     trips: list[int] = field(default_factory=list)
     pure: set[int] = field(default_factory=set)
     deciding: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def graph(self) -> Graph:
+        """The graph in question."""
+        return self.problem.graph
+
+    @property
+    def terms(self) -> Terms:
+        """Its precision variables."""
+        return self.problem.terms
+
     def __post_init__(self) -> None:
         self.network.add(len(self.terms.variables))
-        self.trips = loop_trips(self.view, self.constants)
+        self.trips = self.graph.ask(loop_trips)
         self.pure = self.purely_high()
         self.variables()
         for value, produced in enumerate(self.terms.produced):
@@ -130,13 +127,13 @@ class Problem:
             (self.network.charge_high if verdict.low else self.network.charge_low)(root, INFINITE)
         for p, q in self.pins.implies:
             self.network.arc(p, q, INFINITE)
-        for node in self.view.nodes:
+        for node in self.graph.nodes:
             if node.key == "Cast":
                 self.idle_cast(node)
             for variable in self.terms.of_node.get(node.index, {}).values():
                 root = self.terms.root(variable)
                 gains = root in self.pins.preferred and root not in self.pins.verdicts
-                if gains and not self.is_high(self.joined.get(node.index, ABSENT)):
+                if gains and not self.is_high(self.problem.joined.get(node.index, ABSENT)):
                     self.network.charge_high(root, self.gain(node))
 
     def is_high(self, node: int) -> bool:
@@ -162,14 +159,14 @@ class Problem:
     def of_node(self, index: int) -> int:
         """The variable that decides for a node: that of its first output that has one, else of an input."""
         variables = self.terms.of_node.get(index, {})
-        made = [self.terms.produced[value] for value in self.view.nodes[index].outputs if value != ABSENT]
+        made = [self.terms.produced[value] for value in self.graph.nodes[index].outputs if value != ABSENT]
         return next((self.terms.root(term) for term in (*made, *variables.values()) if term >= 0), NONE)
 
     def idle_cast(self, node: Node) -> None:
         """A Cast of the user's from float32 to float32 becomes a real one if its sides differ."""
         sides = self.terms.of_node.get(node.index, {})
         if len(sides) == 2:
-            cost = cast_cost(elements(self.shapes[node.inputs[0]]), self.trips[node.scope])
+            cost = cast_cost(elements(self.graph.shapes[node.inputs[0]]), self.trips[node.scope])
             one, other = (self.terms.root(side) for side in sides.values())
             self.network.arc(one, other, cost)
             self.network.arc(other, one, cost)
@@ -179,16 +176,16 @@ class Problem:
         touched = [
             value for value in (*node.inputs, *node.outputs) if value != ABSENT and self.terms.produced[value] != NONE
         ]
-        counts = [min(elements(self.shapes[value]), _MAX_ELEMENTS) for value in touched]
+        counts = [min(elements(self.graph.shapes[value]), _MAX_ELEMENTS) for value in touched]
         pair = 2 * (LAUNCH + 6 * max(counts, default=0) // BYTES_PER_UNIT) - 1
         return max(1, min(2 * sum(counts) // BYTES_PER_UNIT, pair)) * self.trips[node.scope]
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs where its producer and its consumers differ."""
         producer = self.terms.root(self.terms.produced[value])
-        readers = {self.terms.root(self.terms.consumed[node][port]) for node, port in self.view.uses[value]}
+        readers = {self.terms.root(self.terms.consumed[node][port]) for node, port in self.graph.uses[value]}
         readers |= {
-            self.terms.root(self.terms.returned[key]) for key in self.view.results[value] if key in self.terms.returned
+            self.terms.root(self.terms.returned[key]) for key in self.graph.results[value] if key in self.terms.returned
         }
         readers -= {NONE, producer}
         if not readers:
@@ -197,7 +194,7 @@ class Problem:
         cost = (
             DUPLICATE
             if is_constant
-            else cast_cost(elements(self.shapes[value]), self.trips[self.view.values[value].scope])
+            else cast_cost(elements(self.graph.shapes[value]), self.trips[self.graph.values[value].scope])
         )
         charge = cost * _ACCURACY_CASTS if value in self.pure else 0
         self.one_cast(producer, readers, cost + charge, up=True)
@@ -233,7 +230,7 @@ class Problem:
             self.network.arc(second, first, cost)
 
     def is_cast(self, value: int) -> bool:
-        producer = self.view.producer(value)
+        producer = self.graph.producer(value)
         return producer is not None and producer.key == "Cast"
 
     def purely_high(self) -> set[int]:
@@ -249,8 +246,8 @@ class Problem:
             if term == HIGH or value in self.terms.free or (pin is not None and not pin.low):
                 pure.add(value)
         found: set[int] = set()
-        for index in self.view.order:
-            node = self.view.nodes[index]
+        for index in self.graph.order:
+            node = self.graph.nodes[index]
             for value in node.outputs if node.key not in op_facts().control_flow else ():
                 if (
                     value == ABSENT
@@ -264,18 +261,18 @@ class Problem:
         return found
 
 
-def loop_trips(view: View, constants: Constants) -> list[int]:
+def loop_trips(graph: Graph) -> list[int]:
     """How often each scope runs per run of the model; capped, since nested guesses multiply."""
-    trips = [1] * len(view.scopes)
-    for scope in view.scopes[1:]:
-        owner = view.nodes[scope.owner]
+    trips = [1] * len(graph.scopes)
+    for scope in graph.scopes[1:]:
+        owner = graph.nodes[scope.owner]
         own = 1
         if owner.key in ("Loop", "Scan", "SequenceMap"):
-            own = _constant_trips(constants, owner) or DEFAULT_TRIPS
+            own = _constant_trips(graph, owner) or DEFAULT_TRIPS
         trips[scope.index] = min(trips[scope.parent] * max(own, 1), 1000)
     return trips
 
 
-def _constant_trips(constants: Constants, node: Node) -> int | None:
-    known = constants.integers(node.input(0)) if node.key == "Loop" and node.input(0) != ABSENT else None
+def _constant_trips(graph: Graph, node: Node) -> int | None:
+    known = graph.constants.integers(node.input(0)) if node.key == "Loop" and node.input(0) != ABSENT else None
     return known[0] if known else None

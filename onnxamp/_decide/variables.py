@@ -3,26 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onnxamp._decide.policy import Level, Policy
 from onnxamp._decide.terms import HIGH, LOW, NONE, Terms, Variable
 from onnxamp._dtypes import FLOAT, holds_float, retyped
-from onnxamp._graph.types import Types, bind, body_sources, body_targets, carried
-from onnxamp._graph.view import ABSENT, Node, Origin, Value, View, shadowing
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.types import bind, body_sources, body_targets, carried
+from onnxamp._graph.view import ABSENT, Node, Origin, Value
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Port
+from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import carries
 
 
-def find_variables(view: View, types: Types, policy: Policy, groups: Sequence[Sequence[int]] = ()) -> Terms:
+def find_variables(graph: Graph, options: Options, groups: Sequence[Sequence[int]] = ()) -> Terms:
     """All variables of a model, joined by its ties. Complexity: near linear in ports.
 
     Args:
         groups: nodes that must share one precision, with all their variables (folds, written-out activations, masks).
     """
-    finder = _Finder(view, types, policy)
-    for scope in view.scopes:
+    finder = _Finder(graph, options)
+    for scope in graph.scopes:
         finder.scope_values(scope.index)
-    for node in view.nodes:
+    for node in graph.nodes:
         finder.node(node)
     finder.results()
     finder.unexplained()
@@ -34,9 +35,8 @@ def find_variables(view: View, types: Types, policy: Policy, groups: Sequence[Se
 
 @dataclass(slots=True)
 class _Finder:
-    view: View
-    types: Types
-    policy: Policy
+    graph: Graph
+    options: Options
     variables: list[Variable] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     produced: list[int] = field(default_factory=list)
@@ -52,9 +52,9 @@ class _Finder:
     """Values that a body's value of the same name hides."""
 
     def __post_init__(self) -> None:
-        self.produced = [NONE] * len(self.view.values)
-        self.consumed = [[NONE] * len(node.inputs) for node in self.view.nodes]
-        self.hidden = frozenset(shadowing(self.view).values())
+        self.produced = [NONE] * len(self.graph.values)
+        self.consumed = [[NONE] * len(node.inputs) for node in self.graph.nodes]
+        self.hidden = self.graph.hidden
 
     # -- variables and ties ------------------------------------------------------------------------------------
 
@@ -85,14 +85,14 @@ class _Finder:
         )  # fmt: skip
 
     def is_float(self, value: int) -> bool:
-        return value != ABSENT and holds_float(self.types[value])
+        return value != ABSENT and holds_float(self.graph.types[value])
 
     # -- ports -------------------------------------------------------------------------------------------------
 
     def scope_values(self, index: int) -> None:
         """Terms of initializers and of the main graph's inputs; body inputs belong to their owner."""
-        scope = self.view.scopes[index]
-        for value in (self.view.values[found] for found in scope.names.values()):
+        scope = self.graph.scopes[index]
+        for value in (self.graph.values[found] for found in scope.names.values()):
             if not self.is_float(value.index):
                 continue
             if value.origin in (Origin.INPUT, Origin.DEFAULT):
@@ -106,18 +106,18 @@ class _Finder:
     def signature_term(self, value: Value) -> int:
         """Term of a graph input or output: kept, or low where the user wants low inputs and outputs."""
         names = {value.name} | {
-            self.view.scopes[0].proto.output[port].name for s, port in self.view.results[value.index] if s == 0
+            self.graph.scopes[0].proto.output[port].name for s, port in self.graph.results[value.index] if s == 0
         }
-        if self.policy.level == Level.O0 or any(self.policy.keeps_io(name) for name in names):
+        if self.options.level == Level.O0 or any(self.options.keeps_io(name) for name in names):
             return HIGH
-        if self.types[value.index] == FLOAT:
+        if self.graph.types[value.index] == FLOAT:
             return LOW
         variable = self.new(ABSENT, "signature", value.index)  # containers follow their readers if these cannot be low
         self.wanted_low.add(variable)
         return variable
 
     def node(self, node: Node) -> None:
-        if node.signature is None or self.view.scopes[node.scope].opaque:
+        if node.signature is None or self.graph.scopes[node.scope].opaque:
             self.fixed(node)
         elif node.key in op_facts().control_flow:
             self.control_flow(node)
@@ -141,12 +141,12 @@ class _Finder:
         """One variable per type parameter that is float32 now and may be low by the schema."""
         signature = node.signature
         assert signature is not None
-        bound = bind(signature, [None if value == ABSENT else self.types[value] for value in node.inputs])
+        bound = bind(signature, [None if value == ABSENT else self.graph.types[value] for value in node.inputs])
         driven = set(bound)
         for position, value in enumerate(node.outputs):
             port = signature.output(position)
-            if port is not None and value != ABSENT and self.types[value] is not None:
-                bound.setdefault(signature.param(port, position), str(self.types[value]))
+            if port is not None and value != ABSENT and self.graph.types[value] is not None:
+                bound.setdefault(signature.param(port, position), str(self.graph.types[value]))
         self.bound[node.index] = bound
         for position, value in enumerate(node.inputs):
             port = signature.input(position)
@@ -172,7 +172,7 @@ class _Finder:
             return self.of_node[node.index][param]
         bound = self.bound[node.index].get(param)
         allowed = node.signature.params.get(port.type, frozenset())
-        movable = bound is not None and holds_float(bound) and retyped(bound, self.policy.low) in allowed
+        movable = bound is not None and holds_float(bound) and retyped(bound, self.options.low) in allowed
         pinned = op_facts().pinned_parameters.get(node.key, frozenset())
         return self.new(node.index, param) if movable and param not in pinned else HIGH
 
@@ -199,9 +199,9 @@ class _Finder:
         source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
         if ABSENT in (source, result):
             return
-        before, after, low = self.types[source], self.types[result], self.policy.low.tensor
+        before, after, low = self.graph.types[source], self.graph.types[result], self.options.low.tensor
         if before == FLOAT:
-            down = HIGH if self.policy.level == Level.O0 or node.key in self.policy.black else LOW
+            down = HIGH if self.options.level == Level.O0 or node.key in self.options.black else LOW
             self.consumed[node.index][0] = down if after == low else self.new(node.index, "T1")
         if after != FLOAT:
             return
@@ -224,7 +224,7 @@ class _Finder:
         """One variable per carried, scanned or branched value: it moves data and rounds nothing."""
         outer: dict[int, int] = {}
         for _, body in node.bodies:
-            scope = self.view.scopes[body]
+            scope = self.graph.scopes[body]
             sources = body_sources(node, len(scope.inputs))
             inner = {s: scope.inputs[k] for k, s in enumerate(sources) if s >= 0 and self.is_float(scope.inputs[k])}
             for source, value in inner.items():
@@ -241,27 +241,27 @@ class _Finder:
                 self.returned[body, position] = outer[target]
                 if node.outputs[target] != ABSENT:
                     self.produced[node.outputs[target]] = outer[target]
-        for source, target in carried(self.view, node):
+        for source, target in carried(self.graph, node):
             self.join([self.consumed[node.index][source], outer.get(target, NONE)])
 
     def flow(self, node: Node, param: str, value: int) -> int:
         """Term of a value that the node passes on, if the target's kernel passes it on in low precision."""
-        found = self.types[value]
+        found = self.graph.types[value]
         assert found is not None
         assert node.signature is not None
-        wanted = retyped(found, self.policy.low)
+        wanted = retyped(found, self.options.low)
         admitted = any(wanted in allowed for allowed in node.signature.params.values())
-        movable = admitted and carries(self.policy.target, node.key, node.signature, wanted)
+        movable = admitted and carries(self.options.target, node.key, node.signature, wanted)
         return self.new(node.index, param) if movable else HIGH
 
     def results(self) -> None:
         """Terms of the main graph's outputs, and of what opaque bodies return."""
-        for scope in self.view.scopes:
+        for scope in self.graph.scopes:
             if scope.index != 0 and not scope.opaque:
                 continue
             for position, value in enumerate(scope.outputs):
                 if self.is_float(value):
-                    term = HIGH if scope.opaque else self.signature_term(self.view.values[value])
+                    term = HIGH if scope.opaque else self.signature_term(self.graph.values[value])
                     self.returned[scope.index, position] = term
 
     def unexplained(self) -> None:
@@ -272,13 +272,13 @@ class _Finder:
 
     def containers(self) -> None:
         """What cannot be cast (sequences, optionals, sparse constants): all ops that touch it decide together."""
-        for value, found in enumerate(self.types):
+        for value, found in enumerate(self.graph.types):
             if not holds_float(found) or (found == FLOAT and not self.is_sparse(value)):
                 continue
             terms = [self.produced[value]]
-            terms += [self.consumed[node.index][port] for node, port in self.view.consumers(value)]
-            terms += [self.returned[key] for key in self.view.results[value] if key in self.returned]
-            touching = [self.view.producer(value), *(node for node, _ in self.view.consumers(value))]
+            terms += [self.consumed[node.index][port] for node, port in self.graph.consumers(value)]
+            terms += [self.returned[key] for key in self.graph.results[value] if key in self.returned]
+            touching = [self.graph.producer(value), *(node for node, _ in self.graph.consumers(value))]
             for node in touching:
                 if node is not None and node.key not in op_facts().control_flow:
                     terms += self.of_node.get(node.index, {}).values()
@@ -286,9 +286,9 @@ class _Finder:
 
     def is_sparse(self, value: int) -> bool:
         """Whether the value is a sparse constant, which neither converts nor casts."""
-        producer = self.view.producer(value)
+        producer = self.graph.producer(value)
         is_node = producer is not None and attribute(producer.proto, "sparse_value") is not None
-        return is_node or self.view.values[value].origin is Origin.SPARSE
+        return is_node or self.graph.values[value].origin is Origin.SPARSE
 
     def join(self, terms: Sequence[int]) -> None:
         variables = [term for term in terms if term >= 0]

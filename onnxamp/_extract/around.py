@@ -10,10 +10,11 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._extract.cutout import Cut, choose, cut_out, find_nodes, wire
 from onnxamp._extract.record import Run, differences, is_finite, values_of
 from onnxamp._extract.region import Recorded, Region, assembled
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._graph.view import Node, View
-from onnxamp._numerics.beside import Model, Opened, Progress, open_model, ran_on
+from onnxamp._model.model import ModelSource
+from onnxamp._numerics.beside import Opened, Progress, open_model, ran_on
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.emulate import inlined
 from onnxamp._runtime.flow import Flow, make_flow
@@ -27,7 +28,7 @@ from onnxamp._runtime.values import Feed
 
 
 def extract_region(
-    model: Model,
+    model: ModelSource,
     around: str | Sequence[str],
     *,
     before: int = 2,
@@ -117,20 +118,20 @@ class _Meant:
 
 
 def _meant(opened: Opened, names: Sequence[str], run: Run, feeds: Mapping[str, Feed]) -> _Meant:
-    view = view_model(opened.proto)
+    view = Graph.of(opened.proto)
     try:
         nodes = find_nodes(view, names)
     except ArgumentError:
         if not opened.proto.functions:
             raise
         opened = Opened(inlined(opened.proto), opened.folder, opened.label)  # reports name what is in functions, too
-        view = view_model(opened.proto)
+        view = Graph.of(opened.proto)
         nodes = find_nodes(view, names)
     hidden = [node for node in nodes if node.scope != 0]
     if not any(_outermost(view, node).key == "If" for node in hidden):
         return _Meant(opened, view, nodes, _containers(view, hidden))
     flat = _with_branches_taken(opened, run, feeds)
-    flat_view = view_model(flat.proto)
+    flat_view = Graph.of(flat.proto)
     try:
         found = find_nodes(flat_view, names)
     except ArgumentError:

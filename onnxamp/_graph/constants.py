@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._dtypes import FLOAT, LowType
+from onnxamp._dtypes import FLOAT
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._model.weights import ConstantStats, constant_stats, read_float32
@@ -27,8 +27,7 @@ class Constants:
 
     view: View
     types: Types
-    low: LowType
-    base_dir: Path | None
+    folder: Path | None
     _tensors: dict[int, TensorProto] = field(default_factory=dict)
     _stats: dict[int, ConstantStats | None] = field(default_factory=dict)
     _sources: dict[int, int] = field(default_factory=dict)
@@ -57,7 +56,7 @@ class Constants:
         source = self.source(value)
         if source not in self._stats:
             array = self._array(source) if self.types[source] == FLOAT else None
-            self._stats[source] = None if array is None else constant_stats(array, self.low)
+            self._stats[source] = None if array is None else constant_stats(array)
         return self._stats[source]
 
     def is_constant(self, value: int) -> bool:
@@ -94,13 +93,13 @@ class Constants:
 
     def _array(self, value: int) -> NDArray[np.float32] | None:
         if self.view.values[value].origin is Origin.INITIALIZER:
-            return read_float32(self._tensors[value], self.base_dir)
+            return read_float32(self._tensors[value], self.folder)
         maker, producer = self._maker(value), self.view.producer(value)
         if producer is None or maker not in _MAKERS:
             return None
         tensor = attribute(producer.proto, "value")
         if isinstance(tensor, TensorProto):
-            return read_float32(tensor, self.base_dir)
+            return read_float32(tensor, self.folder)
         number = attribute(producer.proto, "value_float")
         numbers = attribute(producer.proto, "value_floats") if number is None else [number]
         if maker == "ConstantOfShape":

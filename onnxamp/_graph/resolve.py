@@ -5,10 +5,10 @@ list nodes out of order and ONNX Runtime accepts them. An inner definition shado
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from onnx import GraphProto, ModelProto, NodeProto
 
@@ -17,11 +17,16 @@ from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, node_b
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.signature import SignatureBook
 
+V = TypeVar("V", bound=View)
 
-def view_model(model: ModelProto, *, freeze_defaults: bool = False, opsets: Mapping[str, int] | None = None) -> View:
-    """Resolve a model into its frozen view. Complexity: linear in nodes, names and attributes.
+
+def resolve(
+    make: Callable[..., V], model: ModelProto, *, freeze_defaults: bool = False, opsets: Mapping[str, int] | None = None
+) -> V:
+    """Resolve the names of a model. Complexity: linear in nodes, names and attributes.
 
     Args:
+        make: called with the fields of a view, so that :class:`~onnxamp._graph.graph.Graph` is made at once.
         model: any ModelProto; it is read, never changed, and must not be changed while the view is in use.
         freeze_defaults: treat initializers that are also inputs as plain weights.
         opsets: see the model as if it had these imports.
@@ -35,7 +40,7 @@ def view_model(model: ModelProto, *, freeze_defaults: bool = False, opsets: Mapp
     while pending:  # breadth first, so that a node's bodies keep their order
         pending.extend(builder.define(*pending.popleft()))
     builder.resolve()
-    return View(
+    return make(
         model,
         builder.book,
         tuple(builder.scopes),

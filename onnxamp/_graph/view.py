@@ -1,4 +1,4 @@
-"""The frozen view of a model that every analysis reads: scopes, nodes, values, uses. See :mod:`onnxamp._graph.resolve`."""
+"""The frozen view of a model: scopes, nodes, values, uses. :mod:`onnxamp._graph.resolve` builds it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class Scope:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class View:
     """A model, resolved.
 

@@ -1,7 +1,8 @@
 """Reading model files, and writing files whole or not at all. See :mod:`onnxamp._model.saving` for writing models.
 
 Large weights are not read with the model: their place is noted, be it in the model file or in a data file, and their
-data are read when they are needed. Files are written aside, flushed to disk and renamed (:mod:`onnxamp._model.staging`).
+data are read when they are needed. Files are written aside, flushed to disk and
+renamed (:mod:`onnxamp._model.staging`).
 """
 
 import stat
@@ -60,7 +61,7 @@ def load_model(path: Path) -> ModelProto:
     Large weights of a large file are external, too, from then on: what reads weights finds them where they lie.
 
     Raises:
-        ModelError: the file is missing, unreadable, no ONNX model, or one that :mod:`onnxamp._model.wellformed` refuses.
+        ModelError: the file is missing, unreadable, no ONNX model, or refused by :mod:`onnxamp._model.wellformed`.
 
     Complexity: linear in the graph; memory is that of the graph and its small weights.
     """

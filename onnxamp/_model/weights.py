@@ -25,7 +25,8 @@ SENTINEL = 1e30
 
 INSIDE: Final = f"onnxamp:{token_hex(8)}:"
 """What stands before the path in the location of a weight that lies inside a model file (see
-:func:`onnxamp._model.storage.load_model`). It is random, so that no file can claim to be one of these and name any path.
+:func:`onnxamp._model.storage.load_model`). It is random, so that no file can claim to be one
+of these and name any path.
 """
 
 WAS_DEFAULT: Final = "onnxamp:default"
@@ -51,14 +52,22 @@ class External:
 
 @dataclass(frozen=True, slots=True)
 class ConstantStats:
-    """What the hazard rules ask about a float32 constant; magnitudes are of finite elements."""
+    """What the hazard rules ask about a float32 constant."""
 
     largest: float
+    """Largest finite magnitude."""
     uniform: float | None
     """The value where all elements are equal."""
-    out_of_range: float | None
-    """The first finite element that rounds to infinity and is no sentinel."""
-    has_sentinel: bool
+    largest_number: float
+    """The element of the largest magnitude below :data:`SENTINEL`."""
+
+    def out_of_range(self, low: LowType) -> float | None:
+        """An element that rounds to infinity in the low-precision type and is no sentinel."""
+        return self.largest_number if abs(self.largest_number) >= low.overflow else None
+
+    def has_sentinel(self, low: LowType) -> bool:
+        """Whether an element stands for infinity, and the low-precision type cannot hold it."""
+        return self.largest >= max(SENTINEL, low.overflow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,22 +238,18 @@ def read_float32(tensor: TensorProto, base_dir: Path | None) -> NDArray[np.float
     raise ModelError(f"The weight {tensor.name!r} does not hold the {count} elements that its shape {shape} says.")
 
 
-def constant_stats(array: NDArray[np.float32], low: LowType) -> ConstantStats:
-    """Statistics of a constant. Two passes over the data; more only where something is out of range."""
+def constant_stats(array: NDArray[np.float32]) -> ConstantStats:
+    """Statistics of a constant. Two passes over the data; more only where elements are infinite, NaN or sentinels."""
     if array.size == 0:
-        return ConstantStats(0.0, None, None, has_sentinel=False)
+        return ConstantStats(0.0, None, 0.0)
     top, bottom = float(array.max()), float(array.min())
-    uniform = top if top == bottom else None
-    largest = max(abs(top), abs(bottom))
-    if not np.isfinite(largest) or largest >= low.overflow:
-        flat = np.abs(array[np.isfinite(array)])
-        largest = float(flat.max(initial=0.0))
-        beyond = (np.abs(array) >= low.overflow) & (np.abs(array) < SENTINEL)
-        out_of_range = float(array[beyond][0]) if beyond.any() else None
-        has_sentinel = bool((flat >= max(SENTINEL, low.overflow)).any())
-    else:
-        out_of_range, has_sentinel = None, False
-    return ConstantStats(largest, uniform, out_of_range, has_sentinel)
+    uniform, extreme = top if top == bottom else None, top if top >= -bottom else bottom
+    if abs(extreme) < SENTINEL:  # false for NaN
+        return ConstantStats(abs(extreme), uniform, extreme)
+    magnitudes = np.abs(array[np.isfinite(array)])
+    numbers = array[np.abs(array) < SENTINEL]
+    extreme = float(numbers[np.abs(numbers).argmax()]) if numbers.size else 0.0
+    return ConstantStats(float(magnitudes.max(initial=0.0)), uniform, extreme)
 
 
 @dataclass(frozen=True, slots=True)

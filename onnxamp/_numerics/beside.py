@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,8 +9,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._model.storage import folder_of, load_model
-from onnxamp._model.wellformed import check_wellformed
+from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.metrics import TensorDiff, compare
 from onnxamp._numerics.pairing import Pairing
 from onnxamp._numerics.walk import Walk, Walked
@@ -24,9 +22,6 @@ from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.values import Feed
-
-Model: TypeAlias = ModelProto | str | PathLike[str]
-"""A proto with its weights loaded, or the path of a file."""
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with what is done and what there is to do, in nodes times samples."""
@@ -46,17 +41,15 @@ class Opened:
         return Whole(self.path or self.proto, provider)
 
 
-def open_model(model: Model) -> Opened:
-    """Read a model's graph where it is a path.
+def open_model(source: ModelSource) -> Opened:
+    """Read a model's graph where it is not read already.
 
     Raises:
         ModelError: the file cannot be read, or the model is not well formed.
     """
-    if isinstance(model, ModelProto):
-        check_wellformed(model)
-        return Opened(model, None, model.graph.name or "model")
-    path = Path(model)
-    return Opened(load_model(path), folder_of(path), fspath(path), path)
+    model = Model.of(source)
+    label = str(model.path) if model.path is not None else model.proto.graph.name or "model"
+    return Opened(model.proto, model.folder, label, model.path)
 
 
 @dataclass(frozen=True, slots=True)

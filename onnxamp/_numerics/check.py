@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.model import ModelSource
 from onnxamp._model.weights import SENTINEL
-from onnxamp._numerics.beside import Model, Progress, at_least_one, open_model, part_of, ran_on
+from onnxamp._numerics.beside import Progress, at_least_one, open_model, part_of, ran_on
 from onnxamp._numerics.measured import Measured
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp._numerics.spare import spare
@@ -34,7 +35,7 @@ class OpFilter:
 
 
 def check_run(
-    model: Model,
+    model: ModelSource,
     samples: Samples | None = None,
     *,
     provider: Provider | None = None,

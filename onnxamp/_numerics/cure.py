@@ -7,18 +7,18 @@ whose original is not at hand, the same nodes are left unrounded in its emulatio
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from onnxamp._convert.convert import convert_with
-from onnxamp._decide.policy import make_policy
+from onnxamp._convert.convert import convert
 from onnxamp._errors import OnnxAmpError
-from onnxamp._numerics.beside import Model
+from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.check import check_run
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.results import Cure, DiffReport, LayerDiff, RunCheck
+from onnxamp._options.options import Options
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
@@ -39,16 +39,20 @@ CHECKS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A conversion: arguments of :func:`onnxamp.convert_model`, and the same as options of the command line."""
+    """A conversion; ``sampling`` are options of the command line that make it run on the same inputs."""
 
-    level: str = "O2"
-    wishes: Mapping[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
+    options: Options = field(default_factory=Options)
+    sampling: tuple[str, ...] = ()
+
+    def keeping(self, nodes: Sequence[str]) -> Options:
+        """The options with these nodes kept in float32, too."""
+        return replace(self.options, keep_high=(*self.options.keep_high, *map(re.escape, nodes)))
 
     def command(self, source: str, target: str, nodes: Sequence[str]) -> str:
         """The command that converts so, with these nodes kept in float32."""
         keep = ["--keep-fp32", "|".join(map(re.escape, nodes))] if nodes else []
-        return shlex.join(["onnxamp", "convert", source, "-o", target, "--level", self.level, *self.options, *keep])
+        options = ["--level", str(self.options.level), *self.options.written(), *self.sampling]
+        return shlex.join(["onnxamp", "convert", source, "-o", target, *options, *keep])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,9 @@ class Trial:
     told: Callable[[int, int], None] | None = None
 
 
-def cure_conversion(original: Model, command: tuple[str, str], recipe: Recipe, trial: Trial, *, tried: bool) -> Cure:
+def cure_conversion(
+    original: ModelSource, command: tuple[str, str], recipe: Recipe, trial: Trial, *, tried: bool
+) -> Cure:
     """Find nodes to keep in float32 so that a conversion holds its limits.
 
     Args:
@@ -102,7 +108,7 @@ def cure_conversion(original: Model, command: tuple[str, str], recipe: Recipe, t
 
 @dataclass(slots=True)
 class _Search:
-    original: Model
+    original: ModelSource
     recipe: Recipe
     trial: Trial
     trials: int = 0
@@ -113,11 +119,8 @@ class _Search:
         trial = self.trial
         if trial.told is not None:
             trial.told(self.trials, TRIALS)
-        wishes = dict(self.recipe.wishes)
-        wishes["keep_high"] = [*wishes.get("keep_high", ()), *map(re.escape, nodes)]
         try:
-            opset = wishes.pop("opset", None)
-            model = convert_with(self.original, make_policy(self.recipe.level, **wishes), opset)
+            model = convert(Model.of(self.original), self.recipe.keeping(nodes)).embedded()
         except OnnxAmpError:  # the wishes contradict each other with these nodes
             return None
         return diff_models(
@@ -159,7 +162,7 @@ def _suspects(rows: Sequence[LayerDiff], kept: set[str], count: int) -> list[str
     return list(dict.fromkeys(row.node for row in ranked[:count] if row.local and row.local.rel_l2 > 0))
 
 
-def cure_run(model: Model, report: RunCheck, trial: Trial) -> Cure | None:
+def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     """Find nodes that must stay float32 for a checked model to run without faults.
 
     Args:

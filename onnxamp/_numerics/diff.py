@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.model import ModelSource
 from onnxamp._numerics.beside import (
-    Model,
     Opened,
     Progress,
     at_least_one,
@@ -39,8 +39,8 @@ _HOPELESS: Final = 1e-2
 
 
 def diff_models(
-    reference: Model,
-    result: Model,
+    reference: ModelSource,
+    result: ModelSource,
     samples: Samples | None = None,
     *,
     layers: bool = False,
@@ -56,8 +56,8 @@ def diff_models(
     """Run both models on the same samples and compare what they compute.
 
     On CPU, where ONNX Runtime would compute float16 in float32 and hide what a GPU does, models with low-precision
-    values are emulated (:mod:`onnxamp._runtime.emulate`). On CUDA each runs whole, in one session with all fusions as in
-    production, TF32 off; only layers are computed one op at a time.
+    values are emulated (:mod:`onnxamp._runtime.emulate`). On CUDA each runs whole, in one session with all fusions as
+    in production, TF32 off; only layers are computed one op at a time.
 
     Args:
         reference: what is right; usually the float32 original.

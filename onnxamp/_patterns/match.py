@@ -3,16 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isclose, prod
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from onnxamp._dtypes import FLOAT
-from onnxamp._graph.shapes import Shape
-from onnxamp._graph.types import Types
-from onnxamp._graph.view import ABSENT, Node, Origin, View
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.weights import embed
 from onnxamp._ops.facts import attribute
 from onnxamp._patterns.forms import Choice, Number, Op, Pattern, Var
@@ -29,19 +27,16 @@ _FEW = 64
 class Reading:
     """A model as the matcher reads it; ``tensors`` are the constants that no caller can override."""
 
-    view: View
-    types: Types
-    shapes: Sequence[Shape | None]
-    base_dir: Path | None
+    graph: Graph
     tensors: dict[int, TensorProto] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for scope in self.view.scopes:
+        for scope in self.graph.scopes:
             for tensor in scope.proto.initializer:
                 value = scope.names[tensor.name]
-                if self.view.values[value].origin is Origin.INITIALIZER:
+                if self.graph.values[value].origin is Origin.INITIALIZER:
                     self.tensors[value] = tensor
-        for node in self.view.nodes:
+        for node in self.graph.nodes:
             found = attribute(node.proto, "value") if node.key == "Constant" else None
             if isinstance(found, TensorProto) and node.outputs:
                 self.tensors[node.outputs[0]] = found
@@ -52,12 +47,12 @@ class Reading:
         That is an Identity, a Cast to the type that is there, or the Max of one input that keeps Casts from fusions.
         """
         if node.key == "Cast":
-            return self.types[node.inputs[0]] == self.types[node.outputs[0]]
+            return self.graph.types[node.inputs[0]] == self.graph.types[node.outputs[0]]
         return node.key == "Identity" or (node.key == "Max" and len(node.inputs) == 1)
 
     def passed_on(self, value: int) -> int:
         """The value that is passed on as this one."""
-        while (node := self.view.producer(value)) is not None and self.is_passing(node):
+        while (node := self.graph.producer(value)) is not None and self.is_passing(node):
             value = node.inputs[0]
         return value
 
@@ -67,7 +62,7 @@ class Reading:
         More than one dimension could raise the rank of what it meets, so such a constant is none.
         """
         value = self.passed_on(value)
-        tensor, node = self.tensors.get(value), self.view.producer(value)
+        tensor, node = self.tensors.get(value), self.graph.producer(value)
         if tensor is None and node is not None and node.key == "Constant":
             single = attribute(node.proto, "value_float")
             single = attribute(node.proto, "value_int") if single is None else single
@@ -79,7 +74,7 @@ class Reading:
     def integers(self, value: int) -> list[int] | None:
         """Elements of a small constant, as axes are."""
         value = self.passed_on(value)
-        tensor, node = self.tensors.get(value), self.view.producer(value)
+        tensor, node = self.tensors.get(value), self.graph.producer(value)
         if tensor is None and node is not None and node.key == "Constant":
             found = attribute(node.proto, "value_ints")
             return None if found is None else list(found)
@@ -91,15 +86,15 @@ class Reading:
         """Elements of a small tensor, wherever they are stored."""
         small = TensorProto()
         small.CopyFrom(tensor)
-        embed(small, self.base_dir)
+        embed(small, self.graph.folder)
         return numpy_helper.to_array(small).reshape(-1)
 
     def only_reader(self, value: int) -> Node | None:
         """The node that alone reads the value, in its own graph, where no graph returns it."""
-        if len(self.view.uses[value]) != 1 or self.view.results[value]:
+        if len(self.graph.uses[value]) != 1 or self.graph.results[value]:
             return None
-        node = self.view.nodes[self.view.uses[value][0][0]]
-        return node if node.scope == self.view.values[value].scope else None
+        node = self.graph.nodes[self.graph.uses[value][0][0]]
+        return node if node.scope == self.graph.values[value].scope else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +134,11 @@ def matches(reading: Reading, pattern: Pattern, value: int, scope: int, so_far: 
 
 
 def _node(reading: Reading, pattern: Op, value: int, scope: int, so_far: Match) -> Iterator[Match]:
-    node = reading.view.producer(value)
+    node = reading.graph.producer(value)
     while node is not None and node.scope == scope and reading.is_passing(node):
         so_far = so_far.with_nodes(node.index)
-        node = reading.view.producer(node.inputs[0])
-    if node is None or node.key != pattern.key or node.scope != scope or reading.types[node.outputs[0]] != FLOAT:
+        node = reading.graph.producer(node.inputs[0])
+    if node is None or node.key != pattern.key or node.scope != scope or reading.graph.types[node.outputs[0]] != FLOAT:
         return
     axes = so_far.axes
     if node.key in _REDUCTIONS:
@@ -176,7 +171,7 @@ def axes_of(reading: Reading, node: Node) -> tuple[int, ...] | None:
     """Axes of a reduction that keeps its dimensions, counted from the end and sorted; None where they are not known."""
     if attribute(node.proto, "keepdims") == 0:
         return None
-    axes, shape = attribute(node.proto, "axes"), reading.shapes[node.inputs[0]]
+    axes, shape = attribute(node.proto, "axes"), reading.graph.shapes[node.inputs[0]]
     if axes is None and node.input(1) != ABSENT:
         axes = reading.integers(node.inputs[1])
         if axes is None:

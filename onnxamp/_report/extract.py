@@ -15,7 +15,7 @@ from rich.text import Text
 
 from onnxamp._dtypes import readable_types
 from onnxamp._extract import Region
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import weight_bytes
@@ -111,7 +111,7 @@ def _head(region: Region) -> Text:
 
 def _nodes(region: Region, *, verbose: bool) -> list[RenderableType]:
     """The nodes without the Constants; where there are too many, those around the first in the middle."""
-    view = view_model(region.model)
+    view = Graph.of(region.model)
     types, middle = infer_types(view), set(region.around)
     rows = [row for row in zip(region.nodes, view.nodes, strict=False) if verbose or row[1].key != "Constant"]
     place = next((place for place, (name, _) in enumerate(rows) if name in middle), 0)

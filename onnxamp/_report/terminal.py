@@ -111,7 +111,7 @@ def _hazards(plan: Plan, *, verbose: bool) -> list[RenderableType]:
     parts.append(Padding(table, (0, 0, 0, 2), expand=False))
     if len(shown) < len(groups):
         parts.append(line("", Text(f"… and {len(groups) - len(shown)} more reasons (-v shows all)", style="dim")))
-    if plan.heeded:
+    if plan.options.hazards:
         text = "--force-low REGEX lowers nodes all the same, with what shares their precision; --no-hazards all"
         parts.append(line("", Text(text, style="dim")))
     return parts

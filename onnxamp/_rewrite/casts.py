@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto
 
 from onnxamp._dtypes import FLOAT, LOW_TYPES, is_lossless
 from onnxamp._errors import ArgumentTypeError
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, View, scope_graphs, shadowing
 from onnxamp._ops.facts import attribute
@@ -37,7 +37,7 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
         raise ArgumentTypeError(f"model must be an onnx.ModelProto, not {type(model).__name__}.")
     result = ModelProto()
     result.CopyFrom(model)
-    view = view_model(model)
+    view = Graph.of(model)
     removal = _Removal(view, infer_types(view), lossy)
     removal.run()
     removal.orphans()

@@ -1,4 +1,4 @@
-"""What changes in a model, as data: :mod:`onnxamp._rewrite.plan_edits` makes it, :mod:`onnxamp._rewrite.apply` applies it."""
+"""What changes in a model, as data: planned by :mod:`onnxamp._rewrite.plan_edits`, applied by ``apply``."""
 
 from dataclasses import dataclass, field
 

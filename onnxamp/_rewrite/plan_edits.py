@@ -3,50 +3,47 @@
 Complexity: linear in ports.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
 from onnxamp._decide.precision import Decision
+from onnxamp._decide.problem import Problem
 from onnxamp._decide.terms import LOW, NONE, Terms
-from onnxamp._dtypes import FLOAT, LowType, retyped
+from onnxamp._dtypes import FLOAT, retyped
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames, Source, Versions
-from onnxamp._graph.types import Types
-from onnxamp._graph.view import ABSENT, Node, Origin, Value, View, shadowing
+from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
 
 
-def make_edits(
-    view: View, types: Types, terms: Terms, decision: Decision, low: LowType, swallowing: frozenset[int] = frozenset()
-) -> Edits:
-    """The edits that turn the model into what the decision says.
-
-    Args:
-        swallowing: values whose up-cast a fusion of the runtime would swallow if it were not shielded.
-    """
-    maker = _Maker(view, types, terms, decision, Edits(low), NewNames(view.all_names()), swallowing)
+def plan_edits(problem: Problem, decision: Decision) -> Edits:
+    """The edits that turn the model into what the decision says."""
+    graph, terms = problem.graph, problem.terms
+    maker = _Maker(graph, terms, decision, Edits(problem.options.low), NewNames(graph.all_names()), problem.absorbed)
     for value, term in enumerate(terms.produced):
         if term != NONE:
-            maker.value(view.values[value])
+            maker.value(graph.values[value])
     maker.lowered_values()
-    for node in view.nodes:
+    for node in graph.nodes:
         maker.node(node)
     maker.returns()
     maker.idle_casts()
     maker.dead_casts()
+    maker.halve_sentinels(problem.sentinels)
     return maker.edits
 
 
 @dataclass(slots=True)
 class _Maker:
-    view: View
-    types: Types
+    graph: Graph
     terms: Terms
     decision: Decision
     edits: Edits
     new: NewNames
-    swallowing: frozenset[int]
+    absorbed: frozenset[int]
     names: dict[int, Versions] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
     """Low value of the user's whose Cast became void -> the float32 value whose low version it is."""
@@ -55,8 +52,17 @@ class _Maker:
     hidden: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        self.shadowed = shadowing(self.view)
+        self.shadowed = self.graph.ask(shadowing)
         self.hidden = frozenset(self.shadowed.values())
+
+    def halve_sentinels(self, paths: Sequence[Sequence[int]]) -> None:
+        """Sentinels on a mask path that is low saturate to half the range, so that mask + score stays finite."""
+        constants = self.graph.constants
+        for index in {node for path in paths for node in path}:
+            for value, term in zip(self.graph.nodes[index].inputs, self.terms.consumed[index], strict=True):
+                stats = constants.stats(value) if self.decision.is_low(term) else None
+                if stats is not None and stats.has_sentinel(self.edits.low):
+                    self.edits.halved.add(constants.source(value))
 
     def fresh(self, base: str, *, low: bool) -> str:
         """A new name for a value in the other precision."""
@@ -64,7 +70,7 @@ class _Maker:
 
     def add_cast(self, value: Value, source: str, target: str, elem: int) -> None:
         """A Cast right behind the value's producer."""
-        shielded = elem == TensorProto.FLOAT and value.index in self.swallowing
+        shielded = elem == TensorProto.FLOAT and value.index in self.absorbed
         shield = self.new.fresh(f"{target}_cast") if shielded else ""
         name = self.new.fresh(f"{target}/Cast")
         self.edits.casts.append(NewCast(value.scope, value.producer, source, target, elem, name, shield))
@@ -72,13 +78,13 @@ class _Maker:
     def needs(self, value: int) -> tuple[bool, bool]:
         """Whether somebody reads or returns the value in float32, and in low precision, the user's Casts apart."""
         high = low = False
-        for node, port in self.view.uses[value]:
+        for node, port in self.graph.uses[value]:
             term = self.terms.consumed[node][port]
-            if term == NONE or (term == LOW and self.view.nodes[node].key == "Cast"):
+            if term == NONE or (term == LOW and self.graph.nodes[node].key == "Cast"):
                 continue
             is_low = self.decision.is_low(term)
             high, low = high or not is_low, low or is_low
-        for key in self.view.results[value]:
+        for key in self.graph.results[value]:
             if key in self.terms.returned:
                 is_low = self.decision.is_low(self.terms.returned[key])
                 high, low = high or not is_low, low or is_low
@@ -86,12 +92,12 @@ class _Maker:
 
     def public(self, value: int) -> bool | None:
         """Precision (True: low) in which the main graph returns the value; None where it does not."""
-        keys = [key for key in self.view.results[value] if key[0] == 0 and key in self.terms.returned]
+        keys = [key for key in self.graph.results[value] if key[0] == 0 and key in self.terms.returned]
         return self.decision.is_low(self.terms.returned[keys[0]]) if keys else None
 
     def value(self, value: Value) -> None:
         """Names, type, and the Cast or copy that the value needs."""
-        index, found = value.index, self.types[value.index]
+        index, found = value.index, self.graph.types[value.index]
         assert found is not None
         is_low = self.decision.is_low(self.terms.produced[index])
         if found != FLOAT:
@@ -140,7 +146,7 @@ class _Maker:
             self.edits.types.pop(value.index, None)
             if not is_low:
                 self.edits.types[value.index] = self.edits.low.tensor
-        producer = self.view.producer(value.index)
+        producer = self.graph.producer(value.index)
         source = own
         if value.index in self.terms.free and producer is not None:
             source = producer.proto.input[0]
@@ -166,10 +172,10 @@ class _Maker:
 
     def public_name(self, value: Value) -> str:
         """The name of the output that a Cast of the user's made of a value that is low now; the Cast goes."""
-        producible = value.origin is Origin.NODE and value.scope == 0 and not self.view.results[value.index]
+        producible = value.origin is Origin.NODE and value.scope == 0 and not self.graph.results[value.index]
         for node in self.down_casts(value.index) if producible else ():
-            result = self.view.values[node.outputs[0]]
-            if node.scope == 0 and self.view.results[result.index]:
+            result = self.graph.values[node.outputs[0]]
+            if node.scope == 0 and self.graph.results[result.index]:
                 self.edits.removed.add(node.index)
                 self.edits.outputs[value.producer, value.port] = result.name
                 return result.name
@@ -177,7 +183,7 @@ class _Maker:
 
     def is_constant(self, value: int) -> bool:
         """Whether the value is an initializer or a Constant: wanted in both precisions, it is stored twice."""
-        producer = self.view.producer(value)
+        producer = self.graph.producer(value)
         return value in self.terms.free and (producer is None or producer.key == "Constant")
 
     def copy(self, value: Value, names: Versions, *, base_low: bool) -> None:
@@ -199,7 +205,7 @@ class _Maker:
         if value.origin in (Origin.INITIALIZER, Origin.DEFAULT):
             self.edits.weights.add(value.index)
             return
-        node = self.view.producer(value.index)
+        node = self.graph.producer(value.index)
         if node is None or value.port != 0:
             return
         rule = op_facts().dtype_attribute.get(node.key)
@@ -214,14 +220,14 @@ class _Maker:
     def down_casts(self, value: int) -> list[Node]:
         """The user's Casts of a float32 value to the low type."""
         return [
-            self.view.nodes[node]
-            for node, port in self.view.uses[value]
-            if self.terms.consumed[node][port] == LOW and self.view.nodes[node].key == "Cast"
+            self.graph.nodes[node]
+            for node, port in self.graph.uses[value]
+            if self.terms.consumed[node][port] == LOW and self.graph.nodes[node].key == "Cast"
         ]
 
     def reusable(self, value: int) -> Node | None:
         """A Cast of the user's that can serve all low readers of a float32 value."""
-        scope = self.view.values[value].scope
+        scope = self.graph.values[value].scope
         for node in self.down_casts(value):
             if node.scope == scope and node.outputs[0] not in self.hidden:
                 return node
@@ -231,7 +237,7 @@ class _Maker:
         """Let all low readers use the user's Cast, moved right behind the producer so that it comes before them."""
         if node.index != value.producer + 1:
             self.edits.moved[node.index] = value.producer
-        return self.view.values[node.outputs[0]].name
+        return self.graph.values[node.outputs[0]].name
 
     def void_casts(self, value: int, *, nested: bool = False) -> None:
         """The value exists in low precision: the user's Casts of it say nothing new, and go where they can.
@@ -239,10 +245,10 @@ class _Maker:
         Args:
             nested: only those in bodies; one beside the value may be what makes the low version.
         """
-        scope = self.view.values[value].scope
+        scope = self.graph.values[value].scope
         for node in self.down_casts(value):
             result = node.outputs[0]
-            returned = any(home == 0 or node.scope != scope for home, _ in self.view.results[result])
+            returned = any(home == 0 or node.scope != scope for home, _ in self.graph.results[result])
             if not returned and (node.scope != scope or not nested):
                 self.edits.removed.add(node.index)
                 self.aliases[result] = value
@@ -251,13 +257,13 @@ class _Maker:
         """Values that the user cast up from low: low readers take what was cast, the others the Cast's output."""
         for value, source in self.terms.lowered.items():
             made = self.low_source(source)
-            self.names[value] = Versions(high=self.view.values[value].name, low=made.name)
+            self.names[value] = Versions(high=self.graph.values[value].name, low=made.name)
             if self.public(value) or self.leaves_body(value, made.scope):
-                producer = self.view.producer(value)
+                producer = self.graph.producer(value)
                 assert producer is not None
                 self.edits.attributes.add(producer.index)
                 self.edits.types[value] = self.edits.low.tensor
-                own = self.view.values[value]
+                own = self.graph.values[value]
                 self.names[value].low = own.name
                 need_high, _ = self.needs(value)
                 if need_high and made.raised is None:
@@ -269,8 +275,8 @@ class _Maker:
 
     def leaves_body(self, value: int, home: int) -> bool:
         """Whether a body returns the value in low precision although that is a value of another scope."""
-        returned = (self.terms.returned.get(key, NONE) for key in self.view.results[value])
-        return home != self.view.values[value].scope and any(map(self.decision.is_low, returned))
+        returned = (self.terms.returned.get(key, NONE) for key in self.graph.results[value])
+        return home != self.graph.values[value].scope and any(map(self.decision.is_low, returned))
 
     def low_source(self, value: int) -> Source:
         """Where a low value of the user's comes from, through Casts that were removed."""
@@ -279,9 +285,9 @@ class _Maker:
             found = self.names.get(source)
             if found is not None and found.low is not None:
                 raised = found.high if self.decision.is_low(self.terms.produced[source]) else None
-                return Source(found.low, self.view.values[source].scope, raised)
+                return Source(found.low, self.graph.values[source].scope, raised)
             value = self.terms.lowered[source]
-        return Source(self.view.values[value].name, self.view.values[value].scope, None)
+        return Source(self.graph.values[value].name, self.graph.values[value].scope, None)
 
     def low_name(self, value: int) -> str:
         """The name that :meth:`low_source` finds."""
@@ -290,28 +296,30 @@ class _Maker:
     def dead_casts(self) -> None:
         """The user's Casts from low to float32 that nobody reads any more, though somebody did before."""
         for value in self.terms.lowered:
-            producer = self.view.producer(value)
+            producer = self.graph.producer(value)
             assert producer is not None
-            reads = [key for key in self.view.uses[value] if key[0] not in self.edits.removed]
-            name = self.view.values[value].name
-            if self.view.results[value] or not self.view.uses[value]:
+            reads = [key for key in self.graph.uses[value] if key[0] not in self.edits.removed]
+            name = self.graph.values[value].name
+            if self.graph.results[value] or not self.graph.uses[value]:
                 continue
             if all(self.edits.inputs.get(key, name) != name for key in reads):
                 self.edits.removed.add(producer.index)
 
     def idle_casts(self) -> None:
         """The user's Casts from float32 to float32 that read and write low: they go, unless the model returns them."""
-        for node in map(self.view.nodes.__getitem__, self.view.order):  # a Cast behind another reads what that one read
+        for node in map(
+            self.graph.nodes.__getitem__, self.graph.order
+        ):  # a Cast behind another reads what that one read
             sides = self.terms.of_node.get(node.index, {}) if node.key == "Cast" else {}
             if len(sides) < 2 or not all(self.decision.low[side] for side in sides.values()):
                 continue
             source, result = node.inputs[0], node.outputs[0]
             stands_in, names = self.names[source].low, self.names[result]
-            if self.view.results[result] or names.high is not None or stands_in is None or source in self.hidden:
+            if self.graph.results[result] or names.high is not None or stands_in is None or source in self.hidden:
                 continue
             self.edits.removed.add(node.index)
             names.low = stands_in
-            for reader, port in self.view.uses[result]:
+            for reader, port in self.graph.uses[result]:
                 self.edits.inputs[reader, port] = stands_in
 
     # -- readers -----------------------------------------------------------------------------------------------
@@ -340,7 +348,7 @@ class _Maker:
 
     def returns(self) -> None:
         """Names and types of what bodies and the main graph return."""
-        for scope in self.view.scopes:
+        for scope in self.graph.scopes:
             for position, value in enumerate(scope.outputs):
                 key = (scope.index, position)
                 if value in self.aliases:
@@ -348,7 +356,7 @@ class _Maker:
                 if key not in self.terms.returned:
                     continue
                 is_low = self.decision.is_low(self.terms.returned[key])
-                found, names = self.types[value], self.names[value]
+                found, names = self.graph.types[value], self.names[value]
                 assert found is not None
                 name = names.low if is_low else names.high
                 if name is not None and name != scope.proto.output[position].name:

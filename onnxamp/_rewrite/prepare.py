@@ -1,51 +1,57 @@
 """What happens to a model before it is analysed: functions inlined; opset, defaults and folds on request."""
 
-from pathlib import Path
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import onnx.inliner
 from onnx import ModelProto
 
-from onnxamp._decide.policy import Level, Policy
-from onnxamp._rewrite.fold import fold_model
+from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._model.model import Model
+from onnxamp._options.options import Level, Options
+from onnxamp._rewrite.fold import fold_graph
 from onnxamp._rewrite.opset import upgrade
 
 
-class Prepared(NamedTuple):
-    """The model that is to be analysed, and a sentence for each thing that was done to it.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The graph that is to be analysed, and a sentence for each thing that was done to the model.
 
     ``wanted``: whether it is what the user asked for even if nothing becomes low, as it was upgraded or folded.
     """
 
-    model: ModelProto
-    notes: list[str]
+    graph: Graph
+    notes: tuple[str, ...]
     wanted: bool
 
 
-def prepare(model: ModelProto, policy: Policy, opset: int | None, base_dir: Path | None = None) -> Prepared:
-    """Make a model ready; the same object is returned where nothing had to be done, and the input is never changed.
-
-    Args:
-        opset: upgrade to this one; folds go no further then.
-        base_dir: folder of the model's external data, None where all weights are inline.
+def prepare(model: Model, options: Options) -> Prepared:
+    """Make a model ready; its own graph is returned where nothing had to be done, and the input is never changed.
 
     Raises:
-        OpsetError: the model cannot be brought to the wanted opset. ModelError: it cannot be folded, as it is broken.
+        OpsetError: the model cannot be brought to the wanted opset. ModelError: it is broken.
     """
     notes: list[str] = []
-    if model.functions and not policy.keep_functions and policy.level != Level.O0:
-        model = inline(model, notes)
-    inlined = model
-    if opset is not None:
-        model = upgrade(model, opset, notes)
-    wanted = model is not inlined
-    if policy.freeze_defaults and model.ir_version >= 4:
-        model = _freeze(model, notes)
-    if policy.fold:
-        folded = fold_model(model, policy, base_dir=base_dir, ceiling=opset)
-        wanted, model = wanted or folded.model is not model, folded.model
+    proto = model.proto
+    if proto.functions and not options.keep_functions and options.level != Level.O0:
+        proto = inline(proto, notes)
+    inlined = proto
+    if options.opset is not None:
+        proto = upgrade(proto, options.opset, notes)
+    wanted = proto is not inlined
+    frozen = options.freeze_defaults
+    if frozen and proto.ir_version >= 4:
+        proto = _freeze(proto, notes)
+    is_same = proto is model.proto
+    graph = (
+        model.ask(graph_of, freeze_defaults=frozen)
+        if is_same
+        else Graph.of(proto, model.folder, freeze_defaults=frozen)
+    )
+    if options.fold:
+        folded = fold_graph(graph, options)
+        wanted, graph = wanted or folded.graph is not graph, folded.graph
         notes += folded.notes
-    return Prepared(model, notes, wanted)
+    return Prepared(graph, tuple(notes), wanted)
 
 
 def inline(model: ModelProto, notes: list[str]) -> ModelProto:

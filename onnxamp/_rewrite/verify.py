@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, ValueInfoProto
 
-from onnxamp._decide.policy import Policy
 from onnxamp._dtypes import retyped
 from onnxamp._errors import InternalError, ModelError
-from onnxamp._graph.resolve import view_model
-from onnxamp._graph.types import Types, bind, body_sources, declared_type, infer_types
-from onnxamp._graph.view import ABSENT, Node, Origin, View
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.types import bind, body_sources, declared_type
+from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature
+from onnxamp._options.options import Options
 from onnxamp._target.kernels import is_consistent
 
 _Entries = tuple[tuple[str, str | None], ...]
@@ -25,7 +25,7 @@ _Entries = tuple[tuple[str, str | None], ...]
 class Promise:
     """What the result must keep, noted before anything is edited."""
 
-    policy: Policy
+    options: Options
     inputs: _Entries
     outputs: _Entries
     weights: frozenset[str]
@@ -39,8 +39,7 @@ class Promise:
         Raises:
             InternalError: it is not, or does not. ModelError: so it is, because the original contradicts itself.
         """
-        view = view_model(result, freeze_defaults=self.policy.freeze_defaults)
-        found = complaints(view, infer_types(view))
+        found = complaints(Graph.of(result, freeze_defaults=self.options.freeze_defaults))
         new = [text for where, text in found.items() if where not in self.known]
         new += self._changed("input", self.inputs, _entries(result.graph.input))
         new += self._changed("output", self.outputs, _entries(result.graph.output))
@@ -58,28 +57,28 @@ class Promise:
             return [f"the graph's {kind}s changed their names or order"]
         found = []
         for (name, was), (_, now) in zip(before, after, strict=True):
-            free = not self.policy.keeps_io(name) or (kind == "input" and name in self.weights)
-            if was != now and not (free and was is not None and now == retyped(was, self.policy.low)):
+            free = not self.options.keeps_io(name) or (kind == "input" and name in self.weights)
+            if was != now and not (free and was is not None and now == retyped(was, self.options.low)):
                 found.append(f"{kind} {name!r} changed from {was} to {now}")
         return found
 
 
-def promise(view: View, types: Types, policy: Policy) -> Promise:
+def promise(graph: Graph, options: Options) -> Promise:
     """What a conversion of the viewed model must keep."""
-    weights = frozenset(value.name for value in view.values if value.origin is Origin.INITIALIZER and value.scope == 0)
-    graph = view.model.graph
-    known = complaints(view, types)
-    return Promise(policy, _entries(graph.input), _entries(graph.output), weights, known)
+    weights = frozenset(value.name for value in graph.values if value.origin is Origin.INITIALIZER and value.scope == 0)
+    proto = graph.model.graph
+    known = complaints(graph)
+    return Promise(options, _entries(proto.input), _entries(proto.output), weights, known)
 
 
-def complaints(view: View, types: Types) -> dict[str, str]:
+def complaints(graph: Graph) -> dict[str, str]:
     """What is wrong with the typing of a model: place -> what is found there."""
     found: dict[str, str] = {}
     memo: dict[tuple[Signature, tuple[str | None, ...]], bool] = {}
-    for node in view.nodes:
-        if node.signature is None or view.scopes[node.scope].opaque:
+    for node in graph.nodes:
+        if node.signature is None or graph.scopes[node.scope].opaque:
             continue
-        inputs = tuple([None if value == ABSENT else types[value] for value in node.inputs])
+        inputs = tuple([None if value == ABSENT else graph.types[value] for value in node.inputs])
         key = (node.signature, inputs)
         if key not in memo:
             memo[key] = is_consistent(node.signature, bind(node.signature, inputs), inputs)
@@ -87,29 +86,29 @@ def complaints(view: View, types: Types) -> dict[str, str]:
             where = f"node {node.label!r} ({node.key})"
             found[where] = f"{where} takes {', '.join(str(t) for t in inputs)}"
         if node.key in op_facts().control_flow:
-            found |= _bodies(view, types, node)
-    for value, entry in zip(view.scopes[0].outputs, view.model.graph.output, strict=True):
-        found |= _mismatch(f"output {entry.name!r}", declared_type(entry.type), types[value])
+            found |= _bodies(graph, node)
+    for value, entry in zip(graph.scopes[0].outputs, graph.model.graph.output, strict=True):
+        found |= _mismatch(f"output {entry.name!r}", declared_type(entry.type), graph.types[value])
     return found
 
 
-def _bodies(view: View, types: Types, node: Node) -> dict[str, str]:
+def _bodies(graph: Graph, node: Node) -> dict[str, str]:
     """Declared types of body inputs and outputs against what flows through, and branches against each other."""
     found: dict[str, str] = {}
     for name, body in node.bodies:
-        scope = view.scopes[body]
+        scope = graph.scopes[body]
         for value, entry in zip(scope.outputs, scope.proto.output, strict=True):
             where = f"output {entry.name!r} of {name} of {node.label!r}"
-            found |= _mismatch(where, declared_type(entry.type), types[value])
+            found |= _mismatch(where, declared_type(entry.type), graph.types[value])
         if node.key == "SequenceMap":
             continue
         for entry, source in zip(scope.proto.input, body_sources(node, len(scope.inputs)), strict=True):
             outer = node.input(source) if source >= 0 else ABSENT
             if outer != ABSENT:
                 where = f"input {entry.name!r} of {name} of {node.label!r}"
-                found |= _mismatch(where, declared_type(entry.type), types[outer])
+                found |= _mismatch(where, declared_type(entry.type), graph.types[outer])
     if node.key == "If":
-        branches = [[types[value] for value in view.scopes[body].outputs] for _, body in node.bodies]
+        branches = [[graph.types[value] for value in graph.scopes[body].outputs] for _, body in node.bodies]
         if any(None not in (a, b) and a != b for a, b in zip(*branches, strict=False)):
             where = f"the branches of {node.label!r}"
             found[where] = f"{where} return different types"

@@ -24,8 +24,8 @@ from typing import Final, TypeAlias
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.resolve import view_model
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, node_bodies
 from onnxamp._runtime.protos import copy_fields
 
@@ -48,7 +48,7 @@ def take_branches(model: ModelProto, taken: Mapping[str, bool]) -> ModelProto:
 
     Complexity: linear in nodes, names and bytes of the result.
     """
-    view = view_model(model)
+    view = Graph.of(model)
     result = ModelProto()
     copy_fields(model, result, but={"graph"})
     copy_fields(model.graph, result.graph, but={"node"})
@@ -62,7 +62,7 @@ def branch_conditions(model: ModelProto) -> list[str]:
     Raises:
         ModelError: the model cannot be resolved.
     """
-    return _open_conditions(view_model(model))
+    return _open_conditions(Graph.of(model))
 
 
 def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
@@ -81,7 +81,7 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
     copy_fields(model, result, but={"graph"})
     copy_fields(model.graph, result.graph)
     while True:
-        view = view_model(result)
+        view = Graph.of(result)
         ifs = list(_ifs(view))
         if not ifs:
             return result

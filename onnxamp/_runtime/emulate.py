@@ -30,8 +30,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from onnxamp._dtypes import LOW_TYPES
 from onnxamp._errors import ModelError, OpsetError
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.resolve import view_model
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, opset_imports
 from onnxamp._model.wellformed import check_functions
@@ -65,7 +65,7 @@ def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[st
 
     Complexity: one sweep per scope, linear in nodes and weight bytes.
     """
-    view = view_model(inlined(model))
+    view = Graph.of(inlined(model))
     return emulate_view(view, infer_types(view), base_dir=base_dir, hollow=hollow)
 
 

@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 from onnxamp._dtypes import ELEM_NAMES, LOW_TYPES, readable_types
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements, infer_shapes
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, View
@@ -98,13 +98,13 @@ def make_flow(
 def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]] | None = None) -> Flow:
     """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined."""
     written = shell.model
-    view = view_model(written)
+    view = Graph.of(written)
     types = infer_types(view)
     low, lowest = _low_values(view, types), lowest_type(types)
     own = frozenset(view.scopes[0].names)
     if lowest != "float32" and emulated:
         written = emulate_view(view, types, hollow=shell.weights)
-        view = view_model(written)
+        view = Graph.of(written)
         types = infer_types(view)
     main = view.scopes[0]
     defaults = {value.name for value in view.overridable()}

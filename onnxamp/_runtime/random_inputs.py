@@ -47,7 +47,7 @@ import numpy.typing as npt
 from onnx import ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
 from onnxamp._errors import ArgumentError
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import infer_shapes
 from onnxamp._graph.view import Origin
 from onnxamp._runtime.roles import Role, Use, input_use
@@ -106,7 +106,7 @@ def input_maker(model: ModelProto, dims: Mapping[str, int] | None = None) -> Inp
     Raises:
         ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
     """
-    view = view_model(model)
+    view = Graph.of(model)
     named = {view.scopes[0].names[entry.name]: entry for entry in model.graph.input}
     fed = {value: entry for value, entry in named.items() if view.values[value].origin is Origin.INPUT}
     sizes = _sizes(list(fed.values()), dims or {})

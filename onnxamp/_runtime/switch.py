@@ -26,8 +26,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from onnxamp._dtypes import LowType
 from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.resolve import view_model
 from onnxamp._graph.shapes import Shape, infer_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, opset_imports
 from onnxamp._runtime.protos import copy_fields
@@ -96,7 +96,7 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Swi
             f"The model's opset {version} has no Where, which choosing precisions by data needs: convert it with"
             f" opset={_WHERE} (--opset {_WHERE}) or newer."
         )
-    view = view_model(model)
+    view = Graph.of(model)
     found = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}
     names = NewNames(view.all_names())
     job = _Job(

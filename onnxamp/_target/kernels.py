@@ -20,7 +20,7 @@ from onnx import NodeProto, helper
 
 from onnxamp._dtypes import BFLOAT16, ELEM_NUMBERS, LowType, retyped
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
@@ -254,7 +254,7 @@ def _expanded(node: NodeProto, signature: Signature, types: Sequence[str | None]
     wanted: list[Any] = [(signature.domain, signature.op_type)]
     try:
         body = onnx.inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
-        return view_model(body)
+        return Graph.of(body)
     except (RuntimeError, ModelError, onnx.checker.ValidationError):
         return None
 

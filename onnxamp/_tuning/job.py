@@ -9,10 +9,11 @@ from typing import Final
 from onnx import ModelProto
 
 from onnxamp._convert.analysis import Analysis, decided
-from onnxamp._convert.convert import convert_with, plan_policy, rewritten
+from onnxamp._convert.convert import convert, rewritten
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._decide.precision import Prices
 from onnxamp._dtypes import LowType
+from onnxamp._model.model import Model
 from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.confirm import Place, References, confirm, device_noise
 from onnxamp._tuning.local import Local, Told, local_of, measure_samples
@@ -30,9 +31,8 @@ _NOTHING: Final = 5e-4
 class Job:
     """The model as it came and as it is analysed, what can be low of it, and on what it is judged."""
 
+    model: Model
     prepared: ModelProto
-    proto: ModelProto
-    opset: int | None
     space: Space
     samples: Samples
     metric: Metric
@@ -49,12 +49,12 @@ class Job:
     @property
     def low(self) -> LowType:
         """The low type."""
-        return self.space.all_low.policy.low
+        return self.space.all_low.options.low
 
     @cached_property
     def everything(self) -> Plan:
         """The plan that lowers all that can be."""
-        return make_plan(self.space.all_low, self.opset)
+        return make_plan(self.space.all_low)
 
     @cached_property
     def locals(self) -> list[Local]:
@@ -77,13 +77,13 @@ class Job:
         """The model with its pins, and what they do to others."""
         if not self.broken and UNSEEN not in self.space.pins.values():
             return self.space.all_low  # its pins are the same
-        return decided(self.space.all_low, prices=Prices(self.pins))
+        return decided(self.space.all_low.problem, prices=Prices(self.pins))
 
     def measure_locally(self, told: Told) -> None:
         """The instrumented pass, as far as the memory lacks it."""
         if self.space.units and self.memory.tally.samples < len(self.samples):
             measure_samples(
-                self.memory.tally, self.prepared, rewritten(self.prepared, self.space.all_low), self.space.units,
+                self.memory.tally, self.prepared, rewritten(self.space.all_low), self.space.units,
                 self.samples, self.metric, told, self.memory.save, self.references,
             )  # fmt: skip
 
@@ -97,9 +97,9 @@ class Job:
         decisions = plan.decisions()
         if self._made is None or self._made[0] != decisions:
             if self._planned is not None and self._planned[0] is plan and self._planned[1].edits:
-                self._made = decisions, rewritten(self.prepared, self._planned[1])
+                self._made = decisions, rewritten(self._planned[1])
             else:
-                self._made = decisions, convert_with(self.proto, plan_policy(plan), plan.opset, plan)
+                self._made = decisions, convert(self.model, plan.options, plan).embedded()
         return self._made[1]
 
     def error(self, found: Candidate, plan: Plan) -> float:
@@ -128,8 +128,8 @@ class Job:
         units, space = self.space.units, self.space
         exact = [0.0 if unit.key in found.low else inf for unit in units]
         spared = {unit.node for unit in space.followers if unit.key not in found.low}
-        analysis = decided(space.all_low, prices=prices_for(units, exact, self.pins, spared))
-        plan = make_plan(analysis, self.opset)
+        analysis = decided(space.all_low.problem, prices=prices_for(units, exact, self.pins, spared))
+        plan = make_plan(analysis)
         told = {row.node: f"{row.why}: {row.detail}" if row.detail else row.why for row in kept}
         why = {unit.node: told.get(unit.label) for unit in units}
         rows = [
@@ -141,7 +141,7 @@ class Job:
 
     def kept(self, low: frozenset[str], prices: Sequence[float]) -> list[Kept]:
         """Why nodes stay float32, where measuring has to do with it; prices are of amplitudes."""
-        nodes, found = self.space.all_low.view.nodes, []
+        nodes, found = self.space.all_low.graph.nodes, []
         for unit, cost in zip(self.space.units, prices, strict=True):
             share = cost / self.metric.amplitude(self.metric.tolerance) ** 2
             if unit.key in low:

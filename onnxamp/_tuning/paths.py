@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from onnx import GraphProto, ModelProto
 
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import View, node_bodies
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.observe import settle
@@ -24,7 +24,7 @@ def find_live(view: View, samples: Samples) -> list[frozenset[int]]:
         return [everything] * len(samples)
     tagged = ModelProto()
     tagged.CopyFrom(model)
-    for node in view_model(tagged).nodes:
+    for node in Graph.of(tagged).nodes:
         node.proto.name = str(node.index)  # names stay what they are when branches are moved, if they differ
     found = []
     for sample in samples:

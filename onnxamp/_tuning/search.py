@@ -6,7 +6,7 @@ from math import inf
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._decide.precision import Decision, Problem
+from onnxamp._decide.precision import CutProblem, Decision
 from onnxamp._decide.terms import LOW, NONE
 from onnxamp._graph.view import ABSENT
 from onnxamp._tuning.units import Space, Unit, prices_for
@@ -52,7 +52,7 @@ class Chooser:
     space: Space
     base: Analysis
     pinned: Mapping[str, str] = field(default_factory=dict)
-    problem: Problem = field(init=False)
+    problem: CutProblem = field(init=False)
     _sides: dict[str, list[int]] = field(init=False)
     """Terms of what can be low of a unit."""
     _priced: tuple[float, ...] = ()
@@ -63,12 +63,12 @@ class Chooser:
         base, terms = self.base, self.base.terms
         self._sides = {
             unit.key: [
-                *(terms.produced[base.view.nodes[unit.node].outputs[port]] for port in unit.ports.outputs),
+                *(terms.produced[base.graph.nodes[unit.node].outputs[port]] for port in unit.ports.outputs),
                 *(terms.consumed[unit.node][port] for port in unit.ports.inputs),
             ]
             for unit in (*self.space.units, *self.space.followers)
         }
-        self.problem = Problem(base.view, base.shapes, base.constants, base.terms, base.pins, base.joined)
+        self.problem = CutProblem(base.problem, base.pins)
 
     def choose(self, prices: Sequence[float], rate: float) -> frozenset[str]:
         """The nodes that are low when errors are charged at a rate (cost units per squared error)."""
@@ -134,21 +134,21 @@ class Chooser:
 
     def _rounding(self, decision: Decision) -> set[int]:
         """Low exact ops between a float32 source and a float32 reader. Complexity: linear in exact ops and readers."""
-        view, terms = self.base.view, self.base.terms
+        graph, terms = self.base.graph, self.base.terms
         low = [unit for unit in self.space.followers if self._is_low(decision, unit)]
         members = {unit.node for unit in low}
         exact: set[int] = set()
         for unit in low:  # in execution order
-            node = view.nodes[unit.node]
+            node = graph.nodes[unit.node]
             sources = [node.inputs[port] for port in unit.ports.inputs]
-            if any(self._is_exact(decision, value) or view.values[value].producer in exact for value in sources):
+            if any(self._is_exact(decision, value) or graph.values[value].producer in exact for value in sources):
                 exact.add(unit.node)
         read: set[int] = set()
         for unit in reversed(low):
-            for value in (view.nodes[unit.node].outputs[port] for port in unit.ports.outputs):
-                readers = [terms.consumed[index][port] for index, port in view.uses[value] if index not in members]
-                readers += [terms.returned[key] for key in view.results[value] if key in terms.returned]
-                passed = any(index in read for index, _ in view.uses[value])
+            for value in (graph.nodes[unit.node].outputs[port] for port in unit.ports.outputs):
+                readers = [terms.consumed[index][port] for index, port in graph.uses[value] if index not in members]
+                readers += [terms.returned[key] for key in graph.results[value] if key in terms.returned]
+                passed = any(index in read for index, _ in graph.uses[value])
                 if passed or any(term != NONE and not decision.is_low(term) for term in readers):
                     read.add(unit.node)
         tied = {root for unit in self.space.units for root in self._roots(unit.node)} if exact & read else set()
@@ -162,7 +162,7 @@ class Chooser:
     def _roots(self, node: int) -> set[int]:
         """Deciding variables of a node: an exact op that shares one with a unit goes with it."""
         terms = self.base.terms
-        made = [terms.produced[value] for value in self.base.view.nodes[node].outputs if value != ABSENT]
+        made = [terms.produced[value] for value in self.base.graph.nodes[node].outputs if value != ABSENT]
         return {terms.root(term) for term in (*made, *terms.of_node.get(node, {}).values()) if term >= 0}
 
     def _is_low(self, decision: Decision, unit: Unit) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 from onnx import ModelProto
 
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
 from onnxamp._graph.view import View
 from onnxamp._runtime.inputs import check_inputs
@@ -55,7 +55,7 @@ def _times(model: ModelProto, sample: Sample, provider: Provider) -> dict[str, f
         model = settle(model, None, sample, emulated=False, provider=provider, keep=_ALL)[0].model
     named = ModelProto()
     named.CopyFrom(model)
-    view: View = view_model(named)
+    view: View = Graph.of(named)
     for node in view.nodes:
         node.proto.name = node_key(node)
     kinds = {entry.name: declared_type(entry.type) for entry in named.graph.input}

@@ -11,18 +11,20 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Unpack
 
 from onnx import ModelProto
 
 from onnxamp._convert.analysis import analyse
-from onnxamp._convert.convert import load_any
-from onnxamp._decide.policy import make_policy
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.beside import at_least_one
 from onnxamp._ops.facts import op_facts
+from onnxamp._options.keywords import OptionKeywords
+from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.samples import Samples, random_samples
 from onnxamp._runtime.session import Provider
@@ -30,7 +32,7 @@ from onnxamp._target.roofline import DEFAULT_DEVICE, device_called
 from onnxamp._tuning.confirm import place_for
 from onnxamp._tuning.hunt import PRICING, Hunt, pareto
 from onnxamp._tuning.job import Job
-from onnxamp._tuning.local import Told
+from onnxamp._tuning.local import Told as Progress
 from onnxamp._tuning.memory import Memory, fingerprint, recall
 from onnxamp._tuning.metric import Metric, make_metric
 from onnxamp._tuning.paths import choose_samples, find_live
@@ -53,8 +55,37 @@ _LITTLE: Final = 10**8
 """Floating-point operations of a run up to which handing parts of ops to other threads takes longer than it saves."""
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a tuning searches for, and on what; see :func:`tune_model` for each field.
+
+    Raises:
+        ArgumentError: a value is not known.
+    """
+
+    tolerance: float = 1e-2
+    metric: str = "rel-l2"
+    samples: Samples | None = None
+    count: int = 4
+    seed: int = 0
+    dims: Mapping[str, int] | None = None
+    device: str = DEFAULT_DEVICE
+    times: str = "roofline"
+    provider: Provider | None = None
+    runs: int = PRICING
+    state: str | PathLike[str] | None = None
+    pick: int | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
+            raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
+        if self.times not in TIMES:
+            raise ArgumentError(f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}.")
+
+
 def tune_model(
-    model: Any,
+    model: ModelSource,
     tolerance: float = 1e-2,
     *,
     metric: str = "rel-l2",
@@ -66,70 +97,81 @@ def tune_model(
     times: str = "roofline",
     provider: Provider | None = None,
     runs: int = PRICING,
-    state: str | Path | None = None,
+    state: str | PathLike[str] | None = None,
     pick: int | None = None,
-    opset: int | None = None,
-    told: Told | None = None,
-    **wishes: Any,
+    progress: Progress | None = None,
+    **options: Unpack[OptionKeywords],
 ) -> tuple[ModelProto, Tuned]:
     """Lower as much of a model as its accuracy allows.
 
     Args:
-        model: a ModelProto or a path; it is not changed.
-        tolerance: the largest error that is accepted; see ``metric``.
-        metric: what the error is, see :func:`~onnxamp._tuning.metric.make_metric`.
-        samples: inputs; made up (``count`` of them, seeded, sizes from ``dims``) where None. Of those that no mask run
-            needs, one is in memory at a time.
-        device: whose speed the costs are of, see ``_data/devices.toml``.
-        times: "roofline", estimates for the device; or "measured", see :mod:`onnxamp._tuning.timing`.
+        model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is not changed.
+        tolerance: the largest accepted error; see ``metric``.
+        metric: how the error is measured, see :func:`~onnxamp._tuning.metric.make_metric`.
+        samples: inputs; made up (``count`` of them, seeded, sizes of named dimensions from ``dims``) where None.
+        device: whose speed the costs are of, as in ``_data/devices.toml``.
+        times: "roofline", estimates for the device; or "measured", from ONNX Runtime's profile.
         provider: where converted models are judged: "cuda", as they are; "cpu", emulated. None for CUDA where there is
             a device.
         runs: mask runs that prices may take; candidates take up to 18 more.
-        state: a file that measurements are kept in: with it an interrupted tuning goes on where it was, and ``pick``
-            or another tolerance need few runs or none.
+        state: a file that keeps measurements: with it an interrupted tuning goes on where it was, and ``pick`` or
+            another tolerance need few runs or none.
         pick: take this candidate instead of the one that would be chosen, whatever its error.
-        opset, wishes: as :func:`onnxamp.convert_model`, but for level and lists, which data replace.
-        told: called with what is being done, how far it is, and how far it will go.
+        progress: called with what is being done, how far it is, and how far it will go.
+        options: as :func:`onnxamp.convert_model`, but for level and lists, which data replace.
 
     Returns:
-        The converted model, and what was found. Where no candidate holds the tolerance, nothing is low.
+        The converted model, and what the search found. Where no candidate holds the tolerance, nothing is lowered.
 
     Raises:
         RuntimeFailure: the model does not run, or misses the tolerance in float32 already.
         ArgumentError: an argument is wrong. ModelError: the model cannot be read.
+
+    Example:
+        >>> import onnxamp
+        >>> model16, tuned = onnxamp.tune_model("models/conv_net.onnx", 1e-2, count=1, provider="cpu")
+        >>> tuned.error <= 1e-2
+        True
     """
-    policy, usual = make_policy("auto", **wishes), make_policy("O2", **wishes)
-    proto, chosen, judge = load_any(model), device_called(device), make_metric(metric, tolerance)
-    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
-        raise ArgumentError(f"runs must be a whole number of at least 1, not {runs!r}.")
-    if times not in TIMES:
-        raise ArgumentError(f"Unknown times {times!r}: choose one of {', '.join(TIMES)}.")
-    place = place_for(provider)
-    prepared = prepare(proto, policy, opset).model
-    samples = random_samples(proto, count, seed=seed, dims=dims) if samples is None else samples
+    search = Search(tolerance, metric, samples, count, seed, dims, device, times, provider, runs, state, pick, progress)
+    return tune(Model.of(model), Options.of("auto", options), search)
+
+
+def tune(model: Model, options: Options, search: Search) -> tuple[ModelProto, Tuned]:
+    """:func:`tune_model` with arguments that are checked already."""
+    proto, device, judge = model.embedded(), device_called(search.device), make_metric(search.metric, search.tolerance)
+    model = model if proto is model.proto else Model(proto)
+    place = place_for(search.provider)
+    graph = prepare(model, options).graph
+    prepared = graph.model
+    samples = search.samples
+    if samples is None:
+        samples = random_samples(proto, search.count, seed=search.seed, dims=search.dims)
     at_least_one(samples)
-    space = find_space(prepared, policy, None, chosen)
-    live = find_live(space.all_low.view, samples)
-    space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(prepared, usual)))
+    space = find_space(graph, options, device)
+    live = find_live(graph, samples)
+    usual = replace(options, level=Level.O2)
+    space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
     memory = Memory("")
-    if state is not None:
-        words = [metric, policy.low.name, *(f"{u.key} {u.op} {u.ports}" for u in (*space.units, *space.followers))]
-        memory = recall(fingerprint(words, prepared, samples), Path(state))
-    job = Job(prepared, proto, opset, space, samples, judge, memory, place)
-    told = told or (lambda *_: None)
+    if search.state is not None:
+        units = (*space.units, *space.followers)
+        words = [search.metric, options.low.name, *(f"{u.key} {u.op} {u.ports}" for u in units)]
+        memory = recall(fingerprint(words, prepared, samples), Path(search.state))
+    job = Job(model, prepared, space, samples, judge, memory, place)
+    told = search.progress or (lambda *_: None)
     work = sum(unit.work.flops for unit in space.units)
-    probe = Probe(prepared, space.ports(), policy.low, samples, judge, threads=1 if work < _LITTLE else 0)
+    probe = Probe(prepared, space.ports(), options.low, samples, judge, threads=1 if work < _LITTLE else 0)
     subset = choose_samples(live, _SUBSET)
-    random = any(node.key in op_facts().random for node in space.all_low.view.nodes)
+    random = any(node.key in op_facts().random for node in graph.nodes)
     noise = _noise(job, probe, subset) if random else None  # before anything takes time
     job.measure_locally(told)
     if noise is None and not judge.holds(memory.tally.worst):
         noise = _noise(job, probe, subset)
-    timing = f"estimates for {chosen.name} from bytes and arithmetic, without launches"
-    if times == "measured":
-        job.space, timing = timed(job, chosen.name)
-    hunt = Hunt(job.chooser(), probe, memory, judge, job.locals, subset, runs, told, job.whole())
-    return _finish(job, hunt, noise, pick, chosen.name, timing)
+    timing = f"estimates for {device.name} from bytes and arithmetic, without launches"
+    if search.times == "measured":
+        job.space, timing = timed(job, device.name)
+    hunt = Hunt(job.chooser(), probe, memory, judge, job.locals, subset, search.runs, told, job.whole())
+    return _finish(job, hunt, noise, search.pick, device.name, timing)
 
 
 def _noise(job: Job, probe: Probe, subset: Sequence[int]) -> float:

@@ -4,17 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
-from onnx import ModelProto
-
-from onnxamp._convert.analysis import Analysis, decided, survey
-from onnxamp._decide.policy import Policy
+from onnxamp._convert.analysis import Analysis, decided
 from onnxamp._decide.precision import LAUNCH, Prices, loop_trips
+from onnxamp._decide.problem import find_problem
 from onnxamp._dtypes import FLOAT
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import is_exact, op_facts
+from onnxamp._options.options import Options
 from onnxamp._runtime.switch import Ports, node_key
 from onnxamp._target.roofline import Device, Work, work_of
 
@@ -101,26 +100,25 @@ class Space:
         return {unit.key: unit.ports for unit in (*self.units, *self.followers)}
 
 
-def find_space(model: ModelProto, policy: Policy, base_dir: Path | None, device: Device) -> Space:
+def find_space(graph: Graph, options: Options, device: Device) -> Space:
     """Lower all that kernels, schemas, wishes and hazards that samples cannot show leave free.
 
     Complexity: that of an analysis.
     """
-    known = survey(model, policy, base_dir=base_dir)
-    nodes = known.view.nodes
+    problem, nodes = find_problem(graph, options), graph.nodes
     taken = Counter(node_key(node) for node in nodes)
     able = [node for node in nodes if _counts(node) or is_exact(node.proto)]
     twins = {node.index: _TWINS for node in able if taken[node_key(node)] > 1}
     eager = Prices(twins, {node.index: _EAGER for node in able if _counts(node)})
-    found = decided(known, prices=eager)
-    trips = loop_trips(found.view, found.constants)
+    found = decided(problem, prices=eager)
+    trips = graph.ask(loop_trips)
     units, followers = [], []
-    for index in found.view.order:
-        node = found.view.nodes[index]
+    for index in found.graph.order:
+        node = found.graph.nodes[index]
         ports = _low_ports(found, node)
         if ports.inputs or ports.outputs:
-            work = work_of(node, found.shapes, trips[node.scope])
-            names = (node_key(node), *_results(found.view, node))
+            work = work_of(node, found.graph.shapes, trips[node.scope])
+            names = (node_key(node), *_results(found.graph, node))
             times = work.time(device, low=False), work.time(device, low=True)
             unit = Unit(node_key(node), names, index, node.label, node.key, ports, work, *times)
             if _counts(node):
@@ -132,7 +130,7 @@ def find_space(model: ModelProto, policy: Policy, base_dir: Path | None, device:
 
 def low_nodes(found: Analysis) -> frozenset[int]:
     """Nodes of which something is low."""
-    ports = ((node.index, _low_ports(found, node)) for node in found.view.nodes)
+    ports = ((node.index, _low_ports(found, node)) for node in found.graph.nodes)
     return frozenset(index for index, at in ports if at.inputs or at.outputs)
 
 
@@ -157,15 +155,15 @@ def _results(view: View, node: Node) -> list[str]:
 
 
 def _low_ports(found: Analysis, node: Node) -> Ports:
-    decision, terms, view = found.decision, found.terms, found.view
+    decision, terms, graph = found.decision, found.terms, found.graph
 
     def is_low(value: int, term: int) -> bool:
-        return value != ABSENT and found.types[value] == FLOAT and decision.is_low(term)
+        return value != ABSENT and found.graph.types[value] == FLOAT and decision.is_low(term)
 
     consumed = terms.consumed[node.index]
     inputs = tuple(port for port, value in enumerate(node.inputs) if is_low(value, consumed[port]))
     outputs = tuple(port for port, value in enumerate(node.outputs) if is_low(value, terms.produced[value]))
-    return Ports(inputs, outputs if view.nodes[node.index].outputs else ())
+    return Ports(inputs, outputs if graph.nodes[node.index].outputs else ())
 
 
 def prices_for(

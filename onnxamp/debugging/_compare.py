@@ -9,8 +9,9 @@ from typing import Final
 
 from onnxamp._dtypes import LOW_TYPES
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.model import ModelSource
 from onnxamp._model.weights import SENTINEL
-from onnxamp._numerics.beside import Model, Progress
+from onnxamp._numerics.beside import Progress
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import LOWNESS, TOLERANCES, Limits
 from onnxamp._numerics.results import DiffReport, FirstBad, LayerDiff
@@ -184,8 +185,8 @@ def _of(measured: Measurement | None, name: str) -> Cell:
 
 
 def compare_models(
-    reference: Model,
-    result: Model,
+    reference: ModelSource,
+    result: ModelSource,
     output_filename: str | PathLike[str],
     samples: Samples | Sample | None = None,
     *,

@@ -10,7 +10,8 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
-from onnxamp._numerics.beside import Model, open_model
+from onnxamp._model.model import ModelSource
+from onnxamp._numerics.beside import open_model
 from onnxamp._runtime.flow import Flow, dtype_of
 from onnxamp._runtime.samples import Sample, Samples, random_samples
 from onnxamp._runtime.session import Provider, choose_provider
@@ -43,7 +44,7 @@ class LayerCheck:
 
 
 def check_layer_numerics(
-    model: Model,
+    model: ModelSource,
     layer: str | Iterable[str],
     samples: _Inputs = None,
     *,

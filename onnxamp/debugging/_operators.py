@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Final, overload
 
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.stats import PRECISIONS, operator_counts
 from onnxamp._graph.types import infer_types
-from onnxamp._numerics.beside import Model, open_model
+from onnxamp._model.model import ModelSource
+from onnxamp._numerics.beside import open_model
 from onnxamp._runtime.emulate import inlined
 from onnxamp.debugging._tables import escaped, table_path, write_table
 
@@ -97,10 +98,10 @@ def collect_operator_stats(model: None = None) -> AbstractContextManager[Operato
 
 
 @overload
-def collect_operator_stats(model: Model) -> OperatorStats: ...
+def collect_operator_stats(model: ModelSource) -> OperatorStats: ...
 
 
-def collect_operator_stats(model: Model | None = None) -> AbstractContextManager[OperatorStats] | OperatorStats:
+def collect_operator_stats(model: ModelSource | None = None) -> AbstractContextManager[OperatorStats] | OperatorStats:
     """Count op types by precision: of the runs in a ``with`` block, or of one model without running it.
 
     ``with collect_operator_stats() as stats:`` is ``paddle.amp.debugging.collect_operator_stats``, but that the table
@@ -123,7 +124,7 @@ def _collecting() -> Iterator[OperatorStats]:
         _ACTIVE.reset(token)
 
 
-def count_operators(model: Model) -> OperatorStats:
+def count_operators(model: ModelSource) -> OperatorStats:
     """The calls of one run of a model."""
-    view = view_model(inlined(open_model(model).proto))
+    view = Graph.of(inlined(open_model(model).proto))
     return OperatorStats(operator_counts(view, infer_types(view)), 1)

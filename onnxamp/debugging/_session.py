@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
+from onnxamp._api import convert_model
 from onnxamp._autocast import active_cast
-from onnxamp._convert.front import convert_model
 from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
 from onnxamp._model.storage import data_files, parse_model
 from onnxamp._numerics.beside import open_model

@@ -5,10 +5,10 @@ from typing import Any
 
 from onnx import ModelProto
 
+from onnxamp._api import convert_model
 from onnxamp._autocast import CastPolicy, active_cast
-from onnxamp._convert.convert import load_any
-from onnxamp._convert.front import convert_model
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, cuda_available, make_session
 from onnxamp.train._decorate import Decorated, Excluded
@@ -79,7 +79,7 @@ def build_train_network(
     level, dtype, lists = _asked(level, dtype, worn, cast)
     precision = make_precision(level, dtype, cast_model_type, keep_batchnorm_fp32, loss_scale_manager, on_cuda=on_cuda)
     precision = replace(precision, lists=lists, excludes=Excluded(worn.excluded).takes if worn else None)
-    source: ModelProto = worn.source if worn else load_any(model)
+    source: ModelProto = worn.source if worn else Model.of(model).embedded()
     forward = training_model(source, precision.opset(source))
     loss = None if loss_fn is None else find_loss(loss_fn)
     step = build_step(forward, optimizer, loss, precision.scaling)

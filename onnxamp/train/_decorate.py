@@ -10,11 +10,12 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto
 
-from onnxamp._convert.convert import load_any
-from onnxamp._convert.front import convert_model
+from onnxamp._api import convert_as
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_key
+from onnxamp._options.options import Options
 from onnxamp.train._levels import NORMALISATIONS
 from onnxamp.train._optimizers import Optimizer
 
@@ -119,6 +120,6 @@ def _lowered(model: Any, dtype: str, excluded: Excluded) -> Decorated:
     def rule(node: NodeProto) -> str | None:
         return "high" if excluded.takes(node) or op_key(node) in NORMALISATIONS else None
 
-    source = load_any(model)
-    low = convert_model(source, "O2", dtype=dtype, lists="paddle", rule=rule)
+    source = Model.of(model).embedded()
+    low = convert_as(source, Options.of("O2", {"dtype": dtype, "lists": "paddle", "rule": rule}))
     return Decorated(low, source, dtype, excluded.texts)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
 from onnxamp._dtypes import ELEM_NUMBERS
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, make_session, run
@@ -52,7 +52,7 @@ def flushed_gradients(
 
 def _showing(model: ModelProto, names: list[str]) -> ModelProto:
     """The model with these values as its outputs."""
-    view = view_model(model)
+    view = Graph.of(model)
     types = infer_types(view)
     result = ModelProto()
     result.CopyFrom(model)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._errors import GradientError, ModelError
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.resolve import view_model
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin, View, opset_imports
 from onnxamp._ops.facts import attribute
@@ -66,7 +66,7 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> Forward:
         model = inline(model, notes)
     if opset_imports(model)[""] < opset:
         model = upgrade(model, opset, notes)
-    view = view_model(model)
+    view = Graph.of(model)
     result = ModelProto()
     result.CopyFrom(model)
     names, shapes = NewNames(view.all_names()), symbolic_shapes(view)
@@ -147,7 +147,7 @@ def find_weights(model: ModelProto, loss: str, among: Container[str]) -> list[st
     Raises:
         GradientError: there are none.
     """
-    view = view_model(model)
+    view = Graph.of(model)
     names = view.scopes[0].names
     candidates = {
         names[tensor.name]: tensor

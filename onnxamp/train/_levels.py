@@ -20,12 +20,9 @@ from onnx import ModelProto, NodeProto
 
 from onnxamp._dtypes import BFLOAT16, LowType, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._graph.constants import Constants
-from onnxamp._graph.resolve import view_model
-from onnxamp._graph.shapes import infer_shapes
-from onnxamp._graph.types import infer_types
+from onnxamp._graph.graph import Graph
 from onnxamp._ops.facts import op_key
-from onnxamp._patterns.islands import written_out_norms
+from onnxamp._patterns.islands import decomposed_norms
 from onnxamp.train._gradients.normalisations import SCALED
 from onnxamp.train._gradients.writer import MIN_OPSET
 from onnxamp.train._scaling import DynamicLossScaleManager, LossScaleManager, Scaling
@@ -75,7 +72,7 @@ class Precision:
         wishes["keep_high"] += [_with_gradients(label) for label in sorted(excluded)]
         if self.keeps_norms:
             wishes["keep_high"] += [_with_gradients(norm) for norm in norms]
-            wishes["keep_high"] += [_with_gradients(name) for name in _written_out(model, self.low)]
+            wishes["keep_high"] += [_with_gradients(name) for name in _written_out(model)]
         elif self.level != "O1":
             black = wishes.get("black_list", ())
             wishes["white_list"] = sorted(NORMALISATIONS.difference(black).union(wishes.get("white_list", ())))
@@ -92,12 +89,11 @@ def _with_gradients(label: str) -> str:
     return f"{re.escape(label)}(/.*)?"
 
 
-def _written_out(model: ModelProto, low: LowType) -> list[str]:
+def _written_out(model: ModelProto) -> list[str]:
     """Nodes of normalisations that are written as single ops, and the values between them."""
-    view = view_model(model)
-    types = infer_types(view)
-    norms = written_out_norms(view, types, infer_shapes(view, types), Constants(view, types, low, None))
-    nodes = [view.nodes[index] for index in sorted({index for _, found in norms for index in found})]
+    graph = Graph.of(model)
+    norms = graph.ask(decomposed_norms)
+    nodes = [graph.nodes[index] for index in sorted({index for _, found in norms for index in found})]
     return [name for node in nodes for name in dict.fromkeys((node.label, *node.proto.output)) if name]
 
 

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 
-from onnxamp._convert.front import convert_model
+from onnxamp._api import convert_as
 from onnxamp._errors import ArgumentError
+from onnxamp._options.options import Options
 from onnxamp._runtime.session import Provider, run, run_values
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.train._checkpoint import read_checkpoint, write_checkpoint
@@ -199,7 +200,7 @@ class TrainNetwork:
         for tensor in result.graph.initializer:
             if tensor.name in self._state:
                 tensor.CopyFrom(numpy_helper.from_array(np.asarray(self._array(tensor.name)), tensor.name))
-        return result if level == "O0" and not wishes else convert_model(result, level, **wishes)
+        return result if level == "O0" and not wishes else convert_as(result, Options.of(level, wishes))
 
     def _held(self, state: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         if self.recorded is not None:

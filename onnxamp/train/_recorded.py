@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
 from onnxamp._errors import RuntimeFailure
-from onnxamp._graph.resolve import view_model
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp._runtime.bound import bind_values, empty_value
 from onnxamp._runtime.session import EXACT, Provider, make_session
@@ -108,7 +108,7 @@ def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model
         if entry.name in shapes:
             kind = entry.type.tensor_type.elem_type
             entry.CopyFrom(helper.make_tensor_value_info(entry.name, kind, shapes[entry.name]))
-    view = view_model(result)
+    view = Graph.of(result)
     dims = symbolic_shapes(view)
     for node in (view.nodes[index] for index in view.scopes[0].nodes if view.nodes[index].key == "Size"):
         shape = dims[node.inputs[0]]

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.resolve import view_model
 from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp.train._forward import Forward, Mask, as_inputs, find_weights
 from onnxamp.train._gradients import add_gradients
@@ -122,7 +122,7 @@ def _finish(
 
 
 def _writer(model: ModelProto) -> Writer:
-    return Writer(NewNames(view_model(model).all_names()), prefix="train/loss")
+    return Writer(NewNames(Graph.of(model).all_names()), prefix="train/loss")
 
 
 def _close(model: ModelProto, writer: Writer) -> None:
@@ -141,7 +141,7 @@ def _write_loss(model: ModelProto, writer: Writer, loss: Loss | None, scaled: bo
         raise ModelError(f"The model has no {wanted} for the loss.")
     found = Tensor(writer, names[0], kinds[names[0]]).cast(TensorProto.FLOAT)
     if loss is not None:
-        view = view_model(model)
+        view = Graph.of(model)
         shapes = dict(zip((value.name for value in view.values), symbolic_shapes(view), strict=True))
         if loss.label in shapes:
             raise ArgumentError(f"The model has a value called {loss.label!r} already: give the labels another name.")

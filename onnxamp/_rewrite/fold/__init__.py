@@ -3,6 +3,6 @@
 The forms are data (``_data/folds.toml``); each kind has conditions of its own that a form alone cannot say.
 """
 
-from onnxamp._rewrite.fold.fold import fold_model
+from onnxamp._rewrite.fold.fold import fold_graph
 
-__all__ = ["fold_model"]
+__all__ = ["fold_graph"]

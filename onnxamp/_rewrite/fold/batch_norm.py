@@ -28,9 +28,9 @@ Array = NDArray[Any]
 def batch_norms(reading: Reading) -> list[Fold]:
     """All that can be folded. Complexity: each weight that changes is read here, and again when it is made."""
     found = []
-    for producer, node in constant_batch_norms(reading.view, reading.tensors.__contains__):
+    for producer, node in constant_batch_norms(reading.graph, reading.tensors.__contains__):
         values = [value for value in (*producer.inputs, *node.inputs) if value != ABSENT]
-        if any(reading.types[value] != FLOAT for value in values):
+        if any(reading.graph.types[value] != FLOAT for value in values):
             continue
         weights = _weights(reading, producer, node)
         if weights is not None:
@@ -57,9 +57,9 @@ def _weights(reading: Reading, producer: Node, node: Node) -> tuple[NewWeight, N
         largest = max(float(weight.max(initial=0)), -float(weight.min(initial=0))) * np.abs(factor)
     if not (np.concatenate((largest, np.abs(total))) < np.finfo(np.float32).max).all():
         return None
-    names = reading.view.values[producer.inputs[1]].name, f"{producer.label}_bias"
+    names = reading.graph.values[producer.inputs[1]].name, f"{producer.label}_bias"
     if producer.input(2) != ABSENT:
-        names = names[0], reading.view.values[producer.inputs[2]].name
+        names = names[0], reading.graph.values[producer.inputs[2]].name
     return (
         NewWeight(names[0], lambda: numpy_helper.from_array(_times(weight, factor, *shapes))),
         NewWeight(names[1], lambda: numpy_helper.from_array(total.astype(np.float32))),
@@ -67,7 +67,7 @@ def _weights(reading: Reading, producer: Node, node: Node) -> tuple[NewWeight, N
 
 
 def _read(reading: Reading, value: int) -> Array:
-    return read_float32(reading.tensors[value], reading.base_dir)
+    return read_float32(reading.tensors[value], reading.graph.folder)
 
 
 def _bias(reading: Reading, producer: Node, channels: int) -> Array | None:

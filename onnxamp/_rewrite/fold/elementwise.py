@@ -10,7 +10,7 @@ _AXIS_BY_ITSELF = 13
 
 def activation(reading: Reading, kind: Kind, found: Found) -> Fold | None:
     """The activation that the form is. A number without an axis would gain one by constants of shape [1]: it stays."""
-    if reading.shapes[found.values["x"]] == ():
+    if reading.graph.shapes[found.values["x"]] == ():
         return None
     return Fold(
         kind.name, kind.op, kind.opset, found.nodes, found.last, (found.values["x"],), kind.attributes
@@ -19,10 +19,10 @@ def activation(reading: Reading, kind: Kind, found: Found) -> Fold | None:
 
 def softmax(reading: Reading, kind: Kind, found: Found) -> Fold | None:
     """The softmax along one axis."""
-    shape = reading.shapes[found.values["x"]]
+    shape = reading.graph.shapes[found.values["x"]]
     if len(found.axes) != 1:
         return None
     axis, opset = found.axes[0], kind.opset
-    if reading.view.book.opsets[""] < _AXIS_BY_ITSELF and axis == -1 and shape is not None:
+    if reading.graph.book.opsets[""] < _AXIS_BY_ITSELF and axis == -1 and shape is not None:
         axis, opset = len(shape) - 1, 1
     return Fold(kind.name, kind.op, opset, found.nodes, found.last, (found.values["x"],), {"axis": axis})

@@ -3,20 +3,19 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from onnx import ModelProto
 
-from onnxamp._decide.policy import Policy
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._errors import OpsetError
+from onnxamp._graph.graph import Graph
 from onnxamp._ops.signature import lookup
+from onnxamp._options.options import Options
 from onnxamp._patterns.forms import fold_facts
-from onnxamp._patterns.match import Reading
 from onnxamp._rewrite.fold.apply import apply_folds
 from onnxamp._rewrite.fold.folds import Fold
-from onnxamp._rewrite.fold.search import find_folds, read_model
+from onnxamp._rewrite.fold.search import find_folds
 from onnxamp._rewrite.opset import upgrade
 from onnxamp._target.kernels import kernel_table
 
@@ -25,63 +24,60 @@ _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A folded model, and a sentence for each thing that was done or could not be done."""
+    """A folded graph, and a sentence for each thing that was done or could not be done."""
 
-    model: ModelProto
+    graph: Graph
     notes: tuple[str, ...]
 
 
-def fold_model(
-    model: ModelProto, policy: Policy, *, base_dir: Path | None = None, ceiling: int | None = None
-) -> Folded:
-    """Rewrite what is written out into standard ops; the same model object where there is nothing to rewrite.
+def fold_graph(graph: Graph, options: Options) -> Folded:
+    """Fold decomposed patterns into the standard ops that they are; the same graph where there is nothing to fold.
 
-    Args:
-        base_dir: folder of the model's external data.
-        ceiling: the newest opset that the model may be upgraded to, where that is limited.
+    The model is upgraded where an op needs it, no further than ``options.opset``.
 
     Raises:
         ModelError: the model breaks a rule of ONNX.
     """
-    reading = read_model(model, base_dir, freeze_defaults=policy.freeze_defaults)
-    found = find_folds(reading, with_weights=False)
-    current, notes = reading.view.book.opsets[""], list[str]()
-    wanted = reachable(reading, found, policy.target, ceiling)
+    target, ceiling = options.target, options.opset
+    possible = find_folds(graph, with_weights=False)
+    current, notes = graph.book.opsets[""], list[str]()
+    wanted = reachable(graph, possible, target, ceiling)
     if wanted > current:
         try:
-            model = upgrade(model, wanted, [])
-            reading = read_model(model, base_dir, freeze_defaults=policy.freeze_defaults)
-            needed = told([fold for fold in found if current < fold.opset <= wanted])
+            upgraded = upgrade(graph.model, wanted, [])
+            graph = Graph.of(upgraded, graph.folder, freeze_defaults=options.freeze_defaults)
+            needed = told([fold for fold in possible if current < fold.opset <= wanted])
             notes.append(f"Upgraded from opset {current} to {wanted}, for the sake of {needed}.")
         except OpsetError as error:
             notes.append(str(error))
-    folds = find_folds(reading)
-    reached = reading.view.book.opsets[""]
+    folds = find_folds(graph)
+    reached = graph.book.opsets[""]
     ready = [fold for fold in folds if fold.opset <= reached]
     late = [fold for fold in folds if fold.opset > reached]
     if late:
-        notes.append(_why_late(reading, late, policy.target, ceiling))
+        notes.append(_why_late(graph, late, target, ceiling))
     if not ready:
-        return Folded(model, tuple(notes))
+        return Folded(graph, tuple(notes))
     result = ModelProto()
-    result.CopyFrom(model)
-    apply_folds(reading.view, ready, result)
-    return Folded(result, (*notes, f"Folded {told(ready)}."))
+    result.CopyFrom(graph.model)
+    apply_folds(graph, ready, result)
+    folded = Graph.of(result, graph.folder, freeze_defaults=options.freeze_defaults)
+    return Folded(folded, (*notes, f"Folded {told(ready)}."))
 
 
-def reachable(reading: Reading, folds: Sequence[Fold], target: str, ceiling: int | None) -> int:
+def reachable(graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | None) -> int:
     """The newest opset that folds want and at which no other node loses a kernel on the target."""
-    current = reading.view.book.opsets[""]
+    current = graph.book.opsets[""]
     opsets = sorted({fold.opset for fold in folds if current < fold.opset <= (ceiling or fold.opset)}, reverse=True)
-    return next((opset for opset in opsets if not _losers(reading, folds, target, opset)), current)
+    return next((opset for opset in opsets if not _losers(graph, folds, target, opset)), current)
 
 
-def _losers(reading: Reading, folds: Sequence[Fold], target: str, opset: int) -> list[str]:
+def _losers(graph: Graph, folds: Sequence[Fold], target: str, opset: int) -> list[str]:
     """Op types outside the folds with fewer kernels on the target at that opset than now."""
     if target == "any":
         return []
     going = {node for fold in folds for node in fold.nodes}
-    staying = {node.key: node.signature for node in reading.view.nodes if node.index not in going}
+    staying = {node.key: node.signature for node in graph.nodes if node.index not in going}
     found = []
     for key, signature in staying.items():
         newer = lookup("", key, opset) if signature is not None and not signature.domain else None
@@ -97,13 +93,13 @@ def _float_types(target: str, key: str, since: int) -> set[str]:
     return {name for row in rows for names in row.types.values() for name in names if name in _FLOATS}
 
 
-def _why_late(reading: Reading, late: Sequence[Fold], target: str, ceiling: int | None) -> str:
+def _why_late(graph: Graph, late: Sequence[Fold], target: str, ceiling: int | None) -> str:
     """Why folds have to be left."""
     opset = min(fold.opset for fold in late)
     text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} written out: that takes opset {opset}"
     if ceiling is not None and opset > ceiling:
         return f"{text}, and --opset {ceiling} is asked for."
-    losers = _losers(reading, late, target, opset)
+    losers = _losers(graph, late, target, opset)
     return f"{text}, where {', '.join(losers)} would lose kernels on {target}." if losers else f"{text}."
 
 

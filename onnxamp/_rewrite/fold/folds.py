@@ -54,9 +54,9 @@ def is_closed(reading: Reading, nodes: frozenset[int], last: int) -> bool:
     Reductions and divisions have one output each; a node whose others are read is none of a form.
     """
     for index in nodes - {last}:
-        for value in reading.view.nodes[index].outputs:
+        for value in reading.graph.nodes[index].outputs:
             if value == ABSENT:
                 continue
-            if reading.view.results[value] or any(reader not in nodes for reader, _ in reading.view.uses[value]):
+            if reading.graph.results[value] or any(reader not in nodes for reader, _ in reading.graph.uses[value]):
                 return False
     return True

@@ -48,7 +48,7 @@ def norm(reading: Reading, kind: Kind, found: Found) -> Fold | None:
 
 def _is_mean(reading: Reading, found: Found) -> bool:
     """Whether sums are divided by what they sum up."""
-    shape = reading.shapes[found.values["x"]]
+    shape = reading.graph.shapes[found.values["x"]]
     wanted = {name: reading.number(found.values[name]) for name in ("count", "share") if name in found.values}
     if not wanted:
         return True
@@ -62,12 +62,12 @@ def _is_mean(reading: Reading, found: Found) -> bool:
 
 def _narrowed(reading: Reading, found: Found) -> Found:
     """The form with the Casts around it, where both are from and to one low type and nobody else reads between."""
-    view = reading.view
+    view = reading.graph
     before, (between, _, behind) = view.producer(found.values["x"]), _reader(reading, found)
     if before is None or behind is None or not before.key == behind.key == "Cast":
         return found
-    low = reading.types[before.inputs[0]]
-    if low != reading.types[behind.outputs[0]] or low not in {kind.tensor for kind in LOW_TYPES.values()}:
+    low = reading.graph.types[before.inputs[0]]
+    if low != reading.graph.types[behind.outputs[0]] or low not in {kind.tensor for kind in LOW_TYPES.values()}:
         return found
     if {"gain", "bias"} & found.values.keys():  # applied before the result is rounded
         return found
@@ -77,7 +77,7 @@ def _narrowed(reading: Reading, found: Found) -> Found:
 
 def _normalised(reading: Reading, found: Found) -> tuple[int | None, ...]:
     """The shape over which is normalised, as far as it is known."""
-    shape, count = reading.shapes[found.values["x"]], len(found.axes)
+    shape, count = reading.graph.shapes[found.values["x"]], len(found.axes)
     return (None,) * count if shape is None else tuple(shape[-count:])
 
 
@@ -104,7 +104,7 @@ def _with_next(
 
 def _reader(reading: Reading, found: Found) -> tuple[set[int], int, Node | None]:
     """The node that alone reads the result, what it reads of it, and the nodes between that pass it on."""
-    between, value = set[int](), reading.view.nodes[found.last].outputs[0]
+    between, value = set[int](), reading.graph.nodes[found.last].outputs[0]
     node = reading.only_reader(value)
     while node is not None and reading.is_passing(node):
         between.add(node.index)
@@ -119,7 +119,7 @@ def _suiting(reading: Reading, found: Found, value: int, dims: Sequence[int | No
     A length of one axis that is not known is what the constant says, unless that is 1: anything would meet that.
     """
     value = reading.passed_on(value)
-    tensor, shape = reading.tensors.get(value), reading.shapes[found.values["x"]]
+    tensor, shape = reading.tensors.get(value), reading.graph.shapes[found.values["x"]]
     if tensor is None or tensor.data_type != _elem(reading, found):
         return None
     sizes, rank = list(tensor.dims), len(dims) if shape is None else len(shape)
@@ -133,7 +133,7 @@ def _suiting(reading: Reading, found: Found, value: int, dims: Sequence[int | No
         return None
     if sizes == list(tensor.dims):
         return value
-    return NewWeight(f"{reading.view.values[value].name}_flat", partial(_flat, tensor, sizes))
+    return NewWeight(f"{reading.graph.values[value].name}_flat", partial(_flat, tensor, sizes))
 
 
 def _flat(tensor: TensorProto, sizes: Sequence[int]) -> TensorProto:
@@ -149,9 +149,9 @@ def _ones(reading: Reading, found: Found, dims: Sequence[int | None]) -> NewWeig
     if len(sizes) < len(dims) or not 0 < prod(sizes) <= _ONES:
         return None
     ones = partial(helper.make_tensor, "", _elem(reading, found), sizes, [1.0] * prod(sizes))
-    return NewWeight(f"{reading.view.nodes[found.last].proto.output[0]}_ones", ones)
+    return NewWeight(f"{reading.graph.nodes[found.last].proto.output[0]}_ones", ones)
 
 
 def _elem(reading: Reading, found: Found) -> int:
-    name = reading.types[found.values["x"]] or FLOAT
+    name = reading.graph.types[found.values["x"]] or FLOAT
     return ELEM_NUMBERS[name.removeprefix("tensor(").removesuffix(")")]

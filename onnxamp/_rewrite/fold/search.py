@@ -1,15 +1,10 @@
 """Every fold that a model offers."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final, Protocol
 
-from onnx import ModelProto
-
-from onnxamp._graph.resolve import view_model
-from onnxamp._graph.shapes import infer_shapes
-from onnxamp._graph.types import infer_types
-from onnxamp._graph.view import ABSENT, Node, View, shadowing
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._patterns.forms import Form, Kind, fold_facts
 from onnxamp._patterns.match import Reading, matches
 from onnxamp._rewrite.fold.batch_norm import batch_norms
@@ -34,18 +29,7 @@ _DEPTH: Final = 16
 """Steps from an anchor to the end of a form, Identities included."""
 
 
-def read_model(model: ModelProto, base_dir: Path | None, *, freeze_defaults: bool = False) -> Reading:
-    """The model as the matcher reads it.
-
-    Raises:
-        ModelError: the model breaks a rule of ONNX.
-    """
-    view = view_model(model, freeze_defaults=freeze_defaults)
-    types = infer_types(view)
-    return Reading(view, types, infer_shapes(view, types), base_dir)
-
-
-def find_folds(reading: Reading, *, with_weights: bool = True) -> list[Fold]:
+def find_folds(graph: Graph, *, with_weights: bool = True) -> list[Fold]:
     """The folds, none of which shares a node with another, producers first.
 
     Args:
@@ -53,19 +37,19 @@ def find_folds(reading: Reading, *, with_weights: bool = True) -> list[Fold]:
 
     Complexity: near linear in nodes; a step back from each node is bounded by the longest form.
     """
-    hidden = frozenset(shadowing(reading.view).values())
+    reading, hidden = graph.ask(Reading), graph.hidden
     taken, found = set[int](), list[Fold]()
     for fold in batch_norms(reading) if with_weights else ():
         taken |= fold.nodes
         found.append(fold)
     near = {
-        anchors: _behind(reading.view, anchors)
+        anchors: _behind(reading.graph, anchors)
         for anchors in {form.anchors for forms in fold_facts().forms.values() for form in forms}
     }
-    for index in reading.view.order:
-        node = reading.view.nodes[index]
+    for index in reading.graph.order:
+        node = reading.graph.nodes[index]
         forms = [form for form in fold_facts().forms.get(node.key, ()) if index in near[form.anchors]]
-        if index in taken or not forms or reading.view.scopes[node.scope].opaque:
+        if index in taken or not forms or reading.graph.scopes[node.scope].opaque:
             continue
         best = _fold_at(reading, node, forms)
         if best is None or not taken.isdisjoint(best.nodes) or hidden.intersection(_read_by(best)):
@@ -87,13 +71,13 @@ def _fold_at(reading: Reading, node: Node, forms: Sequence[Form]) -> Fold | None
     return None
 
 
-def _behind(view: View, keys: frozenset[str]) -> set[int]:
+def _behind(graph: Graph, keys: frozenset[str]) -> set[int]:
     """Nodes of these types, and those a few steps behind them: no other can end a form that they are in."""
-    found = {node.index for node in view.nodes if node.key in keys}
+    found = {node.index for node in graph.nodes if node.key in keys}
     edge = found
     for _ in range(_DEPTH):
-        values = (value for index in edge for value in view.nodes[index].outputs if value != ABSENT)
-        edge = {node for value in values for node, _ in view.uses[value]} - found
+        values = (value for index in edge for value in graph.nodes[index].outputs if value != ABSENT)
+        edge = {node for value in values for node, _ in graph.uses[value]} - found
         found |= edge
     return found
 

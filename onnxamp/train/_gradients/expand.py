@@ -8,8 +8,8 @@ import onnx.inliner
 from onnx import ModelProto, NodeProto, helper
 
 from onnxamp._errors import GradientError, ModelError
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.resolve import view_model
 from onnxamp._graph.view import Node, View, opset_imports
 from onnxamp._runtime.protos import copy_fields
 from onnxamp.train._gradients.path import find_path
@@ -31,7 +31,7 @@ def expand(model: ModelProto, loss: str, wanted: Sequence[str]) -> Reading:
     if model.functions:
         model = _with_bodies(model, None)
     for _ in range(_ROUNDS):
-        view = view_model(model)
+        view = Graph.of(model)
         path = find_path(view, [value_of(view, name) for name in wanted], value_of(view, loss))
         lacking = [node for node in path.nodes if node.key not in RULES]
         if not lacking:

@@ -1,0 +1,80 @@
+"""The graph of a model with everything that analyses say about it: each is asked once, when somebody first wants it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Self
+
+from onnx import ModelProto
+
+from onnxamp._dtypes import FLOAT
+from onnxamp._graph.constants import Constants
+from onnxamp._graph.resolve import resolve
+from onnxamp._graph.shapes import Shape, infer_shapes
+from onnxamp._graph.types import Types, infer_types
+from onnxamp._graph.view import ABSENT, Node, View, shadowing
+from onnxamp._model.ask import Asked
+from onnxamp._model.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Graph(View, Asked):
+    """A resolved model and what is known about it.
+
+    Types, shapes and constants are attributes; rooms above ask their own analyses by :meth:`ask`. An answer never goes
+    stale, since nothing here changes: an edited model is another graph.
+    """
+
+    folder: Path | None = None
+    """Where the model's external data lie; None where all weights are in the model."""
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelProto,
+        folder: Path | None = None,
+        *,
+        freeze_defaults: bool = False,
+        opsets: Mapping[str, int] | None = None,
+    ) -> Self:
+        """Resolve a model, which must not be changed from then on. Arguments and errors: see :func:`resolve`."""
+        return resolve(partial(cls, folder=folder), model, freeze_defaults=freeze_defaults, opsets=opsets)
+
+    @cached_property
+    def types(self) -> Types:
+        """Type by value index, see :func:`infer_types`."""
+        return infer_types(self)
+
+    @cached_property
+    def shapes(self) -> "list[Shape | None]":
+        """Shape by value index, see :func:`infer_shapes`."""
+        return list(infer_shapes(self, self.types))
+
+    @cached_property
+    def constants(self) -> Constants:
+        """The float32 constants."""
+        return Constants(self, self.types, self.folder)
+
+    @cached_property
+    def hidden(self) -> frozenset[int]:
+        """Values that a body's value of the same name hides from it, see :func:`shadowing`."""
+        return frozenset(self.ask(shadowing).values())
+
+    def float_inputs(self, node: Node) -> Iterator[tuple[int, int]]:
+        """(position, value) of the node's float32 tensor inputs."""
+        types = self.types
+        return ((port, value) for port, value in enumerate(node.inputs) if value != ABSENT and types[value] == FLOAT)
+
+    def is_float_output(self, node: Node) -> bool:
+        """Whether output 0 is a float32 tensor."""
+        return bool(node.outputs) and node.outputs[0] != ABSENT and self.types[node.outputs[0]] == FLOAT
+
+
+def graph_of(model: Model, *, freeze_defaults: bool = False) -> Graph:
+    """The graph of a model that came in: ``model.ask(graph_of)`` resolves it once for everybody.
+
+    Raises:
+        ModelError, OpsetError: see :func:`onnxamp._graph.resolve.resolve`.
+    """
+    return Graph.of(model.proto, model.folder, freeze_defaults=freeze_defaults)

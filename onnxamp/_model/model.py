@@ -1,0 +1,84 @@
+"""A model that came in: read and checked once, then handed to everything that looks at it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from onnx import ModelProto
+
+from onnxamp._errors import ArgumentTypeError
+from onnxamp._model.ask import Asked
+from onnxamp._model.graphsurgeon import from_graphsurgeon, is_graphsurgeon
+from onnxamp._model.storage import (
+    Stock,
+    folder_of,
+    has_external_data,
+    load_external_data,
+    load_model,
+    take_stock,
+    weight_bytes,
+)
+from onnxamp._model.wellformed import check_wellformed
+
+
+@dataclass(frozen=True, eq=False)
+class Model(Asked):
+    """A well-formed model.
+
+    ``proto`` is never changed. Its external data lie in ``folder`` (None: there are none to be found); those of a large
+    file stay where they are until somebody reads them. ``path`` is the file that it was read from.
+    """
+
+    proto: ModelProto
+    folder: Path | None = None
+    path: Path | None = None
+
+    @classmethod
+    def of(cls, source: "ModelSource") -> "Model":
+        """The model that an argument means.
+
+        Raises:
+            ArgumentTypeError: it is none. ModelError: the file cannot be read, or the model is broken.
+        """
+        if isinstance(source, Model):
+            return source
+        if isinstance(source, ModelProto):
+            check_wellformed(source)
+            return cls(source)
+        if isinstance(source, (str, PathLike)):
+            return cls.read(Path(source))
+        if is_graphsurgeon(source):
+            return cls(from_graphsurgeon(source))
+        raise ArgumentTypeError(
+            f"model must be an onnx.ModelProto, a path or an onnx-graphsurgeon Graph, not {type(source).__name__}."
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read and check a file.
+
+        Raises:
+            ModelError: see :func:`onnxamp._model.storage.load_model`.
+        """
+        return cls(load_model(path), folder_of(path), path)
+
+    @cached_property
+    def stock(self) -> Stock:
+        """Its weights: bytes, and the files that hold them."""
+        return take_stock(self.proto, self.folder) if self.folder else Stock(weight_bytes(self.proto), frozenset())
+
+    def embedded(self) -> ModelProto:
+        """The proto with all weights inside: itself where they are, else a copy."""
+        if not has_external_data(self.proto) or self.folder is None:
+            return self.proto
+        copy = ModelProto()
+        copy.CopyFrom(self.proto)
+        load_external_data(copy, self.folder)
+        return copy
+
+
+ModelSource: TypeAlias = Model | ModelProto | str | PathLike[str] | Any
+"""What public functions take as a model: a ModelProto, a path, an onnx-graphsurgeon Graph (which has no types), or a
+:class:`Model`, which is read and checked already."""

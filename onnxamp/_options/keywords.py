@@ -1,0 +1,27 @@
+"""Types of the keyword arguments that public functions share: the fields of Options but the level."""
+
+from collections.abc import Iterable
+from typing import TypedDict
+
+from onnxamp._options.lists import PresetName
+from onnxamp._options.options import DtypeName, Rule, TargetName
+
+
+class OptionKeywords(TypedDict, total=False):
+    """Keyword arguments that :func:`onnxamp.convert_model` and its kin share."""
+
+    dtype: DtypeName
+    lists: PresetName
+    white_list: Iterable[str] | None
+    black_list: Iterable[str] | None
+    keep_high: Iterable[str]
+    force_low: Iterable[str]
+    keep_io_types: bool | Iterable[str]
+    target: TargetName
+    strict: bool
+    hazards: bool
+    freeze_defaults: bool
+    keep_functions: bool
+    opset: int | None
+    fold: bool
+    rule: Rule | None

@@ -1,0 +1,56 @@
+"""White and black lists of op types: the presets in ``_data/oplists``, each entry with its source."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Final, Literal, get_args
+
+from onnxamp._errors import ArgumentError, ArgumentTypeError
+
+PresetName = Literal["default", "fast", "mindspore", "paddle"]
+PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """White and black op types, each with the source of its entry."""
+
+    name: str
+    summary: str
+    white: Mapping[str, str]
+    black: Mapping[str, str]
+    folds_batch_norm: bool
+    """Whether an inference BatchNormalization behind a Conv takes the Conv's precision, to be folded into it."""
+
+
+def preset(lists: str) -> Preset:
+    """A list preset.
+
+    Raises:
+        ArgumentError: no preset has that name. ArgumentTypeError: the name is no string.
+    """
+    if not isinstance(lists, str):
+        raise ArgumentTypeError(f"lists must be a string such as 'default', not {type(lists).__name__}.")
+    if lists not in PRESETS:
+        raise ArgumentError(f"Unknown lists {lists!r}: choose one of {', '.join(PRESETS)}.")
+    return _read_preset(lists)
+
+
+@cache
+def _read_preset(lists: str) -> Preset:
+    text = resources.files("onnxamp").joinpath(f"_data/oplists/{lists}.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    folds = bool(data.get("folds_batch_norm", False))
+    return Preset(lists, data["summary"], data["white"], data["black"], folds)
+
+
+def get_white_list(lists: str = "default") -> list[str]:
+    """Op types that the preset wants low, as a fresh list; "domain::OpType" outside ai.onnx."""
+    return list(preset(lists).white)
+
+
+def get_black_list(lists: str = "default") -> list[str]:
+    """Op types that the preset keeps in float32, as a fresh list; "domain::OpType" outside ai.onnx."""
+    return list(preset(lists).black)

@@ -1,0 +1,280 @@
+"""Every option of a conversion, once: validated, frozen, and read by everything else.
+
+The command line, JSON, plan files and the reference derive from the fields of :class:`Options` and their metadata; the
+types of keyword arguments are in :mod:`onnxamp._options.keywords`, and a test holds both against each other.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Final, Literal, Self, get_args
+
+from onnx import NodeProto
+
+from onnxamp._dtypes import LowType, low_type
+from onnxamp._errors import ArgumentError, ArgumentTypeError, ContradictionError
+from onnxamp._options.lists import PRESETS, Preset, preset
+from onnxamp._target.kernels import TARGETS, check_target
+
+LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
+DtypeName = Literal["float16", "bfloat16"]
+TargetName = Literal["cuda", "cpu", "any"]
+Rule = Callable[[NodeProto], str | None]
+"""A user's callback: "low", "high", or None for no opinion."""
+
+
+class Level(StrEnum):
+    """How much becomes low precision, in the words of mindspore.amp."""
+
+    O0 = "O0"
+    """Nothing."""
+    O1 = "O1"
+    """White-listed ops, and exact ops where that saves Casts."""
+    O2 = "O2"
+    """All but black-listed ops, unless an op's Casts cost more than it gains."""
+    O3 = "O3"
+    """Everything that has a kernel and is no hazard."""
+    AUTO = "auto"
+    """What measured errors and estimated times allow; see :mod:`onnxamp._tuning`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """How the command line spells an option.
+
+    ``words`` are what it takes, with the value that each stands for; ``many`` options can be repeated.
+    """
+
+    flag: str
+    help: str
+    words: Mapping[str, Any] | None = None
+    many: bool = False
+    metavar: str | None = None
+
+
+def _option(default: Any, flag: str, text: str, words: Any = None, *, many: bool = False, metavar: str = "") -> Any:
+    choices = words if isinstance(words, Mapping) or words is None else {word: word for word in words}
+    return field(default=default, metadata={"cli": CommandLine(flag, text, choices, many, metavar or None)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a conversion shall do, validated when it is made; see :func:`onnxamp.convert_model` for each field.
+
+    Raises:
+        ArgumentError: a value is not known. ArgumentTypeError: one has the wrong type.
+        ContradictionError: an op type is in both lists.
+    """
+
+    level: Level = Level.O2
+    dtype: str = _option("float16", "--dtype", "Low-precision type.", get_args(DtypeName))
+    lists: str | Preset = _option(
+        "default", "--lists", "Preset of white and black lists; 'onnxamp lists' shows them.", PRESETS
+    )
+    white_list: tuple[str, ...] = _option(
+        (), "--white", "Also lower this op type. Repeatable.", many=True, metavar="OP"
+    )
+    black_list: tuple[str, ...] = _option(
+        (), "--black", "Also keep this op type in float32. Repeatable.", many=True, metavar="OP"
+    )
+    keep_high: tuple[str, ...] = _option(
+        (), "--keep-fp32", "Keep nodes whose whole name matches in float32. Repeatable.", many=True, metavar="REGEX"
+    )
+    force_low: tuple[str, ...] = _option(
+        (), "--force-low", "Lower nodes whose whole name matches, whatever lists and hazards say. Repeatable.",
+        many=True, metavar="REGEX",
+    )  # fmt: skip
+    keep_io_types: bool | frozenset[str] = _option(
+        True, "--io-types", "Types of the model's inputs and outputs.", {"keep": True, "low": False}
+    )
+    target: str = _option("cuda", "--target", "Where the result will run: its kernels limit what can be low.", TARGETS)
+    strict: bool = _option(False, "--strict", "At O2, lower every op that is not black-listed.")
+    hazards: bool = _option(True, "--no-hazards", "Do not keep known hazards in float32.")
+    freeze_defaults: bool = _option(False, "--freeze-defaults", "Treat initializers that are also inputs as weights.")
+    keep_functions: bool = _option(False, "--keep-functions", "Do not inline model-local functions.")
+    opset: int | None = _option(None, "--opset", "Upgrade the model to this opset first.", metavar="N")
+    fold: bool = _option(False, "--fold", "First fold decomposed normalisations, Gelu and Softmax into single ops.")
+    rule: Rule | None = None
+
+    def __post_init__(self) -> None:
+        values: dict[str, Any] = {
+            "level": check_level(self.level),
+            "dtype": low_type(self.dtype).name,
+            "white_list": _names("white_list", self.white_list),
+            "black_list": _names("black_list", self.black_list),
+            "keep_high": _texts("keep_high", self.keep_high),
+            "force_low": _texts("force_low", self.force_low),
+            "target": check_target(self.target),
+        }
+        if self.keep_io_types is None:
+            raise ArgumentTypeError("keep_io_types must be a bool or a list of names, not None.")
+        if not isinstance(self.keep_io_types, bool):
+            values["keep_io_types"] = frozenset(_names("keep_io_types", self.keep_io_types))
+        if self.rule is not None and not callable(self.rule):
+            raise ArgumentTypeError(f"rule must be a function of a NodeProto, not {type(self.rule).__name__}.")
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        if both := sorted({*self.white_list} & {*self.black_list}):
+            raise ContradictionError(
+                f"{', '.join(both)}: in white_list (--white) and in black_list (--black); take it out of one of them."
+            )
+        _ = self.preset, self.keep_patterns, self.low_patterns  # whatever is wrong with them is said at once
+
+    @classmethod
+    def of(cls, level: str = "O2", keywords: Mapping[str, Any] | None = None) -> Self:
+        """The options of a call.
+
+        Raises:
+            ArgumentTypeError: a keyword is not known; it names the nearest one. Others as the class.
+        """
+        known = [item.name for item in fields(cls)]
+        for name in keywords or ():
+            if name not in known:
+                near = get_close_matches(name, known, 1, 0.5)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+                raise ArgumentTypeError(f"Unknown option {name!r}: {hint}")
+        return cls(level, **(keywords or {}))  # type: ignore[arg-type] # is checked and normalised there
+
+    @cached_property
+    def low(self) -> LowType:
+        """The low-precision type."""
+        return low_type(self.dtype)
+
+    @cached_property
+    def preset(self) -> Preset:
+        """The preset that the user's lists add to."""
+        return self.lists if isinstance(self.lists, Preset) else preset(self.lists)
+
+    @cached_property
+    def white(self) -> frozenset[str]:
+        """Op types to lower; the user's lists win over the preset's."""
+        return (frozenset(self.preset.white) - {*self.black_list}) | {*self.white_list}
+
+    @cached_property
+    def black(self) -> frozenset[str]:
+        """Op types to keep in float32; the user's lists win over the preset's."""
+        return (frozenset(self.preset.black) - {*self.white_list}) | {*self.black_list}
+
+    @cached_property
+    def listed_by_user(self) -> frozenset[str]:
+        """Op types in the user's own lists."""
+        return frozenset((*self.white_list, *self.black_list))
+
+    @cached_property
+    def folds_batch_norm(self) -> bool:
+        """Whether an inference BatchNormalization takes the precision of the Conv that it will be folded into."""
+        return self.preset.folds_batch_norm and "BatchNormalization" not in self.black_list
+
+    @cached_property
+    def keep_patterns(self) -> tuple[re.Pattern[str], ...]:
+        """``keep_high``, compiled."""
+        return _compiled("keep_high (--keep-fp32)", self.keep_high)
+
+    @cached_property
+    def low_patterns(self) -> tuple[re.Pattern[str], ...]:
+        """``force_low``, compiled."""
+        return _compiled("force_low (--force-low)", self.force_low)
+
+    def keeps_io(self, name: str) -> bool:
+        """Whether the graph input or output of that name keeps its type."""
+        return self.keep_io_types if isinstance(self.keep_io_types, bool) else name in self.keep_io_types
+
+    def keywords(self) -> dict[str, Any]:
+        """The options that differ from their defaults, as keyword arguments; all but the level."""
+        values = ((item, getattr(self, item.name)) for item in fields(self) if item.name != "level")
+        return {item.name: value for item, value in values if value != item.default}
+
+    def written(self) -> tuple[str, ...]:
+        """The same as the command line spells it, without what it cannot spell (``rule``, some ``keep_io_types``)."""
+        written: list[str] = []
+        for name, value in self.keywords().items():
+            cli = COMMAND_LINE.get(name)
+            if cli is None:
+                continue
+            if isinstance(value, bool) and cli.words is None:
+                written.append(cli.flag)
+            elif cli.many:
+                written += [text for item in value for text in (cli.flag, item)]
+            elif cli.words is not None:
+                written += [text for word, meant in cli.words.items() if meant == value for text in (cli.flag, word)]
+            else:
+                written += [cli.flag, str(value)]
+        return tuple(written)
+
+    def as_json(self) -> dict[str, Any]:
+        """All options but ``rule``, in JSON's types; :meth:`from_json` reads them."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "rule"}
+        values |= {name: sorted(value) for name, value in values.items() if isinstance(value, frozenset)}
+        return values | {
+            "level": str(self.level),
+            "lists": self.preset.name if self.preset.name in PRESETS else "default",
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The options that :meth:`as_json` wrote.
+
+        Raises:
+            KeyError: there is no level. ArgumentError, ArgumentTypeError: as the class.
+        """
+        return cls.of(data["level"], {name: value for name, value in data.items() if name != "level"})
+
+
+COMMAND_LINE: Final[Mapping[str, CommandLine]] = {
+    item.name: item.metadata["cli"] for item in fields(Options) if "cli" in item.metadata
+}
+"""Field -> how the command line spells it."""
+
+
+def default_of(name: str) -> Any:
+    """The default of a field."""
+    found: Field[Any] = next(item for item in fields(Options) if item.name == name)
+    return found.default
+
+
+def check_level(level: object) -> Level:
+    """The level called ``level``.
+
+    Raises:
+        ArgumentError: no such level. ArgumentTypeError: not a string.
+    """
+    if not isinstance(level, str):
+        raise ArgumentTypeError(f"level must be a string such as 'O2', not {type(level).__name__}.")
+    if level not in list(Level):
+        raise ArgumentError(f"Unknown level {level!r}: choose one of {', '.join(Level)}.")
+    return Level(level)
+
+
+def _names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ArgumentTypeError(f"{what} must be a list of names, not {type(names).__name__}.")
+    listed = tuple(dict.fromkeys(names))
+    if bad := [name for name in listed if not isinstance(name, str)]:
+        raise ArgumentTypeError(f"{what} must hold strings, not {type(bad[0]).__name__}.")
+    return listed
+
+
+def _texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
+    if isinstance(patterns, str):
+        return (patterns,)
+    if not isinstance(patterns, Iterable):
+        raise ArgumentTypeError(f"{what} must be a list of regular expressions, not {type(patterns).__name__}.")
+    listed = tuple(patterns)
+    if bad := [text for text in listed if not isinstance(text, str)]:
+        raise ArgumentTypeError(f"{what} must hold regular expressions, not {type(bad[0]).__name__}.")
+    return listed
+
+
+def _compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
+    compiled = []
+    for text in patterns:
+        try:
+            compiled.append(re.compile(text))
+        except re.error as error:
+            raise ArgumentError(f"{what}: {text!r} is not a regular expression: {error}.") from None
+    return tuple(compiled)

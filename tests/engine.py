@@ -1,0 +1,33 @@
+"""The engine's inner steps, for tests that look between them: one place that knows how they are called."""
+
+from typing import Any
+
+from onnx import ModelProto
+
+from onnxamp._convert.analysis import Analysis, analyse
+from onnxamp._model.model import Model
+from onnxamp._options.options import Options
+from onnxamp._rewrite.prepare import Prepared, prepare
+from onnxamp._target.roofline import device_called
+from onnxamp._tuning.units import Space, find_space
+
+
+def prepared(model: ModelProto, level: str = "O2", **options: Any) -> Prepared:
+    """The model made ready for a conversion."""
+    return prepare(Model.of(model), Options.of(level, options))
+
+
+def analysis_of(model: ModelProto, level: str = "O2", **options: Any) -> Analysis:
+    """What a conversion decides."""
+    return analyse(prepared(model, level, **options).graph, Options.of(level, options))
+
+
+def replayed(model: ModelProto, decisions: dict[str, bool], level: str = "auto") -> Analysis:
+    """What a conversion decides that repeats decisions."""
+    return analyse(prepared(model, level).graph, Options.of(level), decisions)
+
+
+def space_of(model: ModelProto, **options: Any) -> Space:
+    """What tuning can choose among, priced for an A100."""
+    asked = Options.of("auto", options)
+    return find_space(prepare(Model.of(model), asked).graph, asked, device_called("A100"))
