@@ -8,6 +8,8 @@ from onnxamp._errors import ArgumentError
 from onnxamp._options.lists import Preset
 from onnxamp._options.options import Options
 
+__all__ = ["auto_mixed_precision", "custom_mixed_precision"]
+
 
 def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float16") -> Any:
     """Convert a model at a level with all other settings at their defaults, as ``mindspore.amp.auto_mixed_precision``.

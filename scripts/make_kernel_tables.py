@@ -30,7 +30,7 @@ from pathlib import Path
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 INTERNAL_DOMAINS = {"com.ms.internal.nhwc", "com.microsoft.nchwc"}
 OPEN_ENDED = 2**31 - 1  # what the registry calls a range without an end
-TABLES = Path(__file__).resolve().parents[1] / "onnxamp" / "data" / "kernels"
+TABLES = Path(__file__).resolve().parents[1] / "onnxamp" / "_data" / "kernels"
 
 # type parameter -> the element types that it may have, by name or by index
 Types = Mapping[str, frozenset]

@@ -14,7 +14,7 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 ROOT = Path(__file__).parents[1]
-DATA = ROOT / "onnxamp" / "data"
+DATA = ROOT / "onnxamp" / "_data"
 DUMPS = Path(__file__).parents[2] / "shared" / "kernels"
 SCRIPT = ROOT / "scripts" / "make_kernel_tables.py"
 LISTS = ("default", "fast", "mindspore", "paddle")

@@ -13,14 +13,17 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
+import onnxamp
 from onnxamp._cli import group
-from onnxamp._runtime.random_inputs import random_inputs
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"])
+WITH_README = [*PAGES, ROOT / "README.md"]
 BLOCK = re.compile(r"^( *)```([^`\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 SCRIPT = re.compile(r"`((?:[A-Z_]+=\S+ )?python3 scripts/[^`]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+PRIVATE = re.compile(r"onnxamp(?:\.\w+)*\._\w+(?:\.\w+)*")
+DOCTEST = re.compile(r"^ *(?:>>>|\.\.\.) .*", re.MULTILINE)
 
 
 class Block(NamedTuple):
@@ -43,7 +46,7 @@ def checkout(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy("models/classifier.onnx", "model.onnx")
     model = onnx.load("models/encoder.onnx")
-    np.savez("samples.npz", **random_inputs(onnx.load("model.onnx"), seed=0))
+    np.savez("samples.npz", **onnxamp.random_samples(onnx.load("model.onnx"))[0])
     onnx.save(model, "big.onnx", save_as_external_data=True, location="big.onnx.data", size_threshold=1024)
     return tmp_path
 
@@ -84,15 +87,29 @@ def test_scripts_exist():
     assert all((ROOT / word).is_file() for word in named)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_README, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
 
 
-def test_reference_names_all_that_is_public():
-    import onnxamp
+def test_examples_import_nothing_private():
+    """In Python blocks of pages, and in the examples of docstrings."""
+    examples = {page.name: [block.text for block in blocks(page) if block.kind == "python"] for page in WITH_README}
+    for path in (ROOT / "onnxamp").rglob("*.py"):
+        examples[str(path.relative_to(ROOT))] = DOCTEST.findall(path.read_text(encoding="utf-8"))
+    private = {name: PRIVATE.findall("\n".join(texts)) for name, texts in examples.items()}
+    assert {name: found for name, found in private.items() if found} == {}
 
+
+@pytest.mark.xfail(strict=False, reason="results of diff and bench, errors and add_gradients have no public name yet")
+def test_reference_describes_public_names():
+    directive = re.compile(r"auto\w+:: (\S+)")
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
+    assert [name for name in directive.findall(text) if PRIVATE.match(name)] == []
+
+
+def test_reference_names_all_that_is_public():
     text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
     named = {name.rpartition(".")[2] for name in re.findall(r"auto(?:function|class):: (\S+)", text)}
     errors = {name for name in onnxamp.__all__ if is_error(getattr(onnxamp, name))}
@@ -100,8 +117,6 @@ def test_reference_names_all_that_is_public():
 
 
 def is_error(found: object) -> bool:
-    import onnxamp
-
     return isinstance(found, type) and issubclass(found, onnxamp.OnnxAmpError)
 
 

@@ -263,20 +263,20 @@ def test_results_inside_the_folder_are_no_models() -> None:
 @pytest.mark.usefixtures("here")
 def test_inputs_by_name() -> None:
     models("a.onnx", "deep/b.onnx", "c.onnx", "d.onnx")
-    Path("_data/deep").mkdir(parents=True)
-    Path("_data/c").mkdir()
-    for name in ("_data/a.npz", "_data/deep/b.npz", "_data/c/1.npz", "_data/c/2.npz"):
+    Path("data/deep").mkdir(parents=True)
+    Path("data/c").mkdir()
+    for name in ("data/a.npz", "data/deep/b.npz", "data/c/1.npz", "data/c/2.npz"):
         np.savez(name, X=np.ones((1, 2), np.float32))
     found = {row.name: row.inputs for row in convert(inputs="data").rows}
     assert found["a.onnx"] == f"1 sample of {Path('data/a.npz')}"
     assert found["c.onnx"] == f"2 samples of {Path('data/c')}"
     assert found["d.onnx"] == "made-up inputs (seed 0)"
-    np.savez("_data/d.npz", X=np.ones((1, 2), np.float32))
-    np.savez("_data/c/3.npz", X=np.ones((1, 2), np.float32))
+    np.savez("data/d.npz", X=np.ones((1, 2), np.float32))
+    np.savez("data/c/3.npz", X=np.ones((1, 2), np.float32))
     assert outcomes(convert(inputs="data")) == {
         "a.onnx": "up to date", "c.onnx": "converted", "d.onnx": "converted", "deep/b.onnx": "up to date"
     }  # fmt: skip
-    np.savez("_data/a.npz", Y=np.ones((1, 2), np.float32))
+    np.savez("data/a.npz", Y=np.ones((1, 2), np.float32))
     assert outcomes(convert(inputs="data"))["a.onnx"] == "failed"
 
 
