@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx
-from judge_kernels import KERNELS, missing_kernels, subgraphs, typed_nodes
+from judge_kernels import KERNELS, by_content, missing_kernels, subgraphs, typed_nodes
 from judge_numbers import LOW_ELEMS, check_loads, check_numbers, low_feeds, run_original
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
@@ -97,6 +97,7 @@ def check_checker(original: ModelProto, converted: ModelProto) -> Iterator[str]:
         yield f"checker: {new}"
 
 
+@by_content
 def checker_error(model: ModelProto) -> str | None:
     try:
         onnx.checker.check_model(model, full_check=True)
@@ -113,6 +114,7 @@ def check_inference(original: ModelProto, converted: ModelProto) -> Iterator[str
         yield f"inference: {new}"
 
 
+@by_content
 def inference_error(model: ModelProto) -> str | None:
     try:
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
@@ -216,6 +218,7 @@ def scoped_casts(model: ModelProto) -> Iterator[tuple[tuple[int, str], tuple[int
             stack += [(body, home) for body in subgraphs(node)]
 
 
+@by_content
 def cast_waste(model: ModelProto) -> Counter[str]:
     """How many Casts say nothing new: "twice" (one value to one type) and "there and back"."""
     casts = list(scoped_casts(model))

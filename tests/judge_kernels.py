@@ -5,11 +5,11 @@ that a mistake there cannot hide itself here.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache, wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import onnx
 import onnx.inliner
@@ -18,6 +18,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 KERNELS = Path(__file__).parents[2] / "shared" / "kernels" / "cuda.json"
 LOW = ("float16", "bfloat16")
+Answer = TypeVar("Answer")
 NAMES = {number: name.lower() for name, number in TensorProto.DataType.items()}
 
 
@@ -89,6 +90,17 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
         yield from attribute.graphs
 
 
+def by_content(function: Callable[[ModelProto], Answer]) -> Callable[[ModelProto], Answer]:
+    """Ask once of models that are equal: an original is held against a dozen conversions."""
+
+    @lru_cache(maxsize=64)
+    def answer(serialized: bytes) -> Answer:
+        return function(ModelProto.FromString(serialized))
+
+    return wraps(function)(lambda model: answer(model.SerializeToString()))
+
+
+@by_content
 def typed_nodes(model: ModelProto) -> list[Typed]:
     """Every node in every scope with its types, from onnx's inference completed through the schemas."""
     with suppress(Exception):  # the judge reports errors in a check of its own
@@ -157,6 +169,7 @@ def has_kernel(domain: str, op_type: str, since: int, bound: Mapping[str, Iterab
     return False
 
 
+@by_content
 def missing_kernels(model: ModelProto) -> dict[str, str]:
     """Low-precision nodes that CUDA cannot run though it runs them in float32: op and types -> where.
 

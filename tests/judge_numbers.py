@@ -33,8 +33,15 @@ def session(model: ModelProto, *, optimized: bool = False) -> ort.InferenceSessi
 
 def run_original(model: ModelProto, feeds: Mapping[str, Any]) -> Outputs | None:
     """Outputs in float32, or None where ONNX Runtime cannot run the original."""
-    frozen = tuple((name, _frozen(value)) for name, value in feeds.items())
-    return _run_original(model.SerializeToString(), frozen)
+    return _run_original(model.SerializeToString(), freeze(feeds))
+
+
+def freeze(feeds: Mapping[str, Any]) -> tuple:
+    return tuple((name, _frozen(value)) for name, value in feeds.items())
+
+
+def thaw(frozen: tuple) -> dict[str, Any]:
+    return {name: _thawed(value) for name, value in frozen}
 
 
 def _frozen(value: Any) -> tuple:
@@ -55,7 +62,7 @@ def _thawed(value: tuple) -> Any:
 def _run_original(serialized: bytes, frozen: tuple) -> Outputs | None:
     # The levels and the low types share one reference.
     try:
-        return session(onnx.load_from_string(serialized)).run(None, {name: _thawed(value) for name, value in frozen})
+        return session(onnx.load_from_string(serialized)).run(None, thaw(frozen))
     except Exception:  # noqa: BLE001 - nothing to compare with
         return None
 
@@ -177,11 +184,16 @@ def check_numbers(
 
 def trusted(original: ModelProto, feeds: Mapping[str, Any], reference: Outputs) -> bool:
     """Whether onnx's evaluator computes the original as ONNX Runtime does; it has bugs of its own."""
-    outputs = evaluate(original, feeds)
+    outputs = _evaluate_original(original.SerializeToString(), freeze(feeds))
     if outputs is None:
         return False
     pairs = zip(_flat(reference), _flat(outputs), strict=True)
     return all(not compare(one, other, 1e-3, math.inf, loose_integers=False) for one, other in pairs)
+
+
+@lru_cache(maxsize=32)
+def _evaluate_original(serialized: bytes, frozen: tuple) -> Outputs | None:
+    return evaluate(onnx.load_from_string(serialized), thaw(frozen))
 
 
 def limit(proto: TypeProto) -> float:

@@ -1,0 +1,65 @@
+"""Conversions of the minimal graphs, each made once in a process, and what the result is asked."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+from graphs import CASES
+from judge_kernels import Typed, subgraphs, typed_nodes
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+import onnxamp
+
+LEVELS = ("O1", "O2", "O3")
+DTYPES = ("float16", "bfloat16")
+ELEMS = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+LOWS = {"float16": "tensor(float16)", "bfloat16": "tensor(bfloat16)"}
+LOW = LOWS["float16"]
+SINGLE = "tensor(float)"
+
+
+def converted(name: str, level: str = "O2", **options: Any) -> ModelProto:
+    """The minimal graph of that name, converted; for reading only, as all tests get the same."""
+    return _converted(name, level, tuple(sorted(options.items())))
+
+
+@cache
+def _converted(name: str, level: str, options: tuple[tuple[str, Any], ...]) -> ModelProto:
+    case = CASES[name]
+    original = case.build()
+    before = original.SerializeToString()
+    result = onnxamp.convert_model(original, level, **{**case.options, **dict(options)})
+    assert before == original.SerializeToString(), "the conversion changed the original"
+    return result
+
+
+def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for body in subgraphs(node):
+            yield from all_nodes(body)
+
+
+def count(model: ModelProto, op_type: str = "Cast") -> int:
+    return sum(node.op_type == op_type for node in all_nodes(model.graph))
+
+
+def typed(model: ModelProto, *op_types: str) -> list[Typed]:
+    return [one for one in typed_nodes(model) if one.node.op_type in op_types]
+
+
+def tensors(model: ModelProto, elem: int) -> dict[str, np.ndarray]:
+    """All initializers and tensors of Constant nodes with element type ``elem``."""
+    found = {}
+    for tensor in model.graph.initializer:
+        found[tensor.name] = tensor
+    for node in all_nodes(model.graph):
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.name == "value":
+                found[node.output[0]] = attribute.t
+    return {name: numpy_helper.to_array(t) for name, t in found.items() if t.data_type == elem}
+
+
+def opset(model: ModelProto) -> int:
+    return next(entry.version for entry in model.opset_import if not entry.domain)
