@@ -1,28 +1,28 @@
 """The rows of the field notes that test_field_notes.py does not look at sharply, and that every row has its tests.
 
 A row that concerns conversion is tested by what there is of these: its minimal graphs (tests/graphs; every level, low
-type and kind of inputs and outputs, under ids "row NN name"), functions whose names hold its number, golden files.
+type and kind of inputs and outputs, by test_field_notes.py), functions whose names hold its number, golden files.
 """
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-import test_field_notes
+from conversions import DTYPES, ELEMS, LEVELS, LOWS, SINGLE, all_nodes, converted, count, opset, tensors, typed
+from every import every
 from graphs import CASES, Case
 from graphs.case import add_weights, parse
 from judge_kernels import typed_nodes
 from judge_numbers import session
 from onnx import ModelProto, TensorProto, numpy_helper
 from properties import check_types
-from test_field_notes import DTYPES, LEVELS, SINGLE, all_nodes, converted, count, opset, tensors, typed
 
 import onnxamp
-from onnxamp._errors import OpsetError
+from onnxamp import OpsetError
 
 ELSEWHERE = {
     33: "validation: test_emulate.py, test_diff.py",
@@ -33,25 +33,20 @@ ELSEWHERE = {
 """Rows that do not concern conversion, and who tests them."""
 ROWS = frozenset(range(1, 53)) - ELSEWHERE.keys()
 
-levels = pytest.mark.parametrize("level", LEVELS)
-dtypes = pytest.mark.parametrize("dtype", DTYPES)
-LOWS = {"float16": "tensor(float16)", "bfloat16": "tensor(bfloat16)"}
-ELEMS = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+levels = every(level=LEVELS)
+dtypes = every(dtype=DTYPES)
 
 
-def of_row(row: int) -> pytest.MarkDecorator:
+def of_row(row: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The minimal graphs of a row that can be converted to either low type."""
-    cases = [case for case in CASES.values() if case.row == row and case.loads and opset(case.build()) >= 13]
-    return pytest.mark.parametrize("case", cases, ids=[f"row {row:02} {case.name}" for case in cases])
+    return every(case=[case for case in CASES.values() if case.row == row and case.loads and opset(case.build()) >= 13])
 
 
 def test_every_row_has_a_test_at_every_level() -> None:
     """Rows in the names of functions that take a level and a low type, and rows of graphs, which are converted so."""
-    modules = (test_field_notes, sys.modules[__name__])
-    functions = [item for module in modules for item in vars(module).values() if inspect.isfunction(item)]
     tested = {case.row for case in CASES.values()}
-    for function in functions:
-        if {"level", "dtype"} <= inspect.signature(function).parameters.keys():
+    for function in filter(inspect.isfunction, globals().values()):
+        if {"level", "dtype"} <= inspect.signature(inspect.unwrap(function)).parameters.keys():
             tested |= {int(part) for part in function.__name__.split("_") if part.isdigit() and len(part) == 2}
     assert ROWS - tested == set()
 
@@ -142,7 +137,7 @@ def test_28_integers_are_not_rounded(case: Case, level: str, dtype: str) -> None
 
 @dtypes
 @levels
-@pytest.mark.parametrize("name", ["timestep_embedding", "box_coordinates"])
+@every(name=["timestep_embedding", "box_coordinates"])
 def test_29_coordinates_and_timesteps_stay_float32(name: str, level: str, dtype: str) -> None:
     for one in typed(converted(name, level, dtype=dtype), "Sin", "Cos", "Range"):
         assert LOWS[dtype] not in one.inputs + one.outputs
@@ -164,7 +159,7 @@ def test_31_a_tiny_variance_is_guarded_by_the_epsilon(case: Case, level: str, dt
 
 @dtypes
 @levels
-@pytest.mark.parametrize("name", ["residual_add", "if_blocked_inside", "loop_carried", "shared_initializer_of_matmul"])
+@every(name=["residual_add", "if_blocked_inside", "loop_carried", "shared_initializer_of_matmul"])
 def test_32_36_a_model_of_which_every_node_is_kept_comes_back(name: str, level: str, dtype: str) -> None:
     original = CASES[name].build()
     result = onnxamp.convert_model(original, level, dtype=dtype, keep_high=[".*"])
@@ -214,7 +209,7 @@ def test_38_effort_grows_with_the_model_and_not_faster(level: str, dtype: str) -
 
 @dtypes
 @levels
-@pytest.mark.parametrize("op", ["Clip", "MaxPool"])
+@every(op=["Clip", "MaxPool"])
 def test_41_the_targets_kernels_decide(op: str, level: str, dtype: str) -> None:
     """CUDA has no bfloat16 kernel for these; the target "any" asks for none."""
     name = {"Clip": "kernel_clip_opset22", "MaxPool": "kernel_max_pool_opset22"}[op]
@@ -227,7 +222,7 @@ def test_41_the_targets_kernels_decide(op: str, level: str, dtype: str) -> None:
 
 @dtypes
 @levels
-@pytest.mark.parametrize("node", ["Max (a, w)", "Min (a, w)", "Abs (a)"])
+@every(node=["Max (a, w)", "Min (a, w)", "Abs (a)"])
 def test_42_nothing_is_blocked_by_habit(node: str, level: str, dtype: str) -> None:
     """Ops that other tools keep in float32 are low where the target has kernels for them."""
     model = onnxamp.convert_model(between_matmuls(node), level, dtype=dtype)
@@ -314,7 +309,7 @@ RETURNED = """(float[2] X, bool C, float16[2] h) => (float[2] Y) <float[2] w = {
 }"""
 
 
-@pytest.mark.parametrize("dtype", ["float16"])
+@every(dtype=["float16"])
 @levels
 def test_07_a_body_never_returns_a_value_from_outside(level: str, dtype: str) -> None:
     """A Cast of the user's from the low type, which a branch returns, stays where the branch is low."""
@@ -355,8 +350,7 @@ def test_18_statistics_are_float32_where_nothing_says_so() -> None:
         assert list(check_types(model)) == []
 
 
-@pytest.mark.parametrize("opset", [17, 22])
-@pytest.mark.parametrize("op", ["HannWindow", "HammingWindow", "BlackmanWindow"])
+@every(op=["HannWindow", "HammingWindow", "BlackmanWindow"], opset=[17, 22])
 def test_41_a_function_body_of_older_ops_is_no_kernel(op: str, opset: int) -> None:
     """ONNX Runtime expands these where Cos is still what it was when they were written: up to opset 21."""
     text = f"(int64 N, float[6] X) => (float[6] Y) {{ h = {op} <output_datatype = 1> (N)  Y = Mul (h, X) }}"
