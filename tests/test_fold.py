@@ -22,7 +22,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from real_models import REAL_MODELS
 
 import onnxamp
-from onnxamp._convert.convert import convert_file
+from onnxamp import convert_file
 from onnxamp._convert.plan import load_plan
 from onnxamp._patterns.forms import Choice, Form, Number, Op, Pattern, Var, fold_facts
 from onnxamp._runtime.inputs import check_inputs

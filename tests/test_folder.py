@@ -183,13 +183,13 @@ def test_a_failure_is_tried_again_and_its_old_result_stays() -> None:
 @pytest.mark.usefixtures("here")
 def test_what_nobody_foresaw_fails_its_own_model(monkeypatch: pytest.MonkeyPatch) -> None:
     models("a.onnx", "bug.onnx")
-    real = job.convert_file
+    real = job.convert_to_file
 
-    def convert_file(source: Path, *rest: Any, **options: Any) -> Any:
-        assert source.name != "bug.onnx", "a bug"
-        return real(source, *rest, **options)
+    def convert_to_file(model: Any, *rest: Any) -> Any:
+        assert model.path.name != "bug.onnx", "a bug"
+        return real(model, *rest)
 
-    monkeypatch.setattr(job, "convert_file", convert_file)
+    monkeypatch.setattr(job, "convert_to_file", convert_to_file)
     result = run("convert", "in", "-o", "out", "-v")
     assert result.exit_code == 1
     assert "bug.onnx: AssertionError: a bug" in result.stdout

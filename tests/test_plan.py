@@ -59,7 +59,7 @@ def test_save_and_load(plan: Plan, tmp_path: Path) -> None:
     plan.save(path)
     assert onnxamp.load_plan(path) == plan
     assert onnxamp.load_plan(str(path)) == plan
-    assert json.loads(path.read_text(encoding="utf-8"))["level"] == "O2"
+    assert json.loads(path.read_text(encoding="utf-8"))["options"]["level"] == "O2"
 
 
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])

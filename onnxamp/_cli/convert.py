@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from onnxamp._api import is_auto
 from onnxamp._cli.batch import convert_all
 from onnxamp._cli.common import (
     errors_end_here,
@@ -32,7 +33,7 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.results import Cure, DiffReport
-from onnxamp._options.options import Level, Options
+from onnxamp._options.options import Level, LevelName, Options
 from onnxamp._report.machine import conversion_json
 from onnxamp._report.parts import make_console, printable
 from onnxamp._report.terminal import conversion_report
@@ -44,7 +45,7 @@ from onnxamp._tuning.tune import Search, tune
 @click.command("convert")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the result goes [MODEL_fp16.onnx].")
-@click.option("--level", type=click.Choice(list(Level)), default="O2", show_default=True, help="How much becomes low.")
+@click.option("--level", type=click.Choice(get_args(LevelName)), default="O2", show_default=True, help="How much becomes low.")
 @click.option(
     "--tolerance",
     type=float,
@@ -79,6 +80,7 @@ def command(model: Path, **options: Any) -> None:
 def _convert(path: Path, given: dict[str, Any]) -> None:
     if given["jobs"] is not None:
         raise ArgumentError("--jobs is for a folder of models.")
+    is_auto(given["level"], given["tolerance"], None, "rel-l2")
     validates = not given["no_validate"]
     plan = load_plan(given["plan_file"]) if given["plan_file"] else None
     options = plan.options if plan else options_of(given)

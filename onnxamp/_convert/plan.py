@@ -45,7 +45,7 @@ class HazardRow:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Which float lives in which precision, and why. ``str(plan)`` is a table; ``cost`` is that of the cut."""
 
