@@ -1,39 +1,79 @@
-"""onnxamp: mixed precision for ONNX models."""
+"""onnxamp: mixed precision for ONNX models.
 
-from onnxamp._api import apply_plan, convert_file, convert_model, plan_model
-from onnxamp._audit import Audit, audit_model
-from onnxamp._autocast import auto_cast
-from onnxamp._batch.folder import FolderReport, convert_folder
-from onnxamp._bench.bench import BenchOptions, bench_models
-from onnxamp._bench.records import BenchReport
-from onnxamp._convert.convert import Conversion
-from onnxamp._convert.plan import Plan, load_plan
-from onnxamp._errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    ContradictionError,
-    ExternalDataError,
-    GradientError,
-    InternalError,
-    ModelError,
-    NumericsError,
-    OnnxAmpError,
-    OpsetError,
-    OutputError,
-    RuntimeFailure,
-)
-from onnxamp._extract import Region, extract_region, save_region
-from onnxamp._numerics.check import check_run
-from onnxamp._numerics.diff import diff_models
-from onnxamp._numerics.limits import Limits, make_limits
-from onnxamp._numerics.results import DiffReport, RunCheck
-from onnxamp._options.lists import get_black_list, get_white_list
-from onnxamp._rewrite.casts import remove_redundant_casts
-from onnxamp._runtime.samples import Samples, load_samples, random_samples
-from onnxamp._tuning.results import Tuned
-from onnxamp._tuning.tune import tune_model
-from onnxamp.amp import auto_mixed_precision, custom_mixed_precision
-from onnxamp.debugging import InferenceSession
+Names are imported when they are first used, so that ``import onnxamp`` and each command load only what they need.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from onnxamp import amp, debugging, train
+    from onnxamp._api import apply_plan, convert_file, convert_model, plan_model
+    from onnxamp._audit import Audit, audit_model
+    from onnxamp._autocast import auto_cast
+    from onnxamp._batch.folder import FolderReport, convert_folder
+    from onnxamp._bench.bench import BenchOptions, bench_models
+    from onnxamp._bench.records import BenchReport
+    from onnxamp._convert.convert import Conversion
+    from onnxamp._convert.plan import Plan, load_plan
+    from onnxamp._errors import (
+        ArgumentError,
+        ArgumentTypeError,
+        ContradictionError,
+        ExternalDataError,
+        GradientError,
+        InternalError,
+        ModelError,
+        NumericsError,
+        OnnxAmpError,
+        OpsetError,
+        OutputError,
+        RuntimeFailure,
+    )
+    from onnxamp._extract import Region, extract_region, save_region
+    from onnxamp._numerics.check import check_run
+    from onnxamp._numerics.diff import diff_models
+    from onnxamp._numerics.limits import Limits, make_limits
+    from onnxamp._numerics.results import DiffReport, RunCheck
+    from onnxamp._options.lists import get_black_list, get_white_list
+    from onnxamp._options.options import Options
+    from onnxamp._rewrite.casts import remove_redundant_casts
+    from onnxamp._runtime.samples import Samples, load_samples, random_samples
+    from onnxamp._tuning.results import Tuned
+    from onnxamp._tuning.tune import tune_model
+    from onnxamp.amp import auto_mixed_precision, custom_mixed_precision
+    from onnxamp.debugging import InferenceSession
+
+__version__ = "0.1.0"
+
+_HOMES: Final[dict[str, tuple[str, ...]]] = {
+    "_api": ("apply_plan", "convert_file", "convert_model", "plan_model"),
+    "_audit": ("Audit", "audit_model"),
+    "_autocast": ("auto_cast",),
+    "_batch.folder": ("FolderReport", "convert_folder"),
+    "_bench.bench": ("BenchOptions", "bench_models"),
+    "_bench.records": ("BenchReport",),
+    "_convert.convert": ("Conversion",),
+    "_convert.plan": ("Plan", "load_plan"),
+    "_errors": (
+        "ArgumentError", "ArgumentTypeError", "ContradictionError", "ExternalDataError", "GradientError",
+        "InternalError", "ModelError", "NumericsError", "OnnxAmpError", "OpsetError", "OutputError", "RuntimeFailure",
+    ),
+    "_extract": ("Region", "extract_region", "save_region"),
+    "_numerics.check": ("check_run",),
+    "_numerics.diff": ("diff_models",),
+    "_numerics.limits": ("Limits", "make_limits"),
+    "_numerics.results": ("DiffReport", "RunCheck"),
+    "_options.lists": ("get_black_list", "get_white_list"),
+    "_options.options": ("Options",),
+    "_rewrite.casts": ("remove_redundant_casts",),
+    "_runtime.samples": ("Samples", "load_samples", "random_samples"),
+    "_tuning.results": ("Tuned",),
+    "_tuning.tune": ("tune_model",),
+    "amp": ("auto_mixed_precision", "custom_mixed_precision"),
+    "debugging": ("InferenceSession",),
+}  # fmt: skip
+"""Module -> the public names that it defines."""
 
 __all__ = [
     "ArgumentError",
@@ -54,6 +94,7 @@ __all__ = [
     "NumericsError",
     "OnnxAmpError",
     "OpsetError",
+    "Options",
     "OutputError",
     "Plan",
     "Region",
@@ -62,6 +103,7 @@ __all__ = [
     "Samples",
     "Tuned",
     "__version__",
+    "amp",
     "apply_plan",
     "audit_model",
     "auto_cast",
@@ -72,6 +114,7 @@ __all__ = [
     "convert_folder",
     "convert_model",
     "custom_mixed_precision",
+    "debugging",
     "diff_models",
     "extract_region",
     "get_black_list",
@@ -83,7 +126,24 @@ __all__ = [
     "random_samples",
     "remove_redundant_casts",
     "save_region",
+    "train",
     "tune_model",
 ]
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name in ("amp", "debugging", "train"):
+        return import_module(f"onnxamp.{name}")
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'onnxamp' has no attribute {name!r}")
+    value = getattr(import_module(f"onnxamp.{home}"), name)
+    if value.__module__.startswith(f"onnxamp.{home}"):
+        value.__module__ = "onnxamp"  # what tracebacks, repr and pickle show
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -73,3 +73,7 @@ class NumericsError(OnnxAmpError):
 
 class InternalError(OnnxAmpError):
     """onnxamp was about to break one of its own promises; please report the model."""
+
+
+for _error in [value for value in list(globals().values()) if isinstance(value, type)]:
+    _error.__module__ = "onnxamp"  # where users import them from, as tracebacks show

@@ -319,7 +319,7 @@ def test_a_plan_says_that_it_folds(tmp_path: Path) -> None:
     onnx.save(network(), tmp_path / "model.onnx")
     plan = onnxamp.plan_model(network(), "O2", lists="fast", fold=True)
     plan.save(tmp_path / "plan.json")
-    assert json.loads((tmp_path / "plan.json").read_text())["fold"] is True
+    assert json.loads((tmp_path / "plan.json").read_text())["options"]["fold"] is True
     again = load_plan(tmp_path / "plan.json")
     wanted = onnxamp.convert_model(network(), "O2", lists="fast", fold=True)
     assert onnxamp.apply_plan(network(), again) == wanted
@@ -356,7 +356,7 @@ def test_what_folding_would_save_is_what_it_saves(wishes: dict[str, Any], tmp_pa
     onnx.save(network(), path)
     made = convert_file(path, tmp_path / "low.onnx", **wishes)
     hint = next(note for note in made.notes if "--fold" in note)
-    assert hint.startswith("1 LayerNorm and 1 Gelu are written out as single ops; --fold makes one op of each")
+    assert hint.startswith("1 LayerNorm and 1 Gelu are decomposed into single ops; --fold makes one op of each")
     plain, other = (ops(onnxamp.convert_model(network(), **wishes, fold=fold)).count("Cast") for fold in (False, True))
     assert (f"saves {plain - other} of {plain} Casts" in hint) == (other < plain)
     assert ("--lists fast" in hint) == (not wishes)
@@ -370,10 +370,10 @@ def test_reports_tell_of_folds(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     assert "Upgraded from opset 17 to 20, for the sake of 1 Gelu." in told.output
     assert "Folded 1 LayerNorm and 1 Gelu." in told.output
-    assert "1 LayerNorm and 1 Gelu are written" in commands.run("inspect", path).output
+    assert "1 LayerNorm and 1 Gelu are decomposed" in commands.run("inspect", path).output
     onnxamp.convert_file(path, low)
     told = commands.run("check", low, "--static")
-    assert "1 LayerNorm is written out as single ops, with 2 Casts around" in " ".join(told.output.split())
+    assert "1 LayerNorm is decomposed into single ops, with 2 Casts around" in " ".join(told.output.split())
 
 
 def test_tuning_folds_first() -> None:

@@ -45,7 +45,8 @@ from onnxamp._tuning.tune import Search, tune
 @click.command("convert")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the result goes [MODEL_fp16.onnx].")
-@click.option("--level", type=click.Choice(get_args(LevelName)), default="O2", show_default=True, help="How much becomes low.")
+@click.option("--level", type=click.Choice(get_args(LevelName)), default="O2", show_default=True,
+              help="How much becomes low precision.")  # fmt: skip
 @click.option(
     "--tolerance",
     type=float,

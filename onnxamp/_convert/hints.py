@@ -3,6 +3,7 @@
 The problem is solved again with the pins in question taken away; nothing is analysed twice.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
@@ -41,9 +42,10 @@ def opset_hint(analysis: Analysis) -> str | None:
     current = graph.book.opsets[""]
     if wanted <= current:
         return None
-    freed = {node.index for node in held_back if node.signature and first[node.key, node.signature.since]}
+    able = (node for node in held_back if node.signature and first[node.key, node.signature.since])
+    freed = {node.index: frozenset({Reason.NO_KERNEL}) for node in able}
     before = len(analysis.edits.casts)
-    saved = before - _casts_without(analysis, freed, {Reason.NO_KERNEL})
+    saved = before - _casts_without(analysis, freed)
     ops = ", ".join(sorted({key for (key, _), version in first.items() if version}))
     if saved > 0:
         return (
@@ -63,9 +65,12 @@ def fold_hint(analysis: Analysis) -> str | None:
     if not folds:
         return None
     text = f"{_are(folds)} decomposed into single ops; --fold makes one op of each"
-    freed = {node for fold in folds if fold.op not in options.black for node in fold.nodes}
+    able = [fold for fold in folds if options.level == Level.O3 or fold.op not in options.black]
+    inside = {node for fold in able for node in fold.nodes}
+    before_them = filter(None, (graph.producer(value) for node in inside for value in graph.nodes[node].inputs))
+    freed = {node.index: frozenset({Reason.FUSION}) for node in before_them} | dict.fromkeys(inside, _OF_PATTERNS)
     before = len(analysis.edits.casts)
-    saved = before - _casts_without(analysis, freed, {Reason.ISLAND, Reason.EPSILON}) if freed else 0
+    saved = before - _casts_without(analysis, freed) if freed else 0
     if saved > 0:
         text = f"{text}, and saves {saved} of {before} Casts"
     if options.level in (Level.O1, Level.O2) and any(fold.op in options.black for fold in folds):
@@ -73,10 +78,14 @@ def fold_hint(analysis: Analysis) -> str | None:
     return f"{text}."
 
 
-def _casts_without(analysis: Analysis, nodes: set[int], reasons: set[Reason]) -> int:
-    """New Casts if these reasons did not pin these nodes to float32."""
+_OF_PATTERNS: Final = frozenset({Reason.ISLAND, Reason.EPSILON, Reason.FUSION, Reason.BLACK})
+"""Why nodes of a decomposed pattern are float32, which does not hold for the single op."""
+
+
+def _casts_without(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -> int:
+    """New Casts if these reasons did not hold these nodes in float32."""
     problem = analysis.problem
-    pins = find_pins(problem, freed={node: frozenset(reasons) for node in nodes})
+    pins = find_pins(problem, freed=freed)
     decision = CutProblem(problem, pins).decide(explained=False)
     return len(plan_edits(problem, decision).casts)
 

@@ -53,7 +53,7 @@ def find_pins(
     """
     freed = freed or {}
     graph, options, terms = problem.graph, problem.options, problem.terms
-    collector = _Collector(problem)
+    collector = _Collector(problem, freed)
     for variable in terms.fixed_high:
         collector.pin(variable, Verdict(variable, False, Reason.TIE, "shares its type with a float32 value"), hard=True)
     for variable in terms.wanted_low:
@@ -117,6 +117,7 @@ def _variable_key(graph: Graph, variable: Variable) -> str:
 @dataclass(slots=True)
 class _Collector:
     problem: Problem
+    freed: Mapping[int, frozenset[Reason]]
     hard: dict[int, Verdict] = field(default_factory=dict)
     forced: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
     kept: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
@@ -208,7 +209,8 @@ class _Collector:
         options = self.options
         if options.level == Level.O0:
             return False, Reason.LEVEL, "O0 lowers nothing"
-        if node.key in options.black and (options.level != Level.O3 or node.key in op_facts().control_flow):
+        is_black = node.key in options.black and Reason.BLACK not in self.freed.get(node.index, ())
+        if is_black and (options.level != Level.O3 or node.key in op_facts().control_flow):
             return None if node.index in self.problem.folded else (False, Reason.BLACK, node.key)
         if node.key in options.white and not exact and not follows:
             return True, Reason.WHITE, node.key

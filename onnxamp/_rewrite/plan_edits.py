@@ -47,13 +47,6 @@ class _Maker:
     names: dict[int, Versions] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
     """Low value of the user's whose Cast became void -> the float32 value whose low version it is."""
-    shadowed: dict[int, int] = field(default_factory=dict)
-    """Value of a body -> the outer value whose name it takes."""
-    hidden: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        self.shadowed = self.graph.ask(shadowing)
-        self.hidden = frozenset(self.shadowed.values())
 
     def halve_sentinels(self, paths: Sequence[Sequence[int]]) -> None:
         """Sentinels on a mask path that is low saturate to half the range, so that mask + score stays finite."""
@@ -158,7 +151,7 @@ class _Maker:
 
         ONNX's inference, and ONNX Runtime's, want one type for a name wherever it is visible.
         """
-        outer = self.shadowed.get(value.index)
+        outer = self.graph.ask(shadowing).get(value.index)
         if outer is None:
             return self.public_name(value) if is_low else value.name
         if not is_low and not self.decision.is_low(self.terms.produced[outer]):
@@ -229,7 +222,7 @@ class _Maker:
         """A Cast of the user's that can serve all low readers of a float32 value."""
         scope = self.graph.values[value].scope
         for node in self.down_casts(value):
-            if node.scope == scope and node.outputs[0] not in self.hidden:
+            if node.scope == scope and node.outputs[0] not in self.graph.hidden:
                 return node
         return None
 
@@ -315,7 +308,7 @@ class _Maker:
                 continue
             source, result = node.inputs[0], node.outputs[0]
             stands_in, names = self.names[source].low, self.names[result]
-            if self.graph.results[result] or names.high is not None or stands_in is None or source in self.hidden:
+            if self.graph.results[result] or names.high is not None or stands_in is None or source in self.graph.hidden:
                 continue
             self.edits.removed.add(node.index)
             names.low = stands_in
