@@ -20,7 +20,7 @@ from onnxamp._model.weights import ConversionCounts
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.prepare import Prepared, prepare
-from onnxamp._rewrite.verify import promise
+from onnxamp._rewrite.verify import verify
 
 EXTERNAL_DATA: Final = ("auto", "always", "never")
 """Whether weights go to a data file beside the model."""
@@ -75,14 +75,13 @@ def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> Mod
     """A copy of the analysed model with its edits applied and verified.
 
     Raises:
-        InternalError, ModelError: see :meth:`onnxamp._rewrite.verify.Promise.check`.
+        InternalError, ModelError: see :func:`onnxamp._rewrite.verify.verify`.
     """
     graph = analysis.graph
     result = _copy(graph.model)
     if analysis.edits:
-        kept = promise(graph, analysis.options)
         apply_edits(graph, analysis.edits, result, weights or WeightConverter(analysis.options.low, graph.folder))
-        kept.check(result)
+        verify(graph, result, analysis.options)
     return result
 
 

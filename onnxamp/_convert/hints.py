@@ -66,6 +66,7 @@ def fold_hint(analysis: Analysis) -> str | None:
         return None
     text = f"{_are(folds)} decomposed into single ops; --fold makes one op of each"
     able = [fold for fold in folds if options.level == Level.O3 or fold.op not in options.black]
+    able = [fold for fold in able if not all(_is_low(analysis, node) for node in fold.nodes)]
     inside = {node for fold in able for node in fold.nodes}
     before_them = filter(None, (graph.producer(value) for node in inside for value in graph.nodes[node].inputs))
     freed = {node.index: frozenset({Reason.FUSION}) for node in before_them} | dict.fromkeys(inside, _OF_PATTERNS)
@@ -76,6 +77,11 @@ def fold_hint(analysis: Analysis) -> str | None:
     if options.level in (Level.O1, Level.O2) and any(fold.op in options.black for fold in folds):
         text = f"{text}. With --lists fast normalisations can then be low precision, too"
     return f"{text}."
+
+
+def _is_low(analysis: Analysis, node: int) -> bool:
+    """Whether all of the node that could be low precision is."""
+    return all(analysis.decision.low[variable] for variable in analysis.terms.of_node.get(node, {}).values())
 
 
 _OF_PATTERNS: Final = frozenset({Reason.ISLAND, Reason.EPSILON, Reason.FUSION, Reason.BLACK})

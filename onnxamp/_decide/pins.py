@@ -130,17 +130,12 @@ class _Collector:
     warnings: list[str] = field(default_factory=list)
     known: dict[object, Freedom] = field(default_factory=dict)
 
-    @property
-    def graph(self) -> Graph:
-        return self.problem.graph
+    graph: Graph = field(init=False)
+    options: Options = field(init=False)
+    terms: Terms = field(init=False)
 
-    @property
-    def options(self) -> Options:
-        return self.problem.options
-
-    @property
-    def terms(self) -> Terms:
-        return self.problem.terms
+    def __post_init__(self) -> None:
+        self.graph, self.options, self.terms = self.problem.graph, self.problem.options, self.problem.terms
 
     def pin(self, variable: int, verdict: Verdict, *, hard: bool = False) -> None:
         """Note a pin; the first one of a kind explains the variable."""

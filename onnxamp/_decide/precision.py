@@ -91,17 +91,11 @@ class CutProblem:
     pure: set[int] = field(default_factory=set)
     deciding: dict[int, int] = field(default_factory=dict)
 
-    @property
-    def graph(self) -> Graph:
-        """The graph in question."""
-        return self.problem.graph
-
-    @property
-    def terms(self) -> Terms:
-        """Its precision variables."""
-        return self.problem.terms
+    graph: Graph = field(init=False)
+    terms: Terms = field(init=False)
 
     def __post_init__(self) -> None:
+        self.graph, self.terms = self.problem.graph, self.problem.terms
         self.network.add(len(self.terms.variables))
         self.trips = self.graph.ask(loop_trips)
         self.pure = self.purely_high()

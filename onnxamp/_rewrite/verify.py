@@ -3,8 +3,7 @@
 A complaint that the original model does not have is a bug of onnxamp's, and says so.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from onnx import ModelProto, ValueInfoProto
 
@@ -18,57 +17,40 @@ from onnxamp._ops.signature import Signature
 from onnxamp._options.options import Options
 from onnxamp._target.kernels import is_consistent
 
-_Entries = tuple[tuple[str, str | None], ...]
+
+def verify(original: Graph, result: ModelProto, options: Options) -> None:
+    """Prove that a converted model is well typed and keeps its signature. Complexity: linear in nodes.
+
+    Raises:
+        InternalError: it is not, or does not. ModelError: so it is, because the original contradicts itself.
+    """
+    found = complaints(Graph.of(result, freeze_defaults=options.freeze_defaults))
+    known = complaints(original) if found else {}
+    new = [text for where, text in found.items() if where not in known]
+    before, after = original.model.graph, result.graph
+    weights = {
+        value.name for value in original.values if value.origin is Origin.INITIALIZER and value.scope == 0
+    }  # those that are inputs, too, as of old: their declarations follow the initializer
+    new += _changed("input", before.input, after.input, options, weights)
+    new += _changed("output", before.output, after.output, options, set())
+    if new and (known := complaints(original)):
+        raise ModelError(f"The model contradicts itself, and cannot be converted: {next(iter(known.values()))}.")
+    if new:
+        raise InternalError(f"The converted model would be wrong: {new[0]}. This is a bug: please report the model.")
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """What the result must keep, noted before anything is edited."""
-
-    options: Options
-    inputs: _Entries
-    outputs: _Entries
-    weights: frozenset[str]
-    """Graph inputs that are weights of the old style: their declarations follow the initializer."""
-    known: Mapping[str, str]
-    """Where the original is wrong itself, and how."""
-
-    def check(self, result: ModelProto) -> None:
-        """Prove that the result is well typed and keeps the signature. Complexity: linear in nodes.
-
-        Raises:
-            InternalError: it is not, or does not. ModelError: so it is, because the original contradicts itself.
-        """
-        found = complaints(Graph.of(result, freeze_defaults=self.options.freeze_defaults))
-        new = [text for where, text in found.items() if where not in self.known]
-        new += self._changed("input", self.inputs, _entries(result.graph.input))
-        new += self._changed("output", self.outputs, _entries(result.graph.output))
-        if new and self.known:
-            raise ModelError(
-                f"The model contradicts itself, and cannot be converted: {next(iter(self.known.values()))}."
-            )
-        if new:
-            raise InternalError(
-                f"The converted model would be wrong: {new[0]}. This is a bug: please report the model."
-            )
-
-    def _changed(self, kind: str, before: _Entries, after: _Entries) -> list[str]:
-        if [name for name, _ in before] != [name for name, _ in after]:
-            return [f"the graph's {kind}s changed their names or order"]
-        found = []
-        for (name, was), (_, now) in zip(before, after, strict=True):
-            free = not self.options.keeps_io(name) or (kind == "input" and name in self.weights)
-            if was != now and not (free and was is not None and now == retyped(was, self.options.low)):
-                found.append(f"{kind} {name!r} changed from {was} to {now}")
-        return found
-
-
-def promise(graph: Graph, options: Options) -> Promise:
-    """What a conversion of the viewed model must keep."""
-    weights = frozenset(value.name for value in graph.values if value.origin is Origin.INITIALIZER and value.scope == 0)
-    proto = graph.model.graph
-    known = complaints(graph)
-    return Promise(options, _entries(proto.input), _entries(proto.output), weights, known)
+def _changed(
+    kind: str, before: Sequence[ValueInfoProto], after: Sequence[ValueInfoProto], options: Options, free: set[str]
+) -> list[str]:
+    if [entry.name for entry in before] != [entry.name for entry in after]:
+        return [f"the graph's {kind}s changed their names or order"]
+    wrong = []
+    for entry, made in zip(before, after, strict=True):
+        was, now = declared_type(entry.type), declared_type(made.type)
+        may_be_low = was is not None and (not options.keeps_io(entry.name) or entry.name in free)
+        if was != now and not (may_be_low and now == retyped(str(was), options.low)):
+            wrong.append(f"{kind} {entry.name!r} changed from {was} to {now}")
+    return wrong
 
 
 def complaints(graph: Graph) -> dict[str, str]:
@@ -119,7 +101,3 @@ def _mismatch(where: str, declared: str | None, found: str | None) -> dict[str, 
     if declared is None or found is None or declared == found:
         return {}
     return {where: f"{where} is declared {declared} but is {found}"}
-
-
-def _entries(entries: Sequence[ValueInfoProto]) -> _Entries:
-    return tuple((entry.name, declared_type(entry.type)) for entry in entries)
