@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import TensorDiff
-from onnxamp._runtime.measure import Measurement
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, node_bodies
-from onnxamp._runtime.protos import copy_fields
+from onnxamp._model.copying import copy_without
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]
 """Runs a model and returns the named values, each a truth value. It must not change or keep the model."""
@@ -49,9 +49,7 @@ def take_branches(model: ModelProto, taken: Mapping[str, bool]) -> ModelProto:
     Complexity: linear in nodes, names and bytes of the result.
     """
     view = Graph.of(model)
-    result = ModelProto()
-    copy_fields(model, result, but={"graph"})
-    copy_fields(model.graph, result.graph, but={"node"})
+    result = copy_without(model, "node")
     _fill(view, taken, result)
     return result
 
@@ -77,9 +75,7 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
         ArgumentError: ``run`` did not return a condition.
         ModelError: the model cannot be resolved, or an If lacks a branch.
     """
-    result = ModelProto()
-    copy_fields(model, result, but={"graph"})
-    copy_fields(model.graph, result.graph)
+    result = copy_without(model)
     while True:
         view = Graph.of(result)
         ifs = list(_ifs(view))

@@ -26,25 +26,19 @@ feeds them.
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, checker, helper, inliner
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxamp._dtypes import LOW_TYPES
-from onnxamp._errors import ModelError, OpsetError
+from onnxamp._dtypes import LOW_ELEMS, LOW_TYPES
+from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, opset_imports
-from onnxamp._model.wellformed import check_functions
+from onnxamp._model.copying import BaseDir, copy_fields
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._runtime.protos import (
-    LOW_ELEMS,
-    BaseDir,
-    copy_fields,
-    raise_attribute,
-    raise_sparse,
-    raise_tensor,
-    raise_type,
-)
+from onnxamp._runtime.rounding import Rounder
+from onnxamp._runtime.upcast import upcast_attribute, upcast_sparse, upcast_tensor, upcast_type
 
 
 def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
@@ -65,7 +59,7 @@ def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[st
 
     Complexity: one sweep per scope, linear in nodes and weight bytes.
     """
-    view = Graph.of(inlined(model))
+    view = Graph.of(inline_functions(model))
     return emulate_view(view, infer_types(view), base_dir=base_dir, hollow=hollow)
 
 
@@ -76,35 +70,11 @@ def emulate_view(view: View, types: Types, *, base_dir: BaseDir = None, hollow: 
     _check_opset(view, elems)
     result = ModelProto()
     copy_fields(view.model, result, but={"graph", "functions"})
-    job = _Job(view, elems, NewNames(view.all_names()), base_dir, hollow)
+    names = NewNames(view.all_names())
+    job = _Job(view, elems, names, Rounder(names), base_dir, hollow)
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
         _emulate_scope(job, scope, job.targets[scope.index])
-    return result
-
-
-def inlined(model: ModelProto) -> ModelProto:
-    """The model with its local functions inlined; itself if it has none.
-
-    Raises:
-        ModelError: a function cannot be inlined.
-    """
-    if not model.functions:
-        return model
-    check_functions(model.functions)
-    shell = ModelProto()  # without weights, since the inliner serialises
-    copy_fields(model, shell, but={"graph"})
-    copy_fields(model.graph, shell.graph, but={"initializer"})
-    try:
-        result = inliner.inline_local_functions(shell)
-        if result.functions:  # written for another opset than the model's
-            result = inliner.inline_local_functions(shell, convert_version=True)
-    except (checker.ValidationError, RuntimeError) as error:
-        raise ModelError(f"The model-local functions cannot be inlined: {error}") from error
-    if result.functions:
-        name = f"{result.functions[0].domain}::{result.functions[0].name}"
-        raise ModelError(f"The model-local function {name} cannot be inlined, so its rounding cannot be emulated.")
-    result.graph.initializer.extend(model.graph.initializer)
     return result
 
 
@@ -123,6 +93,7 @@ class _Job:
     view: View
     elems: Sequence[int | None]
     names: NewNames
+    rounder: Rounder
     base_dir: BaseDir
     hollow: Container[str]
     targets: dict[int, GraphProto] = field(default_factory=dict)
@@ -136,32 +107,20 @@ class _Job:
     def name(self, value: int, written: str) -> str:
         return self.renamed.get(value, written)
 
-    def cast(self, target: GraphProto, source: str, result: str, elem: int) -> None:
-        node = target.node.add(op_type="Cast", name=self.names.fresh(f"{result}/cast"))
-        node.input.append(source)
-        node.output.append(result)
-        node.attribute.append(helper.make_attribute("to", elem))
-
-    def round(self, target: GraphProto, source: str, result: str, elem: int) -> None:
-        """Append the pair that rounds ``source`` to ``elem`` and calls it ``result``."""
-        low = self.names.fresh(f"{result}/low")
-        self.cast(target, source, low, elem)
-        self.cast(target, low, result, TensorProto.FLOAT)
-
 
 def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
     source = scope.proto
     copy_fields(source, target, but={"node", "initializer", "sparse_initializer"})
     for entry in (*target.input, *target.output, *target.value_info):
-        raise_type(entry.type)
+        upcast_type(entry.type)
     for tensor in source.initializer:
         if scope.index == 0 and tensor.name in job.hollow:
             elem = TensorProto.FLOAT if tensor.data_type in LOW_ELEMS else tensor.data_type
             target.initializer.add(name=tensor.name, data_type=elem, dims=tensor.dims)
         else:
-            raise_tensor(tensor, target.initializer.add(), job.base_dir)
+            upcast_tensor(tensor, target.initializer.add(), job.base_dir)
     for sparse in source.sparse_initializer:
-        raise_sparse(sparse, target.sparse_initializer.add(), job.base_dir)
+        upcast_sparse(sparse, target.sparse_initializer.add(), job.base_dir)
     if scope.index == 0:
         _round_inputs(job, scope, target)
     else:
@@ -177,7 +136,7 @@ def _round_inputs(job: _Job, scope: Scope, target: GraphProto) -> None:
         found, elem = job.view.values[value], job.low(value)
         if elem is not None and found.origin in (Origin.INPUT, Origin.DEFAULT):
             job.renamed[value] = job.names.fresh(f"{found.name}/rounded")
-            job.round(target, found.name, job.renamed[value], elem)
+            job.rounder.round(target, found.name, job.renamed[value], elem)
 
 
 def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
@@ -202,9 +161,9 @@ def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
         raw = job.names.fresh(f"{name}/{'low' if casts or bits else 'exact'}")
         added.output.append(raw)
         if casts or bits:
-            job.cast(target, raw, name, TensorProto.FLOAT)
+            job.rounder.cast(target, raw, name, TensorProto.FLOAT)
         else:
-            job.round(target, raw, name, elem)
+            job.rounder.round(target, raw, name, elem)
 
 
 def _bits(job: _Job, target: GraphProto, value: int, name: str) -> str:
@@ -213,7 +172,7 @@ def _bits(job: _Job, target: GraphProto, value: int, name: str) -> str:
     if elem is None:
         return job.name(value, name)
     low = job.names.fresh(f"{name}/low")
-    job.cast(target, job.name(value, name), low, elem)
+    job.rounder.cast(target, job.name(value, name), low, elem)
     return low
 
 
@@ -225,7 +184,7 @@ def _copy_attributes(job: _Job, node: Node, target: NodeProto, *, keep_low: bool
     bodies = iter(node.bodies)
     for source in node.proto.attribute:
         copied = target.attribute.add()
-        raise_attribute(source, copied, job.base_dir)
+        upcast_attribute(source, copied, job.base_dir)
         if source.type == AttributeProto.INT and source.name in dtype_names and source.i in LOW_ELEMS:
             copied.i = source.i if keep_low else TensorProto.FLOAT
         if source.type == AttributeProto.GRAPH or source.HasField("g"):

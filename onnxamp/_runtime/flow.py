@@ -9,16 +9,18 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from onnxamp._dtypes import ELEM_NAMES, LOW_TYPES, readable_types
+from onnxamp._dtypes import ELEM_NAMES, LOW_ELEMS, LOW_TYPES, readable_types
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.shapes import Shape, elements, infer_shapes
 from onnxamp._graph.types import Types, infer_types
-from onnxamp._graph.view import ABSENT, View
+from onnxamp._graph.view import View
+from onnxamp._graph.wiring import wire
+from onnxamp._model.copying import copy_fields
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._runtime.emulate import emulate_view, inlined
-from onnxamp._runtime.protos import LOW_ELEMS, copy_fields
+from onnxamp._runtime.emulate import emulate_view
 from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.values import Feed, as_typed
 
@@ -91,7 +93,7 @@ def make_flow(
     Complexity: linear in nodes, and in bytes of the weights that stay.
     """
     shell = take_weights(model, base_dir, keep=keep)
-    return flow_of(replace(shell, model=inlined(shell.model)), emulated=emulated, shapes=shapes)
+    return flow_of(replace(shell, model=inline_functions(shell.model)), emulated=emulated, shapes=shapes)
 
 
 @no_collections()
@@ -116,7 +118,7 @@ def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]]
     given = constants.keys() | weights.keys()
     inferred = infer_shapes(view, types, given=shapes)
     order = [index for index in view.order if view.nodes[index].scope == 0]
-    needs = _needs(view)
+    needs = {node: [view.values[value].name for value in values] for node, values in wire(view).needs.items()}
     rest = ModelProto()
     copy_fields(written, rest, but={"graph"})
     rest.graph.name = written.graph.name
@@ -180,30 +182,6 @@ def _low_values(view: View, types: Types) -> dict[str, int]:
 def lowest_type(types: Types) -> str:
     """The lowest float type of any value in any scope: "bfloat16", "float16" or "float32"."""
     return next((name for name in ("bfloat16", "float16") if LOW_TYPES[name].tensor in types), "float32")
-
-
-def _needs(view: View) -> dict[int, tuple[str, ...]]:
-    """By main-graph node: the main-graph values that it or a node of its bodies reads, or a body returns."""
-    needs: dict[int, dict[str, None]] = {index: {} for index in view.scopes[0].nodes}
-    for value in view.values:
-        if value.scope != 0:
-            continue
-        readers = [view.nodes[node].scope for node, _ in view.uses[value.index]]
-        mine = [node for node, _ in view.uses[value.index]]
-        for node, scope in zip(mine, readers, strict=True):
-            needs[node if scope == 0 else _outermost(view, scope)][value.name] = None
-        for scope, _ in view.results[value.index]:
-            if scope != 0:
-                needs[_outermost(view, scope)][value.name] = None
-    return {index: tuple(names) for index, names in needs.items()}
-
-
-def _outermost(view: View, scope: int) -> int:
-    """The main-graph node that a body belongs to, at any depth."""
-    while (parent := view.scopes[scope].parent) != 0:
-        scope = parent
-        assert parent != ABSENT
-    return view.scopes[scope].owner
 
 
 def origin(flow: Flow, name: str) -> tuple[str, int]:

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, TypeProto, helper
 
+from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.types import declared_type
-from onnxamp._runtime.protos import LOW_ELEMS
 from onnxamp._runtime.values import Feed
 
 Array: TypeAlias = npt.NDArray[Any]

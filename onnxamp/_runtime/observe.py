@@ -7,11 +7,11 @@ from os import PathLike
 import numpy as np
 from onnx import ModelProto, helper
 
+from onnxamp._graph.inline import inline_functions
+from onnxamp._model.copying import copy_without
 from onnxamp._runtime.branches import resolve_branches
-from onnxamp._runtime.emulate import inlined
 from onnxamp._runtime.flow import Flow, flow_of
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.protos import copy_fields
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.side import run_alone
@@ -79,7 +79,7 @@ def settle(
     Arguments and errors as :func:`observe`.
     """
     shell = take_weights(model, base_dir, keep=keep)
-    shell = replace(shell, model=_without_empty(inlined(shell.model), feeds))
+    shell = replace(shell, model=_without_empty(inline_functions(shell.model), feeds))
     choices = {name: True for name, feed in feeds.items() if feed is None}
     if any(node.op_type == "If" for node in shell.model.graph.node):
 
@@ -97,9 +97,7 @@ def _without_empty(model: ModelProto, feeds: Mapping[str, Feed]) -> ModelProto:
     empty = [entry for entry in model.graph.input if entry.name in feeds and feeds[entry.name] is None]
     if not empty:
         return model
-    result = ModelProto()
-    copy_fields(model, result, but={"graph"})
-    copy_fields(model.graph, result.graph, but={"node", "input"})
+    result = copy_without(model, "node", "input")
     for entry in empty:
         held = entry.type.optional_type.elem_type
         result.graph.node.append(helper.make_node("Optional", [], [entry.name], type=held))

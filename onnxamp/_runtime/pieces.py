@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 from onnxamp._graph.names import NewNames
+from onnxamp._model.copying import copy_fields
 from onnxamp._runtime.flow import Flow
-from onnxamp._runtime.protos import copy_fields
+from onnxamp._runtime.rounding import Rounder
 from onnxamp._runtime.session import Provider, make_session, run_values
 from onnxamp._runtime.values import to_value, type_proto
 
@@ -70,7 +71,8 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
             _declare_dims(entry, [None] * ranks[name])  # some kernels end the process where it is not theirs
         if name in piece.rounded:
             entry.name = names.fresh(f"{name}/given")
-            _round(flow, model.graph, entry.name, name, names)
+            rounder = Rounder(names)
+            (rounder.round if flow.emulated else rounder.cast)(model.graph, entry.name, name, flow.low[name])
     _hold(flow, model.graph, dict.fromkeys(name for node in piece.nodes for name in flow.held[node]))
     for node in piece.nodes:
         added = model.graph.node.add()
@@ -86,14 +88,6 @@ def _declare_dims(entry: ValueInfoProto, dims: Iterable[int | None]) -> None:
     entry.type.tensor_type.shape.SetInParent()
     for dim in dims:
         entry.type.tensor_type.shape.dim.add(dim_value=dim)
-
-
-def _round(flow: Flow, graph: GraphProto, source: str, target: str, names: NewNames) -> None:
-    """The Casts that make a float32 input what it would be in the model."""
-    low = names.fresh(f"{target}/low") if flow.emulated else target
-    graph.node.append(helper.make_node("Cast", [source], [low], to=flow.low[target]))
-    if flow.emulated:
-        graph.node.append(helper.make_node("Cast", [low], [target], to=TensorProto.FLOAT))
 
 
 def _hold(flow: Flow, graph: GraphProto, names: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._runtime.protos import BaseDir
+from onnxamp._model.copying import BaseDir
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import Feed
 

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
+from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ModelError
+from onnxamp._model.copying import copy_without
 from onnxamp._model.storage import tensors_of
 from onnxamp._model.weights import embed, external_of, stored_bytes
-from onnxamp._runtime.protos import LOW_ELEMS, copy_fields
 
 WEIGHTS_IN_GRAPH: Final = 8 * 2**20
 """Bytes; the weights of smaller models stay in the graph, where kernels see that they are constant. Each costs its size
@@ -69,9 +70,7 @@ def take_weights(model: ModelProto, base_dir: str | PathLike[str] | None, *, kee
         ExternalDataError: external data cannot be read.
     """
     folder = None if base_dir is None else Path(base_dir)
-    result = ModelProto()
-    copy_fields(model, result, but={"graph"})
-    copy_fields(model.graph, result.graph, but={"initializer", "node"})
+    result = copy_without(model, "initializer", "node")
     constants = {node.output[0]: tensor for node in model.graph.node if (tensor := _constant(node)) is not None}
     large = {tensor.name: tensor for tensor in model.graph.initializer if _is_large(tensor)}
     large |= {name: tensor for name, tensor in constants.items() if _is_large(tensor)}

@@ -76,7 +76,7 @@ def start(runner: Runner, feeds: Mapping[str, Feed], others: Counter[str]) -> Si
     """A model before its first node; ``others`` counts who else reads its values."""
     flow = runner.flow
     uses = Counter(name for reads in flow.reads for name in reads) + others + Counter(flow.outputs)
-    values = {name: to_value(feed, flow.types.get(name)) for name, feed in feeds.items()}
+    values = {name: to_value(feed, flow.types.get(name)) for name, feed in fitted(flow, feeds).items()}
     return Side(flow, runner, values, uses)
 
 

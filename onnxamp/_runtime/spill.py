@@ -6,9 +6,9 @@ from typing import BinaryIO, Final
 
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from onnxamp._model.copying import BaseDir, copy_without
 from onnxamp._model.storage import tensors_of
 from onnxamp._model.weights import embed, stored_bytes
-from onnxamp._runtime.protos import BaseDir, copy_fields
 
 _ALIGNMENT: Final = 4096
 """Pages start at multiples of this, so ONNX Runtime can map tensors that do too."""
@@ -42,9 +42,7 @@ def save_spilled(model: ModelProto, folder: Path, base_dir: BaseDir) -> Path:
     Raises:
         ExternalDataError: external data cannot be read.
     """
-    shell = ModelProto()
-    copy_fields(model, shell, but={"graph"})
-    copy_fields(model.graph, shell.graph, but={"initializer"})
+    shell = copy_without(model, "initializer")
     for tensor in tensors_of(shell):  # those of nodes and bodies
         embed(tensor, base_dir)
     with (folder / "weights.bin").open("wb") as file:

@@ -30,7 +30,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import Shape, infer_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, opset_imports
-from onnxamp._runtime.protos import copy_fields
+from onnxamp._model.copying import copy_fields
+from onnxamp._runtime.rounding import Rounder
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -165,9 +166,7 @@ class _Job:
                     graph.initializer.append(numpy_helper.from_array(rounded, self.rounded[value]))
             else:
                 source = self.exact.get(value, self.view.values[value].name)
-                low = self.names.fresh(f"{source}/low")
-                graph.node.append(helper.make_node("Cast", [source], [low], to=self.low.elem))
-                graph.node.append(helper.make_node("Cast", [low], [self.rounded[value]], to=TensorProto.FLOAT))
+                Rounder(self.names).round(graph, source, self.rounded[value], self.low.elem)
 
     def choose(self, graph: GraphProto, value: int, reader: int, target: str) -> str:
         """Append the choice between a value's forms: rounded where the node that makes it or the one that reads it
