@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, ModelError
-from onnxamp._graph.types import Types, infer_types
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._graph.wiring import Wiring, wire
 from onnxamp._ops.facts import op_facts
@@ -34,17 +34,16 @@ _SUGGESTIONS: Final = 5
 class MainGraph:
     """A main graph with what choosing a region needs to know about it."""
 
-    view: View
-    types: Types
+    view: Graph
     wiring: Wiring
     constant: Collection[int]
     """Nodes that compute from constants alone."""
 
     @classmethod
-    def of(cls, view: View) -> "MainGraph":
+    def of(cls, view: Graph) -> "MainGraph":
         """Analyse a model. Complexity: linear in nodes and reads of all scopes."""
         wiring = wire(view)
-        return cls(view, infer_types(view), wiring, _constant(view, wiring))
+        return cls(view, wiring, _constant(view, wiring))
 
     def producers(self, node: int) -> Iterator[int]:
         """Nodes whose outputs a node needs."""
@@ -174,7 +173,7 @@ def _reached(
 
 def _comes_along(graph: MainGraph, value: int) -> bool:
     """Whether the producer of a value that enters must be in the region, as the value cannot be recorded."""
-    producer, type_name = graph.view.producer(value), graph.types[value]
+    producer, type_name = graph.view.producer(value), graph.view.types[value]
     is_tensor = type_name is None or type_name.startswith("tensor(")
     if producer is not None:
         return producer.key in op_facts().idle or producer.index in graph.constant or not is_tensor

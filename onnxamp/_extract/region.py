@@ -97,7 +97,7 @@ def assembled(opened: Model, main: MainGraph, cut: Cut, recorded: Recorded) -> M
     graph.input.extend(entry for entry in source.graph.input if entry.name in weights)  # callers may override these
     for value in cut.outputs:
         name = view.values[value].name
-        graph.output.append(_declared(name, recorded.outputs[name], main.types[value]))
+        graph.output.append(_declared(name, recorded.outputs[name], view.types[value]))
     graph.value_info.extend(_known_types(source, view, cut))
     result.functions.extend(_called(source, graph.node))
     for tensor in tensors_of(result):

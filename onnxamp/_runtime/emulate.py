@@ -33,7 +33,6 @@ from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, opset_imports
 from onnxamp._model.copying import BaseDir, copy_fields
 from onnxamp._ops.facts import attribute, op_facts
@@ -59,14 +58,13 @@ def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[st
 
     Complexity: one sweep per scope, linear in nodes and weight bytes.
     """
-    view = Graph.of(inline_functions(model))
-    return emulate_view(view, infer_types(view), base_dir=base_dir, hollow=hollow)
+    return emulate_graph(Graph.of(inline_functions(model)), base_dir=base_dir, hollow=hollow)
 
 
-def emulate_view(view: View, types: Types, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
+def emulate_graph(view: Graph, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
     """:func:`emulate` of a model without functions that is resolved already."""
     low = {low.tensor: low.elem for low in LOW_TYPES.values()}
-    elems = [None if found is None else low.get(found) for found in types]
+    elems = [None if type_name is None else low.get(type_name) for type_name in view.types]
     _check_opset(view, elems)
     result = ModelProto()
     copy_fields(view.model, result, but={"graph", "functions"})
