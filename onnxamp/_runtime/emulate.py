@@ -1,26 +1,25 @@
-"""Float32 emulation of low-precision models: what a device with float32 accumulation computes, on any device.
+"""Float32 emulation of low-precision models: what a device that accumulates in float32 computes, on any device.
 
-The CPU provider of ONNX Runtime runs float16 nodes in float32 and drops the rounding between them, and it has
-hardly any bfloat16 kernels. So the emulated model is float32 throughout, and every value that was low is
-rounded by a pair of Casts, ``Cast(to=low) -> Cast(to=float)``:
+ONNX Runtime's CPU provider runs float16 nodes in float32 without rounding between them, and has hardly any bfloat16
+kernels. So the emulated model is float32 throughout, and a pair of Casts, ``Cast(to=low) -> Cast(to=float)``, rounds
+every value that was low precision:
 
 ==============================  ============================================================================
 in the model                    in the emulated model
 ==============================  ============================================================================
 output of an arithmetic node    the node in float32, then a pair
-output of a data movement       the node alone: what it moves is rounded already
+output of data movement         the node alone: its input is rounded already
 weight (initializer, Constant)  float32 tensor that holds the rounded numbers
 ``Cast(to=low)``                itself, then ``Cast(to=float)``
 ``Cast(to=float)`` of low       ``Identity``
-model input of low type         float32 input, then a pair
-model output of low type        float32 output with the rounded numbers
-sequence, optional of low       the same of float32 (no pair: elements are rounded where they are made)
+low-precision model input       float32 input, then a pair
+low-precision model output      float32 output with the rounded numbers
+low sequence or optional        the same of float32, without a pair: its elements are rounded already
 call of a model-local function  its body, inlined
 ==============================  ============================================================================
 
-What it cannot show: the order of accumulation, kernels that accumulate in low precision, and fusions that
-skip a rounding. A model input that is itself a model output, and inputs of sequence type, pass as the caller
-feeds them.
+It cannot show the order of accumulation, kernels that accumulate in low precision, and fusions that skip a rounding.
+Model inputs that are model outputs as well, and inputs of sequence type, pass through as they are fed.
 """
 
 from collections.abc import Container, Sequence
@@ -41,20 +40,20 @@ from onnxamp._runtime.upcast import upcast_attribute, upcast_sparse, upcast_tens
 
 
 def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
-    """A float32 model that computes what ``model``, which holds float16 or bfloat16 values, would compute.
+    """A float32 model that computes what a model with float16 or bfloat16 values computes.
 
     Args:
-        model: any model; it is read, never changed.
-        base_dir: folder of external data, if the model has any that is not loaded. What is read is embedded.
-        hollow: main-graph initializers without data (:mod:`onnxamp._runtime.shell`): they become float32, still hollow.
+        model: any model; it is not changed.
+        base_dir: folder of external data, if the model has any that is not loaded; the result embeds what is read.
+        hollow: main-graph initializers without data (:mod:`onnxamp._runtime.shell`), which become float32 as well.
 
     Returns:
-        A new model with the same input and output names, whose low inputs and outputs are float32.
+        A new model with the same names of inputs and outputs, all floats of which are float32.
 
     Raises:
         ModelError: the model cannot be resolved, or holds a function that cannot be inlined.
-        OpsetError: its opset has no Cast to the low type.
-        ExternalDataError: weights of low type are not loaded and cannot be read.
+        OpsetError: its opset has no Cast to the low-precision type.
+        ExternalDataError: low-precision weights are not loaded and cannot be read.
 
     Complexity: one sweep per scope, linear in nodes and weight bytes.
     """
@@ -97,7 +96,7 @@ class _Job:
     targets: dict[int, GraphProto] = field(default_factory=dict)
     """Scope index -> the graph to fill."""
     renamed: dict[int, str] = field(default_factory=dict)
-    """Value index of a low model input -> name of its rounded version."""
+    """Value index of a low-precision model input -> name of its rounded version."""
 
     def low(self, value: int) -> int | None:
         return None if value == ABSENT else self.elems[value]
@@ -129,7 +128,7 @@ def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
 
 
 def _round_inputs(job: _Job, scope: Scope, target: GraphProto) -> None:
-    """Round what the caller feeds. A model output keeps its public name and stays as it was fed."""
+    """Round inputs as they are fed. Those that are model outputs keep their public names and numbers."""
     for value in dict.fromkeys(scope.inputs):
         found, elem = job.view.values[value], job.low(value)
         if elem is not None and found.origin in (Origin.INPUT, Origin.DEFAULT):
@@ -144,7 +143,7 @@ def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
     copy_fields(node.proto, proto, but={"input", "output", "attribute"})
     for value, name in zip(node.inputs, node.proto.input, strict=True):
         proto.input.append(_bits(job, target, value, name) if bits else job.name(value, name))
-    # From here on the node stands in the graph: its bodies are filled in place, and its Casts come behind it.
+    # The node must be in the graph before its bodies are filled in place and its Casts are appended.
     added = target.node.add()
     added.CopyFrom(proto)
     if casts and job.low(node.inputs[0]) is not None and attribute(node.proto, "to") == TensorProto.FLOAT:
@@ -165,7 +164,7 @@ def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
 
 
 def _bits(job: _Job, target: GraphProto, value: int, name: str) -> str:
-    """Name of the input as the low type that its reader wants to see the bits of."""
+    """Name of an input in low precision, for a reader that looks at its bits."""
     elem = job.low(value)
     if elem is None:
         return job.name(value, name)
@@ -175,9 +174,9 @@ def _bits(job: _Job, target: GraphProto, value: int, name: str) -> str:
 
 
 def _copy_attributes(job: _Job, node: Node, target: NodeProto, *, keep_low: bool) -> None:
-    """Copy attributes; those that name a low type say float32 instead, and bodies are left to be filled."""
+    """Copy attributes: low-precision types in them become float32, and bodies are left to be filled."""
     rule = op_facts().dtype_attribute.get(node.key)
-    # a low precision inside the kernel becomes float32, too: no CPU kernel has it
+    # low precision inside the kernel becomes float32, too: no CPU kernel supports it
     dtype_names = {op_facts().computes_in.get(node.key), rule.attribute if rule else None}
     bodies = iter(node.bodies)
     for source in node.proto.attribute:

@@ -1,4 +1,4 @@
-"""What a model uses its inputs for (rows of a table, masks, sizes, positions), as far as the graph tells."""
+"""What a model uses its inputs for (rows of a table, masks, sizes, positions), as far as its graph shows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from onnxamp._ops.facts import Lookup, attribute, op_facts
 
 
 class Role(Enum):
-    """What the numbers of an input mean."""
+    """The meaning of an input's numbers."""
 
     PLAIN = "nothing that the graph tells"
     INDEX = "rows of a table"
@@ -26,21 +26,21 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an input is for."""
+    """The use of an input."""
 
     role: Role
     bound: int | None = None
-    """Size of the smallest table that the input indexes, where it does and the size is known."""
+    """Rows of the smallest table that the input indexes, if known."""
 
 
 _NAMES: Final = {"mask": Role.MASK, "position": Role.POSITION}
-"""What a part of an input's name says about it."""
+"""Roles that a part of an input's name tells."""
 
 
 def input_use(view: View, value: int, shapes: Sequence[Shape | None]) -> Use:
-    """What a model input is for, followed through data movement, Casts and bodies.
+    """The use of a model input, followed through data movement, Casts and bodies.
 
-    A look-up decides first (with "position" in the input's name it is a position), then the name, then masks
+    Look-ups decide first (an input with "position" in its name is a position then), then the name, then masks
     (``1 - x``, a Cast to bool, an attention op), then sizes.
 
     Args:
@@ -72,7 +72,7 @@ def input_use(view: View, value: int, shapes: Sequence[Shape | None]) -> Use:
 
 
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
-    """Nodes, with the port, that read the value or what data movement makes of it."""
+    """(node, input position) pairs that read the value, directly or behind data movement."""
     facts = op_facts()
     seen, stack = {value}, [value]
     while stack:
@@ -99,7 +99,7 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
 
 
 def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | None:
-    """Size of the axis that a look-up indexes; for GatherND the least of those that it may index."""
+    """Size of the axis that a look-up indexes; for GatherND the smallest of those that it may index."""
     value = node.input(lookup.table)
     shape = None if value == ABSENT else shapes[value]
     axis = int(attribute(node.proto, lookup.axis) or 0) if lookup.axis else 0

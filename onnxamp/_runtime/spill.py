@@ -1,4 +1,4 @@
-"""Writing a model too large for one message: the graph in one file, its weights raw in another."""
+"""Writing a model that is too large for one protobuf message: the graph in one file, its weights in another."""
 
 from os import fspath
 from pathlib import Path
@@ -11,13 +11,13 @@ from onnxamp._model.storage import tensors_of
 from onnxamp._model.weights import embed, stored_bytes
 
 _ALIGNMENT: Final = 4096
-"""Pages start at multiples of this, so ONNX Runtime can map tensors that do too."""
+"""Page size: ONNX Runtime can map tensors that start at a page."""
 
 _KEEP_BELOW: Final = 1024
-"""Bytes; smaller tensors (shapes, axes) stay in the graph, where graph optimisers see them."""
+"""Bytes below which tensors (shapes, axes) stay in the graph, where graph optimisers see them."""
 
 _LIMIT: Final = 2**31 - 2**24
-"""A message must be smaller than 2 GiB; the rest is room for nodes."""
+"""Bytes of weights in one message, which must be smaller than 2 GiB; the rest is for nodes."""
 
 
 def is_large(model: ModelProto) -> bool:
