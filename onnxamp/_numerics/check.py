@@ -11,10 +11,9 @@ from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
 from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._runtime.engines import Progress, engine_name, part_of
+from onnxamp._runtime.engines import Executable, Progress, engine_name, part_of
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.observe import Observed, observe
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
@@ -82,14 +81,15 @@ def check_run(
     chosen = choose_provider(provider)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
     report = RunCheck(engine_name(chosen, "float32"), samples.description, len(samples), (), None)
+    executable = Executable(opened, chosen, emulated=True, whole=False, budget=budget)
     jobs: list[_Job] = []
-    observed: Observed | None = None
+    runner: Runner | None = None
     for number, sample in enumerate(samples):
         feeds = check_inputs(opened.proto, sample)
         try:
-            now = observe(opened.proto, opened.folder, feeds, emulated=True, provider=chosen, before=observed)
-            if now is not observed:  # samples that take other branches are measured apart
-                observed = now
+            now = executable.prepare(feeds)
+            if now is not runner:  # samples that take other branches are measured apart
+                runner = now
                 flow, rows = keep_float32(now.flow, watched_values(now.flow), keep)
                 jobs.append(_Job(WatchedRun(Runner(flow, chosen), rows, budget), ops or OpFilter(), stop=stop))
             jobs[-1].run(feeds, part_of(progress, number, len(samples)))

@@ -24,6 +24,7 @@ from typing import TypeAlias
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, node_bodies
@@ -64,14 +65,10 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
 
 def _known_conditions(graph: Graph, ifs: Sequence[Node]) -> dict[int, bool]:
     """Conditions that are constants, with their values."""
-    initializers = {tensor.name: tensor for tensor in graph.scopes[0].proto.initializer}
+    tensors = graph.ask(constant_tensors)
     known = {}
     for value in {node.input(0) for node in ifs}:
-        tensor, producer = None, graph.producer(value)
-        if graph.values[value].origin is Origin.INITIALIZER:
-            tensor = initializers[graph.values[value].name]
-        elif producer is not None and producer.key == "Constant":
-            tensor = next((item.t for item in producer.proto.attribute if item.name == "value"), None)
+        tensor = tensors.get(value)
         if tensor is not None and tensor.data_location != TensorProto.EXTERNAL and prod(tensor.dims) == 1:
             known[value] = bool(numpy_helper.to_array(tensor).reshape(-1)[0])
     return known

@@ -78,7 +78,7 @@ def random_inputs(model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] |
         ArgumentError: ``dims`` names an unknown dimension or gives an impossible size, the seed is negative, or
             an input is of a type that cannot be generated (maps, sparse tensors), or too large.
     """
-    return input_maker(model, dims).make(seed)
+    return input_maker(Graph.of(model), dims).make(seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +100,17 @@ class InputMaker:
         return feeds
 
 
-def input_maker(model: ModelProto, dims: Mapping[str, int] | None = None) -> InputMaker:
+def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMaker:
     """Analyse what a model does with its inputs.
 
     Raises:
         ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
     """
-    view = Graph.of(model)
-    named = {view.scopes[0].names[entry.name]: entry for entry in model.graph.input}
-    fed = {value: entry for value, entry in named.items() if view.values[value].origin is Origin.INPUT}
+    named = {graph.scopes[0].names[entry.name]: entry for entry in graph.model.graph.input}
+    fed = {value: entry for value, entry in named.items() if graph.values[value].origin is Origin.INPUT}
     sizes = _sizes(list(fed.values()), dims or {})
-    shapes = infer_shapes(view, dims=sizes)
-    return InputMaker(tuple((entry, input_use(view, value, shapes)) for value, entry in fed.items()), sizes)
+    shapes = infer_shapes(graph, dims=sizes)
+    return InputMaker(tuple((entry, input_use(graph, value, shapes)) for value, entry in fed.items()), sizes)
 
 
 def _sizes(entries: list[ValueInfoProto], dims: Mapping[str, int]) -> dict[str, int]:

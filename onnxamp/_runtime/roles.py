@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-import numpy as np
 from onnx import TensorProto, numpy_helper
 
+from onnxamp._graph.constants import constant_tensors
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import body_sources, body_targets
 from onnxamp._graph.view import ABSENT, Node, View
@@ -36,8 +37,11 @@ class Use:
 _NAMES: Final = {"mask": Role.MASK, "position": Role.POSITION}
 """Roles that a part of an input's name tells."""
 
+_NUMBERS: Final = ("value_int", "value_ints", "value_float", "value_floats")
+"""Attributes of Constant that hold numbers instead of a tensor."""
 
-def input_use(view: View, value: int, shapes: Sequence[Shape | None]) -> Use:
+
+def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
     """The use of a model input, followed through data movement, Casts and bodies.
 
     Look-ups decide first (an input with "position" in its name is a position then), then the name, then masks
@@ -110,36 +114,24 @@ def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | N
     )
 
 
-def _negates_mask(view: View, node: Node, port: int) -> bool:
+def _negates_mask(view: Graph, node: Node, port: int) -> bool:
     """``1 - x``, or a Cast to bool."""
     if node.key == "Cast":
         return bool(attribute(node.proto, "to") == TensorProto.BOOL)
     return node.key == "Sub" and port == 1 and _is_one(view, node.input(0))
 
 
-def _is_one(view: View, value: int) -> bool:
-    """Whether the value is a constant 1, of any type; looks through a Cast."""
-    producer = view.producer(value)
+def _is_one(graph: Graph, value: int) -> bool:
+    """Whether the value is a constant 1 of any type, directly or behind a Cast."""
+    producer = graph.producer(value)
     if producer is not None and producer.key == "Cast":
         value = producer.input(0)
-        producer = view.producer(value)
-    if value == ABSENT:
-        return False
-    if producer is not None:
-        if producer.key != "Constant" or len(producer.proto.attribute) != 1:
+        producer = graph.producer(value)
+    tensor = graph.ask(constant_tensors).get(value)
+    if tensor is not None:
+        if tensor.data_location == TensorProto.EXTERNAL or any(dim != 1 for dim in tensor.dims):
             return False
-        number = attribute(producer.proto, producer.proto.attribute[0].name)
-        return _equals_one(number)
-    found = view.values[value]
-    tensors = view.scopes[found.scope].proto.initializer
-    return any(tensor.name == found.name and _equals_one(tensor) for tensor in tensors)
-
-
-def _equals_one(number: object) -> bool:
-    if isinstance(number, TensorProto):
-        if number.data_location == TensorProto.EXTERNAL or any(dim != 1 for dim in number.dims):
-            return False
-        number = numpy_helper.to_array(number)
-    if isinstance(number, np.ndarray):
-        return number.dtype.kind in "biufV" and number.size == 1 and bool(number.reshape(()) == 1)
-    return number in (1, [1])
+        array = numpy_helper.to_array(tensor)
+        return array.dtype.kind in "biufV" and bool(array.reshape(()) == 1)
+    numbers = [attribute(producer.proto, name) for name in _NUMBERS] if producer and producer.key == "Constant" else []
+    return any(number in (1, [1]) for number in numbers)

@@ -28,8 +28,9 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._runtime.random_inputs import input_maker
+from onnxamp._runtime.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.sample_files import ARCHIVE_START, json_samples, quoted, read_json, read_npz
 from onnxamp._runtime.values import Feed
 
@@ -236,8 +237,12 @@ def random_samples(
         raise ArgumentError(f"The number of samples must be at least 1, but is {count}.")
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
-    proto = model if isinstance(model, ModelProto) else Model.of(model).proto
-    maker = cache(partial(input_maker, proto, dims))  # the graph is analysed when the first sample is read
+    source = model if isinstance(model, ModelProto) else Model.of(model)  # protos may lack their weights
+
+    @cache
+    def maker() -> InputMaker:  # the graph is analysed when the first sample is read
+        graph = Graph.of(source) if isinstance(source, ModelProto) else source.ask(graph_of)
+        return input_maker(graph, dims)
 
     def made(index: int) -> Sample:
         return maker().make(_seed(seed, index))

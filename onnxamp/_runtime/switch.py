@@ -13,7 +13,7 @@ Rounding is ``Cast(to=low) -> Cast(to=float)``. Constants beyond the range of lo
 saturate as in conversions. With all switches off the graph computes bit for bit what the model computes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import prod
@@ -26,10 +26,10 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from onnxamp._dtypes import LowType
 from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
+from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.shapes import Shape, infer_shapes
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, opset_imports
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope, opset_imports
 from onnxamp._model.copying import copy_fields
 from onnxamp._runtime.rounding import Rounder
 
@@ -100,9 +100,7 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Swi
     view = Graph.of(model)
     found = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}
     names = NewNames(view.all_names())
-    job = _Job(
-        view, infer_shapes(view), low, names, names.fresh(MASK), version, {i: ports[key] for key, i in found.items()}
-    )
+    job = _Job(view, low, names, names.fresh(MASK), version, {i: ports[key] for key, i in found.items()})
     result = ModelProto()
     copy_fields(model, result, but={"graph"})
     job.targets[0] = result.graph
@@ -122,8 +120,7 @@ def node_key(node: Node) -> str:
 
 @dataclass(slots=True)
 class _Job:
-    view: View
-    shapes: Sequence[Shape | None]
+    view: Graph
     low: LowType
     names: NewNames
     mask: str
@@ -140,7 +137,6 @@ class _Job:
     """The names of these elements, as tensors of one element."""
     unused: list[tuple[int, str]] = field(default_factory=list)
     """Elements that are split off the mask already, and have no nodes yet."""
-    initializers: dict[int, TensorProto] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for index, own in self.ports.items():
@@ -150,9 +146,6 @@ class _Job:
             for value in (*made, *(node.input(port) for port in own.inputs)):
                 if value != ABSENT and value not in self.rounded:
                     self.rounded[value] = self.names.fresh(f"{self.view.values[value].name}/rounded")
-        for scope in self.view.scopes:
-            named = ((scope.names[tensor.name], tensor) for tensor in scope.proto.initializer)
-            self.initializers |= {v: tensor for v, tensor in named if self.view.values[v].origin is Origin.INITIALIZER}
 
     def round(self, graph: GraphProto, value: int) -> None:
         """Append the rounded form of a value if a switch needs it."""
@@ -181,7 +174,7 @@ class _Job:
             exact = self.exact[value]
             nodes.add(self.view.values[value].producer)
         switch = self.switch(graph, frozenset(nodes))
-        if not self.shapes[value]:  # a scalar, or perhaps one: it would get a dimension from the switch
+        if not self.view.shapes[value]:  # a scalar, or perhaps one: it would get a dimension from the switch
             scalar = self.names.fresh(f"{target}/switch")
             graph.node.append(helper.make_node("Squeeze", [switch], [scalar]))
             switch = scalar
@@ -221,10 +214,7 @@ class _Job:
 
     def constant(self, value: int) -> Floats | None:
         """A small constant's elements."""
-        producer = self.view.producer(value)
-        tensor = self.initializers.get(value)
-        if producer is not None and producer.key == "Constant":
-            tensor = next((item.t for item in producer.proto.attribute if item.name == "value"), None)
+        tensor = self.view.ask(constant_tensors).get(value)
         if tensor is None or tensor.data_type != TensorProto.FLOAT or prod(tensor.dims) > _FOLDED:
             return None
         return numpy_helper.to_array(tensor)
