@@ -16,7 +16,7 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, LevelName, Options, check_level
 from onnxamp._rewrite.prepare import prepare
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.samples import SamplesLike
 from onnxamp._tuning.tune import Search, tune
 
 
@@ -35,11 +35,11 @@ G = TypeVar("G", bound=SurgeonGraph)
 @overload
 def convert_model(
     model: ModelProto | str | PathLike[str], level: LevelName = "O2", *, tolerance: float = 1e-2,
-    samples: Samples | None = None, metric: str = "rel-l2", **options: Unpack[OptionKeywords],
+    samples: SamplesLike | None = None, metric: str = "rel-l2", **options: Unpack[OptionKeywords],
 ) -> ModelProto: ...  # fmt: skip
 @overload
 def convert_model(
-    model: G, level: LevelName = "O2", *, tolerance: float = 1e-2, samples: Samples | None = None,
+    model: G, level: LevelName = "O2", *, tolerance: float = 1e-2, samples: SamplesLike | None = None,
     metric: str = "rel-l2", **options: Unpack[OptionKeywords],
 ) -> G: ...  # fmt: skip
 def convert_model(
@@ -47,7 +47,7 @@ def convert_model(
     level: LevelName = "O2",
     *,
     tolerance: float = 1e-2,
-    samples: Samples | None = None,
+    samples: SamplesLike | None = None,
     metric: str = "rel-l2",
     **options: Unpack[OptionKeywords],
 ) -> Any:
@@ -107,7 +107,7 @@ def convert_file(
     shard_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     tolerance: float = 1e-2,
-    samples: Samples | None = None,
+    samples: SamplesLike | None = None,
     metric: str = "rel-l2",
     **options: Unpack[OptionKeywords],
 ) -> Conversion:
@@ -149,7 +149,7 @@ def plan_model(
     level: LevelName = "O2",
     *,
     tolerance: float = 1e-2,
-    samples: Samples | None = None,
+    samples: SamplesLike | None = None,
     metric: str = "rel-l2",
     **options: Unpack[OptionKeywords],
 ) -> Plan:
@@ -202,7 +202,7 @@ def convert_as(model: Any, options: Options, plan: Plan | None = None) -> Any:
     return to_graphsurgeon(proto) if is_graphsurgeon(model) else proto
 
 
-def is_auto(level: str, tolerance: float, samples: Samples | None, metric: str) -> bool:
+def is_auto(level: str, tolerance: float, samples: SamplesLike | None, metric: str) -> bool:
     """Whether data decide.
 
     Raises:

@@ -58,6 +58,8 @@ BFLOAT16: Final = LowType(
     "bf16",
 )
 LOW_TYPES: Final = {low.name: low for low in (FLOAT16, BFLOAT16)}
+LOW_ELEMS: Final = frozenset(low.elem for low in LOW_TYPES.values())
+"""Element type numbers of the low-precision formats."""
 
 FLOAT: Final = "tensor(float)"
 

@@ -11,9 +11,9 @@ from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import HazardRow, Plan, PlanRow
 from onnxamp._convert.summary import Summary
 from onnxamp._model.weights import ConversionCounts
-from onnxamp._numerics.metrics import compare
+from onnxamp._numerics.compare import compare
+from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck
-from onnxamp._runtime.measure import Measurement
 from onnxamp._tuning.results import Kept, Tuned
 from onnxamp._tuning.search import Candidate
 

@@ -13,7 +13,7 @@ from real_models import needs, real_model
 import onnxamp
 from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._graph.view import node_bodies
-from onnxamp._runtime.branches import branch_conditions, resolve_branches, take_branches
+from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import make_session, run
 
@@ -43,6 +43,11 @@ def runner(feeds, log=None):
         return {name: bool(value) for name, value in found.items()}
 
     return run_conditions
+
+
+def taking(model, *, branch):
+    """The model with the same branch of all Ifs whose condition is no constant."""
+    return resolve_branches(model, lambda _, names: dict.fromkeys(names, branch))
 
 
 def outputs_of(model, feeds):
@@ -281,7 +286,7 @@ class TestNames:
         }""")
         for node in (*model.graph.node, model.graph.node[1].attribute[0].g.node[0]):
             node.name = "same" if node.op_type != "Relu" else "relu"
-        names = [node.name for node in take_branches(model, {"q": True}).graph.node]
+        names = [node.name for node in taking(model, branch=True).graph.node]
         assert names == ["same", "same_1", "relu"]
 
 
@@ -404,9 +409,9 @@ class TestResults:
         then = model.graph.node[0].attribute[0].g
         then.initializer.append(numpy_helper.from_array(np.float32([2, 3]), "k"))
         feeds = {"C": np.array(True), "X": X}
-        found = outputs_of(take_branches(model, {"Y": True}), feeds)
+        found = outputs_of(taking(model, branch=True), feeds)
         assert_identical(found, {"Y": X * np.float32([2, 3])})
-        assert not take_branches(model, {"Y": False}).graph.initializer
+        assert not taking(model, branch=False).graph.initializer
 
     def test_sparse_initializers_move(self):
         model = model_of("""(bool C, float[2,2] X) => (float[2,2] Y) {
@@ -421,7 +426,7 @@ class TestResults:
         then.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2, 2]))
         for label in ("k", "X", "Y"):
             then.sparse_initializer[0].values.name = then.node[0].input[1] = label
-            result = take_branches(model, {"Y": True})
+            result = taking(model, branch=True)
             assert result.graph.sparse_initializer[0].values.name == f"{label}_1"
             assert result.graph.node[1].input[1] == f"{label}_1"
             assert then.sparse_initializer[0].values.name == label
@@ -437,7 +442,7 @@ class TestResults:
             >
             Y = Add (q, u)
         }""")
-        result = take_branches(model, {"q": True})
+        result = taking(model, branch=True)
         types = {entry.name: entry.type.tensor_type for entry in result.graph.value_info}
         assert {name: [dim.dim_value for dim in kind.shape.dim] for name, kind in types.items()} == {
             "u": [2, 2], "u_1": [2, 2], "w": [1, 2], "q": [2, 2],
@@ -463,17 +468,18 @@ class TestConditions:
 
     def test_what_needs_a_run(self):
         model = model_of(self.TWO)
-        assert branch_conditions(model) == ["d", "C"]
         log = []
         result = resolve_branches(model, runner({"C": np.array(True), "X": X}, log))
         assert log == [["d", "C"]]
         assert ops(result) == ["Constant", "Not", "Exp", "Neg", "Cos", "Cos", "Tanh"]
-        assert branch_conditions(result) == []
+        assert resolve_branches(result, None).SerializeToString() == result.SerializeToString()
 
     def test_a_default_that_callers_may_override_needs_a_run(self):
         model = model_of(self.TWO)
         model.graph.input.add().CopyFrom(helper.make_tensor_value_info("yes", TensorProto.BOOL, []))
-        assert branch_conditions(model) == ["yes", "d", "C"]
+        log = []
+        resolve_branches(model, runner({"C": np.array(True), "X": X}, log))
+        assert log == [["yes", "d", "C"]]
 
     def test_constants_alone_need_none(self):
         model = model_of(self.TWO)
@@ -483,23 +489,15 @@ class TestConditions:
 
     def test_conditions_of_bodies_are_not_asked_for(self):
         model = CASES["if_inside_loop"].build()
-        assert branch_conditions(model) == []
         assert resolve_branches(model, None).SerializeToString() == model.SerializeToString()
-
-    def test_some_can_be_taken(self):
-        result = take_branches(model_of(self.TWO), {"r": False, "p": True})
-        assert ops(result) == ["Constant", "Not", "Exp", "If", "Cos", "If", "If"]
-        assert take_branches(result, {}).SerializeToString() == result.SerializeToString()
 
     def test_what_cannot_be_taken(self):
         model = model_of(self.TWO)
-        with pytest.raises(ArgumentError, match=r"no If with the first output 'd'; it has 'p', 'q', 'r', 's', 'Y'"):
-            take_branches(model, {"d": True})
         with pytest.raises(ArgumentError, match="did not return the condition 'd'"):
             resolve_branches(model, lambda _model, _names: {"C": True})
-        del model.graph.node[2].attribute[1]
-        with pytest.raises(ModelError, match="'p' has no else_branch"):
-            take_branches(model, {"p": False})
+        del model.graph.node[3].attribute[1]
+        with pytest.raises(ModelError, match="'q' has no else_branch"):
+            resolve_branches(model, runner({"C": np.array(True), "X": X}))
 
     def test_omitted_outputs(self):
         model = model_of("""(bool C, float[2,2] X) => (float[2,2] Y) {
@@ -510,7 +508,7 @@ class TestConditions:
         }""")
         model.graph.node[0].output[0] = ""
         feeds = {"C": np.array(True), "X": X}
-        result = take_branches(model, {"Y": True})
+        result = taking(model, branch=True)
         assert made(result) == ["a", "Y"]
         assert_identical(outputs_of(result, feeds), {"Y": -outputs_of(with_outputs(result, ["a"]), feeds)["a"]})
 
@@ -525,7 +523,7 @@ class TestSize:
         for index in range(2000):
             model.graph.node.append(node)
             model.graph.node[-1].output[0] = f"n{index + 1}"
-        result = take_branches(model, {f"n{index + 1}": True for index in range(2000)})
+        result = taking(model, branch=True)
         assert len(result.graph.node) == 4002
         assert len(set(made(result))) == 4002
 
@@ -554,4 +552,4 @@ def test_external_data_stay_references():
     tensor = TensorProto(name="k", dims=[2], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value=f"{zlib.crc32(b'k')}.bin")
     model.graph.node[0].attribute[0].g.initializer.append(tensor)
-    assert list(take_branches(model, {"Y": True}).graph.initializer) == [tensor]
+    assert list(taking(model, branch=True).graph.initializer) == [tensor]

@@ -108,7 +108,11 @@ def test_outcome_and_nodes():
     samples = samples_of({"X": NORM_X})
     told = []
     cure = cure_conversion(
-        original, (str(original), "out.onnx"), recipe, Trial(samples, told=lambda *args: told.append(args)), tried=False
+        original,
+        (str(original), "out.onnx"),
+        recipe,
+        Trial(samples, progress=lambda *args: told.append(args)),
+        tried=False,
     )
     assert cure.confirmed
     assert cure.nodes

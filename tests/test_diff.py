@@ -18,8 +18,8 @@ from test_models import feeds as model_feeds
 from onnxamp import convert_model
 from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._numerics.diff import diff_models
-from onnxamp._numerics.judging import held_to
-from onnxamp._numerics.limits import AT_LEAST, AT_MOST, Limits, make_limits
+from onnxamp._numerics.limits import Limits, apply_limits, make_limits
+from onnxamp._numerics.metrics import AT_LEAST, AT_MOST
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report.diff import diff_report
 from onnxamp._report.machine import diff_json, load_diff
@@ -199,13 +199,13 @@ def test_usual_tolerances():
 def test_limits_for_one_output_and_for_the_others():
     report = diff_models(parse(EXP), shifted(0.5))
     limits = make_limits({"max_abs": ["0.1", "Y=1"]})
-    assert judged(held_to(report, limits)) == {("Y", "max_abs"): (1, True), ("Z", "max_abs"): (0.1, True)}
-    assert held_to(report, limits).passed
+    assert judged(apply_limits(report, limits)) == {("Y", "max_abs"): (1, True), ("Z", "max_abs"): (0.1, True)}
+    assert apply_limits(report, limits).passed
     limits = make_limits({"max_abs": ["Y=0.1"], "cosine": ["0.5"]})
-    assert judged(held_to(report, limits)) == {
+    assert judged(apply_limits(report, limits)) == {
         ("Y", "max_abs"): (0.1, False), ("Y", "cosine"): (0.5, True), ("Z", "cosine"): (0.5, True),
     }  # fmt: skip
-    only_y = held_to(report, make_limits({"max_abs": ["Y=1"]}))
+    only_y = apply_limits(report, make_limits({"max_abs": ["Y=1"]}))
     assert judged(only_y)["Z", "rel_l2"] == (1e-5, True), "the other output is held to the usual tolerance"
 
 
@@ -216,14 +216,14 @@ def test_every_metric_holds_from_its_side(metric):
     report = diff_models(one, other)
     found = getattr(report.outputs[0], metric)
     for limit, passes in ((found, True), (found + 0.01, metric in AT_MOST), (found - 0.01, metric in AT_LEAST)):
-        held = held_to(report, make_limits({metric: [repr(float(limit))]}))
+        held = apply_limits(report, make_limits({metric: [repr(float(limit))]}))
         assert judged(held) == {("Y", metric): (pytest.approx(limit), passes)}
         assert held.passed is passes
 
 
 def test_metrics_that_an_output_has_not_are_no_limit():
     report = diff_models(parse(EXP), shifted(1e-7))
-    assert judged(held_to(report, make_limits({"top5_agreement": ["1"]}))) == {
+    assert judged(apply_limits(report, make_limits({"top5_agreement": ["1"]}))) == {
         (name, "rel_l2"): (1e-5, True) for name in "YZ"
     }
 
@@ -236,7 +236,7 @@ def test_integer_outputs_are_held_to_the_share_that_differs():
     other = add_weights(parse(text), {"d": d})
     report = diff_models(one, other, samples_of({"X": np.ones(1000, np.int64)}))
     assert judged(report) == {("Y", "differing"): (1e-5, False)}
-    assert judged(held_to(report, make_limits({"differing": ["0.001"]}))) == {("Y", "differing"): (0.001, True)}
+    assert judged(apply_limits(report, make_limits({"differing": ["0.001"]}))) == {("Y", "differing"): (0.001, True)}
 
 
 def test_elements_of_sequences_are_held_to_the_limits_of_the_sequence():
@@ -319,9 +319,9 @@ def test_judged_anew():
     loaded = load_diff(Path("saved.json"))
     assert not loaded.passed
     assert loaded.first_bad is None
-    assert held_to(loaded, make_limits({"max_abs": ["0.6"]})).passed
-    assert held_to(loaded, make_limits({"max_abs": ["0.6"]})).warnings == ()
-    assert same(held_to(loaded, Limits()), report)
+    assert apply_limits(loaded, make_limits({"max_abs": ["0.6"]})).passed
+    assert apply_limits(loaded, make_limits({"max_abs": ["0.6"]})).warnings == ()
+    assert same(apply_limits(loaded, Limits()), report)
 
 
 NO_COMPARISONS = [
@@ -394,7 +394,7 @@ def test_mutated_comparisons_are_read_or_refused(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("mutated") / "saved.json"
     path.write_text(text)
     try:
-        report = held_to(load_diff(path), Limits())
+        report = apply_limits(load_diff(path), Limits())
     except ArgumentError:
         return
     for verbose in (False, True):

@@ -174,9 +174,9 @@ class TestWhichNodes:
 
 class TestErrors:
     def test_close_names_are_listed(self):
-        with pytest.raises(ArgumentError, match=r"'tree'.*like it are 'three'"):
+        with pytest.raises(ArgumentError, match=r"'tree'.*similar names are 'three'"):
             extract_region(parse(CHAIN), "tree")
-        with pytest.raises(ArgumentError, match="like it are 'three'"):
+        with pytest.raises(ArgumentError, match="similar names are 'three'"):
             extract_region(parse(CHAIN), "HRE")
         with pytest.raises(ArgumentError, match="'onnxamp inspect -v' lists"):
             extract_region(parse(CHAIN), "0123456789")
@@ -397,7 +397,7 @@ class TestBorders:
         assert region.differing == {}
         made = extract_region(model, "split", before=0, after=0, samples=samples_of(feeds))
         assert made.expected == {}
-        assert made.notes == ("The output 's' is no tensor: what it was is not saved.",)
+        assert made.notes == ("The output 's' is not a tensor: its value is not saved.",)
 
     def test_a_sequence_from_outside_is_refused(self):
         model = model_of("(seq(float[2]) s, int64 i) => (float[2] y) { [at] a = SequenceAt (s, i) [post] y = Neg (a) }")
@@ -604,7 +604,7 @@ class TestCommand:
             ("bad.onnx", "--around", "mean", "--before", -1),
         ):
             assert extract(*arguments).exit_code == 2
-        assert "like it are 'mean'" in extract("bad.onnx", "--around", "main").output
+        assert "similar names are 'mean'" in extract("bad.onnx", "--around", "main").output
 
     def test_nothing_that_is_read_is_written_over(self):
         assert "written over 'bad.onnx'" in extract("bad.onnx", "--around", "mean", "-o", "bad.onnx").output

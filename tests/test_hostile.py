@@ -20,9 +20,9 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 import onnxamp
 from onnxamp import ExternalDataError, InternalError, ModelError, OnnxAmpError, OpsetError, convert_model
+from onnxamp._model.model import Model
 from onnxamp._model.storage import load_model
 from onnxamp._model.wellformed import MAX_NESTING, check_wellformed
-from onnxamp._numerics.beside import open_model
 from onnxamp._runtime.session import make_session
 from onnxamp.debugging import InferenceSession
 
@@ -216,7 +216,7 @@ def test_what_is_no_model(command: str, tmp_path: Path, monkeypatch: pytest.Monk
         others[name].write_bytes(data)
     for path in others.values():
         if command == "api":
-            for read in (convert_model, onnxamp.plan_model, open_model):
+            for read in (convert_model, onnxamp.plan_model, Model.of):
                 with pytest.raises(ModelError, match=r"Cannot read|not an ONNX model|no graph"):
                     read(path)
             continue
@@ -345,7 +345,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_lies(lie: str) -> None:
     change, said = LIES[lie]
-    for convert in (convert_model, onnxamp.plan_model, open_model if lie not in STRUCTURE else convert_model):
+    for convert in (convert_model, onnxamp.plan_model, Model.of if lie not in STRUCTURE else convert_model):
         with pytest.raises(ModelError, match=said) as caught:
             convert(changed(change))
         assert "\n" not in str(caught.value)

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxamp._numerics.merging import merge
-from onnxamp._numerics.metrics import Bad, compare, first_bad
+from onnxamp._numerics.compare import compare, merge
+from onnxamp._numerics.metrics import Bad
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 FINITE = st.floats(-1e6, 1e6, width=32)
@@ -104,7 +104,7 @@ def test_one_broken_element_is_found(data):
     kind, value = data.draw(st.sampled_from([("NaN", np.nan), ("Inf", -np.inf), ("zero", -0.0)]))
     b = a.copy()
     b[index] = value
-    assert first_bad(a, b) == Bad(kind, index, float(a[index]), 1)
+    assert compare("x", a, b).bad == Bad(kind, index, float(a[index]), 1)
     found = compare("x", a, b)
     assert found.worst_index == index or kind == "zero"
     assert f"the first at {list(index)}" in found.alarm
@@ -165,7 +165,7 @@ def test_types():
     assert (words.mean_abs, words.worst_reference, words.worst_result) == (0.5, "b", "c")
     assert (words.argmax_agreement, words.alarm) == (None, None)
     assert compare("x", np.array([b"a"]), np.array([b"a"])).max_abs == 0
-    assert first_bad(np.array(["a"]), np.array(["b"])) is None
+    assert compare("x", np.array(["a"]), np.array(["b"])).bad is None
 
 
 def test_arg_max_counts_ties_of_the_reference_as_agreement():

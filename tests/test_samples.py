@@ -6,19 +6,24 @@ import os
 import tracemalloc
 import zipfile
 from io import BytesIO
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx
+import onnx_graphsurgeon as graphsurgeon
 import pytest
 from onnx import parser
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
+import onnxamp
+from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime import random_inputs as inventing
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.sample_files import _CHUNK, json_samples
-from onnxamp._runtime.samples import load_samples, random_samples
+from onnxamp._runtime.samples import Samples, as_samples, load_samples, random_samples
+
+ENCODER = Path(__file__).parents[1] / "models" / "encoder.onnx"
 
 
 def npy(array):
@@ -411,8 +416,8 @@ class TestRandomSamples:
         assert len(set(found)) == 10
 
     def test_the_model_is_looked_at_once(self, model, monkeypatch):
-        looked = []
-        monkeypatch.setattr(inventing, "Graph.of", lambda proto: looked.append(proto) or Graph.of(proto))
+        looked, resolve = [], Graph.of
+        monkeypatch.setattr(Graph, "of", lambda proto: looked.append(proto) or resolve(proto))
         assert len(list(random_samples(model, 4))) == 4
         assert len(looked) == 1
 
@@ -432,7 +437,82 @@ class TestRandomSamples:
 def test_what_may_help_is_told_where_made_up_inputs_may_be_to_blame(tmp_path):
     model = parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Neg (x) }')
     failed, unloaded = (RuntimeFailure(f"ONNX Runtime could not {what} it.") for what in ("run", "load"))
-    assert "--inputs data.npz" in random_samples(model).hint(failed)
-    assert random_samples(model).hint(unloaded) == ""
+    told = random_samples(model).failure("It does not run", failed, 0)
+    assert told.startswith("It does not run: ONNX Runtime could not run it. ")
+    assert "--inputs data.npz" in told
+    assert random_samples(model).failure("It fails", unloaded, 0) == "It fails: ONNX Runtime could not load it."
+    assert "(sample 2 of 3): ONNX" in random_samples(model, 3).failure("It fails", failed, 1)
     np.savez(tmp_path / "x.npz", x=np.zeros(1, np.float32))
-    assert load_samples(tmp_path / "x.npz").hint(failed) == ""
+    assert load_samples(tmp_path / "x.npz").failure("It fails", failed, 0) == "It fails: ONNX Runtime could not run it."
+
+
+def one_sample():
+    return dict(random_inputs(onnx.load(ENCODER), seed=0))
+
+
+@pytest.mark.parametrize(
+    ("given", "lengths"),
+    {
+        "nothing": (lambda folder: None, 3),
+        "a dict of arrays": (lambda folder: one_sample(), 1),
+        "a list of dicts": (lambda folder: [one_sample(), one_sample()], 2),
+        "a generator": (lambda folder: (one_sample() for _ in range(2)), 2),
+        "Samples": (lambda folder: random_samples(ENCODER, 2), 2),
+        "a file": (lambda folder: folder / "0.npz", 1),
+        "the name of a file": (lambda folder: str(folder / "0.npz"), 1),
+        "a folder": (lambda folder: folder, 2),
+        "a JSON file": (lambda folder: write(folder / "x.txt", {"x": [1]}), 1),
+    }.values(),
+)
+def test_samples_are_whatever_holds_arrays_by_name(tmp_path, given, lengths):
+    for number in range(2):
+        np.savez(tmp_path / f"{number}.npz", **one_sample())
+    assert len(as_samples(given(tmp_path), ENCODER, count=3)) == lengths
+
+
+def test_given_arrays_come_back_as_they_are():
+    sample = one_sample()
+    for samples in (as_samples(sample, ENCODER), as_samples(iter([sample]), ENCODER)):
+        for _ in range(2):
+            assert all(found is sample[name] for name, found in samples[0].items())
+        assert not samples.made_up
+
+
+@pytest.mark.parametrize("wrong", [3, b"data.npz", np.zeros(3), [np.zeros(3)], [{}, "x"], object()])
+def test_other_types_of_samples_are_refused_with_what_is_accepted(wrong):
+    for use in (lambda: as_samples(wrong, ENCODER), lambda: onnxamp.check_run(ENCODER, wrong)):
+        with pytest.raises(ArgumentTypeError, match=r"samples must be .*path.* dict of arrays .* iterable"):
+            use()
+
+
+def test_no_samples_are_refused():
+    for nothing in ([], iter(()), Samples("none", [])):
+        with pytest.raises(ArgumentError, match="There is no sample"):
+            as_samples(nothing, ENCODER)
+
+
+def model_forms():
+    model = onnx.load(ENCODER)
+    return {"path": ENCODER, "name": str(ENCODER), "proto": model, "graph": graphsurgeon.import_onnx(model)}
+
+
+USES = {
+    "random_samples": lambda model: random_samples(model)[0]["input_ids"].tolist(),
+    "check_run": lambda model: len(onnxamp.check_run(model, provider="cpu").values),
+    "diff_models": lambda model: [
+        (diff.name, diff.rel_l2) for diff in onnxamp.diff_models(model, model, one_sample(), provider="cpu").outputs
+    ],
+    "extract_region": lambda model: (
+        onnxamp.extract_region(model, "pooled", samples=[one_sample()], provider="cpu").nodes
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_model_is_a_path_a_proto_or_a_graph(use):
+    found = {form: USES[use](model) for form, model in model_forms().items()}
+    assert found["path"] == found["name"] == found["proto"] == found["graph"]
+    with pytest.raises(
+        ArgumentTypeError, match=r"model must be an onnx.ModelProto, a path or an onnx-graphsurgeon Graph"
+    ):
+        USES[use](3)

@@ -19,9 +19,10 @@ from real_models import REAL_MODELS
 from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, load_samples, random_samples, tune_model
 from onnxamp import convert_model as convert_at_level
 from onnxamp._graph.graph import Graph
-from onnxamp._numerics import whole as wholes
-from onnxamp._numerics.whole import Alone
+from onnxamp._model.model import Model
+from onnxamp._runtime import engines
 from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.engines import Executable, OutputCache
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.session import cuda_available, make_session, run
 from onnxamp._tuning import job as jobs
@@ -29,7 +30,7 @@ from onnxamp._tuning import local as passing
 from onnxamp._tuning import probe as probing
 from onnxamp._tuning import tune as tuning
 from onnxamp._tuning.blocks import Block, measure_blocks, price
-from onnxamp._tuning.confirm import Place, References, confirm, place_for
+from onnxamp._tuning.confirm import Place, confirm, place_for
 from onnxamp._tuning.hunt import JUDGING, PRICING, pareto
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.paths import choose_samples, find_live
@@ -484,14 +485,14 @@ def test_wrong_arguments(arguments: dict[str, Any], named: str) -> None:
 
 def test_without_emulation_the_converted_model_itself_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, with the CPU in its place: it computes float16 in float32, and shows less error than emulation."""
-    ran, real = [], wholes.make_session
+    ran, real = [], engines.make_session
 
     def seen(model: ModelProto, *args: Any, **given: Any) -> Any:
         ran.append(is_low(model))
         return real(model, *args, **given)
 
     _, emulated = tune_model(called("encoder"), 1e-3, count=1)
-    monkeypatch.setattr(wholes, "make_session", seen)
+    monkeypatch.setattr(engines, "make_session", seen)
     monkeypatch.setattr(tuning, "place_for", lambda provider: Place("cpu", emulated=False))
     result, tuned = tune_model(called("encoder"), 1e-3, count=1)
     assert is_low(result)
@@ -515,10 +516,10 @@ def test_what_does_not_run_is_not_written() -> None:
 def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = onnx.load(called("classifier"))
     low, judge, samples = convert_at_level(model), make_metric("rel-l2", 1), random_samples(model, 3)
-    original, references = Alone(model, "cpu", emulated=True), References()
+    original, references = Executable(Model.of(model), "cpu", emulated=True, whole=False), OutputCache()
     for number, sample in enumerate(samples):
         references.keep(number, original.run(check_inputs(model, sample)))
-    runs = count_calls(monkeypatch, wholes, "run_alone")
+    runs = count_calls(monkeypatch, engines, "run_alone")
     error = confirm(model, low, samples, judge, place_for("cpu"), references)
     assert len(runs) == 3
     del references.kept[1]
@@ -531,13 +532,13 @@ def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_model_passes_through_outlives_the_sample() -> None:
     model = parse("(float[4] x) => (float[4] x, float[4] y) { y = Mul (x, x) }")
     x = np.arange(4, dtype=np.float32)
-    found = Alone(model, "cpu", emulated=True).run({"x": x})
+    found = Executable(Model.of(model), "cpu", emulated=True, whole=False).run({"x": x})
     assert not np.shares_memory(found["x"], x)
     np.testing.assert_array_equal(found["x"], x)
 
 
 def test_no_more_outputs_are_kept_than_fit() -> None:
-    references = References(room=25)
+    references = OutputCache(room=25)
     references.keep(0, {"y": np.zeros(4, np.float32), "s": [np.zeros(1, np.float32)]})
     references.keep(1, {"y": np.zeros(2, np.float32)})
     references.keep(2, {"y": np.zeros(1, np.float32), "none": None})

@@ -10,11 +10,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp import convert_model
 from onnxamp._numerics.diff import diff_models
-from onnxamp._numerics.pairing import pair
-from onnxamp._numerics.walk import Walk
+from onnxamp._numerics.measure import measure
+from onnxamp._numerics.walk import Walk, pair
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.flow import fitted, make_flow
-from onnxamp._runtime.measure import measure
+from onnxamp._runtime.flow import make_flow
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import make_session, run
@@ -406,7 +405,7 @@ def test_memory_is_given_back():
     walk = Walk(Runner(one, "cpu"), Runner(other, "cpu"), pair(one, other), 0)
     steps = []
     feeds = {"X": np.float32([-1, -2, -3])}
-    walked = walk.run(fitted(one, feeds), fitted(other, feeds), lambda done, total: steps.append((done, total)))
+    walked = walk.run(feeds, lambda done, total: steps.append((done, total)))
     assert steps == [*((done, 9) for done in range(1, 10)), (9, 9)]
     assert list(walked.compared) == [*(f"v{i}" for i in range(1, 9)), "Y"]
     assert set(walked.reference) == set(walked.result) == {"Y"}

@@ -16,10 +16,10 @@ from rich.console import Console
 import onnxamp
 from onnxamp import ArgumentError, RuntimeFailure, convert_model, diff_models, random_samples
 from onnxamp._cli import convert as convert_command
-from onnxamp._numerics.beside import noise_floor
+from onnxamp._numerics.diff import noise_floor
 from onnxamp._numerics.results import DiffReport
-from onnxamp._numerics.whole import Whole
 from onnxamp._report.diff import diff_report
+from onnxamp._runtime.engines import WholeModel
 from onnxamp._runtime.session import EXACT, cuda_available, make_session
 from onnxamp._runtime.session import run as run_session
 from onnxamp._tuning.confirm import Place, confirm, device_noise, place_for
@@ -85,7 +85,9 @@ def test_empty_optionals_go_through_pieces() -> None:
 
 def test_whole_takes_floats_of_another_width() -> None:
     model = parse("(float16[2] x, float[2] unused) => (float16[2] y) { y = Relu (x) }")
-    found = Whole(model, "cpu").run({"x": np.float32([-1, 2]), "unused": np.float32([0, 0]), "other": np.float32([1])})
+    found = WholeModel(model, "cpu").run(
+        {"x": np.float32([-1, 2]), "unused": np.float32([0, 0]), "other": np.float32([1])}
+    )
     assert found["y"].dtype == np.float16
     assert found["y"].tolist() == [0, 2]
 
@@ -93,12 +95,12 @@ def test_whole_takes_floats_of_another_width() -> None:
 def test_the_noise_floor_is_the_worst_of_all_outputs() -> None:
     model = parse("(float[2] x) => (float[2] a, float[2] b) { a = Relu (x)\n b = Neg (x) }")
     feeds = {"x": np.float32([3, 4])}
-    found = Whole(model, "cpu").run(feeds)
-    assert noise_floor(Whole(model, "cpu"), feeds, found) == 0
+    found = WholeModel(model, "cpu").run(feeds)
+    assert noise_floor(WholeModel(model, "cpu"), feeds, found) == 0
     found["b"] = found["b"] + np.float32([0, 0.005])
-    assert noise_floor(Whole(model, "cpu"), feeds, found) == pytest.approx(0.001, rel=1e-3)
+    assert noise_floor(WholeModel(model, "cpu"), feeds, found) == pytest.approx(0.001, rel=1e-3)
     broken = parse("(float[2] x) => (float[2] y) <int64[1] s = {3}> { y = Reshape (x, s) }")
-    assert noise_floor(Whole(broken, "cpu"), feeds, found) is None
+    assert noise_floor(WholeModel(broken, "cpu"), feeds, found) is None
 
 
 def test_the_noise_floor_stands_beside_the_error() -> None:
@@ -116,7 +118,7 @@ def test_where_float32_is_off_itself_nothing_is_told(
 ) -> None:
     monkeypatch.setattr("onnxamp._numerics.diff.choose_provider", lambda _: "cuda")
     monkeypatch.setattr("onnxamp._numerics.diff.noise_floor", lambda *_: noise)
-    monkeypatch.setattr("onnxamp._numerics.beside.Opened.whole", lambda self, _: Whole(self.proto, "cpu"))
+    monkeypatch.setattr("onnxamp._runtime.engines.make_session", lambda model, _: make_session(model, "cpu"))
     model = onnx.load(CLASSIFIER)
     found = diff_models(model, model)
     assert found.noise == noise

@@ -11,7 +11,7 @@ from real_models import REAL_MODELS, needs, real_model
 
 import onnxamp
 from onnxamp._numerics.diff import diff_models
-from onnxamp._numerics.limits import TOLERANCES
+from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._runtime.samples import load_samples
 
 ROOT = Path(__file__).parents[1]

@@ -18,12 +18,12 @@ from onnxamp._bench.records import Bench, BenchReport, Timing
 from onnxamp._bench.timing import Clock, interleave, latency, ratio, warm_up
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.stats import lowest_precision
 from onnxamp._graph.types import infer_types
 from onnxamp._model.storage import folder_of, load_model
 from onnxamp._ops.facts import op_key
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.device import device_name
-from onnxamp._runtime.flow import lowest_type
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import Provider, assigned_nodes, choose_provider, make_session
@@ -205,7 +205,7 @@ class _Job:
         view = Graph.of(proto)
         kinds = Counter(op_key(node.proto) for node in view.nodes)
         told = options if self.provider == "cuda" else {"threads": str(how.threads)}
-        facts = Bench(label, told, lowest_type(infer_types(view)), 0.0, {}, kinds=dict(kinds))
+        facts = Bench(label, told, lowest_precision(infer_types(view)), 0.0, {}, kinds=dict(kinds))
         del proto, view
         feeds = self.inputs.at(max(self.inputs.sizes, key=lambda size: size or 0))
         if missing := [name for name in takes if name not in feeds]:

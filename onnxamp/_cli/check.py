@@ -85,7 +85,7 @@ def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
         run = check_run(model, samples, provider=provider_of(options), ops=ops, stop=options["stop"], progress=told)
     if run.first_bad is not None and not options["no_cure"]:
         with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
-            trial = Trial(samples, provider=provider_of(options), told=told)
+            trial = Trial(samples, provider=provider_of(options), progress=told)
             run = replace(run, cure=cure_run(model, run, trial))
     return run
 

@@ -25,8 +25,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.storage import folder_of, load_model, write_file
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import diff_models
-from onnxamp._numerics.judging import held_to
-from onnxamp._numerics.limits import Limits, make_limits
+from onnxamp._numerics.limits import Limits, apply_limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
 from onnxamp._report.diff import diff_report
@@ -92,7 +91,7 @@ def _diff(reference: Path, result: Path | None, options: dict[str, Any]) -> None
             raise ArgumentError(
                 "A saved comparison is judged anew, nothing runs: only limits and outputs can be given."
             )
-        found = held_to(load_diff(reference), limits)
+        found = apply_limits(load_diff(reference), limits)
     else:
         found = _run(reference, result, limits, options)
     _show(found, options)

@@ -1,4 +1,4 @@
-"""Cutting the region around a node out of a model, with what entered it: a small model that shows the same numbers."""
+"""Cutting the region around a node out of a model, with what enters it: a small model that reproduces the numbers."""
 
 from onnxamp._extract.around import extract_region
 from onnxamp._extract.region import Region, save_region

@@ -6,21 +6,20 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._extract.cutout import Cut, choose, cut_out, find_nodes, wire
+from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._extract.cutout import Cut, MainGraph, choose, cut_out, find_nodes
 from onnxamp._extract.record import Run, differences, is_finite, values_of
 from onnxamp._extract.region import Recorded, Region, assembled
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import infer_types
-from onnxamp._graph.view import Node, View
-from onnxamp._model.model import ModelSource
-from onnxamp._numerics.beside import Opened, Progress, open_model, ran_on
+from onnxamp._graph.inline import inline_functions
+from onnxamp._graph.view import Node
+from onnxamp._model.copying import copy_without
+from onnxamp._model.model import Model, ModelSource
 from onnxamp._runtime.branches import resolve_branches
-from onnxamp._runtime.emulate import inlined
+from onnxamp._runtime.engines import Progress, engine_name
 from onnxamp._runtime.flow import Flow, make_flow
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.protos import copy_fields
-from onnxamp._runtime.samples import Samples, random_samples
+from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH
 from onnxamp._runtime.side import BUDGET
@@ -33,7 +32,7 @@ def extract_region(
     *,
     before: int = 2,
     after: int = 1,
-    samples: Samples | None = None,
+    samples: SamplesLike | None = None,
     seed: int = 0,
     count: int = 1,
     dims: Mapping[str, int] | None = None,
@@ -41,159 +40,163 @@ def extract_region(
     budget: int = BUDGET,
     progress: Progress | None = None,
 ) -> Region:
-    """Cut the region around a node, and record what enters it.
+    """Cut the region around a node out of a model, and record what enters it.
 
-    The nodes are those of the model as written, in its precision. To record, the model runs as far as the region, on
-    CPU with low values emulated. Where the node is in a branch of an If, the branches that were taken stand in the main
-    graph first; where it is in a body of a Loop or Scan, the region is cut around the Loop or Scan.
+    The nodes are those of the model as written, in its precision. To record values, the model runs as far as the
+    region; on CPU with low precision emulated. For a node in a branch of an If, the branches that the sample takes
+    replace their Ifs in the main graph first; for a node in the body of a Loop or Scan, the region is cut around the
+    Loop or Scan.
 
     Args:
-        model: a proto with its weights loaded, or the path of a file; it is not changed.
-        around: name of a node, or of one of its outputs, or a regular expression that matches whole names; or several.
-        before, after: how many nodes to take with it along each path; Casts and constants do not count.
-        samples: inputs; made up (seeded, ``count`` of them, sizes from ``dims``) where None. Of several, the first that
-            makes an output of the region infinite or NaN counts, or else the first (always where branches are taken).
-        provider: "cuda" or "cpu"; None for CUDA where there is one.
-        budget: bytes of values and weights that may be held at a time besides the model itself.
-        progress: told how far a run is, in nodes.
+        model: a ModelProto with its weights loaded, a path, or an onnx-graphsurgeon Graph. It is not changed.
+        around: name of a node or of one of its outputs, a regular expression for whole names, or several of these.
+        before, after: the number of nodes to include along each path; Casts and constants do not count.
+        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
+            samples (with ``seed``, and sizes of named dimensions from ``dims``). The first sample that makes an output
+            of the region infinite or NaN is recorded; if there is none, or if branches are taken, the first of all.
+        provider: "cuda" or "cpu"; None for CUDA if there is a device.
+        budget: bytes of values and weights to hold at a time besides the model itself.
+        progress: called with the nodes of a run that are done, and their number.
+
+    Returns:
+        The region as a model, with its inputs and expected outputs.
 
     Raises:
-        ArgumentError: nothing is called ``around``, the samples do not fit the model, or the region would have to take
-            in a sequence. ModelError: the model cannot be read. RuntimeFailure: it does not run as far as the region.
+        ArgumentTypeError: the model, the samples or ``around`` are of another type.
+        ArgumentError: no node has the name, the samples do not fit the model, or a sequence would have to enter the
+            region.
+        ModelError: the model cannot be read. RuntimeFailure: it does not run as far as the region.
+
+    Example:
+        >>> region = onnxamp.extract_region("models/encoder.onnx", "pooled", provider="cpu")
+        >>> region.around, sorted(region.expected)
+        (('pooler/tanh',), ['pooled'])
     """
-    names = [around] if isinstance(around, str) else list(around)
+    names = [around] if isinstance(around, str) else list(around) if isinstance(around, Sequence) else [around]
+    if not all(isinstance(name, str) for name in names):
+        raise ArgumentTypeError(f"around must be the name of a node, or several, not {around!r}.")
     if not names or min(before, after) < 0:
         raise ArgumentError("around must name at least one node, and before and after must not be negative.")
-    opened = open_model(model)
-    samples = samples or random_samples(opened.proto, count, seed=seed, dims=dims)
+    opened = Model.of(model)
+    samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
     run = Run(choose_provider(provider), budget, progress)
     feeds = check_inputs(opened.proto, samples[0])
-    meant = _meant(_without_overridden(opened, feeds), names, run, feeds)
-    view, wiring = meant.view, wire(meant.view)
-    middle = {wiring.outermost[node.index]: None for node in meant.nodes}
-    cut = cut_out(view, wiring, choose(view, infer_types(view), wiring, middle, before, after), middle)
-    recorded, where, keep = _recorded(meant, cut, feeds, samples, run)
-    region, entered = assembled(meant.opened, view, cut, recorded), recorded.entered
+    centre = _find_centre(_without_overridden(opened, feeds), names, run, feeds)
+    graph, view = centre.graph, centre.graph.view
+    nodes = {graph.wiring.outermost[node.index]: None for node in centre.nodes}
+    cut = cut_out(graph, choose(graph, nodes, before, after), nodes)
+    recorded, sample, keep = _record(centre, cut, feeds, samples, run)
+    region, entered = assembled(centre.opened, graph, cut, recorded), recorded.entered
     flow = make_flow(region, emulated=run.provider == "cpu", keep=keep)
     lost = [name for name in recorded.outputs if name not in recorded.expected]
     return Region(
         model=region,
         inputs=entered,
         expected=recorded.expected,
-        around=tuple(view.nodes[index].label for index in middle),
+        around=tuple(view.nodes[index].label for index in nodes),
         nodes=tuple(view.nodes[index].label for index in cut.nodes),
         source=opened.label,
         total=len(view.scopes[0].nodes),
-        ran_on=ran_on(run.provider, flow.lowest),
-        sample=where,
+        ran_on=engine_name(run.provider, flow.lowest),
+        sample=sample,
         differing=differences(flow, entered, recorded.expected, Run(run.provider, budget)),
-        notes=(*meant.notes, *(f"The output {name!r} is no tensor: what it was is not saved." for name in lost)),
+        notes=(*centre.notes, *(f"The output {name!r} is not a tensor: its value is not saved." for name in lost)),
     )
 
 
-def _without_overridden(opened: Opened, feeds: Mapping[str, Feed]) -> Opened:
-    """A model whose inputs with defaults have none where the sample gives them a value."""
+def _without_overridden(opened: Model, feeds: Mapping[str, Feed]) -> Model:
+    """A model without the defaults of inputs that the sample gives."""
     overridden = {tensor.name for tensor in opened.proto.graph.initializer} & feeds.keys()
     if not overridden:
         return opened
-    result = ModelProto()
-    copy_fields(opened.proto, result, but={"graph"})
-    copy_fields(opened.proto.graph, result.graph, but={"initializer"})
+    result = copy_without(opened.proto, "initializer")
     result.graph.initializer.extend(t for t in opened.proto.graph.initializer if t.name not in overridden)
-    return Opened(result, opened.folder, opened.label)
+    return Model(result, opened.folder)
 
 
 @dataclass(frozen=True, slots=True)
-class _Meant:
-    """The nodes that are meant, and the model in whose main graph they are, or at least those that contain them.
+class _Centre:
+    """The nodes in question, and the model whose main graph holds them or nodes that contain them."""
 
-    ``branched``: its branches are those that one sample takes.
-    """
-
-    opened: Opened
-    view: View
+    opened: Model
+    graph: MainGraph
     nodes: Sequence[Node]
-    notes: Sequence[str] = ()
+    notes: Sequence[str]
     branched: bool = False
+    """Whether branches that one sample takes have replaced their Ifs."""
 
 
-def _meant(opened: Opened, names: Sequence[str], run: Run, feeds: Mapping[str, Feed]) -> _Meant:
+def _find_centre(opened: Model, names: Sequence[str], run: Run, feeds: Mapping[str, Feed]) -> _Centre:
     view = Graph.of(opened.proto)
     try:
         nodes = find_nodes(view, names)
-    except ArgumentError:
+    except ArgumentError:  # reports name nodes in functions, too
         if not opened.proto.functions:
             raise
-        opened = Opened(inlined(opened.proto), opened.folder, opened.label)  # reports name what is in functions, too
+        opened = Model(inline_functions(opened.proto), opened.folder)
         view = Graph.of(opened.proto)
         nodes = find_nodes(view, names)
-    hidden = [node for node in nodes if node.scope != 0]
-    if not any(_outermost(view, node).key == "If" for node in hidden):
-        return _Meant(opened, view, nodes, _containers(view, hidden))
-    flat = _with_branches_taken(opened, run, feeds)
-    flat_view = Graph.of(flat.proto)
-    try:
-        found = find_nodes(flat_view, names)
-    except ArgumentError:
-        notes = ["On this input the branch that it is in is not taken."]
-        return _Meant(opened, view, nodes, notes + _containers(view, hidden))
-    notes = ["The Ifs of the main graph are replaced by the branches that were taken."]
-    return _Meant(flat, flat_view, found, notes + _containers(flat_view, found), branched=True)
+    graph, note = MainGraph.of(view), ""
+    if any(view.nodes[graph.wiring.outermost[node.index]].key == "If" for node in nodes if node.scope != 0):
+        flat = _with_branches_taken(opened, run, feeds)
+        flat_view = Graph.of(flat.proto)
+        try:
+            found = find_nodes(flat_view, names)
+        except ArgumentError:
+            note = "On this input the branch that it is in is not taken."
+        else:
+            note = "The Ifs of the main graph are replaced by the branches that were taken."
+            flat_graph = MainGraph.of(flat_view)
+            return _Centre(flat, flat_graph, found, [note, *_containers(flat_graph, found)], branched=True)
+    return _Centre(opened, graph, nodes, [*filter(None, [note]), *_containers(graph, nodes)])
 
 
-def _outermost(view: View, node: Node) -> Node:
-    while node.scope != 0:
-        node = view.nodes[view.scopes[node.scope].owner]
-    return node
-
-
-def _containers(view: View, nodes: Iterable[Node]) -> list[str]:
-    """What to say of nodes that are in a body."""
-    pairs = ((node, _outermost(view, node)) for node in nodes if node.scope != 0)
+def _containers(graph: MainGraph, nodes: Iterable[Node]) -> list[str]:
+    """Notes on nodes that are in a body."""
+    pairs = ((node, graph.view.nodes[graph.wiring.outermost[node.index]]) for node in nodes if node.scope != 0)
     return [f"{n.label!r} is inside of {o.label!r} ({o.key}), which is taken as a whole." for n, o in pairs]
 
 
-def _with_branches_taken(opened: Opened, run: Run, feeds: Mapping[str, Feed]) -> Opened:
+def _with_branches_taken(opened: Model, run: Run, feeds: Mapping[str, Feed]) -> Model:
     def conditions(model: ModelProto, wanted: Sequence[str]) -> dict[str, bool]:
-        found = values_of(_flow(Opened(model, opened.folder, opened.label), feeds, run), feeds, wanted, run)
-        return {name: bool(value.reshape(-1)[0]) for name, value in found.items() if value is not None}
+        values = values_of(_flow(Model(model, opened.folder), feeds, run), feeds, wanted, run)
+        return {name: bool(value.reshape(-1)[0]) for name, value in values.items() if value is not None}
 
-    return Opened(resolve_branches(opened.proto, conditions), opened.folder, opened.label)
+    return Model(resolve_branches(opened.proto, conditions), opened.folder)
 
 
-def _flow(opened: Opened, feeds: Mapping[str, Feed], run: Run) -> Flow:
+def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> Flow:
     shapes = {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
     return make_flow(opened.proto, opened.folder, emulated=run.provider == "cpu", shapes=shapes)
 
 
-def _recorded(
-    meant: _Meant, cut: Cut, feeds: Mapping[str, Feed], samples: Samples, run: Run
+def _record(
+    centre: _Centre, cut: Cut, feeds: Mapping[str, Feed], samples: Samples, run: Run
 ) -> tuple[Recorded, str, int]:
-    """What goes into the region and comes out of it, from which sample, and how many bytes of weights stay in graphs.
+    """What enters and leaves the region, the sample that it is from, and the bytes of weights that stay in graphs.
 
     Args:
-        feeds: the first sample, which is the only one where branches were taken for it.
+        feeds: the first sample, which is the only one if its branches were taken.
     """
-    names = meant.view.values
-    inputs, outputs = ([names[value].name for value in values] for values in (cut.inputs, cut.outputs))
-    flow = _flow(meant.opened, feeds, run)
-    keep = 0 if flow.large else WEIGHTS_IN_GRAPH  # kernels may round otherwise where weights are constants
+    values = centre.graph.view.values
+    inputs, outputs = ([values[value].name for value in border] for border in (cut.inputs, cut.outputs))
+    flow = _flow(centre.opened, feeds, run)
+    keep = 0 if flow.large else WEIGHTS_IN_GRAPH  # kernels may round differently if weights are constants
     first: Recorded | None = None
-    for number in range(1 if meant.branched else len(samples)):
-        feeds = check_inputs(meant.opened.proto, samples[number]) if number else feeds
+    for number in range(1 if centre.branched else len(samples)):
+        feeds = check_inputs(centre.opened.proto, samples[number]) if number else feeds
         try:
-            found = values_of(flow, feeds, list(dict.fromkeys([*inputs, *outputs])), run)
+            arrays = values_of(flow, feeds, list(dict.fromkeys([*inputs, *outputs])), run)
         except RuntimeFailure as error:
-            raise RuntimeFailure(
-                f"The model does not run as far as the region: {error}{samples.hint(error)}"
-            ) from error
-        recorded = Recorded({name: found[name] for name in inputs}, {name: found[name] for name in outputs})
+            text = samples.failure("The model does not run as far as the region", error, number)
+            raise RuntimeFailure(text) from error
+        recorded = Recorded({name: arrays[name] for name in inputs}, {name: arrays[name] for name in outputs})
         if not all(map(is_finite, recorded.expected.values())):
-            return recorded, _place(samples, number), keep
+            return recorded, _origin(samples, number), keep
         first = first or recorded
-    assert first is not None, "no source of samples is empty"
-    return first, _place(samples, 0), keep
+    assert first is not None, "there is at least one sample"
+    return first, _origin(samples, 0), keep
 
 
-def _place(samples: Samples, number: int) -> str:
+def _origin(samples: Samples, number: int) -> str:
     return samples.description + (f", number {number + 1} of them" if len(samples) > 1 else "")

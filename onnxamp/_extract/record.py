@@ -1,4 +1,4 @@
-"""Running a model as far as some values are made, and telling whether another run gives the same bits."""
+"""Running a model as far as some values need, and telling whether another run reproduces them bit for bit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from math import inf, isfinite
 import numpy as np
 from onnx import helper
 
-from onnxamp._numerics.beside import Progress
+from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import Array
 from onnxamp._runtime.pieces import Runner
@@ -18,7 +18,7 @@ from onnxamp._runtime.values import Feed
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How models run: where, with how many bytes of values and weights at a time, and who is told how far they are."""
+    """How models run: where, with how many bytes of values and weights at a time, and who is told about progress."""
 
     provider: Provider
     budget: int
@@ -26,14 +26,14 @@ class Run:
 
 
 def values_of(flow: Flow, feeds: Mapping[str, Feed], wanted: Sequence[str], run: Run) -> dict[str, Array | None]:
-    """Run no more nodes than it takes to make some values.
+    """Run the nodes that some values need, and no others.
 
     Args:
         feeds: as the model takes them.
         wanted: names of values of the main graph.
 
     Returns:
-        Arrays by name, in the types that the values have in the model as written; None for what is no tensor.
+        Arrays by name, with the dtypes of the model as written; None for values that are not tensors.
 
     Raises:
         RuntimeFailure: one of these nodes does not load or run.
@@ -43,8 +43,8 @@ def values_of(flow: Flow, feeds: Mapping[str, Feed], wanted: Sequence[str], run:
 
 
 def _as_written(side: Side, name: str) -> Array | None:
-    found, low = side.values.get(name), side.flow.low.get(name)
-    if found is not None and not (found.has_value() and found.is_tensor()):
+    value, low = side.values.get(name), side.flow.low.get(name)
+    if value is not None and not (value.has_value() and value.is_tensor()):
         return None
     array: Array = side.output(name)
     # The copy is needed: the memory goes with the run.
@@ -52,7 +52,7 @@ def _as_written(side: Side, name: str) -> Array | None:
 
 
 def is_finite(array: Array) -> bool:
-    """Whether an array is free of NaN and infinities; what holds no floats is."""
+    """Whether an array is free of NaN and infinities, as all arrays but floats are."""
     return "float" not in array.dtype.name or bool(np.isfinite(_as_double(array)).all())
 
 
@@ -62,18 +62,18 @@ def _as_double(array: Array) -> Array:
 
 
 def differences(flow: Flow, feeds: Mapping[str, Array], expected: Mapping[str, Array], run: Run) -> dict[str, float]:
-    """Outputs of a model that are not, to the bit, what is expected.
+    """Outputs of a model that differ from what is expected in any bit.
 
     Returns:
-        By name: the largest difference over the largest element; infinite where shapes, NaN or infinities differ.
+        By name: the largest difference relative to the largest element; infinite if shapes, NaN or infinities differ.
     """
-    found = values_of(flow, feeds, list(expected), run)
-    pairs = ((name, value, found[name]) for name, value in expected.items())
+    results = values_of(flow, feeds, list(expected), run)
+    pairs = ((name, value, results[name]) for name, value in expected.items())
     return {name: inf if b is None else _distance(a, b) for name, a, b in pairs if b is None or not same(a, b)}
 
 
 def same(one: Array, other: Array) -> bool:
-    """Whether two arrays are equal to the bit, but for the bits of NaN."""
+    """Whether two arrays are equal bit for bit, apart from the bits of NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if "float" not in one.dtype.name:

@@ -1,4 +1,4 @@
-"""The region as a model of its own, and as files."""
+"""A region as a model of its own, and as files."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,56 +12,55 @@ import numpy as np
 from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from onnxamp._dtypes import FLOAT16
-from onnxamp._errors import ArgumentError
-from onnxamp._extract.cutout import Cut
-from onnxamp._graph.types import infer_types
+from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._extract.cutout import Cut, MainGraph
 from onnxamp._graph.view import View, node_bodies
+from onnxamp._model.copying import copy_fields
+from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, WeightConverter, tensors_of, weight_bytes, write_file
 from onnxamp._model.weights import embed
-from onnxamp._numerics.beside import Opened
 from onnxamp._runtime.inputs import Array
-from onnxamp._runtime.protos import copy_fields
 from onnxamp._runtime.values import type_proto
 
 _EXPECTED: Final = ".expected"
-"""What the file of expected outputs ends in. Those who read folders of inputs do not take it for one."""
+"""Suffix of the file of expected outputs, which readers of folders of inputs ignore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Some nodes of a model as a model of its own, and what they were seen to compute.
+    """Some nodes of a model as a model of its own, with the values that they computed.
 
-    Arrays have the types that the values have in the model as written: float16 stays float16.
+    Arrays have the dtypes that the values have in the model as written: float16 stays float16.
     """
 
     model: ModelProto
     inputs: Mapping[str, Array]
     """What entered the region, by input."""
     expected: Mapping[str, Array]
-    """What the whole model made of it, by output that is a tensor."""
+    """What the whole model made of it, by output; only tensors."""
     around: tuple[str, ...]
-    """The nodes in the middle: name, or first output."""
+    """The nodes at its centre: name, or first output."""
     nodes: tuple[str, ...]
-    """All nodes, in an order that runs."""
+    """All nodes, in topological order."""
     source: str
-    """How reports name the whole model."""
+    """The whole model's name in reports."""
     total: int
-    """Number of nodes of its main graph."""
+    """Number of nodes in the whole model's main graph."""
     ran_on: str
     """What computed: "CUDA (device)", "CPU, emulated float16", "CPU"."""
     sample: str
     """Where the numbers come from."""
     differing: Mapping[str, float]
-    """Outputs that the region, run alone in the same way, does not give to the bit: random ops are like that. With the
-    largest difference over the largest element."""
+    """Outputs that the region, run alone in the same way, does not reproduce bit for bit, as with random ops: the
+    largest difference relative to the largest element."""
     notes: tuple[str, ...]
-    """What is not as one would think, in sentences."""
+    """Whatever may be unexpected about the region, in sentences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Values at the border of a region, by name; None for what is no tensor."""
+    """Values at the border of a region by name; None for those that are not tensors."""
 
     inputs: Mapping[str, Array | None]
     outputs: Mapping[str, Array | None]
@@ -77,15 +76,15 @@ class Recorded:
         return {name: value for name, value in self.outputs.items() if value is not None}
 
 
-def assembled(opened: Opened, view: View, cut: Cut, recorded: Recorded) -> ModelProto:
-    """The region as a model: nodes as they are written, weights read in, types and shapes as they were recorded.
+def assembled(opened: Model, main: MainGraph, cut: Cut, recorded: Recorded) -> ModelProto:
+    """The region as a model: nodes as written, weights embedded, types and shapes as recorded.
 
     Raises:
-        ArgumentError: a value that enters is no tensor. ExternalDataError: weights cannot be read.
+        ArgumentError: a value that enters is not a tensor. ExternalDataError: weights cannot be read.
 
     Complexity: linear in the region, and in names of the whole model.
     """
-    source, result = opened.proto, ModelProto()
+    source, view, result = opened.proto, main.view, ModelProto()
     copy_fields(source, result, but={"graph", "functions", "training_info"})
     graph = result.graph
     graph.name = f"{source.graph.name or 'model'}_region"
@@ -96,10 +95,9 @@ def assembled(opened: Opened, view: View, cut: Cut, recorded: Recorded) -> Model
     graph.initializer.extend(tensor for tensor in source.graph.initializer if tensor.name in weights)
     graph.sparse_initializer.extend(item for item in source.graph.sparse_initializer if item.values.name in weights)
     graph.input.extend(entry for entry in source.graph.input if entry.name in weights)  # callers may override these
-    types = infer_types(view)
     for value in cut.outputs:
         name = view.values[value].name
-        graph.output.append(_declared(name, recorded.outputs[name], types[value]))
+        graph.output.append(_declared(name, recorded.outputs[name], view.types[value]))
     graph.value_info.extend(_known_types(source, view, cut))
     result.functions.extend(_called(source, graph.node))
     for tensor in tensors_of(result):
@@ -108,21 +106,21 @@ def assembled(opened: Opened, view: View, cut: Cut, recorded: Recorded) -> Model
 
 
 def _declared(name: str, value: Array | None, kind: str | None = None) -> ValueInfoProto:
-    """A declaration of what was recorded; of its type alone where that is no tensor."""
+    """A declaration of what was recorded; of its type alone if it is not a tensor."""
     if value is not None:
         return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
     if kind is None:
         raise ArgumentError(
-            f"The value {name!r} at the border of the region is no tensor, and files of arrays cannot hold it:"
+            f"The value {name!r} at the border of the region is not a tensor, and files of arrays cannot hold it:"
             " take more or fewer nodes (--before, --after)."
         )
     return ValueInfoProto(name=name, type=type_proto(kind))
 
 
 def _known_types(source: ModelProto, view: View, cut: Cut) -> Iterator[ValueInfoProto]:
-    """Declared types of values inside: of what ops outside ai.onnx make they tell more than schemas.
+    """Declared types of values inside the region: schemas do not know the outputs of custom ops.
 
-    Declared shapes are left out: some hold names of sizes that are now known.
+    Declared shapes are left out, as some name sizes that are now known.
     """
     border = {view.values[value].name for value in (*cut.inputs, *cut.outputs)}
     inside = {name for index in cut.nodes for name in view.nodes[index].proto.output} - border
@@ -138,16 +136,16 @@ def _known_types(source: ModelProto, view: View, cut: Cut) -> Iterator[ValueInfo
 def _called(source: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
     """The model-local functions that nodes call, at any depth."""
     functions = {(function.domain, function.name): function for function in source.functions}
-    found = set[tuple[str, str]]()
+    called = set[tuple[str, str]]()
     waiting: list[NodeProto] = list(nodes) if functions else []
     while waiting:
         node = waiting.pop()
         waiting += [inner for _, body in node_bodies(node) for inner in body.node]
         key = node.domain, node.op_type
-        if key in functions and key not in found:
-            found.add(key)
+        if key in functions and key not in called:
+            called.add(key)
             waiting += functions[key].node
-    return [function for key, function in functions.items() if key in found]
+    return [function for key, function in functions.items() if key in called]
 
 
 def region_files(path: str | PathLike[str]) -> tuple[Path, Path, Path]:
@@ -158,17 +156,30 @@ def region_files(path: str | PathLike[str]) -> tuple[Path, Path, Path]:
 
 
 def save_region(region: Region, path: str | PathLike[str]) -> tuple[Path, Path, Path]:
-    """Write PATH.onnx (the model), PATH.npz (its inputs), and PATH.expected (its outputs, an ``.npz`` archive, too).
+    """Write a region: PATH.onnx (the model), PATH.npz (its inputs), PATH.expected (its outputs, also in npz format).
 
     Args:
-        path: where the model goes; the other files lie beside it.
+        region: what :func:`extract_region` returned.
+        path: where the model goes, with or without ``.onnx``; the other files lie beside it.
 
     Returns:
-        The three paths.
+        The paths of the model, its inputs and its expected outputs.
 
     Raises:
-        OutputError: one cannot be written.
+        ArgumentTypeError: ``region`` is not a Region, or ``path`` is no path.
+        OutputError: a file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> region = onnxamp.extract_region("models/encoder.onnx", "pooled", provider="cpu")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     [path.name for path in onnxamp.save_region(region, f"{folder}/small.onnx")]
+        ['small.onnx', 'small.npz', 'small.expected']
     """
+    if not isinstance(region, Region):
+        raise ArgumentTypeError(f"region must be a Region, as extract_region returns, not {type(region).__name__}.")
+    if not isinstance(path, (str, PathLike)):
+        raise ArgumentTypeError(f"path must be a string or a path, not {type(path).__name__}.")
     model, inputs, expected = region_files(path)
     copy = ModelProto()
     copy.CopyFrom(region.model)

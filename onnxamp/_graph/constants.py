@@ -21,6 +21,22 @@ _FEW = 64
 """Elements up to which an integer constant may be axes or sizes."""
 
 
+def constant_tensors(view: View) -> dict[int, TensorProto]:
+    """By value: the tensor of an initializer that no caller can override, or of a Constant node.
+
+    Complexity: linear in nodes and initializers.
+    """
+    tensors: dict[int, TensorProto] = {}
+    for scope in view.scopes:
+        named = ((scope.names[tensor.name], tensor) for tensor in scope.proto.initializer)
+        tensors |= {value: tensor for value, tensor in named if view.values[value].origin is Origin.INITIALIZER}
+    for node in view.nodes:
+        tensor = attribute(node.proto, "value") if node.key == "Constant" else None
+        if isinstance(tensor, TensorProto):
+            tensors[node.outputs[0]] = tensor
+    return tensors
+
+
 @dataclass(slots=True)
 class Constants:
     """Lazy access to the float32 constants of a view; each tensor is read and measured once at most."""

@@ -1,10 +1,10 @@
-"""Counting what a model is made of: its nodes by op type and precision."""
+"""Precisions of a model and its nodes, told from the types of values."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from onnxamp._graph.view import ABSENT, View
+from onnxamp._graph.view import ABSENT, Node, View
 
 PRECISIONS: Final = ("float16", "bfloat16", "float32", "other")
 """What a node may count for; "other" has no float, or none but float64 and float8."""
@@ -12,17 +12,29 @@ PRECISIONS: Final = ("float16", "bfloat16", "float32", "other")
 _TYPES: Final = {"float16": "tensor(float16)", "bfloat16": "tensor(bfloat16)", "float32": "tensor(float)"}
 
 
-def operator_counts(view: View, types: Sequence[str | None]) -> Counter[tuple[str, str]]:
-    """(op type, precision) -> nodes, those of bodies included; each counts for the lowest precision among its values.
+def node_precision(node: Node, types: Sequence[str | None]) -> str:
+    """The lowest precision among a node's inputs and outputs, sequences and optionals included: see PRECISIONS.
 
     Args:
-        types: by value of the view, as :func:`onnxamp._graph.types.infer_types` gives them.
+        types: type by value index.
+    """
+    own = {types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
+    held = (name for name, tensor in _TYPES.items() if any(kind is not None and tensor in kind for kind in own))
+    return next(held, "other")
+
+
+def operator_counts(view: View, types: Sequence[str | None]) -> Counter[tuple[str, str]]:
+    """(op type, precision) -> number of nodes, those of bodies included.
+
+    Args:
+        types: type by value index.
 
     Complexity: linear in nodes.
     """
-    counts: Counter[tuple[str, str]] = Counter()
-    for node in view.nodes:
-        found = {types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
-        held = (name for name, kind in _TYPES.items() if any(t is not None and kind in t for t in found))
-        counts[node.key, next(held, "other")] += 1
-    return counts
+    return Counter((node.key, node_precision(node, types)) for node in view.nodes)
+
+
+def lowest_precision(types: Iterable[str | None]) -> str:
+    """The lowest float type among tensors: "bfloat16", "float16" or "float32"."""
+    known = set(types)
+    return next((name for name in ("bfloat16", "float16") if _TYPES[name] in known), "float32")

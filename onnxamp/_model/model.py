@@ -64,6 +64,11 @@ class Model(Asked):
         """
         return cls(load_model(path), folder_of(path), path)
 
+    @property
+    def label(self) -> str:
+        """Its name in reports: the path, or the name of the graph."""
+        return str(self.path) if self.path is not None else self.proto.graph.name or "model"
+
     @cached_property
     def stock(self) -> Stock:
         """Its weights: bytes, and the files that hold them."""

@@ -1,8 +1,8 @@
-"""The next action: options that make a failure go away, tried before they are told.
+"""The next action: options that make a failure go away, tried before they are suggested.
 
-For a comparison, the original is converted again with more and more nodes kept in float32, those that are broken first,
-then those with the largest local error, and each candidate is compared as the failing result was. For a model alone,
-whose original is not at hand, the same nodes are left unrounded in its emulation.
+For a comparison, the original is converted again with more and more nodes kept in float32, broken ones first, then
+those with the largest local error, and each candidate is compared as the failing result was. For a model alone, whose
+original is not at hand, the same nodes are left unrounded in its emulation.
 """
 
 import re
@@ -15,7 +15,7 @@ from onnxamp._convert.convert import convert
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.check import check_run
-from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.results import Cure, DiffReport, LayerDiff, RunCheck
 from onnxamp._options.options import Options
@@ -25,10 +25,13 @@ from onnxamp._runtime.side import BUDGET
 
 _FEW: Final = 4
 _MANY: Final = 64
-"""Nodes that a command may name: three quarters of those that are rounded, within these bounds."""
+"""Bounds on the number of nodes that a command may name; within them, three quarters of the rounded nodes."""
 
 TRIALS: Final = 12
 """Conversions that are tried for a comparison."""
+
+_MORE: Final = 4
+"""Further ones that are tried to name fewer nodes."""
 
 _ROUNDED: Final = 1e-6
 """Local relative error from which on a node has been rounded: float32 alone stays below."""
@@ -49,7 +52,7 @@ class Recipe:
         return replace(self.options, keep_high=(*self.options.keep_high, *map(re.escape, nodes)))
 
     def command(self, source: str, target: str, nodes: Sequence[str]) -> str:
-        """The command that converts so, with these nodes kept in float32."""
+        """The command for this conversion with these nodes kept in float32."""
         keep = ["--keep-fp32", "|".join(map(re.escape, nodes))] if nodes else []
         options = ["--level", str(self.options.level), *self.options.written(), *self.sampling]
         return shlex.join(["onnxamp", "convert", source, "-o", target, *options, *keep])
@@ -63,7 +66,7 @@ class Trial:
     limits: Limits = field(default_factory=Limits)
     provider: Provider | None = None
     budget: int = BUDGET
-    told: Callable[[int, int], None] | None = None
+    progress: Callable[[int, int], None] | None = None
 
 
 def cure_conversion(
@@ -73,7 +76,7 @@ def cure_conversion(
 
     Args:
         original: the float32 model.
-        command: how the command that is told names the model and its result.
+        command: source and target in the suggested command.
         recipe: the conversion to start from.
         trial: how candidates are compared.
         tried: whether the recipe as it is was what failed.
@@ -81,24 +84,26 @@ def cure_conversion(
     Returns:
         The command that was seen to hold, or how far the trials came.
     """
-    search = _Search(original, recipe, trial)
+    model = Model.of(original)
+    comparison = Comparison.of(model, trial.samples, trial.limits, trial.provider, budget=trial.budget)
+    search = _Search(model, recipe, trial, comparison)
     nodes: tuple[str, ...] = ()
-    found = search.compare(nodes, layers=True)
-    rounded = _rounded(found.layers) if found is not None else 0
+    report = search.compare(nodes, layers=True)
+    rounded = _rounded(report.layers) if report is not None else 0
     step = 1
-    while found is not None and not found.passed and search.trials < TRIALS:
-        more = _suspects(found.layers, set(nodes), step)
+    while report is not None and not report.passed and search.trials < TRIALS:
+        more = _suspects(report.layers, set(nodes), step)
         most = max(_FEW, min(_MANY, rounded * 3 // 4))
         if not more or len(nodes) >= most:
             break
         nodes, step = (*nodes, *more)[:most], step * 2
-        found = search.compare(nodes, layers=True)
-    if found is None or not found.passed:
+        report = search.compare(nodes, layers=True)
+    if report is None or not report.passed:
         kept = f" with up to {_nodes(nodes)} in float32" if nodes else ""
         text = f"No cure was found: trials{kept} miss the limits, too. Level O1, bfloat16 or wider limits may do."
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
     nodes = search.fewer(nodes)
-    worst = max((diff.rel_l2 for diff in found.outputs if diff.is_float), default=0.0)
+    worst = max((diff.rel_l2 for diff in report.outputs if diff.is_float), default=0.0)
     if not nodes and not tried:
         text = f"Tried: a conversion with onnxamp's lists and hazards holds (relative L2 {worst:.1e})."
     else:
@@ -108,37 +113,34 @@ def cure_conversion(
 
 @dataclass(slots=True)
 class _Search:
-    original: ModelSource
+    original: Model
     recipe: Recipe
     trial: Trial
+    comparison: Comparison
     trials: int = 0
 
     def compare(self, nodes: Sequence[str], *, layers: bool) -> DiffReport | None:
         """Convert with these nodes in float32, and compare; None if it cannot be converted so."""
         self.trials += 1
-        trial = self.trial
-        if trial.told is not None:
-            trial.told(self.trials, TRIALS)
+        if self.trial.progress is not None:
+            self.trial.progress(self.trials, TRIALS)
         try:
-            model = convert(Model.of(self.original), self.recipe.keeping(nodes)).embedded()
-        except OnnxAmpError:  # the wishes contradict each other with these nodes
+            model = convert(self.original, self.recipe.keeping(nodes)).embedded()
+        except OnnxAmpError:  # the options contradict each other with these nodes
             return None
-        return diff_models(
-            self.original, model, trial.samples, limits=trial.limits, layers=layers, provider=trial.provider,
-            budget=trial.budget,
-        )  # fmt: skip
+        return self.comparison.compare(Model(model), layers=layers)
 
     def fewer(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        """Drop halves of what is left as long as the rest is enough."""
+        """Leave out halves of the nodes, quarters, ... as long as the rest is enough."""
         size = len(nodes) // 2
-        while size and self.trials < TRIALS + 4:
+        while size and self.trials < TRIALS + _MORE:
             for start in range(0, len(nodes), size):
                 rest = nodes[:start] + nodes[start + size :]
-                found = self.compare(rest, layers=False)
-                if found is not None and found.passed:
+                report = self.compare(rest, layers=False)
+                if report is not None and report.passed:
                     nodes = rest
                     break
-                if self.trials >= TRIALS + 4:
+                if self.trials >= TRIALS + _MORE:
                     return nodes
             size = min(size // 2, len(nodes) // 2)
         return nodes
@@ -154,12 +156,16 @@ def _rounded(rows: Sequence[LayerDiff]) -> int:
 
 def _suspects(rows: Sequence[LayerDiff], kept: set[str], count: int) -> list[str]:
     """The nodes to keep next: those that break on the reference's own values; else those with the largest error."""
-    low = [row for row in rows if row.local is not None and row.node not in kept and row.local.rel_l2 > _ROUNDED]
-    broken = [row.node for row in low if row.local is not None and row.local.alarm]
+    rounded = [
+        (row.node, row.local)
+        for row in rows
+        if row.local is not None and row.node not in kept and row.local.rel_l2 > _ROUNDED
+    ]
+    broken = [node for node, local in rounded if local.alarm]
     if broken:
         return list(dict.fromkeys(broken))
-    ranked = sorted(low, key=lambda row: row.local.rel_l2 if row.local else 0.0, reverse=True)
-    return list(dict.fromkeys(row.node for row in ranked[:count] if row.local and row.local.rel_l2 > 0))
+    rounded.sort(key=lambda pair: pair[1].rel_l2, reverse=True)
+    return list(dict.fromkeys(node for node, _ in rounded[:count]))
 
 
 def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
@@ -168,15 +174,15 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     Args:
         model: the model that was checked.
         report: what the check found.
-        trial: how it was checked; limits do not count.
+        trial: how it was checked; its limits are not used.
 
     Returns:
-        None where the model has nothing low at fault: then it is the float32 model that fails.
+        The options, or how far the trials came; None if no low-precision value is at fault: the float32 model fails.
     """
     nodes: dict[str, None] = {}
-    found, trials = report, 0
-    while found.first_bad is not None and trials < CHECKS and len(nodes) <= _MANY:
-        faults = [row for row in found.values if row.fault and row.dtype in ("float16", "bfloat16")]
+    checked, trials = report, 0
+    while checked.first_bad is not None and trials < CHECKS and len(nodes) <= _MANY:
+        faults = [row for row in checked.values if row.fault and row.dtype in ("float16", "bfloat16")]
         if not faults:
             return None
         around = dict.fromkeys(name for row in faults for name in (row.node, *row.readers))
@@ -184,10 +190,10 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
             break
         nodes |= around
         trials += 1
-        if trial.told is not None:
-            trial.told(trials, CHECKS)
-        found = check_run(model, trial.samples, provider=trial.provider, budget=trial.budget, keep=frozenset(nodes))
-    if found.first_bad is not None or found.skipped is not None:
+        if trial.progress is not None:
+            trial.progress(trials, CHECKS)
+        checked = check_run(model, trial.samples, provider=trial.provider, budget=trial.budget, keep=frozenset(nodes))
+    if checked.first_bad is not None or checked.skipped is not None:
         text = f"No cure was found: trials with up to {_nodes(nodes)} in float32 fail, too."
         return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
     names = "|".join(map(re.escape, nodes))

@@ -1,47 +1,42 @@
-"""Comparing two models on the same inputs: their outputs and, where asked, every value that they share."""
+"""Comparing two models on the same inputs: their outputs and, if asked, every value that they share."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._model.model import ModelSource
-from onnxamp._numerics.beside import (
-    Opened,
-    Progress,
-    at_least_one,
-    compare_outputs,
-    make_ready,
-    noise_floor,
-    nothing_paired,
-    open_model,
-    part_of,
-    ran_on,
-    run_both,
-)
-from onnxamp._numerics.judging import held_to, size_only
-from onnxamp._numerics.limits import LOWNESS, Limits
-from onnxamp._numerics.merging import merge
-from onnxamp._numerics.metrics import TensorDiff
-from onnxamp._numerics.pairing import pair
+from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._model.model import Model, ModelSource
+from onnxamp._numerics.compare import compare_outputs, merge
+from onnxamp._numerics.limits import Limits, apply_limits, size_only
+from onnxamp._numerics.measure import Measurement
+from onnxamp._numerics.metrics import LOWNESS, TensorDiff
 from onnxamp._numerics.results import DiffReport, LayerDiff
-from onnxamp._numerics.walk import Compared, Walked
+from onnxamp._numerics.walk import Compared, SideBySide, Walked
 from onnxamp._ops.facts import op_key
+from onnxamp._runtime.engines import (
+    Executable,
+    OutputCache,
+    Outputs,
+    Progress,
+    WholeModel,
+    engine_name,
+    part_of,
+)
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.measure import Measurement
-from onnxamp._runtime.samples import Samples, random_samples
+from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.side import BUDGET
+from onnxamp._runtime.values import Feed
 
 _HOPELESS: Final = 1e-2
-"""Noise floor from which on errors say nothing of low precision."""
+"""Noise floor from which on errors tell nothing about low precision."""
 
 
 def diff_models(
     reference: ModelSource,
     result: ModelSource,
-    samples: Samples | None = None,
+    samples: SamplesLike | None = None,
     *,
     layers: bool = False,
     limits: Limits | None = None,
@@ -53,45 +48,174 @@ def diff_models(
     budget: int = BUDGET,
     progress: Progress | None = None,
 ) -> DiffReport:
-    """Run both models on the same samples and compare what they compute.
+    """Run two models on the same samples and compare what they compute.
 
-    On CPU, where ONNX Runtime would compute float16 in float32 and hide what a GPU does, models with low-precision
-    values are emulated (:mod:`onnxamp._runtime.emulate`). On CUDA each runs whole, in one session with all fusions as
-    in production, TF32 off; only layers are computed one op at a time.
+    On CPU, where ONNX Runtime computes float16 in float32 and hides what a GPU does, low precision is emulated. On CUDA
+    each model runs whole, in one session with all fusions as in production, but without TF32; only layers are computed
+    one op at a time.
 
     Args:
-        reference: what is right; usually the float32 original.
-        result: what is judged.
-        samples: inputs; made up for the reference (seeded, ``count`` of them, sizes from ``dims``) where None.
-        layers: compare every value that both share by name, too. Where outputs fail outright it is done anyway.
-        limits: what is accepted; the usual tolerance of the lower precision by default.
-        provider: "cuda" or "cpu"; None for CUDA where there is one.
-        whole: run each model in one session; None for CUDA. On CPU only float32 models can be compared so.
-        budget: bytes of values and weights that may be held at a time besides the models themselves.
-        progress: told how far the comparison is.
+        reference: what is right, usually the float32 original: a ModelProto, a path, or an onnx-graphsurgeon Graph.
+        result: the model to judge, in the same forms. It may lack inputs of the reference, but no outputs.
+        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
+            samples of the reference (with ``seed``, and sizes of named dimensions from ``dims``).
+        layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway.
+        limits: what is accepted; the default is a relative L2 error of 1e-5 if both models are float32, 1e-2 if one
+            holds float16, 5e-2 if one holds bfloat16.
+        provider: "cuda" or "cpu"; None for CUDA if there is a device.
+        whole: run each model in one session; None for True on CUDA. On CPU only float32 models can be compared so.
+        budget: bytes of values and weights to hold at a time besides the models themselves.
+        progress: called with the work that is done and all there is to do.
+
+    Returns:
+        The comparison. ``passed`` is the verdict, ``outputs`` hold what was measured, ``first_bad`` names where the
+        error starts, ``skipped`` tells why nothing could be compared.
 
     Raises:
-        ArgumentError: the samples do not fit the models, the result takes inputs that the reference lacks, or lacks
-            outputs that the reference has.
-        ModelError: a model cannot be read.
+        ArgumentTypeError: a model, the samples or the limits are of another type.
+        ArgumentError: the samples do not fit the reference, the result takes inputs that the reference lacks, or it
+            lacks outputs that the reference has.
+        ModelError: a model cannot be read. RuntimeFailure: CUDA is asked for and cannot be used.
+
+    Example:
+        >>> model = onnxamp.convert_model("models/encoder.onnx", level="O2")
+        >>> report = onnxamp.diff_models("models/encoder.onnx", model, provider="cpu")
+        >>> report.passed, report.lowest, [output.name for output in report.outputs]
+        (True, 'float16', ['last_hidden_state', 'pooled'])
     """
-    one, other = open_model(reference), open_model(result)
-    chosen = choose_provider(provider)
-    samples = samples or random_samples(one.proto, count, seed=seed, dims=dims)
-    at_least_one(samples)
-    limits = limits or Limits()
-    limits.check(entry.name for entry in one.proto.graph.output)
-    at_once = chosen == "cuda" if whole is None else whole
-    found = _diff(one, other, samples, chosen, layers, at_once, limits, budget, progress)
-    if not layers and not found.passed and found.outputs:  # then it is wanted where the error comes from
-        deep = _diff(one, other, samples, chosen, True, False, limits, budget, progress)
-        return replace(found, first_bad=deep.first_bad, layers=deep.layers)
-    return found
+    if not isinstance(limits, Limits | None):
+        raise ArgumentTypeError(f"limits must be Limits, as make_limits returns, not {type(limits).__name__}.")
+    opened, other = Model.of(reference), Model.of(result)
+    samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
+    comparison = Comparison.of(opened, samples, limits, provider, whole=whole, budget=budget)
+    return comparison.compare(other, layers=layers or None, progress=progress)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """A reference and samples with which any number of results can be compared.
+
+    What the reference takes to prepare serves all of them, and so do its outputs, as far as they fit in memory.
+    """
+
+    reference: Executable
+    samples: Samples
+    limits: Limits
+    outputs: OutputCache = field(default_factory=OutputCache)
+
+    @classmethod
+    def of(
+        cls,
+        reference: Model,
+        samples: Samples,
+        limits: Limits | None,
+        provider: Provider | None,
+        *,
+        whole: bool | None = None,
+        budget: int = BUDGET,
+    ) -> "Comparison":
+        """Arguments and errors as :func:`diff_models`."""
+        chosen, limits = choose_provider(provider), limits or Limits()
+        limits.check(entry.name for entry in reference.proto.graph.output)
+        whole = chosen == "cuda" if whole is None else whole
+        return cls(Executable(reference, chosen, chosen == "cpu", whole, budget), samples, limits)
+
+    def compare(self, result: Model, *, layers: bool | None, progress: Progress | None = None) -> DiffReport:
+        """As :func:`diff_models`; ``layers`` is None to compare layers only if outputs miss their limits."""
+        one = self.reference
+        other = Executable(result, one.provider, one.emulated, one.whole, one.budget)
+        report = self._compared(other, bool(layers), progress)
+        if layers is None and not report.passed and report.outputs:
+            deep = self._compared(other, True, progress)
+            return replace(report, first_bad=deep.first_bad, layers=deep.layers)
+        return report
+
+    def _compared(self, other: Executable, layers: bool, progress: Progress | None) -> DiffReport:
+        one, samples = self.reference, self.samples
+        report = DiffReport(
+            one.model.label, other.model.label, engine_name(one.provider, "float32"), samples.description,
+            len(samples), "float32",
+        )  # fmt: skip
+        tally, walk = _Tally(), SideBySide(one, other)
+        for number, sample in enumerate(samples):
+            feeds = check_inputs(one.model.proto, sample)
+            try:
+                flows = one.prepare(feeds).flow, other.prepare(feeds).flow
+                report = self._described(report, *flows)
+                walked = self._run(
+                    number, feeds, other, walk if layers else None, part_of(progress, number, len(samples))
+                )
+            except RuntimeFailure as error:
+                return replace(report, skipped=samples.failure("The reference does not run", error, number))
+            if walked.failure is not None:
+                return replace(report, failure=f"The result does not run: {walked.failure}")
+            if one.whole and one.provider == "cuda" and number == 0 and report.reference_lowest == "float32":
+                report = replace(
+                    report,
+                    noise=noise_floor(WholeModel(one.model.path or one.model.proto, "cpu"), feeds, walked.reference),
+                )
+            tally.add(*flows, walked)
+        return _finished(report, tally, self.limits)
+
+    def _described(self, report: DiffReport, reference: Flow, result: Flow) -> DiffReport:
+        """The report with what is known before anything runs."""
+        lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
+        one = self.reference
+        if one.whole and lowest != "float32" and one.provider == "cpu":
+            raise ArgumentError(f"whole=True on CPU would hide what {lowest} does: leave it out, for emulation.")
+        return replace(
+            report, lowest=lowest, ran_on=engine_name(one.provider, lowest), reference_lowest=reference.lowest,
+            notes=_unmatched(reference, result),
+        )  # fmt: skip
+
+    def _run(
+        self,
+        number: int,
+        feeds: Mapping[str, Feed],
+        other: Executable,
+        walk: SideBySide | None,
+        progress: Progress | None,
+    ) -> Walked:
+        """Run both models on one sample: side by side if values are compared, whole if that is how they run.
+
+        Raises:
+            RuntimeFailure: the reference does not run.
+        """
+        walked = walk.run(feeds, progress) if walk is not None else Walked({}, {}, {})
+        if walk is not None and not self.reference.runs_whole(feeds):
+            self.outputs.keep(number, walked.reference)
+            return walked
+        reference = self.outputs.kept.get(number)
+        if reference is None:
+            reference = self.reference.run(feeds, part_of(progress, 0, 2))
+            self.outputs.keep(number, reference)
+        try:
+            return Walked(reference, other.run(feeds, part_of(progress, 1, 2)), walked.compared)
+        except RuntimeFailure as error:
+            return Walked({}, {}, walked.compared, str(error))
+
+
+def noise_floor(on_cpu: WholeModel, feeds: Mapping[str, Feed], outputs: Outputs) -> float | None:
+    """The error that the order of sums alone causes: of a float32 model's outputs against those of the CPU.
+
+    Args:
+        on_cpu: the model.
+        outputs: what another device made of the same feeds.
+
+    Returns:
+        The largest relative L2 error of all float outputs; None if the model does not run on the CPU.
+    """
+    try:
+        expected = on_cpu.run(feeds)
+    except RuntimeFailure:
+        return None
+    diffs = (diff for name, value in expected.items() for diff in compare_outputs(name, value, outputs[name]))
+    return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What the samples have given so far."""
+    """What the samples have shown so far."""
 
     outputs: dict[str, list[TensorDiff]] = field(default_factory=dict)
     alarms: list[str] = field(default_factory=list)
@@ -101,56 +225,15 @@ class _Tally:
         for name, value in walked.reference.items():
             if name not in walked.result:
                 raise ArgumentError(f"The models have different outputs: only the reference has {name!r}.")
-            self.alarms += [f"Output {name!r}: {text}" for text in _lost(value, walked.result[name])]
+            self.alarms += [f"Output {name!r}: {text}" for text in _mismatches(value, walked.result[name])]
             for diff in compare_outputs(name, value, walked.result[name]):
                 self.outputs.setdefault(diff.name, []).append(diff)
         for row in _layers(reference, result, walked.compared):
             self.layers[row.value] = _joined(self.layers.get(row.value), row)
 
 
-def _diff(
-    one: Opened,
-    other: Opened,
-    samples: Samples,
-    provider: Provider,
-    layers: bool,
-    whole: bool,
-    limits: Limits,
-    budget: int,
-    told: Progress | None,
-) -> DiffReport:
-    report = DiffReport(
-        one.label, other.label, ran_on(provider, "float32"), samples.description, len(samples), "float32"
-    )
-    ready, tally = None, _Tally()
-    wholes = (one.whole(provider), other.whole(provider)) if whole else None
-    for number, sample in enumerate(samples):
-        feeds = check_inputs(one.proto, sample)
-        try:
-            ready = make_ready(
-                one, other, feeds, provider, paired=pair if layers else nothing_paired, emulated=provider == "cpu",
-                budget=budget, before=ready,
-            )  # fmt: skip
-            reference, result = ready.walk.reference.flow, ready.walk.result.flow
-            lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
-            report = replace(report, lowest=lowest, ran_on=ran_on(provider, lowest), reference_lowest=reference.lowest)
-            if whole and lowest != "float32" and provider == "cpu":
-                raise ArgumentError(f"CPU sessions hide what {lowest} does: run the models in pieces there, emulated.")
-            walked = run_both(ready.walk, wholes, feeds, part_of(told, number, len(samples)), layers=layers)
-        except RuntimeFailure as error:
-            which = f" (sample {number + 1} of {len(samples)})" if len(samples) > 1 else ""
-            return replace(report, skipped=f"The reference does not run{which}: {error}{samples.hint(error)}")
-        if walked.failure is not None:
-            return replace(report, failure=f"The result does not run: {walked.failure}")
-        if whole and provider == "cuda" and number == 0 and reference.lowest == "float32":
-            report = replace(report, noise=noise_floor(one.whole("cpu"), feeds, walked.reference))
-        tally.add(reference, result, walked)
-        report = replace(report, notes=_unmatched(reference, result))
-    return _finished(report, tally, limits)
-
-
 def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
-    """What only one of the models takes or gives, and is not compared."""
+    """Inputs and outputs that only one of the models has, and that are not compared."""
     inputs = [name for name in reference.inputs if name not in result.inputs and name not in result.defaults]
     outputs = [name for name in result.outputs if name not in reference.outputs]
     notes = [f"Only the reference takes the input {name!r}." for name in inputs]
@@ -168,16 +251,15 @@ def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
         for diff, count in spoiled
         if count
     ]
-    found = replace(report, outputs=outputs, layers=rows, failure=alarms[0] if alarms else None)
-    found = held_to(replace(found, notes=(*report.notes, *notes)), limits)
+    report = replace(report, outputs=outputs, layers=rows, failure=alarms[0] if alarms else None)
+    report = apply_limits(replace(report, notes=(*report.notes, *notes)), limits)
     if floats and all(count == diff.size for diff, count in spoiled):
-        return replace(
-            found, skipped="The reference's outputs are NaN or infinite throughout: there is no right answer."
-        )
-    if found.noise is not None and found.noise > _HOPELESS and found.failure is None:
-        text = f"Float32 itself, on the same inputs, is off by {found.noise:.0%} there from what the CPU computes"
-        return replace(found, skipped=f"{text}: what low precision does cannot be told from its outputs.")
-    return found
+        text = "The reference's outputs are NaN or infinite throughout: there is no right answer to compare with."
+        return replace(report, skipped=text)
+    if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
+        text = f"Float32 itself, on the same inputs, is off by {report.noise:.0%} there from what the CPU computes"
+        return replace(report, skipped=f"{text}: its outputs cannot tell what low precision does.")
+    return report
 
 
 def _joined(before: LayerDiff | None, now: LayerDiff) -> LayerDiff:
@@ -197,16 +279,16 @@ def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iter
         node = reference.nodes[position]
         dtype, label = dtype_of(result, name), node.name or name
         if "float" not in dtype and not (row.accumulated and row.accumulated.error_max):
-            continue  # shapes, indices and masks that are as they should be
+            continue  # shapes, indices and masks that are equal
         yield LayerDiff(position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note)
 
 
-def _lost(reference: Any, found: Any) -> list[str]:
-    """What is wrong with sequences and optionals as such; their elements are compared one by one."""
-    if isinstance(reference, list) and isinstance(found, list):
-        if len(reference) != len(found):
-            return [f"The sequence has {len(found)} elements instead of {len(reference)}."]
-        return [text for one, other in zip(reference, found, strict=True) for text in _lost(one, other)]
-    if type(reference) is not type(found):
-        return [f"It is {type(found).__name__} instead of {type(reference).__name__}."]
+def _mismatches(reference: Any, result: Any) -> list[str]:
+    """Differences between sequences and optionals as such; their elements are compared one by one."""
+    if isinstance(reference, list) and isinstance(result, list):
+        if len(reference) != len(result):
+            return [f"The sequence has {len(result)} elements instead of {len(reference)}."]
+        return [text for one, other in zip(reference, result, strict=True) for text in _mismatches(one, other)]
+    if type(reference) is not type(result):
+        return [f"It is {type(result).__name__} instead of {type(reference).__name__}."]
     return []

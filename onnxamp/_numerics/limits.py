@@ -1,47 +1,31 @@
-"""How far a result may be from its reference: limits per output, held against what was measured."""
+"""From measurements to a verdict: limits per output, what misses them, and where the error starts."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isnan
-from types import MappingProxyType
-from typing import Final
+from typing import TypeAlias
 
-from onnxamp._errors import ArgumentError
-from onnxamp._numerics.metrics import TensorDiff
-from onnxamp._numerics.results import Judgement
+from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._numerics.metrics import AT_LEAST, AT_MOST, TOLERANCES, TensorDiff, metric_name
+from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
 
-TOLERANCES: Final[Mapping[str, float]] = MappingProxyType({"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2})
-"""Relative L2 error per output that is usual, by the lower precision of the two models."""
-
-LOWNESS: Final[Mapping[str, int]] = MappingProxyType({"bfloat16": 0, "float16": 1, "float32": 2})
-"""Precisions from the lowest."""
-
-AT_MOST: Final = ("rel_l2", "max_abs", "max_rel", "required_tolerance", "rmse", "mean_abs", "differing")
-"""Metrics of :class:`TensorDiff` that a limit bounds from above."""
-
-AT_LEAST: Final = ("snr_db", "cosine", "argmax_agreement", "top5_agreement")
-"""Those that a limit bounds from below."""
-
-
-_NAMES: Final = {
-    "rel_l2": "relative L2 error", "max_abs": "largest absolute error", "max_rel": "largest relative error",
-    "required_tolerance": "required tolerance", "rmse": "RMS error", "mean_abs": "mean absolute error",
-    "differing": "share of elements that differ", "snr_db": "SNR in dB", "argmax_agreement": "top-1 agreement",
-    "top5_agreement": "top-5 agreement",
-}  # fmt: skip
-
-
-def metric_name(metric: str) -> str:
-    """A metric in words."""
-    return _NAMES.get(metric, metric)
+LimitLike: TypeAlias = float | str | Mapping[str, float] | Iterable[str]
+"""A number for all outputs, numbers by output, or texts: "0.01" (all outputs), "NAME=0.01"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``of[metric][output]`` is the limit for one output, ``of[metric][""]`` that for all others.
+    """How far each output may be from its reference; :func:`make_limits` makes them.
 
-    An output for which nothing is said is held to the usual tolerance, as relative L2 error or, if it holds no floats
-    and that is smaller, as share of elements that differ: labels flip, and pixels are off by one.
+    ``of[metric][output]`` is the limit of one output, ``of[metric][""]`` that of all others.
+
+    An output without a limit is held to the default tolerance of the lower precision of both models (1e-5 for float32,
+    1e-2 for float16, 5e-2 for bfloat16): as its relative L2 error or, if it holds no floats and that is smaller, as the
+    share of elements that differ, since labels flip and pixels are off by one.
+
+    Example:
+        >>> onnxamp.Limits({"rel_l2": {"": 1e-3, "pooled": 1e-2}}).of["rel_l2"]["pooled"]
+        0.01
     """
 
     of: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -50,16 +34,16 @@ class Limits:
         """Hold the limits against the outputs; ``lowest`` is the lower precision of the two models.
 
         Raises:
-            ArgumentError: a limit names an output that there is not.
+            ArgumentError: there is a limit for an output that does not exist.
         """
         self.check(diff.name.partition("[")[0] for diff in outputs)
         return tuple(judgement for diff in outputs for judgement in self._judge(diff, lowest))
 
     def check(self, outputs: Iterable[str]) -> None:
-        """Refuse limits for outputs that there are not.
+        """Refuse limits for outputs that do not exist.
 
         Raises:
-            ArgumentError: a limit names another output.
+            ArgumentError: there is such a limit.
         """
         names = set(outputs)
         for metric, limits in self.of.items():
@@ -69,40 +53,119 @@ class Limits:
                     raise ArgumentError(f"The limit for {metric} names {name!r}; the outputs are {known}.")
 
     def _judge(self, diff: TensorDiff, lowest: str) -> list[Judgement]:
-        base = diff.name.partition("[")[0]  # an element of a sequence is held to the limits of the sequence
-        said = {}
+        sequence = diff.name.partition("[")[0]  # elements of a sequence are held to the limits of the sequence
+        chosen = {}
         for metric, limits in self.of.items():
-            limit = next((limits[name] for name in (diff.name, base, "") if name in limits), None)
+            limit = next((limits[name] for name in (diff.name, sequence, "") if name in limits), None)
             if limit is not None and getattr(diff, metric) is not None:
-                said[metric] = limit
-        if not said:
-            labels = not diff.is_float and diff.differing < diff.rel_l2
-            said = {"differing" if labels else "rel_l2": TOLERANCES[lowest]}
-        return [Judgement(diff.name, metric, *_held(diff, metric, limit)) for metric, limit in said.items()]
+                chosen[metric] = limit
+        if not chosen:
+            are_labels = not diff.is_float and diff.differing < diff.rel_l2
+            chosen = {"differing" if are_labels else "rel_l2": TOLERANCES[lowest]}
+        return [_judgement(diff, metric, limit) for metric, limit in chosen.items()]
 
 
-def _held(diff: TensorDiff, metric: str, limit: float) -> tuple[float, float, bool]:
-    found = float(getattr(diff, metric))
-    return found, limit, found <= limit if metric in AT_MOST else found >= limit
+def _judgement(diff: TensorDiff, metric: str, limit: float) -> Judgement:
+    number = float(getattr(diff, metric))
+    return Judgement(diff.name, metric, number, limit, number <= limit if metric in AT_MOST else number >= limit)
 
 
-def make_limits(said: Mapping[str, Sequence[str]]) -> Limits:
-    """Limits from texts, as the command line gives them: metric -> "0.01" (all outputs) or "NAME=0.01" each.
+def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
+    """Limits of metrics, for :func:`onnxamp.diff_models`.
+
+    Args:
+        limits: by metric ("rel_l2", "max_abs", "max_rel", "required_tolerance", "rmse", "mean_abs", "differing" bound
+            errors from above; "snr_db", "cosine", "argmax_agreement", "top5_agreement" from below): a number for all
+            outputs, numbers by output, or texts as on the command line, "0.01" or "NAME=0.01".
 
     Raises:
-        ArgumentError: a metric is unknown, or a text is of another form.
+        ArgumentTypeError: ``limits``, or the limit of a metric, is of another type.
+        ArgumentError: a metric is unknown, a text is no limit, or a limit can never hold.
+
+    Example:
+        >>> limits = onnxamp.make_limits({"rel_l2": 1e-3, "cosine": {"pooled": 0.999}})
+        >>> onnxamp.diff_models("models/encoder.onnx", "models/encoder.onnx", limits=limits).passed
+        True
     """
+    if not isinstance(limits, Mapping):
+        raise ArgumentTypeError(f"limits must be a dict of limits by metric, not {type(limits).__name__}.")
     made: dict[str, dict[str, float]] = {}
-    for metric, texts in said.items():
-        if metric not in AT_MOST + AT_LEAST:
-            raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join(AT_MOST + AT_LEAST)}.")
-        for text in texts:
-            name, _, number = text.rpartition("=")
-            try:
-                limit = float(number)
-            except ValueError:
-                raise ArgumentError(f"The limit {text!r} is no number and not of the form OUTPUT=NUMBER.") from None
+    for metric, given in limits.items():
+        if metric not in AT_MOST and metric not in AT_LEAST:
+            raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join((*AT_MOST, *AT_LEAST))}.")
+        for name, limit in _by_output(metric, given):
             if isnan(limit) or (limit < 0 and metric in AT_MOST):
+                text = f"{name}={limit:g}" if name else f"{limit:g}"
                 raise ArgumentError(f"The limit {text!r} for the {metric_name(metric)} can never hold.")
             made.setdefault(metric, {})[name] = limit
     return Limits(made)
+
+
+def _by_output(metric: str, given: LimitLike) -> Iterator[tuple[str, float]]:
+    """(output, limit) pairs; the output is "" for all."""
+    if isinstance(given, (int, float)):
+        yield "", float(given)
+    elif isinstance(given, Mapping):
+        yield from ((name, float(limit)) for name, limit in given.items())
+    elif isinstance(given, Iterable):
+        for text in [given] if isinstance(given, str) else given:
+            name, _, number = text.rpartition("=")
+            try:
+                yield name, float(number)
+            except ValueError:
+                raise ArgumentError(f"The limit {text!r} is no number and not of the form OUTPUT=NUMBER.") from None
+    else:
+        raise ArgumentTypeError(
+            f"The limit for {metric} must be a number, numbers by output, or texts such as 'NAME=0.01', not"
+            f" {type(given).__name__}."
+        )
+
+
+def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
+    """A comparison judged by these limits. Measurements stay; earlier verdicts, warnings and remedies go.
+
+    Raises:
+        ArgumentError: there is a limit for an output that does not exist.
+    """
+    judgements = limits.judge(report.outputs, report.lowest)
+    warnings = tuple(_warnings(report.outputs, judgements))
+    judged = replace(report, judgements=judgements, warnings=warnings, first_bad=None, cure=None)
+    limit = min((j.limit for j in judgements if j.metric == "rel_l2"), default=TOLERANCES[report.lowest])
+    return judged if judged.passed else replace(judged, first_bad=_first_bad(report.layers, limit))
+
+
+def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
+    """The first float value that breaks: on the reference's inputs, or to NaN or Inf by accumulated error.
+
+    If there is none: the first from which on the accumulated error stays beyond the limit.
+    """
+    floats = [row for row in rows if "float" in row.dtype or row.dtype == "double"]
+    for row in floats:
+        for measured in (row.local, row.accumulated):
+            if measured is not None and measured.alarm and (measured is row.local or measured.broken):
+                return FirstBad(row.value, row.node, row.op, measured.alarm)
+    start: LayerDiff | None = None
+    for row in floats:
+        if row.accumulated is not None:
+            start = (start or row) if row.accumulated.rel_l2 > limit else None
+    if start is None or start.accumulated is None:
+        return None
+    text = f"the accumulated error is {start.accumulated.rel_l2:.2g}"
+    return FirstBad(start.value, start.node, start.op, text, breaks=False)
+
+
+def size_only(diff: TensorDiff) -> bool:
+    """Whether only sizes differ: outputs whose size depends on data may gain or lose an element at a threshold."""
+    sizes_differ = diff.reference_shape != diff.result_shape
+    return sizes_differ and len(diff.reference_shape) == len(diff.result_shape)
+
+
+def _warnings(outputs: Sequence[TensorDiff], judgements: Sequence[Judgement]) -> Iterator[str]:
+    """What is inexact without being broken."""
+    missed = {judgement.output: judgement for judgement in judgements if not judgement.passed}
+    for diff in outputs:
+        if size_only(diff):
+            yield f"Output {diff.name!r} has shape {diff.result_shape}, the reference {diff.reference_shape}."
+        elif diff.alarm is None and diff.name in missed:
+            miss = missed[diff.name]
+            yield f"Output {diff.name!r}: {metric_name(miss.metric)} is {miss.found:.2g}; the limit is {miss.limit:g}."

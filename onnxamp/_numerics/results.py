@@ -1,17 +1,17 @@
-"""What comparisons and checks return: frozen records, which the reports print, save and draw."""
+"""Results of comparisons and checks: frozen records for reports to print, save and draw."""
 
 from dataclasses import dataclass
 
+from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import TensorDiff
-from onnxamp._runtime.measure import Measurement
 
 
 @dataclass(frozen=True, slots=True)
 class LayerDiff:
-    """One value that both models share: the error of the op that makes it, and what has accumulated up to it.
+    """One value that both models share: the error of its op alone, and the error accumulated up to it.
 
     ``local`` compares the result's op, fed with the *reference's* inputs, with the reference; ``accumulated`` compares
-    the two models' own values. Either is None where it could not be measured; ``note`` says why.
+    the models' own values. Either is None if it could not be measured; ``note`` tells why.
     """
 
     position: int
@@ -20,7 +20,7 @@ class LayerDiff:
     node: str
     op: str
     dtype: str
-    """Element type of the value in the result ("float16", "bfloat16", "float32", ...)."""
+    """Element type in the result ("float16", "bfloat16", "float32", ...)."""
     local: Measurement | None
     accumulated: Measurement | None
     note: str | None = None
@@ -28,19 +28,19 @@ class LayerDiff:
 
 @dataclass(frozen=True, slots=True)
 class FirstBad:
-    """The first value of the graph, in execution order, that goes wrong: its name, its node, its op type, and how."""
+    """The first value, in execution order, that goes wrong; ``alarm`` tells how."""
 
     value: str
     node: str
     op: str
     alarm: str
     breaks: bool = True
-    """False where no op breaks by itself, and this is where what has accumulated passes the limit."""
+    """False if no op breaks by itself, and this is where the accumulated error passes the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One limit held against one output: ``metric`` is a field of :class:`TensorDiff`."""
+    """One limit applied to one output: ``metric`` is a field of :class:`TensorDiff`."""
 
     output: str
     metric: str
@@ -51,12 +51,12 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """Options that make the failure go away, and how that was seen.
+    """Options that make a failure go away, and what their trial showed.
 
-    ``command`` is a command line that is ready to run; for a checked model, whose original is not at hand, it is
-    options for the conversion of that original (``--keep-fp32 '...'``). ``nodes`` are what it keeps in float32;
-    ``outcome`` says what the trial showed. ``confirmed`` is False where ``trials`` candidates were tried and none was
-    enough: then ``command`` is empty, and ``nodes`` are the most that were tried.
+    ``command`` is a complete command line; for a checked model, whose original is not at hand, it is options for the
+    conversion of that original (``--keep-fp32 '...'``). ``nodes`` are kept in float32; ``outcome`` is the trial in
+    words. ``confirmed`` is False if ``trials`` candidates were tried and none was enough: then ``command`` is empty,
+    and ``nodes`` are the most that were tried.
     """
 
     command: str
@@ -68,11 +68,11 @@ class Cure:
 
 @dataclass(frozen=True, slots=True)
 class DiffReport:
-    """Two models on the same inputs.
+    """Two models compared on the same inputs; :func:`onnxamp.diff_models` returns it.
 
-    ``ran_on`` names what computed ("CUDA (device)", "CPU, emulated float16", "CPU"); ``inputs`` says where the numbers
-    came from; ``skipped`` says why nothing could be compared; ``failure`` is one sentence if the comparison fails;
-    ``warnings`` are what is merely inexact.
+    ``ran_on`` names what computed ("CUDA (device)", "CPU, emulated float16", "CPU"); ``inputs`` tells where the samples
+    come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if an output is broken;
+    ``warnings`` name outputs that are only inexact.
     """
 
     reference: str
@@ -92,26 +92,25 @@ class DiffReport:
     failure: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was not compared."""
+    """What was not compared, in sentences."""
     cure: Cure | None = None
     noise: float | None = None
-    """Relative L2 error of the float32 reference on CUDA against itself on CPU; None where it was not measured."""
+    """Relative L2 error of the float32 reference on CUDA against itself on CPU; None if it was not measured."""
 
     @property
     def passed(self) -> bool:
-        """Whether it was compared and is within its limits."""
+        """Whether the models were compared and all outputs are within their limits."""
         within = all(judgement.passed for judgement in self.judgements)
         return self.failure is None and self.skipped is None and within
 
 
 @dataclass(frozen=True, slots=True)
 class ValueCheck:
-    """One output of one node of a model that was run.
+    """One output of one node of a model that ran.
 
-    ``measured`` compares what the node's type leaves of the exact result (found) with that exact result (reference):
-    broken counts overflow, flushed counts underflow. ``fault`` is "NaN", "Inf", "vanished", "all zero", "saturated" or
-    "flushed" where the node goes wrong although its inputs are fine, else None; ``inherited`` tells that it only passes
-    on what was wrong before.
+    ``measured`` compares the rounded result (found) with the exact one (reference): broken counts overflow, flushed
+    counts underflow. ``fault`` is "NaN", "Inf", "vanished", "all zero", "saturated" or "flushed" if the node goes wrong
+    although its inputs are fine, else None; ``inherited`` tells that it only passes on an earlier fault.
     """
 
     position: int
@@ -128,7 +127,7 @@ class ValueCheck:
 
 @dataclass(frozen=True, slots=True)
 class RunCheck:
-    """What running a model showed, value by value, in execution order."""
+    """A model that ran, value by value in execution order; :func:`onnxamp.check_run` returns it."""
 
     ran_on: str
     inputs: str

@@ -1,8 +1,8 @@
-"""Walking two models side by side, a few nodes at a time: outputs of both, and every value that they share compared.
+"""Walking two models side by side, a few nodes at a time, to compare every value that they share.
 
-In each step some nodes of the reference run, then those of the result that make the same values, then, in one more
-piece, the result's ops fed with the reference's values. What is compared is reduced where it is, and what nobody needs
-any more is dropped, so that memory holds one step and the values that later steps read.
+Each step runs some nodes of the reference, then those of the result that compute the same values, then once more the
+result's ops, fed with the reference's values, to tell their own error from what has accumulated. Values are reduced
+where they are and dropped when nobody needs them any more, so that memory holds one step and what later steps read.
 """
 
 from collections import Counter
@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from onnxamp._errors import RuntimeFailure
-from onnxamp._numerics.pairing import Pairing
+from onnxamp._numerics.measure import Measurement, measure
+from onnxamp._numerics.meters import MEASURABLE
+from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
-from onnxamp._runtime.measure import Measurement, measure
 from onnxamp._runtime.pieces import Piece, Runner
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET, Side, ancestors, parts_of, start
@@ -22,13 +23,87 @@ from onnxamp._runtime.values import Feed
 if TYPE_CHECKING:
     import onnxruntime as ort
 
+_REACH: Final = 64
+"""Nodes that may lie between a value of the result and the nearest values that the reference has, too."""
+
 _LOCAL: Final = "/local"
-"""What names of replayed values end in."""
+"""Suffix of the names of replayed values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Nodes of the result, in order, that compute a value from values of the reference, and those values."""
+
+    nodes: tuple[int, ...]
+    reads: tuple[str, ...]
+    rounded: frozenset[str]
+    """Those of ``reads`` that are low precision in the result, but not in the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Values that nodes of both models compute under one name, and how the result's ops are fed to be judged alone."""
+
+    shared: Mapping[str, Replay | None]
+    """In the reference's order; None if too many nodes lie between a value and the nearest that the reference has."""
+    replaceable: frozenset[str] = frozenset()
+    """Values of the result that are replaced by the reference's when ops are replayed."""
+    accumulated: bool = True
+    """Whether the result's own values are compared as well as the replayed ones."""
+
+    def reads(self) -> Counter[str]:
+        """By value of the reference: the number of replays that read it."""
+        return Counter(name for replay in self.shared.values() if replay is not None for name in replay.reads)
+
+
+def pair(reference: Flow, result: Flow) -> Pairing:
+    """Match values by name and type.
+
+    Complexity: linear in nodes, times the few nodes (Casts) between shared values.
+    """
+    both = reference.own & result.own
+    made = [name for node in reference.nodes for name in node.output if name in result.maker and name in both]
+    shared = {name: _replay(reference, result, name) for name in made if _is_measurable(reference, result, name)}
+    return Pairing(shared, frozenset(name for name in made if _can_replace(reference, result, name)))
+
+
+def _is_measurable(reference: Flow, result: Flow, name: str) -> bool:
+    """Whether both values are tensors of numbers, as far as types are known."""
+    return all(kind is None or kind in MEASURABLE for kind in (reference.types.get(name), result.types.get(name)))
+
+
+def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
+    nodes, reads = {result.maker[target]}, dict[str, None]()
+    waiting = list(nodes)
+    while waiting:
+        for name in result.reads[waiting.pop()]:
+            if _can_replace(reference, result, name):
+                reads[name] = None
+            elif name in result.maker and result.maker[name] not in nodes:
+                nodes.add(result.maker[name])
+                waiting.append(result.maker[name])
+            elif name in result.inputs or name in result.defaults:
+                return None
+        if len(nodes) > _REACH:
+            return None
+    rounded = frozenset(name for name in reads if result.low.get(name) not in (None, reference.low.get(name)))
+    return Replay(tuple(sorted(nodes)), tuple(reads), rounded)
+
+
+def _can_replace(reference: Flow, result: Flow, name: str) -> bool:
+    """Whether the reference's value can be fed to readers of the result's."""
+    known = name in reference.maker or name in reference.inputs or name in reference.defaults
+    if not known or name not in reference.own:
+        return False
+    one, other = reference.types.get(name), result.types.get(name)
+    if (one or "").startswith("optional"):
+        return False  # an empty one could not be fed
+    return one == other or (one == "tensor(float)" and name in result.low)
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One value of both models on one sample; ``note`` says why something could not be measured."""
+    """One value of both models on one sample; ``note`` says why an error could not be measured."""
 
     local: Measurement | None
     accumulated: Measurement | None
@@ -37,13 +112,13 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """What one sample gave: the outputs of both models, and the values that they share, in the reference's order."""
+    """Outputs of both models on one sample, and the values that they share, in the reference's order."""
 
     reference: Mapping[str, Any]
     result: Mapping[str, Any]
     compared: Mapping[str, Compared]
     failure: str | None = None
-    """Why the result could not be run to its end; then its outputs are missing."""
+    """Why the result does not run to its end; both outputs are missing then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +130,7 @@ class _Step:
 
 @dataclass(slots=True)
 class Walk:
-    """Two models, and the steps in which they run: found with the first sample, repeated with the others."""
+    """Two models run side by side. The steps are found with the first sample and repeated with the others."""
 
     reference: Runner
     result: Runner
@@ -63,25 +138,21 @@ class Walk:
     budget: int = BUDGET
     _steps: list[_Step] = field(default_factory=list)
 
-    def run(
-        self,
-        reference_feeds: Mapping[str, Feed],
-        result_feeds: Mapping[str, Feed],
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Walked:
-        """Run one sample through both.
+    def run(self, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Walked:
+        """Run one sample through both models.
 
         Args:
-            reference_feeds, result_feeds: the sample as either model takes it.
-            progress: called with the reference's nodes that have run, and their number.
+            feeds: by input, in any float types.
+            progress: called with the nodes of the reference that have run, and their number.
 
         Raises:
             RuntimeFailure: the reference does not load or run; the message names the outputs of the piece that fails.
+            ArgumentError: a model has an input that is not fed.
         """
         reads = self.pairing.reads()
         reads.update(list(self.pairing.shared))
-        one = start(self.reference, reference_feeds, reads)
-        other = start(self.result, result_feeds, Counter(list(self.pairing.shared) if self.pairing.accumulated else ()))
+        one = start(self.reference, feeds, reads)
+        other = start(self.result, feeds, Counter(list(self.pairing.shared) if self.pairing.accumulated else ()))
         compared: dict[str, Compared] = {}
         if not self._steps:
             self._steps = list(_steps(one.flow, other.flow, self.pairing, self.budget))
@@ -123,7 +194,7 @@ class Walk:
         return found
 
     def _replay(self, targets: Sequence[str], one: Side) -> "dict[str, ort.OrtValue | str]":
-        """Target -> what the result's op makes of the reference's values; a sentence where it fails."""
+        """By target: what the result's op makes of the reference's values, or a sentence if it fails."""
         able = [name for name in targets if self.pairing.shared[name] is not None]
         if not able:
             return {}
@@ -142,7 +213,7 @@ class Walk:
         nodes = tuple(sorted({node for replay in replays for node in replay.nodes}))
         flow = self.result.flow
         made = [name for node in nodes for name in flow.nodes[node].output]
-        renamed = {name: _local_name(flow, name) for name in made if name in self.pairing.standing}
+        renamed = {name: _local_name(flow, name) for name in made if name in self.pairing.replaceable}
         rounded = frozenset[str]().union(*(replay.rounded for replay in replays))
         wanted = tuple(renamed.get(name, name) for name in targets)
         found = self.result.run(Piece(nodes, wanted, tuple(renamed.items()), rounded), one.values)
@@ -177,9 +248,9 @@ def _measured(
 
 
 def _steps(reference: Flow, result: Flow, pairing: Pairing, budget: int) -> Iterator[_Step]:
-    """Cut the reference's nodes where the budget ends; give each part the result's nodes that make the same values.
+    """Cut the reference's nodes where the budget ends, and give each part the result's nodes for the same values.
 
-    Complexity: linear in the nodes of both.
+    Complexity: linear in the nodes of both models.
     """
     done: set[int] = set()
     if pairing.shared:
@@ -191,3 +262,21 @@ def _steps(reference: Flow, result: Flow, pairing: Pairing, budget: int) -> Iter
         yield _Step(part, tuple(parts_of(result, needed, budget)), targets)
     rest = ancestors(result, result.outputs, done)
     yield _Step((), tuple(parts_of(result, rest, budget)), ())
+
+
+@dataclass(slots=True)
+class SideBySide:
+    """Two models to walk through; what one sample takes to prepare serves others that take the same branches."""
+
+    reference: Executable
+    result: Executable
+    paired: Callable[[Flow, Flow], Pairing] = pair
+    """Which values are compared."""
+    _walk: Walk | None = None
+
+    def run(self, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Walked:
+        """As :meth:`Walk.run`; raises what :meth:`Executable.prepare` raises, too."""
+        one, other = self.reference.prepare(feeds), self.result.prepare(feeds)
+        if self._walk is None or self._walk.reference is not one or self._walk.result is not other:
+            self._walk = Walk(one, other, self.paired(one.flow, other.flow), self.reference.budget)
+        return self._walk.run(feeds, progress)

@@ -1,40 +1,46 @@
-"""Looking at every float of a model that ran: the first op that goes wrong although its inputs were fine.
+"""Watching every float of a model that runs, to find the first op that goes wrong although its inputs are fine.
 
-Each low value is held against the exact result of its op on the same inputs: emulation computes both, the op in float32
-and what the low type leaves of it. So overflow and underflow are told apart from what they do further on.
+Each low-precision value is compared with the exact result of its op on the same inputs: emulation computes both. So
+overflow and underflow are told apart from their consequences downstream.
 
 ================  =====================================================================================================
 fault             when, with inputs that are fine
 ================  =====================================================================================================
-NaN               some element is NaN, and so are outputs or they are infinite: nothing masks it away
-Inf               an element overflows: infinite in the low type, though its exact result is not; or infinite in float32
-                  already, where outputs are not finite either
-all zero          every element is zero, though the exact result is not
+NaN               an element is NaN, and outputs of the model are NaN or infinite: nothing masks it away
+Inf               an element overflows: infinite in low precision although its exact result is not; or infinite in
+                  float32 already, and outputs are not finite either
+all zero          every element is zero although the exact result is not
 vanished          zeros where the exact result is more than 5 % of the largest
 flushed           so much becomes zero that the value is off by more than 10 % (relative L2)
-saturated         elements at the largest finite number of the low type, though no input has half of it
+saturated         elements at the largest finite number of the type although no input has half of it
 ================  =====================================================================================================
 
 Infinities among a node's inputs (masks) excuse infinities in its outputs.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._dtypes import LOW_TYPES
+from onnxamp._dtypes import LOW_ELEMS, LOW_TYPES
+from onnxamp._numerics.measure import Measurement, measure
 from onnxamp._numerics.results import ValueCheck
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.flow import Flow, dtype_of, origin
-from onnxamp._runtime.measure import Measurement
-from onnxamp._runtime.protos import LOW_ELEMS
+from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.side import BUDGET, parts_of, start
+from onnxamp._runtime.values import Feed
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 FLUSHED_ABOVE: Final = 0.1
-"""Relative L2 error from which on underflow is a fault: single elements that flush do no harm."""
+"""Relative L2 error from which on underflow is a fault; single flushed elements do no harm."""
 
 _LARGEST: Final = {low.elem: low.max_finite for low in LOW_TYPES.values()}
 _FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"})
@@ -42,7 +48,7 @@ _FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", "tensor(float16)"
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A float value, the exact result that it is rounded from (itself where nothing is rounded), and its node."""
+    """A float value, the exact result that it is rounded from (itself if nothing is rounded), and its node."""
 
     value: str
     exact: str
@@ -50,7 +56,7 @@ class Watched:
 
 
 def watched_values(flow: Flow) -> list[Watched]:
-    """The floats that nodes of the model make, in execution order; what emulation adds is seen through."""
+    """The floats that the model's nodes compute, in execution order, without values that emulation adds."""
     names = [name for name in flow.maker if name in flow.own and flow.types.get(name) in _FLOATS]
     return sorted((Watched(name, *origin(flow, name)) for name in names), key=lambda row: row.node)
 
@@ -58,19 +64,18 @@ def watched_values(flow: Flow) -> list[Watched]:
 def classify(
     flow: Flow, rows: Sequence[Watched], measured: Mapping[str, Measurement], inputs: Mapping[str, Measurement]
 ) -> tuple[ValueCheck, ...]:
-    """Say of each value whether it is at fault, only passes a fault on, or is fine.
+    """Tell of each value whether it is at fault, only passes a fault on, or is fine.
 
     Args:
         rows: in execution order.
-        measured: by value: its exact result (reference) and what became of it (found).
+        measured: by value: its exact result (reference) and what rounding left of it (found).
         inputs: likewise for the model's inputs.
 
     Complexity: linear in nodes.
     """
-    found = _classified(flow, rows, measured, inputs, born=False)
     ends = [measured[name] for name in flow.outputs if name in measured]
-    hurts = any(m.found_nan or m.found_inf for m in ends)
-    return _classified(flow, rows, measured, inputs, born=True) if hurts else found
+    reaches_outputs = any(m.found_nan or m.found_inf for m in ends)
+    return _classified(flow, rows, measured, inputs, born=reaches_outputs)
 
 
 def _classified(
@@ -81,7 +86,7 @@ def _classified(
     *,
     born: bool,
 ) -> tuple[ValueCheck, ...]:
-    """``born``: whether NaN and infinities that ops make of finite numbers are faults."""
+    """``born``: whether NaN and infinities that ops compute from finite numbers are faults."""
     by_node: dict[int, list[Watched]] = {}
     readers = _readers(flow, rows)
     for row in rows:
@@ -89,24 +94,24 @@ def _classified(
             by_node.setdefault(row.node, []).append(row)
     seen = {**inputs, **measured}
     bad = {name for name, m in inputs.items() if m.found_nan}
-    found = []
+    checks = []
     for index, node in enumerate(flow.nodes):
         reads = flow.reads[index]
         spoiled = any(name in bad for name in reads)
         mine = by_node.get(index, ())
         for row in mine:
             checked = _checked(flow, row, seen, spoiled=spoiled, born=born)
-            found.append(replace(checked, readers=readers.get(row.value, ())))
+            checks.append(replace(checked, readers=readers.get(row.value, ())))
             if checked.fault or checked.inherited:
                 bad |= {row.value, row.exact}
         if spoiled:
             own = {name for row in mine for name in (row.value, row.exact)}
             bad.update(name for name in node.output if name not in own and name not in measured)
-    return tuple(found)
+    return tuple(checks)
 
 
 def _readers(flow: Flow, rows: Sequence[Watched]) -> dict[str, tuple[str, ...]]:
-    """By value: the nodes that read it, directly or behind Casts. Linear in reads, for few Casts in a row."""
+    """By value: the nodes that read it, directly or behind Casts. Linear in reads if few Casts follow each other."""
     direct: dict[str, list[Watched]] = {}
     for row in rows:
         for name in flow.reads[row.node]:
@@ -142,7 +147,7 @@ def _checked(flow: Flow, row: Watched, seen: Mapping[str, Measurement], *, spoil
 
 
 def _fault(flow: Flow, row: Watched, m: Measurement, sources: Sequence[Measurement], *, born: bool) -> str | None:
-    """The first fault of the module's table that applies; constants are at fault for nothing."""
+    """The first fault of the module's table that applies; constants are never at fault."""
     node, top = flow.nodes[row.node], _LARGEST.get(flow.low.get(row.value, 0), np.inf)
     if node.op_type == "Constant":
         return None
@@ -163,7 +168,7 @@ def _fault(flow: Flow, row: Watched, m: Measurement, sources: Sequence[Measureme
 
 
 def _reaches(flow: Flow, node: int, limit: float) -> bool:
-    """Whether a constant of the node has an element of that magnitude. It reads weights, so it is asked last."""
+    """Whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
     for name in flow.held[node]:
         constant = flow.constants[name]
         if not isinstance(constant, TensorProto) or constant.data_type not in _ARRAYS:
@@ -179,3 +184,60 @@ def _largest(array: "npt.NDArray[Any]") -> float:
 
 
 _ARRAYS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, *LOW_ELEMS})
+
+
+@dataclass(slots=True)
+class WatchedRun:
+    """A model run part by part with its floats measured; measurements of several samples add up.
+
+    ``rows`` are the values to watch, ``budget`` is the number of bytes to hold at a time.
+    """
+
+    runner: Runner
+    rows: Sequence[Watched]
+    budget: int = BUDGET
+    values: dict[str, Measurement] = field(default_factory=dict)
+    inputs: dict[str, Measurement] = field(default_factory=dict)
+
+    def parts(
+        self, feeds: Mapping[str, Feed], seen: "Callable[[str, ort.OrtValue], None] | None" = None
+    ) -> Iterator[Sequence[int]]:
+        """Run the model lazily, and yield the nodes of each part behind it.
+
+        Args:
+            feeds: by input, in any float types.
+            seen: called with each float input and value that is measured.
+
+        Raises:
+            RuntimeFailure: ONNX Runtime cannot run a part.
+        """
+        flow = self.runner.flow
+        side = start(self.runner, feeds, Counter(name for row in self.rows for name in {row.value, row.exact}))
+        for name, value in side.values.items():
+            if value.is_tensor() and "float" in value.data_type():
+                self._add(self.inputs, name, value, value, seen)
+        rows = {row.value: row for row in self.rows}
+        for part in parts_of(flow, range(len(flow.nodes)), self.budget):
+            side.run(part)
+            for row in (row for node in part for name in flow.nodes[node].output if (row := rows.get(name))):
+                self._add(self.values, row.value, side.values[row.exact], side.values[row.value], seen)
+                side.used({row.value, row.exact})
+            self.runner.forget()
+            yield part
+
+    def _add(
+        self,
+        into: dict[str, Measurement],
+        name: str,
+        exact: "ort.OrtValue",
+        value: "ort.OrtValue",
+        seen: "Callable[[str, ort.OrtValue], None] | None",
+    ) -> None:
+        measured = measure(exact, value, self.runner.provider)
+        into[name] = into[name] + measured if name in into else measured
+        if seen is not None:
+            seen(name, value)
+
+    def checks(self) -> tuple[ValueCheck, ...]:
+        """The values so far, in execution order, with their faults."""
+        return classify(self.runner.flow, self.rows, self.values, self.inputs)

@@ -8,8 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from onnxamp._numerics.limits import metric_name
-from onnxamp._numerics.metrics import TensorDiff
+from onnxamp._numerics.metrics import TensorDiff, metric_name
 from onnxamp._numerics.results import DiffReport, LayerDiff
 from onnxamp._report.parts import heading, line, make_table, plain, printable
 

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from onnxamp._audit import Audit
 from onnxamp._convert.convert import Conversion
 from onnxamp._errors import ArgumentError
-from onnxamp._numerics.limits import LOWNESS
+from onnxamp._numerics.metrics import LOWNESS
 from onnxamp._numerics.results import DiffReport, RunCheck
 
 _FORMAT: Final = 1

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-import onnx.inliner
 from onnx import ModelProto
 
+from onnxamp._errors import ModelError
 from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._graph.inline import inline_functions
 from onnxamp._model.model import Model
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.fold import fold_graph
@@ -58,8 +59,8 @@ def inline(model: ModelProto, notes: list[str]) -> ModelProto:
     """The model with its local functions inlined, where that can be done; a sentence about it goes to ``notes``."""
     names = ", ".join(sorted(function.name for function in model.functions)[:5])
     try:
-        result = onnx.inliner.inline_local_functions(model, convert_version=True)
-    except Exception:  # noqa: BLE001 - untyped C++ errors; calls then stay as they are, in float32
+        result = inline_functions(model, partly=True)
+    except ModelError:  # calls then stay as they are, in float32
         notes.append(f"The functions ({names}) could not be inlined; their calls stay float32.")
         return model
     notes.append(f"Inlined {len(model.functions)} model-local function(s): {names}.")

@@ -1,4 +1,4 @@
-"""Runs without copies between host and device: inputs and outputs bound where the session wants them."""
+"""Runs without copies between host and device: inputs and outputs are bound to the session's memory."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int | None = None) -> Callable[[], None]:
-    """A function that runs the session on these inputs, and returns when the device is done.
+    """A function that runs the session on these inputs and returns when the device is done.
 
-    Inputs are copied to the device here, once; outputs go into buffers that the first run, which is made here, has
-    allocated. On CPU the arrays are used where they are.
+    Inputs are copied to the device once, here. Outputs go into buffers that a first run, also here, allocates. On CPU
+    the arrays are used in place.
 
     Args:
         feeds: by input name: arrays or lists of arrays, floats of any width.
-        graph: number of the CUDA graph that the second run records and later ones replay; the session must be made with
+        graph: number of the CUDA graph that the second run records and later ones replay, for sessions made with
             ``enable_cuda_graph``. None for ordinary runs.
 
     Raises:
@@ -49,7 +49,7 @@ def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int 
         raise RuntimeFailure("A CUDA graph needs outputs that are tensors of numbers.")
     options = None if graph is None else _options(ort, graph)
 
-    def run(_held: Any = (held, buffers)) -> None:  # arrays and buffers live as long as the function does
+    def run(_held: Any = (held, buffers)) -> None:  # keeps arrays and buffers alive
         session.run_with_iobinding(binding, options)
 
     if graph is not None:
@@ -64,11 +64,11 @@ def bind_values(
     outputs: "Mapping[str, ort.OrtValue]",
     graph: int | None = None,
 ) -> Callable[[], None]:
-    """A function that runs the session from buffers into buffers, and returns when the device is done.
+    """A function that runs the session from buffers into buffers and returns when the device is done.
 
     Args:
-        inputs, outputs: by name, where the session wants them; an output's buffer must be no input's.
-        graph: as for :func:`bind`, but the first call records, after runs of its own.
+        inputs, outputs: by name, in the session's memory; outputs must not share buffers with inputs.
+        graph: as for :func:`bind`, but the first call records, after warm-up runs.
 
     Raises:
         RuntimeFailure: a buffer does not fit; when called, a node failed, or a CUDA graph cannot be recorded.
@@ -91,14 +91,14 @@ def bind_values(
 
 
 def empty_value(like: NDArray[Any], provider: str) -> "ort.OrtValue":
-    """A buffer for arrays of that shape and type, in the memory of the provider ("cuda", "cpu")."""
+    """A buffer for arrays of the same shape and dtype in the provider's memory ("cuda", "cpu")."""
     import onnxruntime as ort  # noqa: PLC0415
 
     return ort.OrtValue.ortvalue_from_shape_and_type(like.shape, like.dtype, provider, 0)
 
 
 def _options(ort: Any, graph: int) -> Any:
-    """Run options that name a CUDA graph; -1 for none."""
+    """Run options with the number of a CUDA graph; -1 for none."""
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(graph))
     return options

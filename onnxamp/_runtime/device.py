@@ -1,4 +1,4 @@
-"""The CUDA device, asked through its driver: no library besides the driver's own is needed, and none is loaded here.
+"""Facts about the CUDA device, from its driver alone: no other library is needed or loaded.
 
 Functions are those of the CUDA driver API (docs.nvidia.com/cuda/cuda-driver-api). Each returns 0 where it succeeds.
 """
@@ -28,7 +28,7 @@ def device_present() -> bool:
 
 
 def device_name() -> str:
-    """Name of the first device ("NVIDIA H100 80GB HBM3"); "CUDA device" where the driver does not say."""
+    """Name of the first device ("NVIDIA H100 80GB HBM3"); "CUDA device" if the driver does not tell."""
     driver, device, name = _driver(), ctypes.c_int(0), ctypes.create_string_buffer(256)
     if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, 256, device):
         return "CUDA device"
@@ -36,9 +36,9 @@ def device_name() -> str:
 
 
 def device_memory_used() -> int | None:
-    """Bytes of the first device's memory that are taken, by whomever; None where the driver does not say.
+    """Bytes of the first device's memory in use by all processes; None if the driver does not tell.
 
-    Makes the device's primary context, which ONNX Runtime uses, too, and keeps it.
+    Creates the device's primary context, which ONNX Runtime uses as well, and keeps it.
     """
     driver, context = _driver(), _primary_context()
     if driver is None or context is None or driver.cuCtxPushCurrent_v2(context) != 0:
@@ -50,7 +50,7 @@ def device_memory_used() -> int | None:
 
 
 def bytes_on_device(pointer: int, size: int) -> bytes:
-    """A copy of so many bytes of the first device's memory.
+    """A copy of ``size`` bytes of the first device's memory.
 
     Raises:
         RuntimeFailure: the driver refuses.

@@ -1,110 +1,77 @@
-"""Float32 emulation of low-precision models: what a device with float32 accumulation computes, on any device.
+"""Float32 emulation of low-precision models: what a device that accumulates in float32 computes, on any device.
 
-The CPU provider of ONNX Runtime runs float16 nodes in float32 and drops the rounding between them, and it has
-hardly any bfloat16 kernels. So the emulated model is float32 throughout, and every value that was low is
-rounded by a pair of Casts, ``Cast(to=low) -> Cast(to=float)``:
+ONNX Runtime's CPU provider runs float16 nodes in float32 without rounding between them, and has hardly any bfloat16
+kernels. So the emulated model is float32 throughout, and a pair of Casts, ``Cast(to=low) -> Cast(to=float)``, rounds
+every value that was low precision:
 
 ==============================  ============================================================================
 in the model                    in the emulated model
 ==============================  ============================================================================
 output of an arithmetic node    the node in float32, then a pair
-output of a data movement       the node alone: what it moves is rounded already
+output of data movement         the node alone: its input is rounded already
 weight (initializer, Constant)  float32 tensor that holds the rounded numbers
 ``Cast(to=low)``                itself, then ``Cast(to=float)``
 ``Cast(to=float)`` of low       ``Identity``
-model input of low type         float32 input, then a pair
-model output of low type        float32 output with the rounded numbers
-sequence, optional of low       the same of float32 (no pair: elements are rounded where they are made)
+low-precision model input       float32 input, then a pair
+low-precision model output      float32 output with the rounded numbers
+low sequence or optional        the same of float32, without a pair: its elements are rounded already
 call of a model-local function  its body, inlined
 ==============================  ============================================================================
 
-What it cannot show: the order of accumulation, kernels that accumulate in low precision, and fusions that
-skip a rounding. A model input that is itself a model output, and inputs of sequence type, pass as the caller
-feeds them.
+It cannot show the order of accumulation, kernels that accumulate in low precision, and fusions that skip a rounding.
+Model inputs that are model outputs as well, and inputs of sequence type, pass through as they are fed.
 """
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, checker, helper, inliner
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxamp._dtypes import LOW_TYPES
-from onnxamp._errors import ModelError, OpsetError
+from onnxamp._dtypes import LOW_ELEMS, LOW_TYPES
+from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, opset_imports
-from onnxamp._model.wellformed import check_functions
+from onnxamp._model.copying import BaseDir, copy_fields
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._runtime.protos import (
-    LOW_ELEMS,
-    BaseDir,
-    copy_fields,
-    raise_attribute,
-    raise_sparse,
-    raise_tensor,
-    raise_type,
-)
+from onnxamp._runtime.rounding import Rounder
+from onnxamp._runtime.upcast import upcast_attribute, upcast_sparse, upcast_tensor, upcast_type
 
 
 def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
-    """A float32 model that computes what ``model``, which holds float16 or bfloat16 values, would compute.
+    """A float32 model that computes what a model with float16 or bfloat16 values computes.
 
     Args:
-        model: any model; it is read, never changed.
-        base_dir: folder of external data, if the model has any that is not loaded. What is read is embedded.
-        hollow: main-graph initializers without data (:mod:`onnxamp._runtime.shell`): they become float32, still hollow.
+        model: any model; it is not changed.
+        base_dir: folder of external data, if the model has any that is not loaded; the result embeds what is read.
+        hollow: main-graph initializers without data (:mod:`onnxamp._runtime.shell`), which become float32 as well.
 
     Returns:
-        A new model with the same input and output names, whose low inputs and outputs are float32.
+        A new model with the same names of inputs and outputs, all floats of which are float32.
 
     Raises:
         ModelError: the model cannot be resolved, or holds a function that cannot be inlined.
-        OpsetError: its opset has no Cast to the low type.
-        ExternalDataError: weights of low type are not loaded and cannot be read.
+        OpsetError: its opset has no Cast to the low-precision type.
+        ExternalDataError: low-precision weights are not loaded and cannot be read.
 
     Complexity: one sweep per scope, linear in nodes and weight bytes.
     """
-    view = Graph.of(inlined(model))
-    return emulate_view(view, infer_types(view), base_dir=base_dir, hollow=hollow)
+    return emulate_graph(Graph.of(inline_functions(model)), base_dir=base_dir, hollow=hollow)
 
 
-def emulate_view(view: View, types: Types, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
+def emulate_graph(view: Graph, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
     """:func:`emulate` of a model without functions that is resolved already."""
     low = {low.tensor: low.elem for low in LOW_TYPES.values()}
-    elems = [None if found is None else low.get(found) for found in types]
+    elems = [None if type_name is None else low.get(type_name) for type_name in view.types]
     _check_opset(view, elems)
     result = ModelProto()
     copy_fields(view.model, result, but={"graph", "functions"})
-    job = _Job(view, elems, NewNames(view.all_names()), base_dir, hollow)
+    names = NewNames(view.all_names())
+    job = _Job(view, elems, names, Rounder(names), base_dir, hollow)
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
         _emulate_scope(job, scope, job.targets[scope.index])
-    return result
-
-
-def inlined(model: ModelProto) -> ModelProto:
-    """The model with its local functions inlined; itself if it has none.
-
-    Raises:
-        ModelError: a function cannot be inlined.
-    """
-    if not model.functions:
-        return model
-    check_functions(model.functions)
-    shell = ModelProto()  # without weights, since the inliner serialises
-    copy_fields(model, shell, but={"graph"})
-    copy_fields(model.graph, shell.graph, but={"initializer"})
-    try:
-        result = inliner.inline_local_functions(shell)
-        if result.functions:  # written for another opset than the model's
-            result = inliner.inline_local_functions(shell, convert_version=True)
-    except (checker.ValidationError, RuntimeError) as error:
-        raise ModelError(f"The model-local functions cannot be inlined: {error}") from error
-    if result.functions:
-        name = f"{result.functions[0].domain}::{result.functions[0].name}"
-        raise ModelError(f"The model-local function {name} cannot be inlined, so its rounding cannot be emulated.")
-    result.graph.initializer.extend(model.graph.initializer)
     return result
 
 
@@ -123,12 +90,13 @@ class _Job:
     view: View
     elems: Sequence[int | None]
     names: NewNames
+    rounder: Rounder
     base_dir: BaseDir
     hollow: Container[str]
     targets: dict[int, GraphProto] = field(default_factory=dict)
     """Scope index -> the graph to fill."""
     renamed: dict[int, str] = field(default_factory=dict)
-    """Value index of a low model input -> name of its rounded version."""
+    """Value index of a low-precision model input -> name of its rounded version."""
 
     def low(self, value: int) -> int | None:
         return None if value == ABSENT else self.elems[value]
@@ -136,32 +104,20 @@ class _Job:
     def name(self, value: int, written: str) -> str:
         return self.renamed.get(value, written)
 
-    def cast(self, target: GraphProto, source: str, result: str, elem: int) -> None:
-        node = target.node.add(op_type="Cast", name=self.names.fresh(f"{result}/cast"))
-        node.input.append(source)
-        node.output.append(result)
-        node.attribute.append(helper.make_attribute("to", elem))
-
-    def round(self, target: GraphProto, source: str, result: str, elem: int) -> None:
-        """Append the pair that rounds ``source`` to ``elem`` and calls it ``result``."""
-        low = self.names.fresh(f"{result}/low")
-        self.cast(target, source, low, elem)
-        self.cast(target, low, result, TensorProto.FLOAT)
-
 
 def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
     source = scope.proto
     copy_fields(source, target, but={"node", "initializer", "sparse_initializer"})
     for entry in (*target.input, *target.output, *target.value_info):
-        raise_type(entry.type)
+        upcast_type(entry.type)
     for tensor in source.initializer:
         if scope.index == 0 and tensor.name in job.hollow:
             elem = TensorProto.FLOAT if tensor.data_type in LOW_ELEMS else tensor.data_type
             target.initializer.add(name=tensor.name, data_type=elem, dims=tensor.dims)
         else:
-            raise_tensor(tensor, target.initializer.add(), job.base_dir)
+            upcast_tensor(tensor, target.initializer.add(), job.base_dir)
     for sparse in source.sparse_initializer:
-        raise_sparse(sparse, target.sparse_initializer.add(), job.base_dir)
+        upcast_sparse(sparse, target.sparse_initializer.add(), job.base_dir)
     if scope.index == 0:
         _round_inputs(job, scope, target)
     else:
@@ -172,12 +128,12 @@ def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
 
 
 def _round_inputs(job: _Job, scope: Scope, target: GraphProto) -> None:
-    """Round what the caller feeds. A model output keeps its public name and stays as it was fed."""
+    """Round inputs as they are fed. Those that are model outputs keep their public names and numbers."""
     for value in dict.fromkeys(scope.inputs):
         found, elem = job.view.values[value], job.low(value)
         if elem is not None and found.origin in (Origin.INPUT, Origin.DEFAULT):
             job.renamed[value] = job.names.fresh(f"{found.name}/rounded")
-            job.round(target, found.name, job.renamed[value], elem)
+            job.rounder.round(target, found.name, job.renamed[value], elem)
 
 
 def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
@@ -187,7 +143,7 @@ def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
     copy_fields(node.proto, proto, but={"input", "output", "attribute"})
     for value, name in zip(node.inputs, node.proto.input, strict=True):
         proto.input.append(_bits(job, target, value, name) if bits else job.name(value, name))
-    # From here on the node stands in the graph: its bodies are filled in place, and its Casts come behind it.
+    # The node must be in the graph before its bodies are filled in place and its Casts are appended.
     added = target.node.add()
     added.CopyFrom(proto)
     if casts and job.low(node.inputs[0]) is not None and attribute(node.proto, "to") == TensorProto.FLOAT:
@@ -202,30 +158,30 @@ def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
         raw = job.names.fresh(f"{name}/{'low' if casts or bits else 'exact'}")
         added.output.append(raw)
         if casts or bits:
-            job.cast(target, raw, name, TensorProto.FLOAT)
+            job.rounder.cast(target, raw, name, TensorProto.FLOAT)
         else:
-            job.round(target, raw, name, elem)
+            job.rounder.round(target, raw, name, elem)
 
 
 def _bits(job: _Job, target: GraphProto, value: int, name: str) -> str:
-    """Name of the input as the low type that its reader wants to see the bits of."""
+    """Name of an input in low precision, for a reader that looks at its bits."""
     elem = job.low(value)
     if elem is None:
         return job.name(value, name)
     low = job.names.fresh(f"{name}/low")
-    job.cast(target, job.name(value, name), low, elem)
+    job.rounder.cast(target, job.name(value, name), low, elem)
     return low
 
 
 def _copy_attributes(job: _Job, node: Node, target: NodeProto, *, keep_low: bool) -> None:
-    """Copy attributes; those that name a low type say float32 instead, and bodies are left to be filled."""
+    """Copy attributes: low-precision types in them become float32, and bodies are left to be filled."""
     rule = op_facts().dtype_attribute.get(node.key)
-    # a low precision inside the kernel becomes float32, too: no CPU kernel has it
+    # low precision inside the kernel becomes float32, too: no CPU kernel supports it
     dtype_names = {op_facts().computes_in.get(node.key), rule.attribute if rule else None}
     bodies = iter(node.bodies)
     for source in node.proto.attribute:
         copied = target.attribute.add()
-        raise_attribute(source, copied, job.base_dir)
+        upcast_attribute(source, copied, job.base_dir)
         if source.type == AttributeProto.INT and source.name in dtype_names and source.i in LOW_ELEMS:
             copied.i = source.i if keep_low else TensorProto.FLOAT
         if source.type == AttributeProto.GRAPH or source.HasField("g"):

@@ -1,5 +1,5 @@
-"""A model's main graph, ready to be run a few nodes at a time (:mod:`onnxamp._runtime.pieces`), so that no more values
-live than somebody still needs.
+"""A model's main graph, ready to run a few nodes at a time (:mod:`onnxamp._runtime.pieces`), so that only values that
+somebody still needs are held.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,62 +9,64 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from onnxamp._dtypes import ELEM_NAMES, LOW_TYPES, readable_types
+from onnxamp._dtypes import ELEM_NAMES, LOW_ELEMS, LOW_TYPES, readable_types
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.shapes import Shape, elements, infer_shapes
-from onnxamp._graph.types import Types, infer_types
-from onnxamp._graph.view import ABSENT, View
+from onnxamp._graph.stats import lowest_precision
+from onnxamp._graph.view import View
+from onnxamp._graph.wiring import wire
+from onnxamp._model.copying import copy_fields
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._runtime.emulate import emulate_view, inlined
-from onnxamp._runtime.protos import LOW_ELEMS, copy_fields
+from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.values import Feed, as_typed
 
 _WIDTH: Final = 4
-"""Bytes of an element, nearly always."""
+"""Bytes of most elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The main graph as nodes in an order that runs.
+    """The main graph as nodes in topological order.
 
-    On CPU, models with low values are emulated: ``nodes`` are those of the emulation, and all values float32.
+    On CPU, models with low precision are emulated: ``nodes`` are those of the emulation, and all values are float32.
     """
 
     nodes: tuple[NodeProto, ...]
     reads: tuple[tuple[str, ...], ...]
-    """By node: the values that it and its bodies need, without constants."""
+    """By node: the values that it and its bodies need, apart from constants."""
     held: tuple[tuple[str, ...], ...]
     """By node: the constants that it and its bodies need."""
     maker: Mapping[str, int]
-    """Value -> the node that makes it."""
+    """Value -> the node that computes it."""
     constants: Mapping[str, TensorProto | SparseTensorProto]
-    """Initializers that a piece holds itself."""
+    """Initializers that pieces contain."""
     types: Mapping[str, str | None]
     low: Mapping[str, int]
-    """Value that is low in the model as written -> its element type."""
+    """Value that is low precision in the model as written -> its element type."""
     own: frozenset[str]
-    """Values of the model as written: what emulation adds is not among them."""
+    """Values of the model as written, without those that emulation adds."""
     lowest: str
     """The lowest float type anywhere in the model: "bfloat16", "float16" or "float32"."""
     sizes: Mapping[str, int]
     """Value -> bytes, best effort."""
     ranks: Mapping[str, int]
-    """Value -> number of dimensions, where inference is sure: what ONNX Runtime would know, loading the whole model."""
+    """Value -> number of dimensions, if inference is sure: what ONNX Runtime would know of the whole model."""
     emulated: bool
     large: bool
-    """Whether its weights are fed to the pieces instead of being held."""
+    """Whether its weights are fed to the pieces instead of being part of them."""
     inputs: tuple[str, ...]
-    """Those that no initializer gives a value."""
+    """Inputs without a default."""
     defaults: frozenset[str]
-    """Those that have an initializer, which callers may override; it is among the shell's weights."""
+    """Inputs with a default, which is among the shell's weights."""
     outputs: tuple[str, ...]
     shell: Shell
-    """What is around the graph; the weights."""
+    """What surrounds the graph, and the weights."""
     names: frozenset[str]
-    """Every name of the model, those in bodies included."""
+    """Every name of the model, including those in bodies."""
 
 
 def make_flow(
@@ -75,14 +77,14 @@ def make_flow(
     shapes: Mapping[str, Sequence[int]] | None = None,
     keep: int = WEIGHTS_IN_GRAPH,
 ) -> Flow:
-    """Make a model ready.
+    """Prepare a model.
 
     Args:
-        model: it is not changed. Model-local functions are inlined, so that the values in them can be seen.
+        model: it is not changed. Model-local functions are inlined, so that the values in them can be observed.
         base_dir: folder of external data, if the model has any that is not loaded.
-        emulated: float32 throughout, with low values rounded (:mod:`onnxamp._runtime.emulate`); else as it is.
-        shapes: shapes of inputs, which tell those of the values behind them.
-        keep: bytes of weights up to which they stay in the pieces.
+        emulated: float32 throughout, with explicit rounding (:mod:`onnxamp._runtime.emulate`); else as written.
+        shapes: shapes of inputs, from which those of other values are inferred.
+        keep: bytes of weights up to which they are part of the pieces.
 
     Raises:
         ModelError: the model cannot be resolved or a function not inlined. OpsetError, ExternalDataError: as
@@ -91,62 +93,60 @@ def make_flow(
     Complexity: linear in nodes, and in bytes of the weights that stay.
     """
     shell = take_weights(model, base_dir, keep=keep)
-    return flow_of(replace(shell, model=inlined(shell.model)), emulated=emulated, shapes=shapes)
+    return flow_of(replace(shell, model=inline_functions(shell.model)), emulated=emulated, shapes=shapes)
 
 
 @no_collections()
 def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]] | None = None) -> Flow:
     """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined."""
     written = shell.model
-    view = Graph.of(written)
-    types = infer_types(view)
-    low, lowest = _low_values(view, types), lowest_type(types)
-    own = frozenset(view.scopes[0].names)
+    graph = Graph.of(written)
+    low, lowest = _low_values(graph), lowest_precision(graph.types)
+    own = frozenset(graph.scopes[0].names)
     if lowest != "float32" and emulated:
-        written = emulate_view(view, types, hollow=shell.weights)
-        view = Graph.of(written)
-        types = infer_types(view)
-    main = view.scopes[0]
-    defaults = {value.name for value in view.overridable()}
+        written = emulate_graph(graph, hollow=shell.weights)
+        graph = Graph.of(written)
+    types, main = graph.types, graph.scopes[0]
+    defaults = {value.name for value in graph.overridable()}
     weights = {t.name: t for t in shell.model.graph.initializer if t.name in defaults} | dict(shell.weights)
     constants: dict[str, TensorProto | SparseTensorProto] = {
         **{tensor.name: tensor for tensor in written.graph.initializer if tensor.name not in weights},
         **{sparse.values.name: sparse for sparse in written.graph.sparse_initializer},
     }
     given = constants.keys() | weights.keys()
-    inferred = infer_shapes(view, types, given=shapes)
-    order = [index for index in view.order if view.nodes[index].scope == 0]
-    needs = _needs(view)
+    inferred = infer_shapes(graph, types, given=shapes)
+    order = [index for index in graph.order if graph.nodes[index].scope == 0]
+    needs = {node: [graph.values[value].name for value in values] for node, values in wire(graph).needs.items()}
     rest = ModelProto()
     copy_fields(written, rest, but={"graph"})
     rest.graph.name = written.graph.name
     return Flow(
-        nodes=tuple(view.nodes[index].proto for index in order),
+        nodes=tuple(graph.nodes[index].proto for index in order),
         reads=tuple(tuple(name for name in needs[index] if name not in constants) for index in order),
         held=tuple(tuple(name for name in needs[index] if name in constants) for index in order),
-        maker={name: rank for rank, index in enumerate(order) for name in view.nodes[index].proto.output if name},
+        maker={name: rank for rank, index in enumerate(order) for name in graph.nodes[index].proto.output if name},
         constants=constants,
         types={name: types[value] for name, value in main.names.items()},
         low=low,
         own=own,
         lowest=lowest,
-        sizes=_sizes(view, order, inferred),
-        ranks=_ranks(view, inferred) if shapes else {},
+        sizes=_sizes(graph, order, inferred),
+        ranks=_ranks(graph, inferred) if shapes else {},
         emulated=emulated,
         large=bool(shell.weights),
         inputs=tuple(entry.name for entry in written.graph.input if entry.name not in given),
         defaults=frozenset(defaults),
         outputs=tuple(entry.name for entry in written.graph.output),
         shell=Shell(rest, weights, shell.base_dir),
-        names=frozenset(view.all_names()),
+        names=frozenset(graph.all_names()),
     )
 
 
 def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
-    """Ranks of main-graph values but outputs: what the file declares of these may be wrong.
+    """Ranks of main-graph values, apart from outputs, whose declarations may be wrong.
 
-    What stands beside a size is left out: where ONNX Runtime knows the rank of Resize's input, it takes ``sizes`` that
-    it does not know for empty ones.
+    Inputs of ops that take sizes are left out: where ONNX Runtime knows the rank of Resize's input, it mistakes
+    ``sizes`` that it does not know for empty ones.
     """
     sized = op_facts().size_inputs
     beside = {value for node in view.nodes if node.key in sized for value in node.inputs}
@@ -156,58 +156,29 @@ def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
 
 
 def _sizes(view: View, order: Sequence[int], known: Sequence[Shape | None]) -> dict[str, int]:
-    """Bytes by main-graph value; what shape inference does not know is taken to be as large as what it is made of."""
-    found: dict[str, int] = {}
+    """Bytes by main-graph value; of unknown shape they are assumed to be as large as their node's inputs."""
+    sizes: dict[str, int] = {}
     for name, value in view.scopes[0].names.items():
         shape = known[value]
         if shape is not None and None not in shape:
-            found[name] = _WIDTH * elements(shape)
+            sizes[name] = _WIDTH * elements(shape)
     for index in order:
         node = view.nodes[index].proto
-        largest = max((found.get(name, 0) for name in node.input), default=0)
+        largest = max((sizes.get(name, 0) for name in node.input), default=0)
         for name in node.output:
-            found.setdefault(name, largest)
-    return found
+            sizes.setdefault(name, largest)
+    return sizes
 
 
-def _low_values(view: View, types: Types) -> dict[str, int]:
-    """Low values of the main graph with their element types."""
-    low = {low.tensor: low for low in LOW_TYPES.values()}
-    main = view.scopes[0].names.items()
-    return {name: low[kind].elem for name, value in main if (kind := types[value]) in low}
-
-
-def lowest_type(types: Types) -> str:
-    """The lowest float type of any value in any scope: "bfloat16", "float16" or "float32"."""
-    return next((name for name in ("bfloat16", "float16") if LOW_TYPES[name].tensor in types), "float32")
-
-
-def _needs(view: View) -> dict[int, tuple[str, ...]]:
-    """By main-graph node: the main-graph values that it or a node of its bodies reads, or a body returns."""
-    needs: dict[int, dict[str, None]] = {index: {} for index in view.scopes[0].nodes}
-    for value in view.values:
-        if value.scope != 0:
-            continue
-        readers = [view.nodes[node].scope for node, _ in view.uses[value.index]]
-        mine = [node for node, _ in view.uses[value.index]]
-        for node, scope in zip(mine, readers, strict=True):
-            needs[node if scope == 0 else _outermost(view, scope)][value.name] = None
-        for scope, _ in view.results[value.index]:
-            if scope != 0:
-                needs[_outermost(view, scope)][value.name] = None
-    return {index: tuple(names) for index, names in needs.items()}
-
-
-def _outermost(view: View, scope: int) -> int:
-    """The main-graph node that a body belongs to, at any depth."""
-    while (parent := view.scopes[scope].parent) != 0:
-        scope = parent
-        assert parent != ABSENT
-    return view.scopes[scope].owner
+def _low_values(graph: Graph) -> dict[str, int]:
+    """Low-precision values of the main graph with their element types."""
+    elems = {low.tensor: low.elem for low in LOW_TYPES.values()}
+    named = ((name, graph.types[value]) for name, value in graph.scopes[0].names.items())
+    return {name: elems[type_name] for name, type_name in named if type_name in elems}
 
 
 def origin(flow: Flow, name: str) -> tuple[str, int]:
-    """The float32 value that emulation rounds to a value (itself where it does not), and the node of the model."""
+    """The float32 value that emulation rounds to a value (itself if it does not), and the model's node."""
     maker = flow.maker[name]
     last = flow.nodes[maker]
     first = flow.maker.get(last.input[0]) if last.op_type == "Cast" else None
@@ -223,15 +194,15 @@ def origin(flow: Flow, name: str) -> tuple[str, int]:
 
 
 def dtype_of(flow: Flow, name: str) -> str:
-    """The element type that a value has in the model as written, as people call it: "float32", "float16", "int64"."""
+    """A value's element type in the model as written: "float32", "float16", "int64", ..."""
     return ELEM_NAMES[flow.low[name]] if name in flow.low else readable_types(flow.types.get(name))
 
 
 def fitted(flow: Flow, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
-    """The feeds that a flow takes, in its float types: an input that a conversion made low takes rounded numbers.
+    """The feeds that a model takes, in its float types: low-precision inputs take rounded numbers.
 
     Raises:
-        ArgumentError: the flow has an input that is not fed.
+        ArgumentError: it has an input that is not fed.
     """
     missing = [name for name in flow.inputs if name not in feeds]
     if missing:

@@ -1,4 +1,4 @@
-"""Inputs of a model, checked against what it declares."""
+"""Checking inputs against the types that a model declares."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -7,26 +7,27 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, TypeProto, helper
 
+from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.types import declared_type
-from onnxamp._runtime.protos import LOW_ELEMS
 from onnxamp._runtime.values import Feed
 
 Array: TypeAlias = npt.NDArray[Any]
 
 _KINDS: Final = ("biu", "fV", "USO")
-"""NumPy kinds that stay among themselves: integers and booleans; floats ("V": bfloat16 and its like); strings."""
+"""Groups of NumPy kinds that are never cast to each other: integers and booleans; floats ("V": bfloat16 and the like);
+strings."""
 
 
 def check_inputs(model: ModelProto, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
-    """The feeds as the model takes them.
+    """The feeds in the types that the model takes.
 
     Arrays of another width (float64 for float32, int32 for int64, ...) are cast if that changes no number; floats for
-    an input of low precision are rounded, as a Cast in front of the model would. Inputs with a default may be left out;
-    optional inputs that are left out become None. Shapes are not checked.
+    low-precision inputs are rounded as by a Cast in front of the model. Inputs with a default may be left out; optional
+    inputs that are left out become None. Shapes are not checked.
 
     Raises:
-        ArgumentError: an input is missing, unknown, of another kind, or loses numbers by the cast.
+        ArgumentError: an input is missing, unknown, of another kind, or would change by the cast.
     """
     defaults = {tensor.name for tensor in model.graph.initializer}
     defaults |= {tensor.values.name for tensor in model.graph.sparse_initializer}
@@ -65,7 +66,7 @@ def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
     if feed.dtype == wanted or (feed.dtype.kind in "USO" and wanted.kind == "O"):
         return feed
     if feed.dtype.names is None and feed.dtype == np.dtype(f"V{wanted.itemsize}"):
-        return feed.view(wanted)  # numpy.savez forgets which type of another package the bytes are
+        return feed.view(wanted)  # numpy.savez drops dtypes of other packages
     same_kind = any(feed.dtype.kind in kinds and wanted.kind in kinds for kinds in _KINDS)
     if not same_kind:
         raise ArgumentError(f"Input {name!r} must be {wanted}, not {feed.dtype}.")

@@ -1,4 +1,4 @@
-"""Making the values of a model visible: functions inlined, and the branches that a sample takes in the main graph."""
+"""Making the values of a model observable: functions inlined, branches that a sample takes moved to the main graph."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,11 +7,11 @@ from os import PathLike
 import numpy as np
 from onnx import ModelProto, helper
 
+from onnxamp._graph.inline import inline_functions
+from onnxamp._model.copying import copy_without
 from onnxamp._runtime.branches import resolve_branches
-from onnxamp._runtime.emulate import inlined
 from onnxamp._runtime.flow import Flow, flow_of
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.protos import copy_fields
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.side import run_alone
@@ -20,8 +20,8 @@ from onnxamp._runtime.values import Feed
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A flow, and what it depends on: conditions, and optional inputs that are empty. Where another sample differs in
-    them, it needs another flow.
+    """A prepared model and what it depends on: conditions, and optional inputs that are empty. A sample that differs in
+    them needs another one.
     """
 
     flow: Flow
@@ -38,7 +38,7 @@ def observe(
     before: Observed | None = None,
     keep: int = WEIGHTS_IN_GRAPH,
 ) -> Observed:
-    """Make a model ready for a sample.
+    """Prepare a model for a sample.
 
     Args:
         model: it is not changed.
@@ -46,7 +46,7 @@ def observe(
         feeds: a sample that the model accepts.
         emulated: as for :func:`~onnxamp._runtime.flow.make_flow`.
         provider: where conditions are computed.
-        before: what an earlier sample led to; it is returned where the same branches are taken.
+        before: the result for an earlier sample, which is returned if this one takes the same branches.
         keep: as for :func:`~onnxamp._runtime.flow.make_flow`.
 
     Raises:
@@ -74,12 +74,12 @@ def settle(
     provider: Provider = "cpu",
     keep: int = WEIGHTS_IN_GRAPH,
 ) -> tuple[Shell, tuple[tuple[str, bool], ...]]:
-    """The model that a sample sees: its functions inlined, its branches taken; and the conditions that led to it.
+    """The model as one sample runs it, functions inlined and branches taken; and the conditions that led to it.
 
     Arguments and errors as :func:`observe`.
     """
     shell = take_weights(model, base_dir, keep=keep)
-    shell = replace(shell, model=_without_empty(inlined(shell.model), feeds))
+    shell = replace(shell, model=_without_empty(inline_functions(shell.model), feeds))
     choices = {name: True for name, feed in feeds.items() if feed is None}
     if any(node.op_type == "If" for node in shell.model.graph.node):
 
@@ -93,13 +93,11 @@ def settle(
 
 
 def _without_empty(model: ModelProto, feeds: Mapping[str, Feed]) -> ModelProto:
-    """The model in which optional inputs that the sample leaves empty are made inside: they cannot be fed."""
+    """The model with optional inputs that the sample leaves empty computed inside, as they cannot be fed."""
     empty = [entry for entry in model.graph.input if entry.name in feeds and feeds[entry.name] is None]
     if not empty:
         return model
-    result = ModelProto()
-    copy_fields(model, result, but={"graph"})
-    copy_fields(model.graph, result.graph, but={"node", "input"})
+    result = copy_without(model, "node", "input")
     for entry in empty:
         held = entry.type.optional_type.elem_type
         result.graph.node.append(helper.make_node("Optional", [], [entry.name], type=held))
@@ -111,7 +109,7 @@ def _without_empty(model: ModelProto, feeds: Mapping[str, Feed]) -> ModelProto:
 def _conditions(
     shell: Shell, names: Sequence[str], feeds: Mapping[str, Feed], provider: Provider, *, emulated: bool
 ) -> dict[str, bool]:
-    """Values of conditions: as much of the model is run as they need."""
+    """Values of conditions; only the nodes that they need are run."""
     model = ModelProto()
     model.CopyFrom(shell.model)  # the caller edits its own
     flow = flow_of(replace(shell, model=model), emulated=emulated, shapes=_shapes(feeds))

@@ -1,19 +1,20 @@
-"""Pieces of a flow as models of their own, and what runs them.
+"""Pieces of a graph as models of their own, and how they are run.
 
-A piece is some nodes, in order; its inputs are what these nodes read from elsewhere, large weights among them, so that
-a session holds no weights; its outputs are what somebody wants. Nothing is optimised in a piece: values are those of
-the graph as written.
+A piece consists of some nodes in order. Its inputs are what they read from elsewhere, large weights included, so that
+sessions hold no weights; its outputs are the values that are wanted. Pieces are not optimised: values are those of the
+graph as written.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 from onnxamp._graph.names import NewNames
+from onnxamp._model.copying import copy_fields
 from onnxamp._runtime.flow import Flow
-from onnxamp._runtime.protos import copy_fields
+from onnxamp._runtime.rounding import Rounder
 from onnxamp._runtime.session import Provider, make_session, run_values
 from onnxamp._runtime.values import to_value, type_proto
 
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 _SESSIONS: Final = 16
-"""Sessions that a runner keeps. What many of them allocate between large values keeps the heap from shrinking."""
+"""Sessions that a runner keeps. Small allocations of many sessions between large values fragment the heap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some nodes of a flow, in order, and what is wanted of them.
+    """Some nodes in order, and the values that are wanted of them.
 
-    ``renamed`` gives outputs of these nodes other names, while the nodes read the values of the old names from
-    outside; ``rounded`` are inputs that arrive in float32 and are rounded to the low type that they have in the model.
+    ``renamed`` gives outputs of these nodes other names, while the nodes read the values of the old names from outside.
+    ``rounded`` are inputs that arrive in float32 and are rounded to the low precision that they have in the model.
     """
 
     nodes: tuple[int, ...]
@@ -39,7 +40,7 @@ class Piece:
 
 
 def piece_inputs(flow: Flow, piece: Piece) -> list[str]:
-    """What a piece reads from outside."""
+    """Values that a piece reads from outside."""
     renamed = dict(piece.renamed)
     made = {name for node in piece.nodes for name in flow.nodes[node].output if name and name not in renamed}
     reads = dict.fromkeys(name for node in piece.nodes for name in flow.reads[node] if name not in made)
@@ -50,10 +51,10 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
     """A piece as a model of its own.
 
     Args:
-        kinds: type by name of each input of the piece.
+        kinds: type by input of the piece.
 
     Raises:
-        RuntimeFailure: a value of some exotic kind (a map) would have to enter the piece.
+        RuntimeFailure: a value that cannot be fed (a map) would have to enter the piece.
     """
     model = ModelProto()
     copy_fields(flow.shell.model, model, but={"graph"})
@@ -67,10 +68,11 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
         if name in flow.shell.weights and name not in flow.defaults:
             _declare_dims(entry, flow.shell.weights[name].dims)
         elif name in ranks and entry.type.HasField("tensor_type"):
-            _declare_dims(entry, [None] * ranks[name])  # some kernels end the process where it is not theirs
+            _declare_dims(entry, [None] * ranks[name])  # some kernels crash the process on other ranks
         if name in piece.rounded:
             entry.name = names.fresh(f"{name}/given")
-            _round(flow, model.graph, entry.name, name, names)
+            rounder = Rounder(names)
+            (rounder.round if flow.emulated else rounder.cast)(model.graph, entry.name, name, flow.low[name])
     _hold(flow, model.graph, dict.fromkeys(name for node in piece.nodes for name in flow.held[node]))
     for node in piece.nodes:
         added = model.graph.node.add()
@@ -82,18 +84,10 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
 
 
 def _declare_dims(entry: ValueInfoProto, dims: Iterable[int | None]) -> None:
-    """Kernels that ask for the rank of an input find it, and ONNX Runtime refuses one that does not fit its op."""
+    """Declare a shape: kernels may ask for the rank, and ONNX Runtime refuses inputs of a wrong one."""
     entry.type.tensor_type.shape.SetInParent()
     for dim in dims:
         entry.type.tensor_type.shape.dim.add(dim_value=dim)
-
-
-def _round(flow: Flow, graph: GraphProto, source: str, target: str, names: NewNames) -> None:
-    """The Casts that make a float32 input what it would be in the model."""
-    low = names.fresh(f"{target}/low") if flow.emulated else target
-    graph.node.append(helper.make_node("Cast", [source], [low], to=flow.low[target]))
-    if flow.emulated:
-        graph.node.append(helper.make_node("Cast", [low], [target], to=TensorProto.FLOAT))
 
 
 def _hold(flow: Flow, graph: GraphProto, names: Iterable[str]) -> None:
@@ -107,7 +101,7 @@ def _hold(flow: Flow, graph: GraphProto, names: Iterable[str]) -> None:
 
 @dataclass(slots=True)
 class Runner:
-    """Runs pieces of a flow. A few sessions are kept for further samples, weights until :meth:`forget`."""
+    """Runs pieces. A few sessions are kept for further samples, weights until :meth:`forget`."""
 
     flow: Flow
     provider: Provider
@@ -118,10 +112,10 @@ class Runner:
         """Run a piece.
 
         Args:
-            values: at least what the piece reads from outside, but for weights.
+            values: at least those that the piece reads from outside, apart from weights.
 
         Returns:
-            What is wanted of the piece, by name.
+            The wanted values by name.
 
         Raises:
             RuntimeFailure: ONNX Runtime cannot load or run the piece.
@@ -134,7 +128,7 @@ class Runner:
         return run_values(session, feeds, piece.wanted)
 
     def forget(self) -> None:
-        """Let go of the weights that were read for earlier pieces."""
+        """Drop the weights that were read for earlier pieces."""
         self._weights.clear()
 
     def _load(

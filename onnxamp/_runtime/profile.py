@@ -1,9 +1,9 @@
-"""How long each node takes, from ONNX Runtime's own profile.
+"""Time per node, from ONNX Runtime's own profile.
 
-The profile is a list of events. Of category "Node" are those of nodes, "<node>_kernel_time" with the host's time; of
-category "Session", "model_run" spans one run. Builds that know CUPTI add events of category "Kernel" behind the node
-that launched them, with the device's time. Builds that do not, and those on PyPI are such, show of CUDA how long
-launching took, unless launching waits (``CUDA_LAUNCH_BLOCKING=1``).
+The profile is a list of events. Those of category "Node", "<node>_kernel_time", hold the host's time per node; of
+category "Session", "model_run" spans one run. Builds with CUPTI add events of category "Kernel", with the device's
+time, behind the node that launched them. Builds without it, such as those on PyPI, show only how long launching took on
+CUDA, unless launches block (``CUDA_LAUNCH_BLOCKING=1``).
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any, Final
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._runtime.protos import BaseDir
+from onnxamp._model.copying import BaseDir
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import Feed
 
@@ -37,10 +37,10 @@ def node_times(
     base_dir: BaseDir = None,
     optimize: bool = True,
 ) -> dict[str, float]:
-    """Seconds that each node takes in one run: the median of some runs, after one that warms up.
+    """Seconds that each node takes per run: the median of several runs after a warm-up.
 
-    A node in a body counts as often as it is run; what has a body counts with it. Nodes without a name go by the one
-    that ONNX Runtime gives them; fused ones, where ``optimize`` allows fusions, by that of the result.
+    A node in a body counts each time it runs, and again as part of the node with the body. Nodes without a name have
+    the name that ONNX Runtime gives them; fused nodes that of the result.
 
     Args:
         model, provider, base_dir, optimize: as for :func:`~onnxamp._runtime.session.make_session`.
@@ -49,7 +49,7 @@ def node_times(
 
     Raises:
         ArgumentError: ``runs`` is too small. RuntimeFailure: the model does not run, or the times of kernels on CUDA
-            cannot be seen.
+            cannot be measured.
     """
     if runs < 1:
         raise ArgumentError(f"runs must be at least 1, not {runs}.")
@@ -69,7 +69,7 @@ def node_times(
 
 
 def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds by node of a profile: the median of all runs but the first, which warms up.
+    """Seconds by node of a profile: the median of all runs but the first, the warm-up.
 
     Complexity: linear in events, but for a search among runs.
     """

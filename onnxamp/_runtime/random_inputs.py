@@ -1,21 +1,21 @@
-"""Made-up inputs that a model accepts. Initializers that are listed as inputs get none.
+"""Random inputs that a model accepts; inputs with a default get none.
 
 =====================================  =====================================================================
 input                                  numbers
 =====================================  =====================================================================
-indices of a table (Gather, ...)       uniform in [0, rows of the table); 0 if its size is unknown
-positions (by name, or of a table)     0, 1, 2, ... along the last axis, modulo the rows of the table
+indices into a table (Gather, ...)     uniform in [0, rows of the table); 0 if its size is unknown
+positions (by name)                    0, 1, 2, ... along the last axis, modulo the rows of the table
 masks (by name, ``1 - x``, Cast to     per row (last axis) one or more ones, then zeros
 bool, attention masks)
 sizes (Reshape, Expand, Range,         uniform in 1..4
-ConstantOfShape, TopK, Loop's trips)
+ConstantOfShape, TopK, Loop trips)
 other floats                           standard normal
 other bools                            uniform in {False, True}
-other uint8                            uniform in 0..255, as images and bytes are
-other integers                         uniform in {0, 1}: valid as index, flag, segment and length
+other uint8                            uniform in 0..255, as in images
+other integers                         uniform in {0, 1}: valid as index, flag, segment or length
 strings                                "a"
 sequences                              a list of two elements
-optionals                              what they may hold
+optionals                              a value
 =====================================  =====================================================================
 
 Indices, masks and sizes are recognised through data movement, Casts and bodies, whatever the input's type.
@@ -23,16 +23,16 @@ Indices, masks and sizes are recognised through data movement, Casts and bodies,
 =====================================  =====================================================================
 dimension                              size
 =====================================  =====================================================================
-fixed                                  as it is
+fixed                                  that size
 named in ``dims``                      ``dims[name]``
 a sum of names and numbers ("a + 1")   the sum of their sizes
-first axis of an input                 1, as batches are; so is the same name at any other axis (the first
-                                       axis of a one-dimensional input counts only if the name is nowhere else)
+first axis of an input                 1, a batch; likewise the same name at any other axis (the first axis of a
+                                       one-dimensional input counts only if the name occurs nowhere else)
 other dynamic                          8; equal names have equal sizes
 =====================================  =====================================================================
 
-An input of unknown rank is a (1, 8) matrix. Sizes that depend on each other in ways that names do not show
-(past and total lengths) must be given in ``dims``.
+An input of unknown rank is a (1, 8) matrix. Sizes that depend on each other in ways that names do not show (past and
+total lengths) must be given in ``dims``.
 """
 
 import re
@@ -55,20 +55,20 @@ from onnxamp._runtime.values import Feed
 
 _BATCH: Final = 1
 _OTHER: Final = 8
-"""Sizes of dynamic dimensions: those that lead, and all others."""
+"""Sizes of dynamic dimensions: leading ones, and all others."""
 
 _MOST_BYTES: Final = 16 << 30
-"""An input that takes more is not made up: its shape is taken to be a mistake."""
+"""An input that takes more is not generated: its shape must be a mistake."""
 
 _UNKNOWN_SHAPE: Final[tuple[int, ...]] = (_BATCH, _OTHER)
 
 
 def random_inputs(model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> dict[str, Feed]:
-    """Seeded random inputs that respect what the model does with them; the module's tables say how.
+    """Seeded random inputs that suit what the model does with them, as the module's tables say.
 
     Args:
         model: its weights may be missing.
-        seed: non-negative; the same seed gives the same numbers, and those of one input depend on no other.
+        seed: non-negative. Numbers depend on it and on the input's own name alone.
         dims: sizes of named dimensions.
 
     Returns:
@@ -76,21 +76,21 @@ def random_inputs(model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] |
 
     Raises:
         ArgumentError: ``dims`` names an unknown dimension or gives an impossible size, the seed is negative, or
-            an input is of a type that cannot be made up (maps, sparse tensors), or too large.
+            an input is of a type that cannot be generated (maps, sparse tensors), or too large.
     """
-    return input_maker(model, dims).make(seed)
+    return input_maker(Graph.of(model), dims).make(seed)
 
 
 @dataclass(frozen=True, slots=True)
 class InputMaker:
-    """What is known of a model's inputs, from which any number of samples can be made up."""
+    """What is known about a model's inputs, from which any number of samples can be generated."""
 
     inputs: tuple[tuple[ValueInfoProto, Use], ...]
     sizes: Mapping[str, int]
     """Of named dimensions."""
 
     def make(self, seed: int) -> dict[str, Feed]:
-        """The inputs of :func:`random_inputs` for a seed. Raises the same."""
+        """The inputs of :func:`random_inputs` for a seed; raises the same."""
         if seed < 0:
             raise ArgumentError(f"The seed must not be negative, but is {seed}.")
         feeds = {}
@@ -100,18 +100,17 @@ class InputMaker:
         return feeds
 
 
-def input_maker(model: ModelProto, dims: Mapping[str, int] | None = None) -> InputMaker:
-    """Look at what a model does with its inputs.
+def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMaker:
+    """Analyse what a model does with its inputs.
 
     Raises:
         ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
     """
-    view = Graph.of(model)
-    named = {view.scopes[0].names[entry.name]: entry for entry in model.graph.input}
-    fed = {value: entry for value, entry in named.items() if view.values[value].origin is Origin.INPUT}
+    named = {graph.scopes[0].names[entry.name]: entry for entry in graph.model.graph.input}
+    fed = {value: entry for value, entry in named.items() if graph.values[value].origin is Origin.INPUT}
     sizes = _sizes(list(fed.values()), dims or {})
-    shapes = infer_shapes(view, dims=sizes)
-    return InputMaker(tuple((entry, input_use(view, value, shapes)) for value, entry in fed.items()), sizes)
+    shapes = infer_shapes(graph, dims=sizes)
+    return InputMaker(tuple((entry, input_use(graph, value, shapes)) for value, entry in fed.items()), sizes)
 
 
 def _sizes(entries: list[ValueInfoProto], dims: Mapping[str, int]) -> dict[str, int]:
@@ -143,7 +142,7 @@ def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
 
 
 def _element(kind: TypeProto) -> TypeProto:
-    """What optionals and sequences hold in the end."""
+    """The innermost element type of optionals and sequences."""
     while kind.WhichOneof("value") in ("optional_type", "sequence_type"):
         optional = kind.HasField("optional_type")
         kind = kind.optional_type.elem_type if optional else kind.sequence_type.elem_type

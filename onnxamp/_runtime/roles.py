@@ -1,13 +1,14 @@
-"""What a model uses its inputs for (rows of a table, masks, sizes, positions), as far as the graph tells."""
+"""What a model uses its inputs for (rows of a table, masks, sizes, positions), as far as its graph shows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-import numpy as np
 from onnx import TensorProto, numpy_helper
 
+from onnxamp._graph.constants import constant_tensors
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import body_sources, body_targets
 from onnxamp._graph.view import ABSENT, Node, View
@@ -15,7 +16,7 @@ from onnxamp._ops.facts import Lookup, attribute, op_facts
 
 
 class Role(Enum):
-    """What the numbers of an input mean."""
+    """The meaning of an input's numbers."""
 
     PLAIN = "nothing that the graph tells"
     INDEX = "rows of a table"
@@ -26,21 +27,24 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an input is for."""
+    """The use of an input."""
 
     role: Role
     bound: int | None = None
-    """Size of the smallest table that the input indexes, where it does and the size is known."""
+    """Rows of the smallest table that the input indexes, if known."""
 
 
 _NAMES: Final = {"mask": Role.MASK, "position": Role.POSITION}
-"""What a part of an input's name says about it."""
+"""Roles that a part of an input's name tells."""
+
+_NUMBERS: Final = ("value_int", "value_ints", "value_float", "value_floats")
+"""Attributes of Constant that hold numbers instead of a tensor."""
 
 
-def input_use(view: View, value: int, shapes: Sequence[Shape | None]) -> Use:
-    """What a model input is for, followed through data movement, Casts and bodies.
+def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
+    """The use of a model input, followed through data movement, Casts and bodies.
 
-    A look-up decides first (with "position" in the input's name it is a position), then the name, then masks
+    Look-ups decide first (an input with "position" in its name is a position then), then the name, then masks
     (``1 - x``, a Cast to bool, an attention op), then sizes.
 
     Args:
@@ -72,7 +76,7 @@ def input_use(view: View, value: int, shapes: Sequence[Shape | None]) -> Use:
 
 
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
-    """Nodes, with the port, that read the value or what data movement makes of it."""
+    """(node, input position) pairs that read the value, directly or behind data movement."""
     facts = op_facts()
     seen, stack = {value}, [value]
     while stack:
@@ -99,7 +103,7 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
 
 
 def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | None:
-    """Size of the axis that a look-up indexes; for GatherND the least of those that it may index."""
+    """Size of the axis that a look-up indexes; for GatherND the smallest of those that it may index."""
     value = node.input(lookup.table)
     shape = None if value == ABSENT else shapes[value]
     axis = int(attribute(node.proto, lookup.axis) or 0) if lookup.axis else 0
@@ -110,36 +114,24 @@ def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | N
     )
 
 
-def _negates_mask(view: View, node: Node, port: int) -> bool:
+def _negates_mask(view: Graph, node: Node, port: int) -> bool:
     """``1 - x``, or a Cast to bool."""
     if node.key == "Cast":
         return bool(attribute(node.proto, "to") == TensorProto.BOOL)
     return node.key == "Sub" and port == 1 and _is_one(view, node.input(0))
 
 
-def _is_one(view: View, value: int) -> bool:
-    """Whether the value is a constant 1, of any type; looks through a Cast."""
-    producer = view.producer(value)
+def _is_one(graph: Graph, value: int) -> bool:
+    """Whether the value is a constant 1 of any type, directly or behind a Cast."""
+    producer = graph.producer(value)
     if producer is not None and producer.key == "Cast":
         value = producer.input(0)
-        producer = view.producer(value)
-    if value == ABSENT:
-        return False
-    if producer is not None:
-        if producer.key != "Constant" or len(producer.proto.attribute) != 1:
+        producer = graph.producer(value)
+    tensor = graph.ask(constant_tensors).get(value)
+    if tensor is not None:
+        if tensor.data_location == TensorProto.EXTERNAL or any(dim != 1 for dim in tensor.dims):
             return False
-        number = attribute(producer.proto, producer.proto.attribute[0].name)
-        return _equals_one(number)
-    found = view.values[value]
-    tensors = view.scopes[found.scope].proto.initializer
-    return any(tensor.name == found.name and _equals_one(tensor) for tensor in tensors)
-
-
-def _equals_one(number: object) -> bool:
-    if isinstance(number, TensorProto):
-        if number.data_location == TensorProto.EXTERNAL or any(dim != 1 for dim in number.dims):
-            return False
-        number = numpy_helper.to_array(number)
-    if isinstance(number, np.ndarray):
-        return number.dtype.kind in "biufV" and number.size == 1 and bool(number.reshape(()) == 1)
-    return number in (1, [1])
+        array = numpy_helper.to_array(tensor)
+        return array.dtype.kind in "biufV" and bool(array.reshape(()) == 1)
+    numbers = [attribute(producer.proto, name) for name in _NUMBERS] if producer and producer.key == "Constant" else []
+    return any(number in (1, [1]) for number in numbers)

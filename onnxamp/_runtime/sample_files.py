@@ -1,7 +1,7 @@
-"""Reading arrays from files that nobody has checked: ``.npz`` archives, and JSON as Polygraphy and people write it.
+"""Reading arrays from untrusted files: ``.npz`` archives, and JSON as written by Polygraphy or by hand.
 
-Nothing is unpickled, and nothing is allocated because a header says so: what a file claims is first held against the
-bytes that are there.
+Nothing is unpickled, and nothing is allocated only because a header says so: claimed sizes are checked against the
+bytes that exist.
 """
 
 import base64
@@ -22,7 +22,7 @@ from onnxamp._errors import ArgumentError
 
 Array: TypeAlias = npt.NDArray[Any]
 Span: TypeAlias = tuple[int, int]
-"""Offsets of the first byte and of the byte behind the last one."""
+"""Offsets of the first byte and of the byte after the last."""
 
 ARCHIVE_START: Final = (b"PK\x03\x04", b"PK\x05\x06")
 """First bytes of an archive; the second is an empty one."""
@@ -40,7 +40,7 @@ _HEADERS: Final = {
 
 _MAX_RATIO: Final = 100
 _MAX_RATIO_FROM: Final = 2**30
-"""Archives that grow by more than this factor are refused once that makes more than this many bytes."""
+"""Archives that grow by more than this factor, to more than this many bytes, are refused."""
 
 _MAX_DEPTH: Final = 100
 """Levels of JSON: arrays have at most 64 axes."""
@@ -49,7 +49,7 @@ _CHUNK: Final = 2**20
 
 
 def quoted(path: Path) -> str:
-    """The path as messages name it: names that would confuse a terminal are quoted."""
+    """A path for messages: names with control characters are quoted."""
     text = str(path)
     return text if text.isprintable() else repr(text)
 
@@ -58,7 +58,7 @@ def read_npz(path: Path) -> dict[str, Array]:
     """The arrays of an ``.npz`` file, by name.
 
     Raises:
-        ArgumentError: it is no ``.npz`` file of plain arrays, is damaged, or claims more than it can hold.
+        ArgumentError: it is not an ``.npz`` file of plain arrays, is damaged, or claims more than it holds.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -125,9 +125,9 @@ def _read_npy(stream: BinaryIO, size: int) -> Array:
 
 
 def json_samples(path: Path) -> list[Span]:
-    """Where the samples of a JSON file lie: the objects of a list, or the one object that the file is.
+    """Offsets of the samples in a JSON file: the objects of its list, or its one object.
 
-    The file is read once, a piece at a time. Complexity: linear in its size.
+    The file is read once, in chunks. Complexity: linear in its size.
 
     Raises:
         ArgumentError: it is neither, is cut off, or nested deeper than arrays can be.
@@ -187,7 +187,7 @@ def _brackets(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_gaps(stream: BinaryIO, spans: Sequence[Span], size: int, *, in_list: bool) -> None:
-    """Between samples stand commas, around them the brackets of the list, and nothing else."""
+    """Check that nothing but commas separates samples, and nothing but the list's brackets surrounds them."""
     starts = [0, *(end for _, end in spans)]
     ends = [*(start for start, _ in spans), size]
     wanted = [b"[", *[b","] * (len(spans) - 1), b"]"] if in_list else [b"", b""]
@@ -206,7 +206,7 @@ def read_json(path: Path, span: Span) -> dict[str, Array]:
     Whole numbers become int64, other numbers float32 (float64 where that would overflow), truth values bool.
 
     Raises:
-        ArgumentError: it is no sample, or one of its arrays cannot be read.
+        ArgumentError: it is not a sample, or one of its arrays cannot be read.
     """
     try:
         with path.open("rb") as stream:
@@ -236,7 +236,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _CLASS: Final = "polygraphy_class"
 _OLD_CLASS: Final = "__polygraphy_encoded_"
-"""How Polygraphy says of which type an object is: by this key, and formerly by a key with this prefix."""
+"""How Polygraphy marks the type of an object: by this key, formerly by a key with this prefix."""
 
 
 def _class(content: Mapping[str, Any]) -> str | None:
@@ -272,7 +272,7 @@ def _encoded(content: Mapping[str, Any]) -> Array:
 
 
 def _listed(content: Any) -> Array:
-    """The array that nested lists spell."""
+    """The array that nested lists hold."""
     array = np.asarray(content)
     if array.dtype.kind not in "biufU":
         raise ValueError("it is not nested lists of numbers, equally long on each level")

@@ -1,20 +1,23 @@
-"""Samples of a model's inputs, for calibration and validation: read when they are needed, one at a time.
+"""Samples of a model's inputs, for calibration and validation: each is read when it is needed.
 
 =====================  ==============================================================================================
 source                 samples
 =====================  ==============================================================================================
 ``.npz`` file          one: its arrays by name (numpy.savez)
-``.json`` file         the objects of its list, or the one object that it is: arrays by name, as nested lists of
+``.json`` file         one per object of its list, or the one object that it is: arrays by name, as nested lists of
                        numbers or as Polygraphy saves them (``--save-inputs``, ``polygraphy.json.save_json``)
-folder                 one per ``.npz`` and ``.json`` file, in natural order of their names (2 stands before 10)
-nothing                made-up inputs (:mod:`onnxamp._runtime.random_inputs`), another seed for each
+folder                 one per ``.npz`` and ``.json`` file, in natural order of their names (2 before 10)
+dict of arrays         one
+iterable of dicts      one per dict; they are kept in memory
+nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), each with a seed of its own
 =====================  ==============================================================================================
 
-Whether a sample fits a model is for :func:`onnxamp._runtime.inputs.check_inputs` to say.
+:func:`as_samples` accepts all of these. :func:`onnxamp._runtime.inputs.check_inputs` tells whether a sample fits a
+model.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from os import PathLike
@@ -24,8 +27,10 @@ from typing import Final, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._runtime.random_inputs import input_maker
+from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._model.model import Model, ModelSource
+from onnxamp._runtime.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.sample_files import ARCHIVE_START, json_samples, quoted, read_json, read_npz
 from onnxamp._runtime.values import Feed
 
@@ -36,14 +41,23 @@ _SUFFIXES: Final = frozenset({".npz", ".json"})
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A fixed number of samples, each read anew whenever it is asked for: no more than one need be in memory.
+    """A fixed number of samples. Each is read anew whenever it is asked for, so that one at a time is in memory.
 
-    ``description`` says in reports where they come from.
+    Iterating and indexing give dicts of arrays by input name (lists of arrays for sequences, None for empty optionals).
+
+    Example:
+        >>> samples = onnxamp.random_samples("models/encoder.onnx", 2)
+        >>> len(samples)
+        2
+        >>> sorted(samples[0])
+        ['attention_mask', 'input_ids']
     """
 
     description: str
+    """Where the samples come from, as reports say it."""
     readers: Sequence[Callable[[], Sample]]
     made_up: bool = False
+    """Whether the numbers are random."""
 
     def __len__(self) -> int:
         return len(self.readers)
@@ -54,24 +68,97 @@ class Samples:
     def __getitem__(self, index: int) -> Sample:
         return self.readers[index]()
 
-    def hint(self, error: RuntimeFailure) -> str:
-        """What may help where a model fails on a sample, as a sentence behind the error; "" where nothing would.
+    def failure(self, text: str, error: RuntimeFailure, number: int) -> str:
+        """A sentence about a model that fails on a sample: ``text``, the sample's number, the error, and advice.
 
-        Made-up inputs may be what a node fails on; where a model does not even load, they are not to blame.
+        Random inputs may be the cause if a node fails, but not if the model does not even load.
         """
+        which = f" (sample {number + 1} of {len(self)})" if len(self) > 1 else ""
         is_suspect = self.made_up and "could not run" in str(error)
-        return " Real inputs (--inputs data.npz) or sizes (--dim name=N) may help." if is_suspect else ""
+        hint = " Real inputs (--inputs data.npz) or sizes (--dim name=N) may help." if is_suspect else ""
+        return f"{text}{which}: {error}{hint}"
+
+
+SamplesLike: TypeAlias = Samples | str | PathLike[str] | Sample | Iterable[Sample]
+"""What public functions take as samples; see the module's table."""
+
+
+def as_samples(
+    samples: SamplesLike | None,
+    model: ModelSource,
+    *,
+    count: int = 1,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+) -> Samples:
+    """Samples from whatever a public function was given; at least one.
+
+    Args:
+        samples: Samples, a path, a dict of arrays, or an iterable of dicts, whose items are kept in memory. None for
+            random samples of ``model``, for which ``count``, ``seed`` and ``dims`` are meant.
+        model, count, seed, dims: as for :func:`random_samples`.
+
+    Raises:
+        ArgumentTypeError: ``samples`` is of another type.
+        ArgumentError: there is no sample, or as :func:`load_samples` and :func:`random_samples`.
+    """
+    if samples is None:
+        return random_samples(model, count, seed=seed, dims=dims)
+    if isinstance(samples, (str, PathLike)):
+        return load_samples(samples)
+    if isinstance(samples, Mapping):
+        samples = _given([samples], "the given inputs")
+    elif not isinstance(samples, Samples):
+        if not isinstance(samples, Iterable) or isinstance(samples, np.ndarray):
+            raise _wrong_type(f"not {type(samples).__name__}")
+        given = list(samples)
+        wrong = next((item for item in given if not isinstance(item, Mapping)), None)
+        if wrong is not None:
+            raise _wrong_type(f"not a {type(samples).__name__} that holds a {type(wrong).__name__}")
+        samples = _given(given, f"{_count(len(given), 'given sample')}")
+    if not len(samples):
+        raise ArgumentError("There is no sample to run the model on.")
+    return samples
+
+
+def _given(samples: Sequence[Sample], description: str) -> Samples:
+    return Samples(description, [partial(dict, sample) for sample in samples])
+
+
+def _wrong_type(what: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        "samples must be a Samples object, the path of an .npz file, a JSON file or a folder of them, a dict of arrays"
+        f" by input name, or an iterable of such dicts, {what}."
+    )
 
 
 def load_samples(path: str | PathLike[str]) -> Samples:
-    """The samples of a file or a folder; the module's table says what may be in them.
+    """The samples of a file or a folder.
 
-    Reads names, and where in a JSON file samples begin, but no arrays.
+    Reads names, and where in a JSON file samples begin, but no arrays yet.
+
+    Args:
+        path: an ``.npz`` file (one sample: its arrays by input name), a JSON file (a list of objects, or one object, of
+            nested lists or of arrays as Polygraphy saves them), or a folder of such files, one sample each, read in
+            natural order of their names.
+
+    Returns:
+        The samples, which read their arrays whenever they are asked for.
 
     Raises:
-        ArgumentError: there is nothing, or nothing of that kind. A file that turns out to be broken when its sample
-            is read raises the same.
+        ArgumentTypeError: ``path`` is no path.
+        ArgumentError: there is nothing to read, or nothing of these kinds. A broken file raises it when its sample is
+            read.
+
+    Example:
+        >>> import numpy, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     numpy.savez(f"{folder}/1.npz", input_ids=[[1, 2, 3]], attention_mask=[[1, 1, 0]])
+        ...     onnxamp.load_samples(folder)[0]["input_ids"].shape
+        (1, 3)
     """
+    if not isinstance(path, (str, PathLike)):
+        raise ArgumentTypeError(f"path must be a string or a path, not {type(path).__name__}.")
     path = Path(path)
     readers: Sequence[Callable[[], Sample]]
     try:
@@ -122,34 +209,47 @@ def _file(path: Path) -> list[Callable[[], Sample]]:
 
 
 def random_samples(
-    model: ModelProto, count: int = 1, *, seed: int = 0, dims: Mapping[str, int] | None = None
+    model: ModelSource, count: int = 1, *, seed: int = 0, dims: Mapping[str, int] | None = None
 ) -> Samples:
-    """Made-up samples that the model accepts: the first is ``random_inputs(model, seed=seed, dims=dims)``.
+    """Random samples that a model accepts: token ids stay inside their tables, masks are ones and then zeros, ...
 
     Args:
-        model: its weights may be missing.
-        count: at least 1.
-        seed: non-negative; each sample depends on it and on its own number alone.
-        dims: sizes of named dimensions.
+        model: a ModelProto, a path, or an onnx-graphsurgeon Graph. Its weights are not needed.
+        count: number of samples, at least 1.
+        seed: non-negative. Each sample depends on it and on its own position alone.
+        dims: sizes of named dynamic dimensions. Leading dimensions are 1 otherwise, all others 8.
+
+    Returns:
+        Samples whose arrays have the shapes and dtypes that the model declares.
 
     Raises:
-        ArgumentError: ``count`` or ``seed`` is too small. Reading a sample raises what random_inputs raises.
+        ArgumentTypeError: ``model`` is of another type.
+        ArgumentError: ``count`` or ``seed`` is too small. Reading a sample raises it if the model has no dimension of a
+            name in ``dims``, or an input of a kind that cannot be made up (a map, a sparse tensor).
+        ModelError: the model cannot be read.
+
+    Example:
+        >>> samples = onnxamp.random_samples("models/encoder.onnx", dims={"batch": 4})
+        >>> samples[0]["input_ids"].shape, samples[0]["input_ids"].dtype
+        ((4, 8), dtype('int64'))
     """
     if count < 1:
         raise ArgumentError(f"The number of samples must be at least 1, but is {count}.")
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
-    maker = cache(partial(input_maker, model, dims))  # the model is looked at once, when the first sample is read
+    source = model if isinstance(model, ModelProto) else Model.of(model)  # protos may lack their weights
+
+    @cache
+    def maker() -> InputMaker:  # the graph is analysed when the first sample is read
+        graph = Graph.of(source) if isinstance(source, ModelProto) else source.ask(graph_of)
+        return input_maker(graph, dims)
 
     def made(index: int) -> Sample:
         return maker().make(_seed(seed, index))
 
     readers = [partial(made, index) for index in range(count)]
-    return Samples(
-        "made-up inputs" + (f" (seed {seed})" if count == 1 else f" ({count} samples, seed {seed})"),
-        readers,
-        made_up=True,
-    )
+    description = "made-up inputs" + (f" (seed {seed})" if count == 1 else f" ({count} samples, seed {seed})")
+    return Samples(description, readers, made_up=True)
 
 
 def _seed(seed: int, index: int) -> int:

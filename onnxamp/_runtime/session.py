@@ -1,7 +1,7 @@
-"""Sessions of ONNX Runtime that run where they are told to, or say why they cannot.
+"""Sessions of ONNX Runtime that run where they are asked to, or fail with the reason.
 
-ONNX Runtime falls back to the CPU silently when CUDA does not start; here that is an error. It is imported
-inside functions, so that importing onnxamp stays light.
+ONNX Runtime silently falls back to the CPU if CUDA does not start; here that is an error. It is imported inside
+functions, so that importing onnxamp stays fast.
 """
 
 import io
@@ -20,10 +20,10 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.copying import BaseDir
 from onnxamp._model.storage import data_files, folder_of, has_external_data, load_model
 from onnxamp._model.threads import thread_limit
 from onnxamp._runtime.device import device_present
-from onnxamp._runtime.protos import BaseDir
 from onnxamp._runtime.spill import is_large, save_spilled
 from onnxamp._runtime.values import FOREIGN, Feed, from_value, is_foreign, to_value
 
@@ -36,8 +36,8 @@ Provider: TypeAlias = Literal["cuda", "cpu"]
 _CUDA: Final = "CUDAExecutionProvider"
 _CPU: Final = "CPUExecutionProvider"
 EXACT: Final[Mapping[str, str]] = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
-"""CUDA options for numbers. TF32 would round the float32 reference to 11 bits, as float16 does; an exhaustive search
-times algorithms of convolutions, and may choose another one in the next run."""
+"""CUDA options for reproducible numbers. TF32 would round the float32 reference to 11 bits, as float16 does; an
+exhaustive search would time convolution algorithms, and might choose another one in the next run."""
 
 
 def cuda_available() -> bool:
@@ -46,7 +46,7 @@ def cuda_available() -> bool:
 
 
 def choose_provider(wanted: Provider | None) -> Provider:
-    """The provider that is wanted, if it can be used here; where None is: CUDA if it can be used, else the CPU.
+    """The wanted provider if it can be used here; for None, CUDA if it can be used, else the CPU.
 
     Raises:
         ArgumentError: there is no such provider.
@@ -63,7 +63,7 @@ def choose_provider(wanted: Provider | None) -> Provider:
 
 @cache
 def cuda_trouble() -> str | None:
-    """Why no session can run on CUDA here, as a clause; None if one can. Asked once; without a device none is tried."""
+    """Why no session can run on CUDA here, as a clause; None if one can. Tried once, and only with a device."""
     import onnxruntime as ort  # noqa: PLC0415
 
     if not device_present():
@@ -88,10 +88,10 @@ def _preload(preload: Callable[..., None]) -> str:
     """Load the libraries of pip's nvidia packages, wherever on ``sys.path`` they are.
 
     Args:
-        preload: ONNX Runtime's function. By itself it looks beside ONNX Runtime alone; it prints what it does not find.
+        preload: ONNX Runtime's function, which searches only next to ONNX Runtime, and prints what it does not find.
 
     Returns:
-        The first thing that it did not find, or "".
+        The first library that is missing, or "".
     """
     said = io.StringIO()
     folders = (path for entry in sys.path for path in sorted(Path(entry or ".", "nvidia").glob("*/lib")))
@@ -106,8 +106,8 @@ def _preload(preload: Callable[..., None]) -> str:
 
 
 _MOST_PLANNED: Final = 8192
-"""Nodes up to which ONNX Runtime may plan, in a session's first run, where its values will lie in later ones. Runs take
-up to half the time then, but planning takes time quadratic in values: 3 seconds for 25,000 nodes, 20 for 50,000."""
+"""Nodes up to which ONNX Runtime may plan memory in a session's first run. It halves the time of later runs, but takes
+time quadratic in values: 3 seconds for 25,000 nodes, 20 for 50,000."""
 
 
 def _trial() -> ModelProto:
@@ -130,22 +130,22 @@ def make_session(
     record: bool = False,
     cuda_options: Mapping[str, str] | None = None,
 ) -> "ort.InferenceSession":
-    """A session for the model. ONNX Runtime logs nothing: what fails is raised.
+    """A session for a model. ONNX Runtime logs nothing; failures are raised.
 
     Args:
-        model: a proto or the path of a file. Protos above 2 GB, and protos whose weights are not loaded,
-            go through a temporary folder.
+        model: a proto or the path of a file. Protos over 2 GB, and those whose weights are not loaded, go through a
+            temporary folder.
         provider: "cuda" or "cpu".
         base_dir: folder of a proto's external data.
         optimize: run all graph optimisations of ONNX Runtime, or none.
-        lean: keep no memory for later runs, and no second copy of weights in a kernel's own layout.
+        lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
         threads: threads that one operator may use; 0 for ONNXAMP_THREADS (:mod:`onnxamp._model.threads`) or ONNX
             Runtime's own choice.
-        spin: let threads wait busily for the next operator: fastest, but in the way of whatever else runs.
-        profile_to: prefix of the profile file that the session writes, if one is wanted.
-        record: keep which provider each node was given to, for :func:`assigned_nodes`.
-        cuda_options: of the CUDA provider, instead of :data:`EXACT` and deterministic kernels; {} for the defaults of
-            ONNX Runtime.
+        spin: let threads busy-wait for the next operator: fastest, but at the cost of other processes.
+        profile_to: prefix of the profile file to write; None for no profile.
+        record: keep which provider runs each node, for :func:`assigned_nodes`.
+        cuda_options: options of the CUDA provider, instead of :data:`EXACT` and deterministic kernels; {} for ONNX
+            Runtime's defaults.
 
     Raises:
         ArgumentError: there is no such provider.
@@ -175,11 +175,11 @@ def _session_options(
     import onnxruntime as ort  # noqa: PLC0415
 
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # failures are raised; the runtime would print them, too
+    options.log_severity_level = 4  # failures are raised; the runtime would print them as well
     options.intra_op_num_threads = threads or thread_limit()
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    # Planning which values may share memory takes ONNX Runtime 1.31 time quadratic in values whose shapes are unknown.
+    # Planning which values share memory takes ONNX Runtime 1.31 time quadratic in values of unknown shape.
     options.enable_mem_reuse = optimize
     if lean:
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
@@ -191,10 +191,10 @@ def _session_options(
 
 
 def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]]:
-    """(provider, op key, node name) of every node of a session made with ``record``.
+    """(provider, op key, node name) of every node of a session made with ``record``, those of bodies included.
 
-    It is the graph before those fusions that depend on the provider, with functions that no kernel runs expanded, nodes
-    of bodies included, and without Constants and the Casts that ONNX Runtime adds last.
+    They are those of the graph before fusions that depend on the provider: functions without a kernel are expanded, and
+    Constants and the Casts that ONNX Runtime adds last are missing.
     """
     return [
         (
@@ -213,7 +213,7 @@ def short_provider(name: str) -> str:
 
 
 def stays_on_device(kind: str) -> bool:
-    """Whether an output of that type can lie in a device's memory: tensors of numbers alone."""
+    """Whether outputs of that type can stay in a device's memory: only tensors of numbers can."""
     return kind.startswith("tensor(") and kind != "tensor(string)"
 
 
@@ -223,13 +223,13 @@ def _start(
     import onnxruntime as ort  # noqa: PLC0415
 
     providers = [(_CUDA, dict(cuda_options)), (_CPU, {})] if provider == "cuda" else [(_CPU, {})]
-    # Without enable_fallback=0 a failure is printed and the model is run on the CPU instead.
+    # Without enable_fallback=0 a failure would be printed, and the model would run on the CPU.
     return ort.InferenceSession(source, options, providers=providers, enable_fallback=0)
 
 
 @contextmanager
 def _source(model: ModelProto | str | PathLike[str], base_dir: BaseDir) -> Iterator[bytes | str]:
-    """What ONNX Runtime reads: bytes, or the path of a file that exists while the context lasts.
+    """What ONNX Runtime loads: bytes, or the path of a file that exists as long as the context.
 
     Raises:
         ModelError: the model is not well formed, or its external data are not where they may be.
@@ -240,14 +240,14 @@ def _source(model: ModelProto | str | PathLike[str], base_dir: BaseDir) -> Itera
     elif not (is_large(model) or has_external_data(model)):
         yield model.SerializeToString()
     else:
-        # The session may keep the file mapped, and then Windows cannot delete it yet.
+        # The session may still map the file, which Windows cannot delete then.
         with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
             yield fspath(save_spilled(model, Path(folder), base_dir))
 
 
 @contextmanager
 def session_failures(action: str) -> Iterator[None]:
-    """Turn whatever ONNX Runtime raises into one sentence: its exceptions have no common base."""
+    """Turn ONNX Runtime's exceptions, which have no common base, into one sentence."""
     try:
         yield
     except Exception as error:
@@ -256,7 +256,7 @@ def session_failures(action: str) -> Iterator[None]:
 
 
 def _reason(text: str) -> str:
-    """What ONNX Runtime says, without its codes, and without where in its sources it says so."""
+    """ONNX Runtime's message without error codes and places in its sources."""
     return _SOURCE.sub("", _CODE.sub("", text)).rstrip(". ")
 
 
@@ -272,16 +272,15 @@ _SOURCE: Final = re.compile(
 def run(
     session: "ort.InferenceSession", feeds: Mapping[str, Feed], outputs: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Run a session; element types that NumPy lacks come and go as ``ml_dtypes`` arrays.
+    """Run a session. Element types that NumPy lacks are ``ml_dtypes`` arrays.
 
     Args:
         session: made by :func:`make_session`.
-        feeds: by input name. Tensors are arrays, sequences are lists of arrays.
+        feeds: by input name: arrays for tensors, lists of arrays for sequences.
         outputs: names of the wanted outputs; None for all.
 
     Returns:
-        Arrays (for sequences: lists of arrays; for optionals that hold nothing: None) by output name, in the
-        order asked for.
+        By output name, in the order of ``outputs``: arrays, lists of arrays for sequences, None for empty optionals.
 
     Raises:
         RuntimeFailure: an input is missing or does not fit, or a node failed.
@@ -301,7 +300,7 @@ def run(
 def run_values(
     session: "ort.InferenceSession", values: "Mapping[str, ort.OrtValue]", outputs: Sequence[str]
 ) -> "dict[str, ort.OrtValue]":
-    """Run a session from values to values; on CUDA the results stay on the device.
+    """Run a session on ONNX Runtime's own values; on CUDA the results stay on the device.
 
     Raises:
         RuntimeFailure: an input is missing or does not fit, or a node failed.

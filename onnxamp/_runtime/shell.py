@@ -1,4 +1,4 @@
-"""A model without its large weights, so that copies of its graph are cheap; and the weights, one at a time."""
+"""A model without its large weights, so that copies of its graph are cheap, and the weights one at a time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,26 +10,27 @@ import numpy as np
 import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
+from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ModelError
+from onnxamp._model.copying import copy_without
 from onnxamp._model.storage import tensors_of
 from onnxamp._model.weights import embed, external_of, stored_bytes
-from onnxamp._runtime.protos import LOW_ELEMS, copy_fields
 
 WEIGHTS_IN_GRAPH: Final = 8 * 2**20
-"""Bytes; the weights of smaller models stay in the graph, where kernels see that they are constant. Each costs its size
-several times there: in the copies of the graph, and in the session.
+"""Bytes of weights up to which they stay in the graph, where kernels see that they are constant. There they take their
+size several times: in copies of the graph, and in the session.
 """
 
 _LARGE: Final = 64 * 2**10
-"""Bytes from which on a weight counts as large."""
+"""Bytes from which on a weight is large."""
 
 _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, *LOW_ELEMS})
-"""Types of weights that may leave the graph: kernels for integers often insist on constants."""
+"""Types of weights that may leave the graph: kernels that take integers often need constants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """``model`` has initializers with a name, a type and dims, but no data, where ``weights`` has an entry."""
+    """A model in which the initializers in ``weights`` have a name, a type and dims, but no data."""
 
     model: ModelProto
     weights: Mapping[str, TensorProto] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Shell:
         """A weight as an array, memory-mapped where its data are external.
 
         Args:
-            raised: low-precision weights become the float32 numbers that they are.
+            raised: convert low precision to float32.
 
         Raises:
             ExternalDataError: external data cannot be read. ModelError: the data do not match the shape.
@@ -58,20 +59,18 @@ class Shell:
 
 
 def take_weights(model: ModelProto, base_dir: str | PathLike[str] | None, *, keep: int = WEIGHTS_IN_GRAPH) -> Shell:
-    """Separate a model from its large float weights, be they initializers or Constant nodes of the main graph.
+    """Separate a model from its large float weights, initializers as well as Constant nodes of the main graph.
 
     Args:
         model: it is not changed, and its weights are not copied.
         base_dir: folder of external data, if the model has any that is not loaded.
-        keep: bytes of weights up to which all of them stay in the graph.
+        keep: bytes of large weights up to which all of them stay in the graph.
 
     Raises:
         ExternalDataError: external data cannot be read.
     """
     folder = None if base_dir is None else Path(base_dir)
-    result = ModelProto()
-    copy_fields(model, result, but={"graph"})
-    copy_fields(model.graph, result.graph, but={"initializer", "node"})
+    result = copy_without(model, "initializer", "node")
     constants = {node.output[0]: tensor for node in model.graph.node if (tensor := _constant(node)) is not None}
     large = {tensor.name: tensor for tensor in model.graph.initializer if _is_large(tensor)}
     large |= {name: tensor for name, tensor in constants.items() if _is_large(tensor)}
@@ -97,7 +96,7 @@ def take_weights(model: ModelProto, base_dir: str | PathLike[str] | None, *, kee
 
 
 def _constant(node: NodeProto) -> TensorProto | None:
-    """The tensor of a Constant node that is not sparse, a number, a string or a list of these."""
+    """The tensor of a Constant node; None for sparse tensors, numbers, strings and lists."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
         return None
     return next((item.t for item in node.attribute if item.name == "value"), None)

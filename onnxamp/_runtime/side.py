@@ -1,4 +1,4 @@
-"""One model being run piece by piece: the values that somebody still needs, and which nodes come next."""
+"""Running one model piece by piece: which values are still needed, and which nodes come next."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 BUDGET: Final = 128 * 2**20
-"""Bytes of values and weights that a piece may hold, if nothing else is said."""
+"""Default number of bytes of values and weights that a piece may hold."""
 
 _NODES: Final = 1024
-"""Nodes that a piece may have: ONNX Runtime 1.31 takes much more than twice the time to load twice as many."""
+"""Nodes that a piece may have: ONNX Runtime 1.31 loads in time that grows much faster than their number."""
 
 
 @dataclass(slots=True)
 class Side:
-    """One model being run: its values that are still needed, and how often."""
+    """One model being run: the values that are still needed, and the number of their future uses."""
 
     flow: Flow
     runner: Runner
@@ -34,7 +34,7 @@ class Side:
     uses: Counter[str]
 
     def run(self, nodes: Sequence[int]) -> None:
-        """Run nodes, keep what others need of them, and drop what they were the last to read."""
+        """Run nodes, keep the outputs that are needed, and drop values that have no more readers."""
         reads = [name for node in nodes for name in self.flow.reads[node]]
         self.uses.subtract(reads)
         made = [name for node in nodes for name in self.flow.nodes[node].output if name]
@@ -44,7 +44,7 @@ class Side:
         self._drop(reads)
 
     def used(self, names: Iterable[str]) -> None:
-        """Note that somebody else has read these values."""
+        """Note that values were read outside of the model."""
         names = list(names)
         self.uses.subtract(names)
         self._drop(names)
@@ -62,7 +62,7 @@ class Side:
         """
         if name in self.values:
             found = from_value(self.values[name])
-            # An input lies in the memory of the feed, which need not live as long as what is made of it.
+            # An input shares the feed's memory, which need not live as long as the output.
             return found.copy() if isinstance(found, np.ndarray) and name not in self.flow.maker else found
         if name in self.flow.shell.weights:
             return self.flow.shell.array(name, raised=self.flow.emulated)
@@ -73,15 +73,19 @@ class Side:
 
 
 def start(runner: Runner, feeds: Mapping[str, Feed], others: Counter[str]) -> Side:
-    """A model before its first node; ``others`` counts who else reads its values."""
+    """A model before its first node; ``others`` counts reads from outside. Feeds may be of any float types.
+
+    Raises:
+        ArgumentError: an input is not fed.
+    """
     flow = runner.flow
     uses = Counter(name for reads in flow.reads for name in reads) + others + Counter(flow.outputs)
-    values = {name: to_value(feed, flow.types.get(name)) for name, feed in feeds.items()}
+    values = {name: to_value(feed, flow.types.get(name)) for name, feed in fitted(flow, feeds).items()}
     return Side(flow, runner, values, uses)
 
 
 def ancestors(flow: Flow, targets: Iterable[str], done: set[int]) -> list[int]:
-    """Nodes that the targets need and that are not done yet, in order; they are done then."""
+    """Nodes that the targets need and that are not in ``done``, in order; they are added to it."""
     found = []
     waiting = [flow.maker[name] for name in targets if name in flow.maker]
     while waiting:
@@ -94,9 +98,9 @@ def ancestors(flow: Flow, targets: Iterable[str], done: set[int]) -> list[int]:
 
 
 def parts_of(flow: Flow, nodes: Iterable[int], budget: int) -> Iterator[tuple[int, ...]]:
-    """Consecutive nodes, not too many, whose values and weights fit the budget; a node that does not is alone.
+    """Groups of consecutive nodes whose values and weights fit the budget; a node that exceeds it is alone.
 
-    A model with optionals stays in one piece: ONNX Runtime cannot take in one that holds nothing.
+    A model with optionals stays in one piece, as ONNX Runtime cannot be fed empty ones.
     """
     if any((kind or "").startswith("optional") for kind in flow.types.values()):
         yield from filter(None, [tuple(nodes)])
@@ -123,13 +127,13 @@ def run_alone(
     feeds: Mapping[str, Feed],
     wanted: Sequence[str],
     budget: int = BUDGET,
-    told: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Side:
-    """A model that has run as far as some of its values need, and holds them.
+    """Run a model as far as some of its values need; the result holds them.
 
     Args:
         feeds: a sample, in any float types.
-        told: called with the nodes that have run, and their number.
+        progress: called with the nodes that have run, and their number.
 
     Raises:
         RuntimeFailure: one of these nodes does not load or run. ArgumentError: an input is not fed.
@@ -144,6 +148,6 @@ def run_alone(
         side.run(part)
         runner.forget()
         done += len(part)
-        if told is not None:
-            told(done, len(nodes))
+        if progress is not None:
+            progress(done, len(nodes))
     return side

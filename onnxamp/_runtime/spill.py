@@ -1,4 +1,4 @@
-"""Writing a model too large for one message: the graph in one file, its weights raw in another."""
+"""Writing a model that is too large for one protobuf message: the graph in one file, its weights in another."""
 
 from os import fspath
 from pathlib import Path
@@ -6,18 +6,18 @@ from typing import BinaryIO, Final
 
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from onnxamp._model.copying import BaseDir, copy_without
 from onnxamp._model.storage import tensors_of
 from onnxamp._model.weights import embed, stored_bytes
-from onnxamp._runtime.protos import BaseDir, copy_fields
 
 _ALIGNMENT: Final = 4096
-"""Pages start at multiples of this, so ONNX Runtime can map tensors that do too."""
+"""Page size: ONNX Runtime can map tensors that start at a page."""
 
 _KEEP_BELOW: Final = 1024
-"""Bytes; smaller tensors (shapes, axes) stay in the graph, where graph optimisers see them."""
+"""Bytes below which tensors (shapes, axes) stay in the graph, where graph optimisers see them."""
 
 _LIMIT: Final = 2**31 - 2**24
-"""A message must be smaller than 2 GiB; the rest is room for nodes."""
+"""Bytes of weights in one message, which must be smaller than 2 GiB; the rest is for nodes."""
 
 
 def is_large(model: ModelProto) -> bool:
@@ -42,9 +42,7 @@ def save_spilled(model: ModelProto, folder: Path, base_dir: BaseDir) -> Path:
     Raises:
         ExternalDataError: external data cannot be read.
     """
-    shell = ModelProto()
-    copy_fields(model, shell, but={"graph"})
-    copy_fields(model.graph, shell.graph, but={"initializer"})
+    shell = copy_without(model, "initializer")
     for tensor in tensors_of(shell):  # those of nodes and bodies
         embed(tensor, base_dir)
     with (folder / "weights.bin").open("wb") as file:

@@ -1,19 +1,19 @@
-"""One graph for every choice of precisions: a Boolean mask chooses between the rounded and the exact form of values.
+"""One graph for every choice of precisions: a Boolean mask selects the rounded or the exact form of each value.
 
 =====================================  =====================================================================
-of a node that may be low              in the switched graph, which is float32 throughout
+of a node that may be low precision    in the switched graph, which is float32 throughout
 =====================================  =====================================================================
-float input *x* that may be low        ``Where(switch, rounded x, x)``; *x* is rounded once, whoever reads it, and
-                                       not at all if it is a constant that the low type holds as it is
-float output *y* that may be low       the node, then ``Where(switch, rounded y, y)`` for who reads *y* as it is
+float input *x*                        ``Where(switch, rounded x, x)``; *x* is rounded once for all readers, and
+                                       not at all if it is a constant that low precision holds exactly
+float output *y*                       the node, then ``Where(switch, rounded y, y)`` for other readers of *y*
 such an output, read as such an input  ``Where(either's switch, rounded, exact)`` alone: rounding twice is rounding
 =====================================  =====================================================================
 
-Rounding is ``Cast(to=low) -> Cast(to=float)``. Constants that the low type cannot hold, as in attention masks, saturate
-as conversions let them. With all switches off the graph computes what the model computes, bit for bit.
+Rounding is ``Cast(to=low) -> Cast(to=float)``. Constants beyond the range of low precision, as in attention masks,
+saturate as in conversions. With all switches off the graph computes bit for bit what the model computes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import prod
@@ -26,34 +26,35 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from onnxamp._dtypes import LowType
 from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
+from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.shapes import Shape, infer_shapes
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, opset_imports
-from onnxamp._runtime.protos import copy_fields
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope, opset_imports
+from onnxamp._model.copying import copy_fields
+from onnxamp._runtime.rounding import Rounder
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 MASK: Final = "switches"
-"""Name of the new input, unless the model has it already."""
+"""Name of the new input, unless the model uses it already."""
 
 _WHERE: Final = 9
-"""Opset from which on there is Where."""
+"""Opset that introduced Where."""
 
 _TOGETHER: Final = 64
-"""Switches that come off the mask together, in front of the first node that needs one of them. If all were there at
-once, ONNX Runtime 1.31 would take quadratic time to load the model."""
+"""Switches that are split off the mask together, in front of the first node that needs one of them. With all at once,
+ONNX Runtime 1.31 would take quadratic time to load the model."""
 
 _COUNTED: Final = 18
-"""Opset from which on Split wants to be told the number of its outputs."""
+"""Opset from which on Split needs the number of its outputs."""
 
 _FOLDED: Final = 1 << 20
-"""Elements up to which constants are rounded beforehand, and saturated."""
+"""Elements up to which constants are rounded and saturated beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Float inputs and outputs of a node that are low when the node is, by position."""
+    """Positions of a node's float inputs and outputs that are low precision if the node is."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -61,18 +62,18 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """The switched model, and the name of its new input: by element, whether any of the nodes of ``switches`` is low.
-    Nodes are called by the first value that they make.
-    """
+    """A switched model. Nodes are identified by their first output."""
 
     model: ModelProto
     mask: str
+    """Name of its new input."""
     nodes: tuple[str, ...]
-    """All that may be low, in execution order."""
+    """Nodes that may be low precision, in execution order."""
     switches: tuple[tuple[str, ...], ...]
+    """By element of the mask: the nodes any of which turns it on."""
 
     def masked(self, low: AbstractSet[str]) -> npt.NDArray[np.bool_]:
-        """The new input's value where these nodes are low."""
+        """The new input's value if these nodes are low precision."""
         return np.array([not low.isdisjoint(nodes) for nodes in self.switches], np.bool_)
 
 
@@ -82,8 +83,8 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Swi
 
     Args:
         model: float32, with its weights; it is not changed.
-        ports: by the first value that a node makes, at any depth; no other node may make one of the same name. What
-            the model does not have is left out.
+        ports: by the first output of a node at any depth, whose name no other node may use. Nodes that the model does
+            not have are ignored.
         low: the type to round to.
 
     Raises:
@@ -99,30 +100,27 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Swi
     view = Graph.of(model)
     found = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}
     names = NewNames(view.all_names())
-    job = _Job(
-        view, infer_shapes(view), low, names, names.fresh(MASK), version, {i: ports[key] for key, i in found.items()}
-    )
+    job = _Job(view, low, names, names.fresh(MASK), version, {i: ports[key] for key, i in found.items()})
     result = ModelProto()
     copy_fields(model, result, but={"graph"})
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
         _fill(job, scope, job.targets[scope.index])
         if scope.index == 0:
-            job.spare.clear()  # they may be made behind the nodes whose bodies come now
+            job.unused.clear()  # they may be made behind the nodes whose bodies come now
     result.graph.input.append(helper.make_tensor_value_info(job.mask, TensorProto.BOOL, [len(job.switches)]))
     switches = tuple(tuple(node_key(view.nodes[index]) for index in sorted(nodes)) for nodes in job.switches)
     return Switched(result, job.mask, tuple(found), switches)
 
 
 def node_key(node: Node) -> str:
-    """What a node is called here: the first value that it makes."""
+    """How nodes are identified here: by their first output."""
     return next((name for name in node.proto.output if name), "")
 
 
 @dataclass(slots=True)
 class _Job:
-    view: View
-    shapes: Sequence[Shape | None]
+    view: Graph
     low: LowType
     names: NewNames
     mask: str
@@ -130,16 +128,15 @@ class _Job:
     ports: Mapping[int, Ports]
     targets: dict[int, GraphProto] = field(default_factory=dict)
     exact: dict[int, str] = field(default_factory=dict)
-    """Value that its node may make low -> name of what the node makes."""
+    """Value that may be low precision -> name of the node's exact output."""
     rounded: dict[int, str] = field(default_factory=dict)
-    """Value -> name of its rounded form, which stands right behind it, in the same scope."""
+    """Value -> name of its rounded form, which follows it in the same scope."""
     switches: list[frozenset[int]] = field(default_factory=list)
-    """By element of the mask: the nodes any of which turns it on; none where nobody needs it."""
+    """By element of the mask: the nodes any of which turns it on; empty if unused."""
     named: dict[frozenset[int], str] = field(default_factory=dict)
     """The names of these elements, as tensors of one element."""
-    spare: list[tuple[int, str]] = field(default_factory=list)
-    """What was taken off the mask, and has no nodes yet."""
-    initializers: dict[int, TensorProto] = field(default_factory=dict)
+    unused: list[tuple[int, str]] = field(default_factory=list)
+    """Elements that are split off the mask already, and have no nodes yet."""
 
     def __post_init__(self) -> None:
         for index, own in self.ports.items():
@@ -149,12 +146,9 @@ class _Job:
             for value in (*made, *(node.input(port) for port in own.inputs)):
                 if value != ABSENT and value not in self.rounded:
                     self.rounded[value] = self.names.fresh(f"{self.view.values[value].name}/rounded")
-        for scope in self.view.scopes:
-            named = ((scope.names[tensor.name], tensor) for tensor in scope.proto.initializer)
-            self.initializers |= {v: tensor for v, tensor in named if self.view.values[v].origin is Origin.INITIALIZER}
 
     def round(self, graph: GraphProto, value: int) -> None:
-        """Append the rounded form of a value, where a switch wants it."""
+        """Append the rounded form of a value if a switch needs it."""
         if value in self.rounded:
             constant = self.constant(value)
             if constant is not None:
@@ -165,23 +159,22 @@ class _Job:
                     graph.initializer.append(numpy_helper.from_array(rounded, self.rounded[value]))
             else:
                 source = self.exact.get(value, self.view.values[value].name)
-                low = self.names.fresh(f"{source}/low")
-                graph.node.append(helper.make_node("Cast", [source], [low], to=self.low.elem))
-                graph.node.append(helper.make_node("Cast", [low], [self.rounded[value]], to=TensorProto.FLOAT))
+                Rounder(self.names).round(graph, source, self.rounded[value], self.low.elem)
 
     def choose(self, graph: GraphProto, value: int, reader: int, target: str) -> str:
-        """Append the choice between a value's forms: rounded where the node that makes it or the one that reads it
-        (ABSENT for any) is low. Returns its name: that of the value where nothing is to be chosen.
+        """Append the choice between a value's forms: rounded if its producer or its reader (ABSENT for any) is low.
+
+        Returns its name: that of the value itself if there is nothing to choose.
         """
         exact = self.view.values[value].name
-        if self.rounded[value] == exact:  # a constant that the low type can hold
+        if self.rounded[value] == exact:  # a constant that low precision holds exactly
             return exact
         nodes = {reader} - {ABSENT}
         if value in self.exact:
             exact = self.exact[value]
             nodes.add(self.view.values[value].producer)
         switch = self.switch(graph, frozenset(nodes))
-        if not self.shapes[value]:  # a scalar, or perhaps one: it would get a dimension from the switch
+        if not self.view.shapes[value]:  # a scalar, or perhaps one: it would get a dimension from the switch
             scalar = self.names.fresh(f"{target}/switch")
             graph.node.append(helper.make_node("Squeeze", [switch], [scalar]))
             switch = scalar
@@ -189,19 +182,19 @@ class _Job:
         return target
 
     def switch(self, graph: GraphProto, nodes: frozenset[int]) -> str:
-        """The name of a switch. Where none is left, the next ones are taken off the mask: here, or, where this is a
-        body, in front of all.
+        """The name of a switch. If none is left, further ones are split off the mask: here, or, in a body, at the
+        start of the main graph.
         """
         if nodes not in self.named:
             main = self.targets[0]
-            if not self.spare:
+            if not self.unused:
                 self.take(main, len(main.node) if graph is main else 0)
-            position, self.named[nodes] = self.spare.pop()
+            position, self.named[nodes] = self.unused.pop()
             self.switches[position] = nodes
         return self.named[nodes]
 
     def take(self, main: GraphProto, at: int) -> None:
-        """Insert the nodes that take switches off the mask."""
+        """Insert the nodes that split switches off the mask."""
         start = len(self.switches)
         self.switches += [frozenset[int]()] * _TOGETHER
         names = [self.names.fresh(f"{self.mask}/{start + i}") for i in range(_TOGETHER)]
@@ -212,19 +205,16 @@ class _Job:
         if self.opset >= _COUNTED:
             split.attribute.append(helper.make_attribute("num_outputs", _TOGETHER))
         main.node.insert(at + 1, split)
-        self.spare = list(enumerate(names, start))[::-1]
+        self.unused = list(enumerate(names, start))[::-1]
 
     def is_read_as_is(self, value: int) -> bool:
-        """Whether anything reads a value, or returns it, that makes no choice of its own."""
+        """Whether anything reads or returns a value without a choice of its own."""
         readers = ((self.ports.get(node), port) for node, port in self.view.uses[value])
         return bool(self.view.results[value]) or any(own is None or port not in own.inputs for own, port in readers)
 
     def constant(self, value: int) -> Floats | None:
         """A small constant's elements."""
-        producer = self.view.producer(value)
-        tensor = self.initializers.get(value)
-        if producer is not None and producer.key == "Constant":
-            tensor = next((item.t for item in producer.proto.attribute if item.name == "value"), None)
+        tensor = self.view.ask(constant_tensors).get(value)
         if tensor is None or tensor.data_type != TensorProto.FLOAT or prod(tensor.dims) > _FOLDED:
             return None
         return numpy_helper.to_array(tensor)
@@ -237,7 +227,7 @@ def _saturated(array: Floats, low: LowType) -> Floats:
 
 
 def _fill(job: _Job, scope: Scope, target: GraphProto) -> None:
-    """Copy a graph. What is added stands between what it reads and what reads it: bodies must be in order."""
+    """Copy a graph. Nodes are added between their producers and their readers, since bodies must be in order."""
     copy_fields(scope.proto, target, but={"node"})
     for value in dict.fromkeys(scope.names.values()):
         if job.view.values[value].scope == scope.index and job.view.values[value].origin is not Origin.NODE:
@@ -263,7 +253,7 @@ def _fill(job: _Job, scope: Scope, target: GraphProto) -> None:
 
 
 def _find_bodies(job: _Job, node: Node, added: NodeProto) -> None:
-    """Empty the bodies of a copied node, which are filled when their scopes come."""
+    """Empty the bodies of a copied node; they are filled when their scopes are visited."""
     bodies = iter(node.bodies)
     for item in added.attribute:
         for graph in [*([item.g] if item.HasField("g") else []), *item.graphs]:

@@ -1,4 +1,4 @@
-"""Values as ONNX Runtime holds them: to and from arrays without needless copies, and their types."""
+"""Conversion between arrays and ONNX Runtime's values, without needless copies, and their types."""
 
 import ctypes
 import re
@@ -34,7 +34,7 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
 
     Args:
         feed: an array of any shape and type, or a list of arrays.
-        kind: the type as schemas write it ("seq(tensor(float))"); needed where ``feed`` is empty.
+        kind: the type as schemas write it ("seq(tensor(float))"); needed if ``feed`` is an empty list.
 
     Raises:
         RuntimeFailure: the value is of a kind that cannot be fed (maps, nested sequences, empty optionals).
@@ -62,7 +62,7 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
 
 
 def as_typed(feed: Feed, kind: str | None) -> Feed:
-    """A feed in the float type that an input of that type ("seq(tensor(float16))") takes; None for types not known."""
+    """A feed cast to the float type of an input ("seq(tensor(float16))"); as it is if the type is unknown (None)."""
     if kind is None or feed is None:
         return feed
     inner = _inner(kind)
@@ -73,13 +73,13 @@ def as_typed(feed: Feed, kind: str | None) -> Feed:
     elem = ELEM_NUMBERS.get(inner)
     wanted = helper.tensor_dtype_to_np_dtype(elem) if elem is not None else feed.dtype
     if feed.dtype == np.dtype(f"V{wanted.itemsize}"):
-        return feed.view(wanted)  # numpy.savez forgets which type of another package the bytes are
+        return feed.view(wanted)  # numpy.savez drops dtypes of other packages
     floats = "float" in str(wanted) and "float" in str(feed.dtype)
     return feed.astype(wanted) if floats and wanted != feed.dtype else feed
 
 
 def from_value(value: "ort.OrtValue") -> Any:
-    """The array, list of arrays, or None, that a value holds. Arrays of NumPy's own types share its memory."""
+    """The array, list of arrays or None that a value holds. Arrays of NumPy's own dtypes share its memory."""
     if not value.has_value():
         return None
     if value.is_tensor_sequence():
@@ -97,7 +97,7 @@ def from_value(value: "ort.OrtValue") -> Any:
 
 
 def type_proto(kind: str) -> TypeProto:
-    """The type that a schema string names: tensors of any rank, sequences and optionals of them.
+    """The type that a schema writes as ``kind``: a tensor of any rank, or sequences and optionals of such.
 
     Raises:
         RuntimeFailure: the string names another kind (a map, a sparse tensor).
@@ -114,12 +114,12 @@ def type_proto(kind: str) -> TypeProto:
 
 
 def _inner(kind: str) -> str:
-    """What a sequence or an optional holds."""
+    """The element type of a sequence or an optional."""
     return kind[kind.index("(") + 1 : -1]
 
 
 def _made(op: str, inputs: "Mapping[str, ort.OrtValue]", kind: str, **attributes: Any) -> "ort.OrtValue":
-    """The output of a one-node model: the interface of ONNX Runtime makes and takes apart only tensors of numbers."""
+    """The output of a one-node model: ONNX Runtime's interface can construct only tensors of numbers."""
     try:
         session = _session(op, tuple((name, value.data_type()) for name, value in inputs.items()), kind, attributes)
         return session.run_with_ort_values(["y"], dict(inputs))[0]

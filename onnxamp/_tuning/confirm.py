@@ -1,18 +1,17 @@
 """The last word on a candidate: the converted model itself beside the original, on all samples."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
-import numpy as np
 from onnx import ModelProto
 
 from onnxamp._errors import RuntimeFailure
-from onnxamp._numerics.beside import ran_on
-from onnxamp._numerics.whole import Alone, Whole
+from onnxamp._model.model import Model
+from onnxamp._runtime.engines import Executable, OutputCache, WholeModel, engine_name
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider, choose_provider
-from onnxamp._tuning.metric import Metric, Outputs
+from onnxamp._tuning.metric import Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Place:
 
     def called(self, low: str) -> str:
         """How reports name it; ``low`` is the low type."""
-        return ran_on(self.provider, low if self.emulated else "float32")
+        return engine_name(self.provider, low if self.emulated else "float32")
 
 
 def place_for(provider: Provider | None) -> Place:
@@ -37,29 +36,13 @@ def place_for(provider: Provider | None) -> Place:
     return Place(chosen, emulated=chosen == "cpu")
 
 
-@dataclass(slots=True)
-class References:
-    """Outputs of the float32 model, emulated, that need not be made again: by number of sample, as many as fit."""
-
-    room: int = 64 << 20
-    """Bytes that are left."""
-    kept: dict[int, Outputs] = field(default_factory=dict)
-
-    def keep(self, number: int, outputs: Outputs) -> None:
-        """Keep the outputs of a sample, if they fit."""
-        parts = (part for output in outputs.values() for part in (output if isinstance(output, list) else [output]))
-        size = sum(np.asarray(part).nbytes for part in parts)
-        if size <= self.room:
-            self.kept[number], self.room = outputs, self.room - size
-
-
 def confirm(
     original: ModelProto,
     result: ModelProto,
     samples: Samples,
     metric: Metric,
     place: Place,
-    references: References | None = None,
+    references: OutputCache | None = None,
 ) -> float:
     """The worst error of a converted model over all samples; infinite where it does not run.
 
@@ -70,7 +53,10 @@ def confirm(
         RuntimeFailure: the original does not run.
     """
     kept = references.kept if references is not None and place.emulated else {}
-    one, other = (Alone(model, place.provider, place.emulated) for model in (original, result))
+    one, other = (
+        Executable(Model(model), place.provider, place.emulated, whole=not place.emulated)
+        for model in (original, result)
+    )
     worst = 0.0
     for number, sample in enumerate(samples):
         feeds = check_inputs(original, sample)
@@ -87,6 +73,6 @@ def device_noise(original: ModelProto, sample: Sample, metric: Metric, place: Pl
     """The error of the original on the device against itself on the CPU; None where either does not run whole."""
     try:
         feeds = check_inputs(original, sample)
-        return metric.error(Whole(original, "cpu").run(feeds), Whole(original, place.provider).run(feeds))
+        return metric.error(WholeModel(original, "cpu").run(feeds), WholeModel(original, place.provider).run(feeds))
     except RuntimeFailure:
         return None

@@ -14,8 +14,9 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._decide.precision import Prices
 from onnxamp._dtypes import LowType
 from onnxamp._model.model import Model
+from onnxamp._runtime.engines import OutputCache
 from onnxamp._runtime.samples import Samples
-from onnxamp._tuning.confirm import Place, References, confirm, device_noise
+from onnxamp._tuning.confirm import Place, confirm, device_noise
 from onnxamp._tuning.local import Local, Told, local_of, measure_samples
 from onnxamp._tuning.memory import Memory
 from onnxamp._tuning.metric import Metric
@@ -40,7 +41,7 @@ class Job:
     place: Place
     judged: dict[frozenset[str], float] = field(default_factory=dict)
     """Low nodes of a candidate -> error of the converted model."""
-    references: References = field(default_factory=References)
+    references: OutputCache = field(default_factory=OutputCache)
     _planned: tuple[Plan, Analysis] | None = None
     """The last plan, and what it was made from."""
     _made: tuple[Mapping[str, bool], ModelProto] | None = None

@@ -13,13 +13,13 @@ from onnx import ModelProto
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import RuntimeFailure
-from onnxamp._numerics.beside import Opened, make_ready, part_of, run_both
-from onnxamp._numerics.pairing import Pairing, pair
+from onnxamp._model.model import Model
+from onnxamp._numerics.measure import Measurement
+from onnxamp._numerics.walk import Pairing, SideBySide, pair
+from onnxamp._runtime.engines import Executable, OutputCache, part_of
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.measure import Measurement
 from onnxamp._runtime.samples import Samples
-from onnxamp._tuning.confirm import References
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.units import Unit
 
@@ -62,7 +62,7 @@ def measure_samples(
     metric: Metric,
     told: Told,
     saved: Callable[[], None],
-    references: References,
+    references: OutputCache,
 ) -> None:
     """Add the samples that a tally lacks to it; ``saved`` is called behind each. ``references`` get their outputs.
 
@@ -74,18 +74,17 @@ def measure_samples(
     def paired(reference: Flow, result: Flow) -> Pairing:
         found = pair(reference, result)
         shared = {name: replay for name, replay in found.shared.items() if name in names and replay is not None}
-        return Pairing(shared, found.standing, accumulated=False)
+        return Pairing(shared, found.replaceable, accumulated=False)
 
-    one, other, ready = Opened(model, None, "model"), Opened(lowered, None, "lowered model"), None
+    one, other = (Executable(Model(proto), "cpu", emulated=True, whole=False) for proto in (model, lowered))
+    walk = SideBySide(one, other, paired)
     for number in range(tally.samples, len(samples)):
         feeds = check_inputs(model, samples[number])
         progress = partial(told, f"measuring each op: sample {number + 1} of {len(samples)}")
         try:
-            ready = make_ready(one, other, feeds, "cpu", paired=paired, emulated=True, before=ready)
-            walked = run_both(ready.walk, None, feeds, part_of(progress, number, len(samples)))
+            walked = walk.run(feeds, part_of(progress, number, len(samples)))
         except RuntimeFailure as error:
-            which = f" (sample {number + 1} of {len(samples)})" if len(samples) > 1 else ""
-            raise RuntimeFailure(f"The model does not run{which}: {error}{samples.hint(error)}") from error
+            raise RuntimeFailure(samples.failure("The model does not run", error, number)) from error
         for name, row in walked.compared.items():
             if row.local is not None:
                 tally.values[name] = tally.values[name] + row.local if name in tally.values else row.local

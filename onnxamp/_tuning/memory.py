@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError
 from onnxamp._model.storage import write_file
-from onnxamp._runtime.measure import Measurement
+from onnxamp._numerics.measure import Measurement
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.spill import is_large
 from onnxamp._tuning.local import Tally

@@ -12,16 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from math import inf, sqrt
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from onnxamp._errors import ArgumentError
-from onnxamp._numerics.beside import compare_outputs
+from onnxamp._numerics.compare import compare_outputs
 from onnxamp._numerics.metrics import TensorDiff
-
-Outputs: TypeAlias = Mapping[str, Any]
-"""Arrays (lists of arrays, None) by output."""
+from onnxamp._runtime.engines import Outputs
 
 Measure: TypeAlias = Callable[[Outputs, Outputs], float]
 """Error of a result against its reference; infinite where it is broken."""

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from onnx import ModelProto
 
 from onnxamp._dtypes import LowType
+from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.observe import settle
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.switch import Ports, Switched, switched
-from onnxamp._tuning.metric import Metric, Outputs
+from onnxamp._tuning.metric import Metric
 
 if TYPE_CHECKING:
     import onnxruntime as ort

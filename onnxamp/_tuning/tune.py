@@ -21,12 +21,11 @@ from onnx import ModelProto
 from onnxamp._convert.analysis import analyse
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._numerics.beside import at_least_one
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.prepare import prepare
-from onnxamp._runtime.samples import Samples, random_samples
+from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._target.roofline import DEFAULT_DEVICE, device_called
 from onnxamp._tuning.confirm import place_for
@@ -65,7 +64,7 @@ class Search:
 
     tolerance: float = 1e-2
     metric: str = "rel-l2"
-    samples: Samples | None = None
+    samples: SamplesLike | None = None
     count: int = 4
     seed: int = 0
     dims: Mapping[str, int] | None = None
@@ -89,7 +88,7 @@ def tune_model(
     tolerance: float = 1e-2,
     *,
     metric: str = "rel-l2",
-    samples: Samples | None = None,
+    samples: SamplesLike | None = None,
     count: int = 4,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
@@ -108,7 +107,8 @@ def tune_model(
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is not changed.
         tolerance: the largest accepted error; see ``metric``.
         metric: how the error is measured, see :func:`~onnxamp._tuning.metric.make_metric`.
-        samples: inputs; made up (``count`` of them, seeded, sizes of named dimensions from ``dims``) where None.
+        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts; made up (``count`` of them,
+            seeded, sizes of named dimensions from ``dims``) where None.
         device: whose speed the costs are of, as in ``_data/devices.toml``.
         times: "roofline", estimates for the device; or "measured", from ONNX Runtime's profile.
         provider: where converted models are judged: "cuda", as they are; "cpu", emulated. None for CUDA where there is
@@ -144,10 +144,7 @@ def tune(model: Model, options: Options, search: Search) -> tuple[ModelProto, Tu
     place = place_for(search.provider)
     graph = prepare(model, options).graph
     prepared = graph.model
-    samples = search.samples
-    if samples is None:
-        samples = random_samples(proto, search.count, seed=search.seed, dims=search.dims)
-    at_least_one(samples)
+    samples = as_samples(search.samples, proto, count=search.count, seed=search.seed, dims=search.dims)
     space = find_space(graph, options, device)
     live = find_live(graph, samples)
     usual = replace(options, level=Level.O2)

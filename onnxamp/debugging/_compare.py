@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import isfinite
 from os import PathLike
 from typing import Final
@@ -11,12 +10,13 @@ from onnxamp._dtypes import LOW_TYPES
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import ModelSource
 from onnxamp._model.weights import SENTINEL
-from onnxamp._numerics.beside import Progress
 from onnxamp._numerics.diff import diff_models
-from onnxamp._numerics.limits import LOWNESS, TOLERANCES, Limits
+from onnxamp._numerics.limits import Limits
+from onnxamp._numerics.measure import Measurement
+from onnxamp._numerics.metrics import LOWNESS, TOLERANCES
 from onnxamp._numerics.results import DiffReport, FirstBad, LayerDiff
-from onnxamp._runtime.measure import Measurement
-from onnxamp._runtime.samples import Sample, Samples
+from onnxamp._runtime.engines import Progress
+from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.session import Provider
 from onnxamp.debugging._records import ValueRecord, read_dump
 from onnxamp.debugging._tables import Cell, table_path, write_table
@@ -188,7 +188,7 @@ def compare_models(
     reference: ModelSource,
     result: ModelSource,
     output_filename: str | PathLike[str],
-    samples: Samples | Sample | None = None,
+    samples: SamplesLike | None = None,
     *,
     limits: Limits | None = None,
     provider: Provider | None = None,
@@ -204,7 +204,7 @@ def compare_models(
 
     Args:
         output_filename: the table; ``.xlsx`` or ``.csv``.
-        samples: arrays by input, or :class:`~onnxamp._runtime.samples.Samples`; made up where None.
+        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts; made up where None.
 
     The others are those of :func:`onnxamp._numerics.diff.diff_models`.
 
@@ -216,8 +216,6 @@ def compare_models(
             read. RuntimeFailure: one does not run. OutputError: the table cannot be written.
     """
     path = table_path(output_filename)
-    if isinstance(samples, Mapping):
-        samples = Samples("the given inputs", [partial(dict, samples)])
     found = diff_models(
         reference, result, samples, layers=True, limits=limits, provider=provider, seed=seed, count=count, dims=dims,
         progress=progress,

@@ -4,23 +4,19 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
-from onnxamp._model.model import ModelSource
-from onnxamp._numerics.beside import open_model
+from onnxamp._model.model import Model, ModelSource
 from onnxamp._runtime.flow import Flow, dtype_of
-from onnxamp._runtime.samples import Sample, Samples, random_samples
+from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp.debugging._modes import DebugMode
 from onnxamp.debugging._records import ValueRecord, counted
 from onnxamp.debugging._tensors import NumericsWarning, tensor_stats
 from onnxamp.debugging._watch import Looked, Watcher
-
-_Inputs: TypeAlias = Samples | Sample | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class LayerCheck:
 def check_layer_numerics(
     model: ModelSource,
     layer: str | Iterable[str],
-    samples: _Inputs = None,
+    samples: SamplesLike | None = None,
     *,
     debug_mode: DebugMode = DebugMode.CHECK_NAN_INF_AND_ABORT,
     provider: Provider | None = None,
@@ -63,8 +59,8 @@ def check_layer_numerics(
         model: a proto with its weights loaded, or the path of a file.
         layer: names of nodes or of their outputs; what names none is a regular expression that whole names match:
             ``"decoder/0/.*"``.
-        samples: inputs of the *model*: arrays by name, or :class:`~onnxamp._runtime.samples.Samples`; made up (seeded,
-            ``count`` of them, sizes from ``dims``) where None.
+        samples: inputs of the *model*: Samples, a path, a dict of arrays by input, or an iterable of such dicts; made
+            up (seeded, ``count`` of them, sizes from ``dims``) where None.
         debug_mode: what happens where something is found.
         provider: "cuda" or "cpu"; None for CUDA where there is one. Low values are emulated on both.
 
@@ -76,13 +72,12 @@ def check_layer_numerics(
     names = [layer] if isinstance(layer, str) else list(layer)
     if not names or not all(isinstance(name, str) for name in names):
         raise ArgumentTypeError(f"layer must be the name of a node, or several, not {layer!r}.")
-    opened = open_model(model)
-    if samples is None:
-        samples = random_samples(opened.proto, count, seed=seed, dims=dims)
+    opened = Model.of(model)
+    samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
     watcher = Watcher(opened.proto, opened.folder, choose_provider(provider))
     inputs: list[ValueRecord] = []
     values: list[ValueRecord] = []
-    for step, sample in enumerate(samples if isinstance(samples, Samples) else (samples,)):
+    for step, sample in enumerate(samples):
         looked = watcher.look(step, sample)
         mine = _mine(looked, names)
         values += mine

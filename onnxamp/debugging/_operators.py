@@ -9,11 +9,10 @@ from os import PathLike
 from typing import Final, overload
 
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.stats import PRECISIONS, operator_counts
 from onnxamp._graph.types import infer_types
-from onnxamp._model.model import ModelSource
-from onnxamp._numerics.beside import open_model
-from onnxamp._runtime.emulate import inlined
+from onnxamp._model.model import Model, ModelSource
 from onnxamp.debugging._tables import escaped, table_path, write_table
 
 _HEADS: Final = ("op", "FP16 calls", "BF16 calls", "FP32 calls", "other calls")
@@ -126,5 +125,5 @@ def _collecting() -> Iterator[OperatorStats]:
 
 def count_operators(model: ModelSource) -> OperatorStats:
     """The calls of one run of a model."""
-    view = Graph.of(inlined(open_model(model).proto))
+    view = Graph.of(inline_functions(Model.of(model).proto))
     return OperatorStats(operator_counts(view, infer_types(view)), 1)

@@ -12,8 +12,8 @@ from onnx import ModelProto
 from onnxamp._api import convert_model
 from onnxamp._autocast import active_cast
 from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
+from onnxamp._model.model import Model
 from onnxamp._model.storage import data_files, parse_model
-from onnxamp._numerics.beside import open_model
 from onnxamp._numerics.check import OpFilter
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import cuda_available, make_session, run
@@ -141,7 +141,7 @@ class InferenceSession:
 
     def _watched(self) -> Watcher:
         if self._watcher is None:
-            opened = open_model(self._source)
+            opened = Model.of(self._source)
             on_cuda = self.get_providers()[0] == "CUDAExecutionProvider"
             self._watcher = Watcher(opened.proto, opened.folder, "cuda" if on_cuda else "cpu")
         return self._watcher
@@ -175,7 +175,7 @@ def _warn(config: TensorCheckerConfig, step: int, records: Sequence[ValueRecord]
 
 def _parsed(model: ModelProto | bytes | str | PathLike[str]) -> ModelProto | str:
     if isinstance(model, (ModelProto, str, PathLike)):
-        opened = open_model(model)
+        opened = Model.of(model)
         data_files(opened.proto, opened.folder)  # ONNX Runtime reads them by itself
         return model if isinstance(model, ModelProto) else fspath(model)
     if not isinstance(model, (bytes, bytearray)):

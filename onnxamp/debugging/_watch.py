@@ -9,10 +9,9 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._numerics.check import OpFilter
-from onnxamp._numerics.measured import Measured
 from onnxamp._numerics.results import ValueCheck
-from onnxamp._numerics.watch import Watched, watched_values
-from onnxamp._runtime.flow import Flow, dtype_of, fitted
+from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
+from onnxamp._runtime.flow import Flow, dtype_of
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.observe import Observed, observe
 from onnxamp._runtime.pieces import Runner
@@ -105,10 +104,10 @@ class Watcher:
         )  # fmt: skip
         if now is not self._observed or self._runner is None:
             self._observed, self._runner, self._rows = now, Runner(now.flow, self.provider), watched_values(now.flow)
-        run = _Run(step, Measured(self._runner, self._rows, self.budget))
+        run = _Run(step, WatchedRun(self._runner, self._rows, self.budget))
         ops = ops or OpFilter()
         found: Looked | None = None
-        for is_odd in run.parts(fitted(now.flow, feeds)):
+        for is_odd in run.parts(feeds):
             found = None
             if stop and is_odd:
                 found = run.looked()
@@ -122,7 +121,7 @@ class _Run:
     """One run: what was measured so far."""
 
     step: int
-    measured: Measured
+    measured: WatchedRun
     stats: dict[str, TensorStats] = field(default_factory=dict)
 
     def parts(self, feeds: Mapping[str, Feed]) -> Iterator[bool]:

@@ -7,8 +7,7 @@ from typing import Final
 
 from onnxamp._audit import Audit
 from onnxamp._convert.convert import Conversion
-from onnxamp._numerics.limits import metric_name
-from onnxamp._numerics.metrics import TensorDiff
+from onnxamp._numerics.metrics import TensorDiff, metric_name
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad
 from onnxamp._ops.facts import op_facts
 from onnxamp._report.html.records import (

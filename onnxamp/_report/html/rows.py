@@ -8,9 +8,9 @@ from typing import Final
 from onnxamp._audit import Audit
 from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import LOW_TYPES
+from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import FirstBad, LayerDiff, ValueCheck
 from onnxamp._report.html.records import Level, Message, NodeRow, ValueRow, named, said
-from onnxamp._runtime.measure import Measurement
 
 _SUFFIXES: Final = ("", *(f"_{low.suffix}" for low in LOW_TYPES.values()), "_fp32")
 """An unnamed node is known by its output, which a conversion may rename in this way."""

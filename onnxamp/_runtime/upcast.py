@@ -1,40 +1,14 @@
-"""Copying ONNX protos piece by piece, so that no step ever holds or serialises a whole model.
+"""Copies of types, tensors and attributes in which low precision is float32."""
 
-A model of more than 2 GB cannot be serialised as one message, so nothing here calls ``SerializeToString``.
-"""
-
-from collections.abc import Container
-from os import PathLike
-from typing import Final
-
-from google.protobuf.message import Message
 from onnx import AttributeProto, SparseTensorProto, TensorProto, TypeProto, numpy_helper
 
-from onnxamp._dtypes import LOW_TYPES
+from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ModelError
+from onnxamp._model.copying import BaseDir, copy_fields
 from onnxamp._model.weights import embed
 
-LOW_ELEMS: Final = frozenset(low.elem for low in LOW_TYPES.values())
-"""Element type numbers of the low-precision formats."""
 
-BaseDir = str | PathLike[str] | None
-"""Folder that external data lies in; None: tensors must hold their data."""
-
-
-def copy_fields(source: Message, target: Message, but: Container[str] = ()) -> None:
-    """Copy all set fields of a message except those named in ``but``. Unknown fields are not copied."""
-    for field, value in source.ListFields():
-        if field.name in but:
-            continue
-        if hasattr(value, "extend"):
-            getattr(target, field.name).extend(value)
-        elif isinstance(value, Message):
-            getattr(target, field.name).CopyFrom(value)
-        else:
-            setattr(target, field.name, value)
-
-
-def raise_type(proto: TypeProto) -> None:
+def upcast_type(proto: TypeProto) -> None:
     """Replace low element types by float32 inside a type, at any depth, in place."""
     kind = proto.WhichOneof("value")
     while kind in ("sequence_type", "optional_type", "map_type"):
@@ -48,7 +22,7 @@ def raise_type(proto: TypeProto) -> None:
         leaf.elem_type = TensorProto.FLOAT
 
 
-def raise_tensor(source: TensorProto, target: TensorProto, base_dir: BaseDir) -> None:
+def upcast_tensor(source: TensorProto, target: TensorProto, base_dir: BaseDir) -> None:
     """Copy a tensor; low values become the float32 numbers that they are.
 
     Args:
@@ -82,24 +56,24 @@ def raise_tensor(source: TensorProto, target: TensorProto, base_dir: BaseDir) ->
 _PAYLOAD = frozenset({"data_type", "raw_data", "int32_data", "external_data", "data_location"})
 
 
-def raise_sparse(source: SparseTensorProto, target: SparseTensorProto, base_dir: BaseDir) -> None:
-    """Like :func:`raise_tensor`, for the values of a sparse tensor."""
+def upcast_sparse(source: SparseTensorProto, target: SparseTensorProto, base_dir: BaseDir) -> None:
+    """Like :func:`upcast_tensor`, for the values of a sparse tensor."""
     copy_fields(source, target, but={"values"})
-    raise_tensor(source.values, target.values, base_dir)
+    upcast_tensor(source.values, target.values, base_dir)
 
 
-def raise_attribute(source: AttributeProto, target: AttributeProto, base_dir: BaseDir) -> None:
+def upcast_attribute(source: AttributeProto, target: AttributeProto, base_dir: BaseDir) -> None:
     """Copy an attribute without its graphs; tensors and types in it lose their low element types."""
     copy_fields(source, target, but={"t", "tensors", "sparse_tensor", "sparse_tensors", "g", "graphs"})
     if source.HasField("t"):
-        raise_tensor(source.t, target.t, base_dir)
+        upcast_tensor(source.t, target.t, base_dir)
     for tensor in source.tensors:
-        raise_tensor(tensor, target.tensors.add(), base_dir)
+        upcast_tensor(tensor, target.tensors.add(), base_dir)
     if source.HasField("sparse_tensor"):
-        raise_sparse(source.sparse_tensor, target.sparse_tensor, base_dir)
+        upcast_sparse(source.sparse_tensor, target.sparse_tensor, base_dir)
     for sparse in source.sparse_tensors:
-        raise_sparse(sparse, target.sparse_tensors.add(), base_dir)
+        upcast_sparse(sparse, target.sparse_tensors.add(), base_dir)
     if source.HasField("tp"):
-        raise_type(target.tp)
+        upcast_type(target.tp)
     for proto in target.type_protos:
-        raise_type(proto)
+        upcast_type(proto)

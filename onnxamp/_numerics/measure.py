@@ -1,13 +1,13 @@
-"""Reducing a pair of tensors to a few numbers, where the tensors are: no copy of them comes to Python.
+"""Reducing a pair of tensors to a few numbers where the tensors are, without a copy in Python.
 
-Each pair runs through a small ONNX model, so that on CUDA the reductions happen on the device and on CPU they use all
-cores. Sums are in float64; what comes back adds up over samples.
+Each pair runs through a small ONNX model, so that the reductions happen on the device on CUDA, and use all cores on
+CPU. Sums are in float64, and measurements of several samples add up.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
-from math import inf, isfinite, log10, nan, prod, sqrt
+from math import inf, isfinite, nan, prod, sqrt
 from operator import add
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxamp._model.weights import SENTINEL
-from onnxamp._runtime.meters import COUNTS, MEASURED, NO_LEAST, QUICK, QUICK_TYPES, meter
+from onnxamp._numerics.meters import COUNTS, FIELDS, NO_LEAST, QUICK_TYPES, Kind, meter
+from onnxamp._numerics.metrics import VANISHED_ABOVE, decibels, ratio
 from onnxamp._runtime.session import Provider
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How a found tensor *f* differs from its reference *r*, over one or more samples of the same value.
+    """How a tensor *f* differs from its reference *r*, over one or more samples of the same value.
 
-    Energies are sums of squares over the positions where f is finite and |r| < 1e30: what is larger is a sentinel, as
-    in attention masks, and may saturate. Counts are of elements.
+    Energies are sums of squares over elements where f is finite and |r| < 1e30: larger numbers are sentinels, as in
+    attention masks, and may saturate. Counts are numbers of elements.
     """
 
     elements: int
@@ -62,22 +63,19 @@ class Measurement:
 
     @property
     def rel_l2(self) -> float:
-        """||f - r|| / ||r||; infinite where f breaks, or where r is zero and f is not."""
+        """||f - r|| / ||r||; infinite if f breaks, or if r is zero and f is not."""
         if self.broken:
             return inf
-        if self.error_energy == 0:
-            return 0.0
-        return sqrt(self.error_energy / self.reference_energy) if self.reference_energy else inf
+        return sqrt(ratio(self.error_energy, self.reference_energy))
 
     @property
     def snr_db(self) -> float:
         """Signal-to-noise ratio, -20 log10 of :attr:`rel_l2`, in decibels; inf if equal."""
-        error = self.rel_l2
-        return inf if error == 0 else -20 * log10(error) if isfinite(error) else -inf
+        return decibels(self.rel_l2)
 
     @property
     def cosine(self) -> float:
-        """R . f / (||r|| ||f||) over finite positions; 1 if both are zero, NaN if nothing is finite."""
+        """``r . f / (||r|| ||f||)`` over finite elements; 1 if both are zero, NaN if nothing is finite."""
         if not self.elements or not isfinite(self.error_energy):
             return nan
         norms = sqrt(self.reference_energy) * sqrt(self.found_energy)
@@ -93,7 +91,7 @@ class Measurement:
 
     @property
     def alarm(self) -> str | None:
-        """How f fails outright, in a few words: NaN, Inf, or vanished values."""
+        """How f fails whatever the tolerance, in a few words: NaN, Inf, or vanished values."""
         new = self.found_nan - self.reference_nan
         if new > 0:
             return f"NaN in {new} of {self.elements} elements"
@@ -121,9 +119,6 @@ _JOIN = {"error_max": max, "reference_max": max, "found_max": max, "reference_le
 _BLOCK: Final = 1 << 17
 """Elements that are measured at a time: the temporaries, up to 100 bytes for each, stay in the cache."""
 
-VANISHED_ABOVE: Final = 0.05
-"""Share of the reference's largest magnitude above which a zero in the result is no rounding error."""
-
 
 def measure(reference: "ort.OrtValue", found: "ort.OrtValue", provider: Provider = "cpu") -> Measurement:
     """Measure one pair of tensors.
@@ -145,21 +140,20 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue", provider: Provider
     total = reduce(add, (_block(pair | bounds, types, provider) for bounds in _blocks(elements)))
     vanished = 0
     if total.flushed:  # rare: the threshold takes a second pass
-        session = meter("vanished", provider, *types)
         pair["threshold"] = _value(np.array(VANISHED_ABOVE * total.reference_max))
-        vanished = int(sum(_run(session, pair | bounds)[0] for bounds in _blocks(elements)))
+        vanished = int(sum(_run("vanished", pair | bounds, types, provider)[0] for bounds in _blocks(elements)))
     return replace(total, elements=elements, vanished=vanished)
 
 
 def _block(feeds: "dict[str, ort.OrtValue]", types: tuple[str, str], provider: Provider) -> Measurement:
-    """Measure one block: in float32 where all is ordinary, else in float64 and with an eye on what is not finite."""
+    """Measure one block: in float32 if all is ordinary, else in float64 and with masks for what is not finite."""
     if QUICK_TYPES.issuperset(types):
-        numbers = _run(meter("quick", provider, *types), feeds)
-        found = Measurement(elements=0, vanished=0, **_facts(QUICK, numbers) | _ORDINARY)
+        numbers = _run("quick", feeds, types, provider)
+        found = Measurement(elements=0, vanished=0, **_facts("quick", numbers) | _ORDINARY)
         largest = (found.error_max, found.reference_max, found.found_max)
         if all(number == 0 or _LEAST_QUICK < number < _MOST_QUICK for number in (*numbers, *(x * x for x in largest))):
             return found
-    return Measurement(elements=0, vanished=0, **_facts(MEASURED, _run(meter("measure", provider, *types), feeds)))
+    return Measurement(elements=0, vanished=0, **_facts("measure", _run("measure", feeds, types, provider)))
 
 
 _LEAST_QUICK: Final = 1e-30
@@ -173,9 +167,10 @@ _NOTHING: Final = Measurement(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, inf, 0, 0, 0
 """The measurement of an empty tensor."""
 
 
-def _facts(names: Sequence[str], numbers: Sequence[float]) -> dict[str, Any]:
+def _facts(kind: Kind, numbers: Sequence[float]) -> dict[str, Any]:
     """Fields of a measurement, in their types."""
-    facts: dict[str, Any] = {name: int(x) if name in COUNTS else x for name, x in zip(names, numbers, strict=True)}
+    pairs = zip(FIELDS[kind], numbers, strict=True)
+    facts: dict[str, Any] = {name: int(x) if name in COUNTS else x for name, x in pairs}
     if facts["reference_least"] >= NO_LEAST:
         facts["reference_least"] = inf
     return facts
@@ -187,7 +182,8 @@ def _blocks(elements: int) -> "Iterator[dict[str, ort.OrtValue]]":
         yield {"start": _value(np.array([start])), "end": _value(np.array([min(start + _BLOCK, elements)]))}
 
 
-def _run(session: "ort.InferenceSession", feeds: "dict[str, ort.OrtValue]") -> list[float]:
+def _run(kind: Kind, feeds: "dict[str, ort.OrtValue]", types: tuple[str, str], provider: Provider) -> list[float]:
+    session = meter(kind, provider, *types)
     numbers: list[float] = session.run_with_ort_values(["measured"], feeds)[0].numpy().astype(np.float64).tolist()
     return numbers
 

@@ -1,0 +1,212 @@
+"""Comparing two tensors element by element, and merging the differences of several samples."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxamp._numerics.metrics import RELATIVE_FLOOR, VANISHED_ABOVE, Bad, TensorDiff, decibels, ratio
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def compare_outputs(name: str, reference: Any, result: Any) -> Iterator[TensorDiff]:
+    """Compare an output of two models: an array, or the arrays of a sequence one by one."""
+    if isinstance(reference, list) and isinstance(result, list):
+        for position, (one, other) in enumerate(zip(reference, result, strict=False)):
+            yield from compare_outputs(f"{name}[{position}]", one, other)
+    elif isinstance(reference, np.ndarray) and isinstance(result, np.ndarray):
+        yield compare(name, reference, result)
+
+
+def compare(name: str, reference: Array, result: Array) -> TensorDiff:
+    """Compare two tensors; see :class:`TensorDiff` for the formulas.
+
+    Args:
+        name: name of the value in reports.
+        reference: floats (``ml_dtypes`` included), integers, booleans or strings of any shape.
+        result: the same shape, of any such type.
+
+    Complexity: linear in the elements, with a few float64 copies of both.
+    """
+    reference, result = np.asarray(reference), np.asarray(result)
+    a, b = _numbers(reference, result)
+    facts: dict[str, Any] = {
+        "name": name,
+        "reference_shape": reference.shape,
+        "result_shape": result.shape,
+        "reference_dtype": str(reference.dtype),
+        "result_dtype": str(result.dtype),
+        "size": result.size,
+        **_counts("reference", a),
+        **_counts("result", b),
+        **dict.fromkeys(("worst_index", "worst_reference", "worst_result", "bad")),
+        **dict.fromkeys(("argmax_agreement", "top5_agreement")),
+        "vanished": 0,
+        "differing": 0.0,
+    }
+    if reference.shape != result.shape:
+        facts |= {**dict.fromkeys(_ERRORS, np.inf), "snr_db": -np.inf, "cosine": np.nan, "differing": 1.0}
+        return TensorDiff(**facts)
+    if result.size == 0:
+        facts |= {**dict.fromkeys(_ERRORS, 0.0), "snr_db": np.inf, "cosine": 1.0}
+        return TensorDiff(**facts)
+    errors = _errors(a, b)
+    worst = np.unravel_index(int(np.argmax(errors)), errors.shape)
+    facts["worst_index"] = tuple(int(i) for i in worst)
+    facts["worst_reference"], facts["worst_result"] = _scalar(reference[worst]), _scalar(result[worst])
+    if not _is_text(reference):
+        facts["argmax_agreement"], facts["top5_agreement"] = _top_agreement(a, b, 1), _top_agreement(a, b, 5)
+    if _is_float(reference) and not _is_text(result):
+        facts["vanished"], facts["bad"] = _failures(a, b)
+    facts |= _measures(a, b, errors)
+    facts["differing"] = float(np.count_nonzero(errors)) / errors.size
+    return TensorDiff(**facts)
+
+
+_ERRORS: Final = ("mean_abs", "max_abs", "max_rel", "required_tolerance", "rel_l2", "rmse")
+
+
+def _is_text(x: Array) -> bool:
+    return x.dtype.kind in "USO"
+
+
+def _is_float(x: Array) -> bool:
+    return x.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
+
+
+def _scalar(x: Any) -> float | str:
+    if isinstance(x, bytes):
+        return x.decode(errors="replace")
+    return str(x) if isinstance(x, str) else float(x)
+
+
+def _numbers(reference: Array, result: Array) -> tuple[Array, Array]:
+    """Both tensors in float64; strings become 0, or 1 where the result differs."""
+    if not _is_text(reference) and not _is_text(result):
+        return reference.astype(np.float64), result.astype(np.float64)
+    differs = reference != result if reference.shape == result.shape else np.ones(result.shape)
+    return np.zeros(reference.shape), np.asarray(differs, np.float64)
+
+
+def _counts(side: str, x: Array) -> dict[str, int]:
+    return {
+        f"{side}_nan": int(np.count_nonzero(np.isnan(x))),
+        f"{side}_inf": int(np.count_nonzero(np.isinf(x))),
+        f"{side}_zero": int(np.count_nonzero(x == 0)),
+    }
+
+
+def _errors(a: Array, b: Array) -> Array:
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors: Array = np.asarray(np.abs(a - b))
+    errors[(a == b) | (np.isnan(a) & np.isnan(b))] = 0  # inf - inf is NaN
+    errors[np.isnan(errors)] = np.inf
+    return errors
+
+
+def _measures(a: Array, b: Array, errors: Array) -> dict[str, float]:
+    both = np.isfinite(a) & np.isfinite(b)
+    magnitude = np.abs(a, where=np.isfinite(a), out=np.zeros_like(a))
+    largest, noise = float(magnitude.max()), _norm(errors)
+    signal = _norm(magnitude)
+    rel_l2 = ratio(noise, signal)
+    x, y = np.where(both, a, 0), np.where(both, b, 0)
+    scale = max(float(np.abs(x).max()), 1e-300), max(float(np.abs(y).max()), 1e-300)
+    x, y = x / scale[0], y / scale[1]
+    norms = float(np.linalg.norm(x) * np.linalg.norm(y))
+    silent = not x.any() and not y.any()
+    without_signal = 1.0 if both.any() or not noise else np.nan
+    return {
+        "mean_abs": float(errors.mean()),
+        "max_abs": float(errors.max()),
+        "max_rel": _relative(errors, np.maximum(magnitude, RELATIVE_FLOOR * largest)),
+        "required_tolerance": float((errors / (1 + magnitude)).max()),
+        "rel_l2": rel_l2,
+        "rmse": noise / float(np.sqrt(errors.size)),
+        "snr_db": decibels(rel_l2),
+        "cosine": without_signal if silent else float(np.clip(np.vdot(x, y) / norms, -1, 1)) if norms else 0.0,
+    }
+
+
+def _norm(x: Array) -> float:
+    """Euclidean norm without overflow of the squares."""
+    scale = float(np.abs(x).max())
+    if scale == 0 or np.isinf(scale):
+        return scale
+    with np.errstate(under="ignore"):
+        return scale * float(np.linalg.norm(x / scale))
+
+
+def _relative(errors: Array, magnitude: Array) -> float:
+    """Largest error relative to a magnitude; where that is zero, any error is infinite."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        ratios = np.divide(errors, magnitude, where=errors != 0, out=np.zeros_like(errors))
+    return float(ratios.max())
+
+
+def _top_agreement(a: Array, b: Array, k: int) -> float | None:
+    """Mean share of the k largest elements of each row of *b* that belong to the k largest of *a*; ties count."""
+    if a.ndim == 0 or a.shape[-1] < 2 * k:
+        return None
+    chosen = np.take_along_axis(a, np.argpartition(b, -k, axis=-1)[..., -k:], axis=-1)
+    least = np.partition(a, -k, axis=-1)[..., -k, None]
+    agrees = (chosen >= least) | (np.isnan(chosen) & np.isnan(least))
+    return float(np.mean(agrees)) if agrees.size else None
+
+
+def _failures(a: Array, b: Array) -> tuple[int, Bad | None]:
+    """The number of vanished elements, and the first element that fails: NaN counts before Inf before vanished."""
+    finite = np.isfinite(a)
+    magnitude = np.abs(a, where=finite, out=np.zeros_like(a))
+    vanished = (b == 0) & (magnitude > VANISHED_ABOVE * magnitude.max())
+    for kind, mask in (("NaN", finite & np.isnan(b)), ("Inf", finite & np.isinf(b)), ("zero", vanished)):
+        count = int(np.count_nonzero(mask))
+        if count:
+            index = np.unravel_index(int(np.argmax(mask)), mask.shape)
+            return int(np.count_nonzero(vanished)), Bad(kind, tuple(int(i) for i in index), float(a[index]), count)
+    return 0, None
+
+
+_WORST: Final = ("max_abs", "max_rel", "required_tolerance", "rel_l2")
+_COUNTS: Final = (
+    "size", "reference_nan", "result_nan", "reference_inf", "result_inf", "reference_zero", "result_zero", "vanished",
+)  # fmt: skip
+_SHARES: Final = ("argmax_agreement", "top5_agreement")
+
+
+def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
+    """One output over several samples, in their order; see :class:`TensorDiff`. Its name and types are the first's."""
+    first, sizes = diffs[0], [diff.size for diff in diffs]
+    worst = max(range(len(diffs)), key=lambda i: diffs[i].max_abs)
+    bad = next((replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad is not None), None)
+    odd = next((diff for diff in diffs if diff.reference_shape != diff.result_shape), first)
+    rows = [diff.size // max(diff.result_shape[-1:] or (1,)) if diff.size else 0 for diff in diffs]
+    facts: dict[str, Any] = {name: max(getattr(diff, name) for diff in diffs) for name in _WORST}
+    facts |= {name: sum(getattr(diff, name) for diff in diffs) for name in _COUNTS}
+    facts |= {name: _mean([getattr(diff, name) for diff in diffs], rows) for name in _SHARES}
+    return replace(
+        first,
+        **facts,
+        reference_shape=odd.reference_shape,
+        result_shape=odd.result_shape,
+        mean_abs=_mean([diff.mean_abs for diff in diffs], sizes) or 0.0,
+        differing=_mean([diff.differing for diff in diffs], sizes) or 0.0,
+        rmse=float(np.sqrt(_mean([diff.rmse**2 for diff in diffs], sizes) or 0.0)),
+        snr_db=min(diff.snr_db for diff in diffs),
+        cosine=min((diff.cosine for diff in diffs), key=lambda cosine: (not np.isnan(cosine), cosine)),
+        worst_index=diffs[worst].worst_index,
+        worst_reference=diffs[worst].worst_reference,
+        worst_result=diffs[worst].worst_result,
+        worst_sample=worst,
+        bad=bad,
+    )
+
+
+def _mean(numbers: Sequence[float | None], weights: Sequence[int]) -> float | None:
+    """Weighted mean of the numbers that are not None."""
+    known = [(number, weight) for number, weight in zip(numbers, weights, strict=True) if number is not None]
+    total = sum(weight for _, weight in known)
+    return sum(number * weight for number, weight in known) / total if total else None

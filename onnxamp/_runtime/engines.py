@@ -1,0 +1,136 @@
+"""Ways to run a model: whole, in one optimised session, as in production; or piece by piece, emulated if asked."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxamp._model.model import Model
+from onnxamp._runtime.device import device_name
+from onnxamp._runtime.observe import Observed, observe
+from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.session import Provider, make_session, run
+from onnxamp._runtime.side import BUDGET, run_alone
+from onnxamp._runtime.values import Feed, as_typed
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with the work that is done and all there is to do."""
+
+_STEPS: Final = 1000
+"""Steps of a part of the work."""
+
+Outputs: TypeAlias = Mapping[str, Any]
+"""Arrays by output; lists of arrays for sequences, None for empty optionals."""
+
+
+@dataclass(slots=True)
+class WholeModel:
+    """A model in one session with all fusions, which the first run loads."""
+
+    model: ModelProto | str | PathLike[str]
+    provider: Provider
+    _sessions: "list[ort.InferenceSession]" = field(default_factory=list)
+
+    def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
+        """Outputs by name. Feeds that the model does not take are ignored, floats are cast to the model's types.
+
+        Raises:
+            RuntimeFailure: the model does not load or run on the provider.
+        """
+        if not self._sessions:
+            self._sessions.append(make_session(self.model, self.provider))
+        session = self._sessions[0]
+        entries = (*session.get_inputs(), *session.get_overridable_initializers())
+        types = {item.name: item.type for item in entries}
+        return run(session, {name: as_typed(feed, types[name]) for name, feed in feeds.items() if name in types})
+
+
+@dataclass(slots=True)
+class Executable:
+    """A model and how it is run. What one sample takes to prepare (analysis, emulation, sessions) serves the next.
+
+    ``emulated`` computes low precision in float32 with explicit rounding. ``whole`` takes one optimised session instead
+    of pieces, except for samples with empty optionals, which sessions cannot be fed.
+    """
+
+    model: Model
+    provider: Provider
+    emulated: bool
+    whole: bool
+    budget: int = BUDGET
+    _observed: Observed | None = None
+    _runner: Runner | None = None
+    _session: WholeModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._session = WholeModel(self.model.path or self.model.proto, self.provider)
+
+    def prepare(self, feeds: Mapping[str, Feed]) -> Runner:
+        """What runs pieces of the model on this sample; the same object as before if the same branches are taken.
+
+        Raises:
+            As :func:`~onnxamp._runtime.observe.observe`.
+        """
+        observed = observe(
+            self.model.proto, self.model.folder, feeds, emulated=self.emulated, provider=self.provider,
+            before=self._observed,
+        )  # fmt: skip
+        if self._runner is None or observed is not self._observed:
+            self._observed, self._runner = observed, Runner(observed.flow, self.provider)
+        return self._runner
+
+    def runs_whole(self, feeds: Mapping[str, Feed]) -> bool:
+        """Whether the sample runs in one session."""
+        return self.whole and all(feed is not None for feed in feeds.values())
+
+    def run(self, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Outputs:
+        """Outputs by name.
+
+        Raises:
+            RuntimeFailure: the model does not load or run. ArgumentError: it takes an input that is not fed.
+        """
+        if self.runs_whole(feeds):
+            return self._session.run(feeds)
+        runner = self.prepare(feeds)
+        names = runner.flow.outputs
+        side = run_alone(runner, feeds, names, self.budget, progress)
+        return {name: side.output(name) for name in names}
+
+
+@dataclass(slots=True)
+class OutputCache:
+    """Outputs of a reference by number of the sample, as many as fit, so that it need not run again."""
+
+    room: int = 64 << 20
+    """Bytes that are left."""
+    kept: dict[int, Outputs] = field(default_factory=dict)
+
+    def keep(self, number: int, outputs: Outputs) -> None:
+        """Keep the outputs of a sample if they fit."""
+        parts = (part for output in outputs.values() for part in (output if isinstance(output, list) else [output]))
+        size = sum(np.asarray(part).nbytes for part in parts)
+        if outputs and number not in self.kept and size <= self.room:
+            self.kept[number], self.room = outputs, self.room - size
+
+
+def engine_name(provider: Provider, lowest: str) -> str:
+    """What computed, as reports name it: "CUDA (device)", "CPU", "CPU, emulated float16"."""
+    if provider == "cuda":
+        return f"CUDA ({device_name()})"
+    return "CPU" if lowest == "float32" else f"CPU, emulated {lowest}"
+
+
+def part_of(progress: Progress | None, part: int, parts: int) -> Progress | None:
+    """Progress of one of several equal parts, which may differ in their number of steps."""
+
+    def scaled(done: int, total: int) -> None:
+        if progress is not None:
+            progress(part * _STEPS + done * _STEPS // max(total, 1), parts * _STEPS)
+
+    return None if progress is None else scaled
