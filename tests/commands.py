@@ -8,10 +8,10 @@ import onnx
 from click.testing import CliRunner, Result
 from graphs.case import parse
 from onnx import ModelProto
+from repository import MODELS
 
 from onnxamp._cli import group
 
-MODELS = sorted((Path(__file__).parents[1] / "models").glob("*.onnx"))
 CLASSIFIER = next(path for path in MODELS if path.stem == "classifier")
 NORM = """(float[1,4] X) => (float[1,4] Y) <float[4,4] w = {700, 0, 0, 0, 0, 700, 0, 0, 0, 0, 700, 0, 0, 0, 0, 700},
     float two = {2}, float eps = {1e-6}> {

@@ -5,7 +5,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from graphs import CASES
+from graphs import CASES, Case
+from graphs.case import parse
 from judge_kernels import Typed, subgraphs, typed_nodes
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
@@ -63,3 +64,26 @@ def tensors(model: ModelProto, elem: int) -> dict[str, np.ndarray]:
 
 def opset(model: ModelProto) -> int:
     return next(entry.version for entry in model.opset_import if not entry.domain)
+
+
+def naive(case: Case) -> ModelProto:
+    """What a converter without any judgement makes: everything low."""
+    model = case.build()
+    nodes = [*model.graph.node]
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            with np.errstate(over="ignore"):
+                low = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(low, tensor.name))
+    for node in nodes:
+        node.input[:] = [f"{n}_low" if n in {i.name for i in model.graph.input} else n for n in node.input]
+        node.output[:] = [f"{n}_low" if n in {o.name for o in model.graph.output} else n for n in node.output]
+    text = parse("(float X) => (float Y) { a = Cast <to = 10> (X) Y = Cast <to = 1> (a) }")
+    down, up = text.graph.node
+    for info in model.graph.input:
+        down.input[:], down.output[:] = [info.name], [f"{info.name}_low"]
+        model.graph.node.insert(0, down)
+    for info in model.graph.output:
+        up.input[:], up.output[:] = [f"{info.name}_low"], [info.name]
+        model.graph.node.append(up)
+    return model

@@ -8,15 +8,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache, wraps
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import onnx
 import onnx.inliner
 import onnxruntime.capi.onnxruntime_pybind11_state as ort_state
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+from repository import ROOT
 
-KERNELS = Path(__file__).parents[2] / "shared" / "kernels" / "cuda.json"
+KERNELS = ROOT.parent / "shared" / "kernels" / "cuda.json"
 LOW = ("float16", "bfloat16")
 Answer = TypeVar("Answer")
 NAMES = {number: name.lower() for name, number in TensorProto.DataType.items()}

@@ -14,9 +14,26 @@ from onnxamp._model.weights import ConversionCounts
 from onnxamp._numerics.compare import compare
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck
+from onnxamp._report.html.page import conversion_page
+from onnxamp._report.html.records import Page
 from onnxamp._tuning.results import Kept, Tuned
 from onnxamp._tuning.search import Candidate
 
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</script><script>alert(1)</script>",
+    "\"'><img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "{{ 7 * 7 }}",
+    "a\u202egnp.exe",
+    "line\nbreak\x00\x1b[31m\x9b",
+    "\u2028\u2029\ufeff",
+    "&lt;b&gt;&amp;",
+    "`${alert(1)}`",
+    "]]>",
+    "javascript:alert(1)",
+)
+"""Names that must be nothing but text wherever they stand."""
 OPS = ("MatMul", "Add", "Softmax", "Mul", "LayerNormalization", "Gelu")
 
 
@@ -153,3 +170,7 @@ def bare(value: str, node: str, op: str = "Relu", error: float = inf) -> DiffRep
     """A comparison of one value whose names are given."""
     layer = LayerDiff(0, value, node, op, "float16", None, measurement(error), note=f"note on {value}")
     return diff(0, reference=f"{node}.onnx", result=f"{value}.onnx", layers=(layer,), inputs=node)
+
+
+def everything(count: int = 30) -> Page:
+    return conversion_page(conversion(count), failing(count), audit(count))

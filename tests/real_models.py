@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from repository import ROOT
 
-FOLDER = Path(os.environ.get("ONNXAMP_REAL_MODELS") or Path(__file__).parents[2] / "shared" / "models")
+FOLDER = Path(os.environ.get("ONNXAMP_REAL_MODELS") or ROOT.parent / "shared" / "models")
 REAL_MODELS = sorted(FOLDER.glob("*.onnx"))
 
 

@@ -1,17 +1,17 @@
 """The entry points and lists of mindspore.amp."""
 
-from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 from graphs.case import parse
 from onnx import ModelProto, TensorProto
+from repository import ROOT
 
 import onnxamp
 from onnxamp import OnnxAmpError
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = ROOT / "models"
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from graphs.case import parse
 from onnx import ModelProto, TensorProto
+from repository import ROOT
 
 import onnxamp
 from onnxamp import OnnxAmpError
@@ -19,7 +20,7 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import DtypeName, Level, LevelName, Options, TargetName
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = ROOT / "models"
 TEXT = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}> {
     [first] h = MatMul (X, w)
     [second] s = Softmax (h)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository import ROOT
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 
 
 @pytest.fixture(autouse=True)

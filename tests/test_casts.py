@@ -5,6 +5,7 @@ import random
 import numpy as np
 import onnx
 import pytest
+from every import every
 from graphs import CASES
 from graphs.case import parse
 from onnx import ModelProto, TensorProto, helper
@@ -204,7 +205,7 @@ def chains(seed: int) -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@every(seed=range(150))
 def test_numbers_stay(seed: int) -> None:
     model = chains(seed)
     result = remove_redundant_casts(model)

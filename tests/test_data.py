@@ -6,16 +6,15 @@ import json
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import onnx.defs
 import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+from repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 DATA = ROOT / "onnxamp" / "_data"
-DUMPS = Path(__file__).parents[2] / "shared" / "kernels"
+DUMPS = ROOT.parent / "shared" / "kernels"
 SCRIPT = ROOT / "scripts" / "make_kernel_tables.py"
 LISTS = ("default", "fast", "mindspore", "paddle")
 TABLES = ("cpu", "cuda")

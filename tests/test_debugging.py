@@ -21,15 +21,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, numpy_helper
 from openpyxl import load_workbook
+from repository import ROOT
 
 import onnxamp
 from onnxamp import ArgumentError, ArgumentTypeError, ModelError, NumericsError, OutputError, RuntimeFailure, debugging
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._runtime.samples import Samples, random_samples
-from onnxamp.debugging import DebugMode, InferenceSession, NumericsWarning, TensorCheckerConfig, tensor_checker, watch
+from onnxamp.debugging import DebugMode, InferenceSession, NumericsWarning, TensorCheckerConfig, _watch, tensor_checker
 from onnxamp.debugging._tables import read_csv, table_path, write_table
 
-MODELS = Path(__file__).parent.parent / "models"
+MODELS = ROOT / "models"
 DECODER = MODELS / "decoder.onnx"
 BAD = "decoder/0/attention/norm/square"
 
@@ -260,8 +261,8 @@ def test_runs_are_judged_as_check_run_does(low: ModelProto, feeds: dict) -> None
 
 
 def test_a_run_in_small_pieces_tells_the_same_and_stops_early(low: ModelProto, feeds: dict) -> None:
-    whole = watch.Watcher(low, None, "cpu").look(0, feeds)
-    pieces = watch.Watcher(low, None, "cpu", budget=1)
+    whole = _watch.Watcher(low, None, "cpu").look(0, feeds)
+    pieces = _watch.Watcher(low, None, "cpu", budget=1)
     assert list(map(str, pieces.look(0, feeds).records.values())) == list(map(str, whole.records.values()))
     stopped = pieces.look(0, feeds, stop=True)
     assert list(stopped.records) == list(whole.records)[: len(stopped.records)]

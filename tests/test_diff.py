@@ -13,7 +13,7 @@ from commands import CLASSIFIER, MODELS, NORM, report_of, run, saved
 from graphs.case import add_weights, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_models import feeds as model_feeds
+from repository import feeds as model_feeds
 
 from onnxamp import convert_model
 from onnxamp._errors import ArgumentError, ModelError

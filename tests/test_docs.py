@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from repository import ROOT
 
 import onnxamp
 from onnxamp._cli import group
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"])
 WITH_README = [*PAGES, ROOT / "README.md"]
 BLOCK = re.compile(r"^( *)```([^`\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)

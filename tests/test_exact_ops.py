@@ -106,6 +106,7 @@ def session(op: str, nodes: str) -> ort.InferenceSession:
     if OPSETS.get(op, 21) > onnx.defs.onnx_opset_version() or (op == "TensorScatter" and version() < (1, 24)):
         pytest.skip(f"the installed onnx or onnxruntime has no {op}")
     options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
     options.log_severity_level = 3  # it warns of initializers that this example does not use
     return ort.InferenceSession(model(op, nodes).SerializeToString(), options, providers=["CPUExecutionProvider"])
 

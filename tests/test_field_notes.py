@@ -508,6 +508,7 @@ def test_39_a_float32_path_is_not_rounded() -> None:
 def fused(model: ModelProto, path: str) -> dict[str, int]:
     """Fused nodes that ONNX Runtime makes of the model."""
     options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = path

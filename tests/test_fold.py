@@ -16,10 +16,12 @@ import onnx.reference
 import onnxruntime as ort
 import pytest
 from engine import prepared
+from every import every
 from graphs import CASES
 from graphs.case import add_weights, parse
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from real_models import REAL_MODELS
+from repository import MODELS
 
 import onnxamp
 from onnxamp import convert_file
@@ -29,7 +31,6 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import load_samples
 
-MODELS = sorted((Path(__file__).parents[1] / "models").glob("*.onnx"))
 OPSETS = (11, 13, 17, 18, 20, 22)
 ROWS, COLUMNS = 3, 8
 ROUNDING = 2e-6
@@ -54,6 +55,7 @@ def copied(model: ModelProto) -> ModelProto:
 
 def run(model: ModelProto, feeds: dict[str, Any]) -> list[Any]:
     options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -207,7 +209,7 @@ def with_axes(text: str) -> str:
     return re.sub(r"ReduceMean <axes = \[-1\]> \((\w+)\)", r"ReduceMean (\1, last)", text)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.loads])
+@every(name=[name for name, case in CASES.items() if case.loads], parts=2)
 def test_minimal_graphs_stay_what_they_are(name: str) -> None:
     """Whatever is folded in them: types, names and numbers of inputs and outputs, and folding twice changes nothing."""
     case = CASES[name]

@@ -12,10 +12,10 @@ from typing import Any
 
 import onnx
 import pytest
+from repository import ROOT
 
 from onnxamp._runtime.session import cuda_available
 
-ROOT = Path(__file__).parents[1]
 no_device = pytest.mark.skipif(cuda_available(), reason="there is a CUDA device")
 
 

@@ -1,4 +1,4 @@
-"""Gradient rules against PyTorch's, in float32. Skipped where there is none: ``pip install .[train-test]``."""
+"""Gradient rules against PyTorch's, in float32. Skipped where there is none: ``pip install .[torch]``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from gradient_cases import Array, Case, gradients_of, one
 
 from onnxamp._runtime.session import make_session, run
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install .[torch]")
 F = torch.nn.functional
 RNG = np.random.default_rng(3)
 

@@ -13,6 +13,7 @@ import pages
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from repository import ROOT
 from rich.console import Console
 
 import onnxamp
@@ -28,22 +29,6 @@ from onnxamp._report.html.render import render, write
 from onnxamp._report.machine import as_data
 from onnxamp._report.terminal import conversion_report
 from onnxamp._tuning.results import Kept
-
-HOSTILE = (
-    "<script>alert(1)</script>",
-    "</script><script>alert(1)</script>",
-    "\"'><img src=x onerror=alert(1)>",
-    "<!--<script>",
-    "{{ 7 * 7 }}",
-    "a\u202egnp.exe",
-    "line\nbreak\x00\x1b[31m\x9b",
-    "\u2028\u2029\ufeff",
-    "&lt;b&gt;&amp;",
-    "`${alert(1)}`",
-    "]]>",
-    "javascript:alert(1)",
-)
-
 
 BROKEN = (Judgement("logits", "rel_l2", 0.5, 1e-2, passed=False),)
 
@@ -91,12 +76,8 @@ def data_of(html: str) -> dict[str, Any]:
     return json.loads(found[1])
 
 
-def everything(count: int = 30) -> Page:
-    return conversion_page(pages.conversion(count), pages.failing(count), pages.audit(count))
-
-
 def test_a_full_page_has_all_sections() -> None:
-    read = Reader(render(everything()))
+    read = Reader(render(pages.everything()))
     assert read.headings == ["along-title", "outputs-title", "budget-title", "notes-title", "nodes-title"]
     assert "Converted to float16, but the result fails." in read.words
     assert "model.onnx → model_fp16.onnx" in read.words
@@ -230,7 +211,7 @@ def test_a_tuning_that_does_not_hold() -> None:
     assert nothing.verdict.sentence == "Nothing can be low within the tolerance."
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", pages.HOSTILE)
 def test_hostile_names_in_a_tuning(name: str) -> None:
     kept = (Kept(name, name, "costs accuracy", name),)
     read = Reader(
@@ -242,31 +223,31 @@ def test_hostile_names_in_a_tuning(name: str) -> None:
 
 
 def test_equal_pages_are_equal_bytes() -> None:
-    assert render(everything()) == render(everything())
+    assert render(pages.everything()) == render(pages.everything())
 
 
 def test_the_page_is_json() -> None:
-    assert json.loads(json.dumps(as_data(everything())))["verdict"]["status"] == "failed"
-    assert asdict(everything())["nodes"][0]["op"] == "MatMul"
+    assert json.loads(json.dumps(as_data(pages.everything())))["verdict"]["status"] == "failed"
+    assert asdict(pages.everything())["nodes"][0]["op"] == "MatMul"
 
 
 def test_nothing_is_loaded() -> None:
-    read = Reader(render(everything()))
+    read = Reader(render(pages.everything()))
     links = [value for _, attrs in read.tags for name, value in attrs.items() if name in ("src", "href", "srcset")]
     assert set(links) == {"data:,", "#nodes"}
     policy = next(attrs["content"] for tag, attrs in read.tags if tag == "meta" and attrs.get("http-equiv"))
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    style = render(everything()).partition("<style>")[2].partition("</style>")[0]
+    style = render(pages.everything()).partition("<style>")[2].partition("</style>")[0]
     assert "url(" not in style
     assert "@import" not in style
 
 
 def test_no_attribute_is_code() -> None:
-    for tag, attrs in Reader(render(everything())).tags:
+    for tag, attrs in Reader(render(pages.everything())).tags:
         assert not [name for name in attrs if name.startswith("on") or name == "style"], tag
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", pages.HOSTILE)
 def test_names_are_nothing_but_text(name: str) -> None:
     plain = render(conversion_page(pages.conversion(), pages.bare("v", "n"), pages.audit()))
     finding = Finding("error", "kernel", name, name, name, name)
@@ -360,7 +341,7 @@ def test_what_no_node_carries_is_told_all_the_same() -> None:
 
 
 def test_facts_meet_at_their_node() -> None:
-    page = everything()
+    page = pages.everything()
     bad = next(row for row in page.nodes if row.name == pages.label(15))
     assert page.nodes[page.first_bad] == bad
     assert [message.level for message in bad.messages] == [Level.ERROR, Level.ERROR]
@@ -376,7 +357,7 @@ def test_facts_meet_at_their_node() -> None:
 
 
 def test_casts_between_floats_are_told_from_others() -> None:
-    page = everything()
+    page = pages.everything()
     assert {row.op for row in page.nodes if row.is_cast} == {"Cast"}
     assert sum(row.is_cast for row in page.nodes) == pages.audit().casts.count
 
@@ -453,11 +434,11 @@ def test_shares(part: int, whole: int, text: str) -> None:
 
 
 def test_size_of_a_page() -> None:
-    assert len(render(everything(1_000)).encode()) < 1_000_000
+    assert len(render(pages.everything(1_000)).encode()) < 1_000_000
 
 
 def test_fifty_thousand_nodes() -> None:
-    page = everything(50_000)
+    page = pages.everything(50_000)
     assert len(page.nodes) > 50_000
     assert len(render(page).encode()) < 15_000_000
 
@@ -466,23 +447,23 @@ def test_writing(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
     path.chmod(0o640)
-    write(everything(), path)
-    assert path.read_text(encoding="utf-8") == render(everything())
+    write(pages.everything(), path)
+    assert path.read_text(encoding="utf-8") == render(pages.everything())
     assert path.stat().st_mode & 0o777 == 0o640
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(onnxamp.OutputError, match="does not exist"):
-        write(everything(), tmp_path / "missing" / "report.html")
+        write(pages.everything(), tmp_path / "missing" / "report.html")
     (tmp_path / "folder").mkdir()
     with pytest.raises(onnxamp.OutputError, match="Cannot write"):
-        write(everything(), tmp_path / "folder")
+        write(pages.everything(), tmp_path / "folder")
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 
 def test_a_real_conversion(tmp_path: Path) -> None:
-    model = Path(__file__).parents[1] / "models" / "encoder.onnx"
+    model = ROOT / "models" / "encoder.onnx"
     made = onnxamp.convert_file(model, tmp_path / "out.onnx")
     page = conversion_page(made, None, None)
     precisions = [row.precision for row in page.nodes if row.op != "Cast"]

@@ -8,14 +8,13 @@ from typing import Any
 
 import pages
 import pytest
-from test_html import HOSTILE, everything
 
 from onnxamp._audit import Finding
 from onnxamp._report.html.page import check_page, conversion_page, diff_page
 from onnxamp._report.html.records import Page, named
 from onnxamp._report.html.render import write
 
-playwright = pytest.importorskip("playwright.sync_api")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 
@@ -64,9 +63,9 @@ def names(tab: Any) -> list[str]:
 @pytest.mark.parametrize(
     "page",
     [
-        everything(), conversion_page(pages.conversion(0), None, None), diff_page(None), diff_page(pages.diff()),
+        pages.everything(), conversion_page(pages.conversion(0), None, None), diff_page(None), diff_page(pages.diff()),
         check_page(pages.audit(), None), check_page(None, pages.run_check()), check_page(None, None),
-        conversion_page(pages.conversion(), pages.diff(lowest="bfloat16"), pages.audit()), everything(1),
+        conversion_page(pages.conversion(), pages.diff(lowest="bfloat16"), pages.audit()), pages.everything(1),
     ],
     ids=["full", "no nodes", "nothing", "diff", "audit", "run", "no check", "bfloat16", "one node"],
 )  # fmt: skip
@@ -77,8 +76,8 @@ def test_every_page_opens_silently(opened, page) -> None:
 
 
 def test_the_table_sorts(opened) -> None:
-    tab = opened(everything())
-    assert column(tab, 1) == [str(i) for i in range(len(everything().nodes))]
+    tab = opened(pages.everything())
+    assert column(tab, 1) == [str(i) for i in range(len(pages.everything().nodes))]
     tab.click("#by-accumulated")
     assert tab.locator("th[aria-sort]").get_attribute("aria-sort") == "descending"
     errors = column(tab, 7)
@@ -94,19 +93,19 @@ def test_the_table_sorts(opened) -> None:
 
 
 def test_the_table_is_searched(opened) -> None:
-    tab = opened(everything())
+    tab = opened(pages.everything())
     tab.fill("#search", "block/2 SOFTMAX")
     playwright.expect(tab.locator("#table tbody tr")).to_have_count(1)
     assert names(tab) == [pages.label(14)]
-    assert tab.locator("#count").inner_text() == f"1 of {len(everything().nodes)} nodes"
+    assert tab.locator("#count").inner_text() == f"1 of {len(pages.everything().nodes)} nodes"
     tab.fill("#search", "no such thing")
     playwright.expect(tab.locator("#table tbody")).to_contain_text("No node fits")
     tab.click("#reset")
-    assert len(names(tab)) == len(everything().nodes)
+    assert len(names(tab)) == len(pages.everything().nodes)
 
 
 def test_the_table_is_filtered(opened) -> None:
-    tab, page = opened(everything()), everything()
+    tab, page = opened(pages.everything()), pages.everything()
     tab.select_option("#precision", "=float32")
     assert len(names(tab)) == sum(row.precision == "float32" for row in page.nodes)
     tab.select_option("#op", "=Softmax")
@@ -119,7 +118,7 @@ def test_the_table_is_filtered(opened) -> None:
 
 
 def test_pages_of_the_table(opened) -> None:
-    tab = opened(everything(300))
+    tab = opened(pages.everything(300))
     assert len(names(tab)) == 100
     tab.click("#next")
     assert column(tab, 1)[0] == "100"
@@ -130,7 +129,7 @@ def test_pages_of_the_table(opened) -> None:
 
 
 def test_a_click_on_the_map_reaches_the_row(opened) -> None:
-    page = everything(2000)
+    page = pages.everything(2000)
     tab = opened(page)
     tab.fill("#search", "nothing is called like that")
     box = tab.locator("#figure").bounding_box()
@@ -145,7 +144,7 @@ def test_a_click_on_the_map_reaches_the_row(opened) -> None:
 
 
 def test_pointing_at_the_map_tells_the_node(opened) -> None:
-    page = everything()
+    page = pages.everything()
     tab = opened(page)
     figure = tab.locator("#figure")
     assert tab.locator("#tip").is_hidden()
@@ -156,7 +155,7 @@ def test_pointing_at_the_map_tells_the_node(opened) -> None:
 
 
 def test_the_map_by_keyboard(opened) -> None:
-    page = everything()
+    page = pages.everything()
     tab = opened(page)
     tab.focus("#figure")
     for _ in range(3):
@@ -201,7 +200,7 @@ def test_candidates_fit(opened, width) -> None:
 
 
 def test_dragging_zooms(opened) -> None:
-    tab = opened(everything(500))
+    tab = opened(pages.everything(500))
     tab.locator("#figure").scroll_into_view_if_needed()
     box = tab.locator("#figure").bounding_box()
     tab.mouse.move(box["x"] + 200, box["y"] + 60)
@@ -216,7 +215,7 @@ def test_dragging_zooms(opened) -> None:
 
 
 def test_a_row_opens(opened) -> None:
-    tab = opened(everything())
+    tab = opened(pages.everything())
     button = tab.locator("#table td.name button").first
     button.click()
     assert button.get_attribute("aria-expanded") == "true"
@@ -226,14 +225,14 @@ def test_a_row_opens(opened) -> None:
 
 
 def test_the_first_bad_value_is_marked(opened) -> None:
-    tab = opened(everything())
+    tab = opened(pages.everything())
     assert "first bad: Mul: Inf" in tab.locator("#figure text.flag").text_content()
     assert opened(conversion_page(None, pages.diff(), None)).locator("#figure text.flag").count() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark(opened, scheme) -> None:
-    tab = opened(everything(), color_scheme=scheme)
+    tab = opened(pages.everything(), color_scheme=scheme)
 
     def brightness() -> int:
         colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -251,7 +250,7 @@ def test_light_and_dark(opened, scheme) -> None:
 
 
 def test_the_command_is_copied(opened) -> None:
-    tab = opened(everything(), permissions=["clipboard-read", "clipboard-write"])
+    tab = opened(pages.everything(), permissions=["clipboard-read", "clipboard-write"])
     tab.click("#copy")
     playwright.expect(tab.locator("#copy")).to_have_text("Copied")
     assert tab.evaluate("navigator.clipboard.readText()") == pages.failing().cure.command
@@ -260,48 +259,50 @@ def test_the_command_is_copied(opened) -> None:
 def test_hostile_names_do_nothing(opened) -> None:
     """Everywhere at once: no element comes of them, no code runs, and each is read as it is."""
     layers, findings = [], []
-    for i, name in enumerate(HOSTILE):
+    for i, name in enumerate(pages.HOSTILE):
         layers.append(replace(pages.bare(name, name, name).layers[0], position=i))
         findings.append(Finding("error", "kernel", name, name, name, name))
-    evil = HOSTILE[1]
-    diff = replace(pages.bare(evil, evil, evil), layers=tuple(layers), failure=evil, warnings=HOSTILE)
-    made = replace(pages.conversion(), source=Path(evil), target=Path(evil), notes=HOSTILE)
+    evil = pages.HOSTILE[1]
+    diff = replace(pages.bare(evil, evil, evil), layers=tuple(layers), failure=evil, warnings=pages.HOSTILE)
+    made = replace(pages.conversion(), source=Path(evil), target=Path(evil), notes=pages.HOSTILE)
     tab = opened(conversion_page(made, diff, pages.audit(findings=tuple(findings))))
     assert tab.locator("script").count() == 2
     assert tab.locator("img").count() == 0
     told = names(tab)
-    for name in HOSTILE:
+    for name in pages.HOSTILE:
         assert " ".join(named(name).split()) in told
-    for i in range(len(HOSTILE)):
+    for i in range(len(pages.HOSTILE)):
         tab.locator("#table td.name button").nth(i).click()
     tab.fill("#search", "<script>")
-    playwright.expect(tab.locator("#table tbody tr.row")).to_have_count(sum("<script>" in name for name in HOSTILE))
+    playwright.expect(tab.locator("#table tbody tr.row")).to_have_count(
+        sum("<script>" in name for name in pages.HOSTILE)
+    )
     tab.locator("#figure").hover(position={"x": 70, "y": 40})
     assert tab.locator("script").count() == 2
 
 
 @pytest.mark.parametrize("width", [400, 820, 1400])
 def test_nothing_sticks_out(opened, width) -> None:
-    for page in (everything(), conversion_page(None, pages.bare("x" * 300, "y" * 300, "Z" * 80), pages.audit(2))):
+    for page in (pages.everything(), conversion_page(None, pages.bare("x" * 300, "y" * 300, "Z" * 80), pages.audit(2))):
         tab = opened(page, viewport={"width": width, "height": 800})
         tab.locator("#table td.name button").first.click()
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_narrow_screens_can_sort(opened) -> None:
-    tab = opened(everything(), viewport={"width": 400, "height": 800})
+    tab = opened(pages.everything(), viewport={"width": 400, "height": 800})
     tab.select_option("#sort", "accumulated")
     assert names(tab)[0] == pages.label(15)
 
 
 def test_without_scripts_the_rest_is_there(opened) -> None:
-    tab = opened(everything(), java_script_enabled=False)
+    tab = opened(pages.everything(), java_script_enabled=False)
     assert "need JavaScript" in tab.locator("body").inner_text()
     assert "logits" in tab.locator("body").inner_text()
 
 
 def test_fifty_thousand_nodes_work(opened) -> None:
-    tab = opened(everything(50_000))
+    tab = opened(pages.everything(50_000))
     loaded = tab.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
     took = tab.evaluate(
         "(() => { const start = performance.now(); document.querySelector('#by-accumulated').click();"

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
+from conversions import naive
+from every import every
 from graphs import CASES, Case
 from graphs.case import draw, parse
 from judge import check_signature, judge
@@ -39,7 +41,7 @@ def verdict(original: ModelProto, converted: ModelProto, keep_io: bool = True, *
     return [text.split(":")[0] for text in judge(original, converted, feeds, keep_io=keep_io, **arguments)]
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@every(case=CASES.values(), parts=2)
 def test_every_case_is_its_own_good_conversion(case: Case) -> None:
     model, copy = case.build(), case.build()
     assert model == copy, "the case must build the same model every time"
@@ -147,29 +149,6 @@ def test_overflow() -> None:
         bad.graph.initializer.append(numpy_helper.from_array(np.float16(value), name))
     feeds = {"X": np.array([10, 20, -30, 1], np.float32)}
     assert verdict(original, bad, feeds=feeds) == ["numbers"]
-
-
-def naive(case: Case) -> ModelProto:
-    """What a converter without any judgement makes: everything low."""
-    model = case.build()
-    nodes = [*model.graph.node]
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            with np.errstate(over="ignore"):
-                low = numpy_helper.to_array(tensor).astype(np.float16)
-            tensor.CopyFrom(numpy_helper.from_array(low, tensor.name))
-    for node in nodes:
-        node.input[:] = [f"{n}_low" if n in {i.name for i in model.graph.input} else n for n in node.input]
-        node.output[:] = [f"{n}_low" if n in {o.name for o in model.graph.output} else n for n in node.output]
-    text = parse("(float X) => (float Y) { a = Cast <to = 10> (X) Y = Cast <to = 1> (a) }")
-    down, up = text.graph.node
-    for info in model.graph.input:
-        down.input[:], down.output[:] = [info.name], [f"{info.name}_low"]
-        model.graph.node.insert(0, down)
-    for info in model.graph.output:
-        up.input[:], up.output[:] = [f"{info.name}_low"], [info.name]
-        model.graph.node.append(up)
-    return model
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,10 @@ from stored import contents, files, normal
 
 from onnxamp import convert_file
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals and locks")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals and locks"),
+    pytest.mark.usefixtures("all_threads"),
+]
 
 SIZE = 96
 NAMES = ("one", "two")

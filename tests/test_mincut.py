@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from every import every
 
 from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._errors import InternalError
@@ -20,7 +21,7 @@ def _cost(arcs, lows, highs, answer):
     return total + sum(price.get(c, c) for q, c in highs if not answer[q])
 
 
-@pytest.mark.parametrize("seed", range(300))
+@every(seed=range(300))
 def test_equals_brute_force(seed):
     rng = random.Random(seed)
     size = rng.randint(1, 9)

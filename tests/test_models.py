@@ -2,47 +2,14 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from repository import MODELS, ROOT, feeds
 
-ROOT = Path(__file__).parent.parent
-MODELS = sorted((ROOT / "models").glob("*.onnx"))
 CPU = ["CPUExecutionProvider"]
-
-
-def feeds(name: str) -> list[dict[str, np.ndarray]]:
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape, np.float32)
-
-    match name:
-        case "classifier":
-            return [{"image": normal(batch, 3, 32, 32)} for batch in (1, 3)]
-        case "encoder":
-            ids = rng.integers(0, 128, (2, 12))
-            return [{"input_ids": ids, "attention_mask": (np.arange(12) < [[12], [7]]).astype(np.int64)}]
-        case "decoder":
-            return [
-                {
-                    "input_ids": rng.integers(0, 128, (2, length)),
-                    "position_ids": np.arange(past, past + length)[None].repeat(2, 0),
-                    **{f"past_{kind}.{i}": normal(2, 4, past, 16) for kind in ("key", "value") for i in range(2)},
-                }
-                for length, past in ((6, 0), (1, 3001))
-            ]
-        case "unet":
-            return [{"image": normal(1, 1, *size)} for size in ((32, 48), (41, 32))]
-        case "detector":
-            return [{"image": rng.integers(0, 256, (2, 3, 128, 128), np.uint8)}]
-        case "recurrent":
-            inputs = {"features": normal(7, 2, 16), "initial_state": normal(1, 2, 32), "steps": np.array(5)}
-            return [{**inputs, "refine": np.array(refine)} for refine in (True, False)]
-    raise AssertionError(name)
 
 
 def test_regenerates_the_same_bytes(tmp_path):
@@ -69,6 +36,7 @@ def test_valid_and_finite(path):
 
 def test_onnxruntime_fuses_the_encoder(tmp_path):
     options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 3  # it warns that such a file is for this machine only

@@ -13,13 +13,15 @@ import onnx
 import onnxruntime as ort
 import pytest
 from assignment import disagreements
+from every import every
+from fusion_cases import FILES, WISHES, explained, families, fused, options_of, original
 from fusion_proxy import count_ops, optimized
 from graphs import CASES
 from graphs.case import add_weights, parse
+from norms import LAYER_NORM, RMS_NORM
 from onnx import GraphProto, ModelProto
+from repository import ROOT
 from strategies import all_ops, random_model
-from test_fusion import FILES, WISHES, explained, families, fused, options_of, original
-from test_hazards import LAYER_NORM, RMS_NORM
 from train_nets import conv_net
 
 from onnxamp import OnnxAmpError, convert_model
@@ -87,11 +89,14 @@ def test_results_load_with_all_optimisations(wishes: str) -> None:
     assert done > 200
 
 
-@pytest.mark.parametrize("norm", [LAYER_NORM, RMS_NORM], ids=["LayerNorm", "RMSNorm"])
-@pytest.mark.parametrize("first", ["h = Identity (x)", "h = MatMul (x, w)", "t = Relu (x) h = Neg (t)"])
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("given", ["", "float[8] gain, "])
+@every(
+    norm=[LAYER_NORM, RMS_NORM],
+    first=["h = Identity (x)", "h = MatMul (x, w)", "t = Relu (x) h = Neg (t)"],
+    level=["O1", "O2", "O3"],
+    dtype=["float16", "bfloat16"],
+    given=["", "float[8] gain, "],
+    parts=2,
+)
 def test_casts_in_front_of_norms_let_the_model_load(norm: str, first: str, level: str, dtype: str, given: str) -> None:
     text = f"""({given}float[2,8] x) => (float[2,8] y) <float two = {{2.0}}, float eps = {{1e-5}}> {{
         {first} {norm} }}"""
@@ -116,7 +121,7 @@ def test_precision_costs_no_fusion_on_cuda(wishes: str) -> None:
 @pytest.fixture
 def networks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, ModelProto]:
     """Those of the benchmark for GPUs, tiny."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import shapes
 
     return {shape.name: shape.model(tmp_path) for shape in shapes.QUICK}
@@ -171,7 +176,7 @@ def on_cuda(model: ModelProto) -> GraphProto:
     return optimized(model, "CUDAExecutionProvider", ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
 
 
-@pytest.mark.parametrize("op", sorted(all_ops()))
+@every(op=sorted(all_ops()), parts=8)
 def test_predictions_hold_on_random_models(op: str) -> None:
     for seed in range(SEEDS):
         model = random_model(Random(f"placement {op} {seed}"), op).model
@@ -186,7 +191,7 @@ def test_predictions_hold_on_random_models(op: str) -> None:
             assert [text for text in found if not any(words in text for words in NO_MATTER_OF_PLACE)] == []
 
 
-@pytest.mark.parametrize("op", sorted(all_ops()))
+@every(op=sorted(all_ops()), parts=8)
 def test_the_memory_of_inputs_and_outputs(op: str) -> None:
     """``memory.toml`` against sessions with one node each."""
     found: dict[str, dict[int, set[str]]] = {"inputs": defaultdict(set), "outputs": defaultdict(set)}

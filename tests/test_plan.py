@@ -6,13 +6,14 @@ from typing import Any
 
 import onnx
 import pytest
+from every import every
 from graphs import CASES
 from graphs.case import parse
+from repository import MODELS
 
 import onnxamp
 from onnxamp import Plan
 
-MODELS = sorted((Path(__file__).parents[1] / "models").glob("*.onnx"))
 TEXT = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}, float eps = {1e-12}> {
     [first] h = MatMul (X, w)
     [second] s = Softmax (h)
@@ -111,7 +112,7 @@ def test_a_plan_holds_the_types_of_inputs_and_outputs(kept: bool | list[str], tm
     assert found == onnxamp.convert_model(parse(TEXT), keep_io_types=kept)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.options and case.loads])
+@every(name=[name for name, case in CASES.items() if not case.options and case.loads], parts=2)
 def test_plans_of_the_corpus(name: str) -> None:
     model = CASES[name].build()
     assert onnxamp.apply_plan(model, onnxamp.plan_model(model)) == onnxamp.convert_model(model)

@@ -5,8 +5,8 @@ import random
 
 import numpy as np
 import onnx
-import pytest
 from engine import analysis_of
+from every import every
 from onnx import TensorProto, helper, numpy_helper
 from prices import price
 
@@ -54,8 +54,7 @@ def random_model(seed):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.parametrize("level", ["O1", "O2"])
-@pytest.mark.parametrize("seed", range(120))
+@every(seed=range(120), level=["O1", "O2"], parts=8)
 def test_no_assignment_is_cheaper(seed, level):
     model = random_model(seed)
     onnx.checker.check_model(model, full_check=True)
@@ -76,7 +75,7 @@ def test_no_assignment_is_cheaper(seed, level):
     assert sum(answer) == min(sum(a) for a, c in costs.items() if c == best), "ties go to float32"
 
 
-@pytest.mark.parametrize("seed", range(120))
+@every(seed=range(120))
 def test_casts_in_the_result_are_those_of_the_cut(seed):
     """The rewriting adds exactly the Casts that the decision pays for, never two of one value and type."""
     model = random_model(seed)

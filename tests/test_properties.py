@@ -10,6 +10,7 @@ from random import Random
 import onnx
 import pytest
 from engine import analysis_of
+from every import every
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from judge import checker_error
@@ -45,7 +46,7 @@ def test_every_op_has_a_recipe() -> None:
     assert all(NO_RECIPE.values())
 
 
-@pytest.mark.parametrize("op", all_ops())
+@every(op=all_ops(), parts=8)
 def test_each_op_among_others(op: str) -> None:
     """A few nodes around each op of ai.onnx, which the next test would meet by chance alone."""
     place = all_ops().index(op)

@@ -6,21 +6,23 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from commands import run
+from repository import ROOT
 
-ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines()]
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    """What the blocks need of the repository, in a place where they may write."""
-    shutil.copytree(ROOT / "models", tmp_path / "models")
-    shutil.copy(ROOT / "models" / "classifier.onnx", tmp_path / "model.onnx")
-    return tmp_path
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """What the blocks need of the repository, and what the commands behind the first one read, where they may write."""
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "models", folder / "models")
+    shutil.copy(ROOT / "models" / "classifier.onnx", folder / "model.onnx")
+    assert run("convert", folder / "model.onnx", "-q", "--no-validate").exit_code == 0
+    return folder
 
 
 def test_blocks_are_what_is_tested_here():
@@ -29,22 +31,21 @@ def test_blocks_are_what_is_tested_here():
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("onnxamp")])
-def test_command(command, checkout):
-    convert_model("model.onnx", checkout)  # what the commands behind the first one read
-    done = onnxamp(shlex.split(command)[1:], checkout)
-    assert done.returncode == 0, done.stderr
+def test_command(command, checkout, monkeypatch):
+    monkeypatch.chdir(checkout)
+    done = run(*shlex.split(command)[1:])
+    assert done.exit_code == 0, done.output
     assert done.stdout.strip()
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.output
 
 
-def onnxamp(arguments, folder):
-    return subprocess.run(
-        [sys.executable, "-m", "onnxamp", *arguments], cwd=folder, capture_output=True, text=True, check=False
-    )
-
-
-def convert_model(name, folder):
-    assert onnxamp(["convert", name, "-q", "--no-validate"], folder).returncode == 0
+def test_a_command_in_a_process_of_its_own(checkout):
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxamp", "lists", "default"],
+        cwd=checkout, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run("lists", "default").stdout
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from stored import DATA_BYTES, SIZE, answers, external, files, inline, is_low, l
 import onnxamp
 from onnxamp import convert_file
 
+pytestmark = pytest.mark.usefixtures("all_threads")
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:

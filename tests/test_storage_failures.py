@@ -18,6 +18,8 @@ import onnxamp
 from onnxamp import convert_file
 from onnxamp._model import blobs, saving
 
+pytestmark = pytest.mark.usefixtures("all_threads")
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:

@@ -27,6 +27,8 @@ from onnxamp._model import blobs, saving
 from onnxamp._model.blobs import layout
 from onnxamp._model.weights import ConversionCounts, convert
 
+pytestmark = pytest.mark.usefixtures("all_threads")
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cache
 from itertools import chain, combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from engine import prepared, space_of
 from graphs import CASES
 from graphs.case import parse
 from onnx import ModelProto, numpy_helper
+from repository import MODELS
 
 from onnxamp import apply_plan
 from onnxamp._convert.plan import make_plan
@@ -26,7 +26,7 @@ from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.switch import Ports, Switched, switched
 
-MODELS = {path.stem: path for path in sorted((Path(__file__).parents[1] / "models").glob("*.onnx"))}
+FILES = {path.stem: path for path in MODELS}
 EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 INEXACT = {"float16_initializer"}
 """Where the switched graph rounds less: its weights are in float16 already, and the conversion folds a Cast of them."""
@@ -35,8 +35,8 @@ GRAPHS = [name for name, case in CASES.items() if case.loads and case.tolerance 
 
 @cache
 def model_called(name: str) -> tuple[ModelProto, Mapping[str, Any]]:
-    if name in MODELS:
-        model = onnx.load(MODELS[name])
+    if name in FILES:
+        model = onnx.load(FILES[name])
         return model, random_inputs(model)
     case = CASES[name]
     return case.build(), case.inputs()
@@ -85,7 +85,7 @@ def distance(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", [*GRAPHS, *MODELS])
+@pytest.mark.parametrize("name", [*GRAPHS, *FILES])
 def test_none_is_the_model_and_all_is_the_conversion(name: str, dtype: str) -> None:
     model, given = model_called(name)
     proto = prepared(model, "auto", dtype=dtype).graph.model
@@ -192,7 +192,7 @@ def test_overflow_shows() -> None:
 
 
 def test_nodes_in_any_order() -> None:
-    model = onnx.load(MODELS["classifier"])
+    model = onnx.load(FILES["classifier"])
     feeds = random_inputs(model)
     space = space_of(model)
     wanted = [with_switches(switched(model, space.ports(), low_type("float16")), feeds, low)

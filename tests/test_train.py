@@ -455,6 +455,7 @@ def test_fixed_shapes_leave_nothing_to_count(model: onnx.ModelProto, tmp_path: P
     shapes = {name: array.shape for name, array in data.items()} | {mask.name: (6, 16) for mask in net.plan.masks}
     fixed = with_shapes(net.model, shapes)
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     onnxruntime.InferenceSession(emulate(fixed).SerializeToString(), options)

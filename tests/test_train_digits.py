@@ -1,10 +1,9 @@
-"""Training on real images: scikit-learn's digits. Skipped where there is none: ``pip install .[train-test]``."""
-
-from pathlib import Path
+"""Training on real images: scikit-learn's digits. Skipped where there is none: ``pip install .[dev]``."""
 
 import numpy as np
 import pytest
 from onnx import TensorProto
+from repository import ROOT
 from train_nets import Array, conv_net
 
 from onnxamp._runtime.session import cuda_available, make_session, run
@@ -19,10 +18,10 @@ from onnxamp.train import (
 )
 from onnxamp.train._losses import cross_entropy
 
-datasets = pytest.importorskip("sklearn.datasets")
+datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed: pip install .[dev]")
 
 HELD_OUT = 400
-ENCODER = Path(__file__).parents[1] / "models/encoder.onnx"
+ENCODER = ROOT / "models/encoder.onnx"
 
 
 @pytest.fixture(scope="module")

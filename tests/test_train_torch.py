@@ -1,4 +1,4 @@
-"""Whole training runs beside PyTorch's, in float32. Skipped where there is none: ``pip install .[train-test]``."""
+"""Whole training runs beside PyTorch's, in float32. Skipped where there is none: ``pip install .[torch]``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from train_nets import conv_net, feeds, mlp
 
 from onnxamp.train import SGD, Adam, AdamW, Momentum, Optimizer, build_train_network
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install .[torch]")
 
 Weights = dict[str, Any]
 

@@ -4,6 +4,7 @@ import onnx
 import pytest
 from assignment import disagreements, must_fail, named
 from commands import MODELS, run
+from every import every
 from graphs import CASES
 from graphs.case import parse
 from onnx import ModelProto
@@ -34,10 +35,11 @@ def variants(model: ModelProto, *targets: str) -> dict[str, ModelProto]:
 
 def compared(name: str, provider: Provider, *targets: str) -> list[str]:
     found = variants(ZOO[name](), *targets)
-    return [f"{what}: {text}" for what, model in found.items() for text in disagreements(model, provider)]
+    distinct = {model.SerializeToString(): (what, model) for what, model in found.items()}
+    return [f"{what}: {text}" for what, model in distinct.values() for text in disagreements(model, provider)]
 
 
-@pytest.mark.parametrize("name", ZOO)
+@every(name=ZOO, parts=12)
 def test_predictions_hold_on_cpu(name: str) -> None:
     """Models made for CUDA or for no target hold nodes that the CPU has no kernel for: those must be named."""
     assert compared(name, "cpu", "cpu", "cuda", "any") == []
@@ -46,7 +48,7 @@ def test_predictions_hold_on_cpu(name: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.placement
 @needs_cuda
-@pytest.mark.parametrize("name", ZOO)
+@every(name=ZOO, parts=8)
 def test_predictions_hold_on_cuda(name: str) -> None:
     assert compared(name, "cuda", "cuda", "any") == []
 

@@ -15,6 +15,7 @@ from engine import analysis_of, replayed, space_of
 from graphs.case import parse
 from onnx import ModelProto, TensorProto
 from real_models import REAL_MODELS
+from repository import ROOT
 
 from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, load_samples, random_samples, tune_model
 from onnxamp import convert_model as convert_at_level
@@ -37,7 +38,6 @@ from onnxamp._tuning.paths import choose_samples, find_live
 from onnxamp._tuning.probe import Probe
 from onnxamp._tuning.search import Candidate, Chooser
 
-ROOT = Path(__file__).parents[1]
 MODELS = sorted((ROOT / "models").glob("*.onnx"))
 MOST = 50
 """Mask runs that a tuning may take, whatever the model."""

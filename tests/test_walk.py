@@ -73,6 +73,7 @@ def one_op(model, node, values, dtype):
     graph = helper.make_graph([node], "one", inputs, outputs)
     single = helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version)
     options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(single.SerializeToString(), options, providers=["CPUExecutionProvider"])
     found = session.run(None, {name: rounded(values[name], dtype) for name in names})

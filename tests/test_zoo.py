@@ -1,20 +1,19 @@
 """The models of the zoo, and the real ones where they are at hand, converted and validated as a user would."""
 
 import collections
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 from real_models import REAL_MODELS, needs, real_model
+from repository import ROOT
 
 import onnxamp
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._runtime.samples import load_samples
 
-ROOT = Path(__file__).parents[1]
 ZOO = sorted((ROOT / "models").glob("*.onnx"))
 REORDERED = {("detector", "O3")}
 """TopK picks other boxes of equal score when everything is low: their order says nothing about accuracy."""
@@ -23,6 +22,7 @@ REORDERED = {("detector", "O3")}
 def optimised(model, tmp_path, level):
     """Op types of the graph that ONNX Runtime makes of the model."""
     options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
     options.log_severity_level = 3
     options.graph_optimization_level = level
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
@@ -54,6 +54,7 @@ def test_float16_loads_at_every_optimisation_level(path, level):
     model = onnxamp.convert_model(path, level)
     for optimisation in ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"):
         options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
         options.log_severity_level = 3
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, optimisation)
         ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
