@@ -68,6 +68,7 @@ def extract_region(
         ModelError: the model cannot be read. RuntimeFailure: it does not run as far as the region.
 
     Example:
+        >>> import onnxamp
         >>> region = onnxamp.extract_region("models/encoder.onnx", "pooled", provider="cpu")
         >>> region.around, sorted(region.expected)
         (('pooler/tanh',), ['pooled'])

@@ -170,7 +170,7 @@ def save_region(region: Region, path: str | PathLike[str]) -> tuple[Path, Path, 
         OutputError: a file cannot be written.
 
     Example:
-        >>> import tempfile
+        >>> import onnxamp, tempfile
         >>> region = onnxamp.extract_region("models/encoder.onnx", "pooled", provider="cpu")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     [path.name for path in onnxamp.save_region(region, f"{folder}/small.onnx")]

@@ -72,6 +72,7 @@ def check_run(
         ModelError: the model cannot be read. RuntimeFailure: CUDA is asked for and cannot be used.
 
     Example:
+        >>> import onnxamp
         >>> broken = onnxamp.convert_model("models/decoder.onnx", level="O3", hazards=False)
         >>> report = onnxamp.check_run(broken, provider="cpu")
         >>> report.first_bad.op, report.first_bad.alarm.split(" in ")[0]

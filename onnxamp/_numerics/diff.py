@@ -78,6 +78,7 @@ def diff_models(
         ModelError: a model cannot be read. RuntimeFailure: CUDA is asked for and cannot be used.
 
     Example:
+        >>> import onnxamp
         >>> model = onnxamp.convert_model("models/encoder.onnx", level="O2")
         >>> report = onnxamp.diff_models("models/encoder.onnx", model, provider="cpu")
         >>> report.passed, report.lowest, [output.name for output in report.outputs]

@@ -24,6 +24,7 @@ class Limits:
     share of elements that differ, since labels flip and pixels are off by one.
 
     Example:
+        >>> import onnxamp
         >>> onnxamp.Limits({"rel_l2": {"": 1e-3, "pooled": 1e-2}}).of["rel_l2"]["pooled"]
         0.01
     """
@@ -83,6 +84,7 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
         ArgumentError: a metric is unknown, a text is no limit, or a limit can never hold.
 
     Example:
+        >>> import onnxamp
         >>> limits = onnxamp.make_limits({"rel_l2": 1e-3, "cosine": {"pooled": 0.999}})
         >>> onnxamp.diff_models("models/encoder.onnx", "models/encoder.onnx", limits=limits).passed
         True

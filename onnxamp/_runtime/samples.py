@@ -46,6 +46,7 @@ class Samples:
     Iterating and indexing give dicts of arrays by input name (lists of arrays for sequences, None for empty optionals).
 
     Example:
+        >>> import onnxamp
         >>> samples = onnxamp.random_samples("models/encoder.onnx", 2)
         >>> len(samples)
         2
@@ -151,7 +152,7 @@ def load_samples(path: str | PathLike[str]) -> Samples:
             read.
 
     Example:
-        >>> import numpy, tempfile
+        >>> import numpy, onnxamp, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     numpy.savez(f"{folder}/1.npz", input_ids=[[1, 2, 3]], attention_mask=[[1, 1, 0]])
         ...     onnxamp.load_samples(folder)[0]["input_ids"].shape
@@ -229,6 +230,7 @@ def random_samples(
         ModelError: the model cannot be read.
 
     Example:
+        >>> import onnxamp
         >>> samples = onnxamp.random_samples("models/encoder.onnx", dims={"batch": 4})
         >>> samples[0]["input_ids"].shape, samples[0]["input_ids"].dtype
         ((4, 8), dtype('int64'))

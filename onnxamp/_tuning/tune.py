@@ -129,7 +129,7 @@ def tune_model(
 
     Example:
         >>> import onnxamp
-        >>> model16, tuned = onnxamp.tune_model("models/conv_net.onnx", 1e-2, count=1, provider="cpu")
+        >>> model16, tuned = onnxamp.tune_model("models/classifier.onnx", 1e-2, count=1, provider="cpu")
         >>> tuned.error <= 1e-2
         True
     """
