@@ -16,7 +16,7 @@ from onnxamp._convert.hints import decomposed
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._errors import ArgumentTypeError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import Shape, infer_shapes
+from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, View, opset_imports
 from onnxamp._model.model import Model
@@ -67,7 +67,7 @@ def audit_model(
     found += [*import_faults(model, view), *contents]
     readable = not any(finding.severity == "error" for finding in contents)
     types = infer_types(view)
-    inferred = infer_shapes(view, types, given=shapes)
+    inferred = view.shapes_of(shapes or {})
     return _audit(model, view, types, inferred, target, found, readable=readable)
 
 

@@ -138,7 +138,7 @@ def _row(name: str, made: Conversion) -> Row:
 
 
 def _validated(row: Row, order: Order, job: Job, model: Model, samples: Samples) -> Row:
-    found = diff_models(model, job.target, samples, provider=order.provider)
+    found = diff_models(model, Model.read(job.target, model), samples, provider=order.provider)
     worst = max((diff.rel_l2 for diff in found.outputs if diff.is_float), default=None)
     row = replace(row, error=worst, message=found.skipped or "")
     if found.passed or found.skipped:

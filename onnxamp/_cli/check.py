@@ -59,8 +59,8 @@ def command(model: Path, **options: Any) -> None:
 
 
 def _check(path: Path, options: dict[str, Any]) -> None:
-    check_outputs([*files_of(path), *given_inputs(options)], [options["html"]])
     model = Model.read(path)
+    check_outputs([*files_of(model), *given_inputs(options)], [options["html"]])
     samples = None if options["static"] else samples_of(model, options)
     shapes = _shapes(samples) if samples is not None else {}
     audit = audit_model(model.proto, options["target"], base_dir=model.folder, shapes=shapes)

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -15,15 +15,13 @@ from rich.text import Text
 from onnxamp._audit import audit_model
 from onnxamp._convert.convert import Conversion
 from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError, OnnxAmpError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError
 from onnxamp._model.model import Model
-from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._report.parts import line, make_console, plain, printable
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.shell import take_weights
 from onnxamp._tuning.results import Tuned
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,15 +85,16 @@ def writing(function: F) -> F:
     return function
 
 
-def target_of(model: Path, options: dict[str, Any], dtype: str, *read: Path | None, also: Path | None = None) -> Path:
+def target_of(model: Model, options: dict[str, Any], dtype: str, *read: Path | None, also: Path | None = None) -> Path:
     """Where the result goes; nothing that is written may be anything that is read, but for the model itself.
 
     Raises:
         ArgumentError: see :func:`check_outputs`.
     """
-    target: Path = options["output"] or model.parent / f"{model.stem}_{low_type(dtype).suffix}.onnx"
-    in_place = is_same_file(model, target)
-    own = [file for file in files_of(model) if not (in_place and file == model)]
+    path = model.path or Path("model.onnx")
+    target: Path = options["output"] or path.parent / f"{path.stem}_{low_type(dtype).suffix}.onnx"
+    in_place = is_same_file(path, target)
+    own = [file for file in files_of(model) if not (in_place and file == path)]
     check_outputs([*read, *own, *given_inputs(options)], [target, options["save_plan"], options["html"], also])
     return target
 
@@ -105,12 +104,14 @@ def is_same_file(model: Path, target: Path) -> bool:
     return target.exists() and model.exists() and target.samefile(model)
 
 
-def write_page(made: Conversion, validation: DiffReport | None, path: Path, tuned: Tuned | None = None) -> None:
+def write_page(
+    made: Conversion, result: Model, validation: DiffReport | None, path: Path, tuned: Tuned | None = None
+) -> None:
     """Write the report of a conversion as an HTML page."""
     from onnxamp._report.html.page import conversion_page  # noqa: PLC0415 - jinja2 is needed for nothing else
     from onnxamp._report.html.render import write  # noqa: PLC0415
 
-    audit = audit_model(load_model(made.target), made.plan.target, base_dir=folder_of(made.target))
+    audit = audit_model(result.proto, made.plan.target, base_dir=result.folder)
     write(conversion_page(made, validation, audit, tuned), path)
 
 
@@ -134,15 +135,14 @@ def samples_of(model: Model, options: dict[str, Any]) -> Samples:
     Raises:
         ArgumentError: the inputs cannot be read or do not fit, or there is no such dimension.
     """
-    proto = take_weights(model.proto, model.folder, keep=0).model  # samples must not hold the weights
     if options["inputs"]:
         if options["dims"] or any(options[name] != default for name, default in _SAMPLING.items()):
             raise ArgumentError("--inputs gives the inputs: --samples, --dim and --seed are for made-up ones.")
         samples = load_samples(options["inputs"])
-        check_inputs(proto, samples[0])
+        check_inputs(model.proto, samples[0])
         return samples
     dims = parse_dims(options["dims"])
-    samples = random_samples(proto, options["samples"], seed=options["seed"], dims=dims)
+    samples = random_samples(model, options["samples"], seed=options["seed"], dims=dims)
     if dims:
         samples[0]
     return samples
@@ -159,13 +159,9 @@ def show(report: RenderableType, cure: Cure | None) -> None:
             console.print(Text(f"   {printable(cure.command)}", style="bold"), soft_wrap=True)
 
 
-def files_of(path: Path | None) -> list[Path]:
-    """A model's file, and those that hold its weights as far as they can be found: no output may be written there."""
-    if path is None or not path.is_file():
-        return []
-    with suppress(ModelError):
-        return [path, *data_files(load_model(path), folder_of(path))]
-    return [path]
+def files_of(model: Model) -> list[Path]:
+    """A model's file, and those that hold its weights: no output may be written there."""
+    return [] if model.path is None else [model.path, *model.stock.files]
 
 
 def given_inputs(options: dict[str, Any]) -> list[Path]:

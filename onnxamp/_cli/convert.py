@@ -89,7 +89,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     provider = choose_provider(provider_of(given)) if validates else None
     model = Model.read(path)
     samples = samples_of(model, given) if validates or options.level == Level.AUTO else None
-    target = target_of(path, given, options.dtype, given["plan_file"])
+    target = target_of(model, given, options.dtype, given["plan_file"])
     in_place = is_same_file(path, target)
     sink = Sink(target, given["external_data"], given["shard_size"])
     # Written over, the original could not be compared any more.
@@ -107,15 +107,15 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
             made = replace(made, plan=tuned.plan)  # which has the reasons
         if given["save_plan"]:
             made.plan.save(given["save_plan"])
-        validation = None
+        validation, result = None, Model.read(target, model) if validates or given["html"] else None
         if samples is not None and validates:
             phase("validating")
-            validation = diff_models(original, target, samples, layers=bool(given["html"]), provider=provider)
+            validation = diff_models(original, result, samples, layers=bool(given["html"]), provider=provider)
             if _fails(validation) and not given["plan_file"] and not in_place and not given["no_cure"]:
                 phase("looking for a cure")
                 validation = replace(validation, cure=_cure(model, target, samples, options, given))
-    if given["html"]:
-        write_page(made, validation, given["html"], tuned)
+    if given["html"] and result is not None:
+        write_page(made, result, validation, given["html"], tuned)
     if given["as_json"] and not given["quiet"]:
         click.echo(conversion_json(made, validation))
     elif not given["quiet"]:

@@ -22,7 +22,7 @@ from onnxamp._cli.common import (
 )
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
-from onnxamp._model.storage import folder_of, load_model, write_file
+from onnxamp._model.storage import write_file
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import Limits, apply_limits, make_limits
@@ -81,10 +81,11 @@ def command(reference: Path, result: Path | None, **options: Any) -> None:
 
 def _diff(reference: Path, result: Path | None, options: dict[str, Any]) -> None:
     limits = make_limits({metric: options[name] for name, (metric, _) in _LIMITS.items()})
-    check_outputs(
-        [reference, *files_of(reference), *files_of(result), *given_inputs(options)], [options["save"], options["html"]]
-    )
-    if result is None:
+    written = [options["save"], options["html"]]
+    models = () if result is None else (Model.read(reference), Model.read(result))
+    read = [reference, *(file for model in models for file in files_of(model)), *given_inputs(options)]
+    check_outputs(read, written)
+    if not models:
         if reference.suffix != ".json":
             raise ArgumentError("Name two models, or one comparison that was saved with --save (.json).")
         if options["layers"] or provider_of(options) or sampling_text(options):
@@ -93,14 +94,13 @@ def _diff(reference: Path, result: Path | None, options: dict[str, Any]) -> None
             )
         found = apply_limits(load_diff(reference), limits)
     else:
-        found = _run(reference, result, limits, options)
-    _show(found, options)
+        found = _run(*models, limits, options)
+    _show(found, models[-1] if models else None, options)
     if not found.passed:
         raise click.exceptions.Exit(1)
 
 
-def _run(reference: Path, result: Path, limits: Limits, options: dict[str, Any]) -> DiffReport:
-    original = Model.read(reference)
+def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]) -> DiffReport:
     samples = samples_of(original, options)
     with progress_bar("comparing", quiet=options["quiet"]) as told:
         found = diff_models(
@@ -114,27 +114,27 @@ def _run(reference: Path, result: Path, limits: Limits, options: dict[str, Any])
 
 
 def _cure(
-    reference: Model, result: Path, found: DiffReport, samples: Samples, limits: Limits, options: dict[str, Any]
+    reference: Model, result: Model, found: DiffReport, samples: Samples, limits: Limits, options: dict[str, Any]
 ) -> Cure | None:
     """A conversion of the reference that would hold; None where that is no float32 model, or nothing is low."""
     if found.reference_lowest != "float32" or found.lowest == "float32":
         return None
     recipe = Recipe(Options(dtype=found.lowest), sampling_text(options))
-    target = result.with_name(f"{result.stem}_cured.onnx")
+    assert result.path is not None
+    target = result.path.with_name(f"{result.path.stem}_cured.onnx")
     with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
         trial = Trial(samples, limits, provider_of(options), options["budget"] * 2**20, told)
         return cure_conversion(reference, (str(reference.path), str(target)), recipe, trial, tried=False)
 
 
-def _show(found: DiffReport, options: dict[str, Any]) -> None:
+def _show(found: DiffReport, result: Model | None, options: dict[str, Any]) -> None:
     if options["save"]:
         write_file(options["save"], (diff_json(found) + "\n").encode())
     if options["html"]:
         from onnxamp._report.html.page import diff_page  # noqa: PLC0415 - jinja2 is needed for nothing else
         from onnxamp._report.html.render import write  # noqa: PLC0415
 
-        path = Path(found.result)
-        audit = audit_model(load_model(path), base_dir=folder_of(path)) if path.is_file() else None
+        audit = None if result is None else audit_model(result.proto, base_dir=result.folder)
         write(diff_page(found, audit), options["html"])
     if options["as_json"] and not options["quiet"]:
         click.echo(diff_json(found))

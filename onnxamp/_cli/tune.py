@@ -102,7 +102,7 @@ def command(ctx: click.Context, /, model: Path, **options: Any) -> None:
 
 def _tune(path: Path, options: dict[str, Any]) -> None:
     asked, model = options_of(options, Level.AUTO), Model.read(path)
-    target = target_of(path, options, asked.dtype, also=options["state"])
+    target = target_of(model, options, asked.dtype, also=options["state"])
     sink = Sink(target, options["external_data"], options["shard_size"])
     with _progress(quiet=options["quiet"]) as told:
         search = Search(
@@ -117,7 +117,7 @@ def _tune(path: Path, options: dict[str, Any]) -> None:
     if options["save_plan"]:
         tuned.plan.save(options["save_plan"])
     if options["html"]:
-        write_page(made, None, options["html"], tuned)
+        write_page(made, Model.read(target), None, options["html"], tuned)
     _show(made, tuned, options)
     if not tuned.held:
         raise click.ClickException(f"{target} was written, but does not hold the tolerance.")

@@ -1,6 +1,6 @@
 """The graph of a model with everything that analyses say about it: each is asked once, when somebody first wants it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from onnx import ModelProto
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.resolve import resolve
-from onnxamp._graph.shapes import Shape, infer_shapes
+from onnxamp._graph.shapes import Shape, read_shapes, with_shapes
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, View, shadowing
 from onnxamp._model.ask import Asked
@@ -47,9 +47,21 @@ class Graph(View, Asked):
         return infer_types(self)
 
     @cached_property
-    def shapes(self) -> "list[Shape | None]":
-        """Shape by value index, see :func:`infer_shapes`."""
-        return list(infer_shapes(self, self.types))
+    def shapes(self) -> Sequence[Shape | None]:
+        """Shape by value index, see :func:`read_shapes`."""
+        return self.shapes_at({})
+
+    def shapes_at(self, dims: Mapping[str, int]) -> Sequence[Shape | None]:
+        """Shapes where named dimensions have these sizes."""
+        return read_shapes(self, self._with_shapes, dims)
+
+    def shapes_of(self, given: Mapping[str, Sequence[int]]) -> Sequence[Shape | None]:
+        """Shapes in a run on inputs of these shapes."""
+        return read_shapes(self, with_shapes(self, self.types, given)) if given else self.shapes
+
+    @cached_property
+    def _with_shapes(self) -> ModelProto:
+        return with_shapes(self, self.types)
 
     @cached_property
     def constants(self) -> Constants:

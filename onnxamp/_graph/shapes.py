@@ -7,7 +7,6 @@ import onnx.shape_inference
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TypeProto, helper
 
 from onnxamp._dtypes import ELEM_NUMBERS
-from onnxamp._graph.types import infer_types
 from onnxamp._graph.view import ABSENT, View, node_bodies, opset_imports, scope_graphs
 from onnxamp._ops.facts import op_facts, op_key
 
@@ -34,30 +33,32 @@ Dims = tuple[int | str | None, ...]
 """A shape whose symbolic dimensions keep their names: equal names are equal sizes."""
 
 
-def infer_shapes(
-    view: View,
-    types: Sequence[str | None] = (),
-    dims: Mapping[str, int] | None = None,
-    given: Mapping[str, Sequence[int]] | None = None,
-) -> Sequence[Shape | None]:
-    """Shape by value index; None for an unknown rank, and inside a shape for an unknown dimension.
+def with_shapes(
+    view: View, types: Sequence[str | None], given: Mapping[str, Sequence[int]] | None = None
+) -> ModelProto:
+    """A skeleton of the model, without its weights, in which onnx's shape inference has declared what it found.
 
-    Sources, best first: initializers, then onnx's shape inference (which keeps what the file declares) on a skeleton of
-    the model without its weights. A model that inference cannot digest keeps its declared shapes.
-
-    onnx's inference sees no node of the main graph that reads a value of unknown type: some of its rules end the
-    process there (EyeLike behind an op of another domain).
+    A model that inference cannot digest keeps its declared shapes. onnx's inference sees no node of the main graph that
+    reads a value of unknown type: some of its rules end the process there (EyeLike behind an op of another domain).
 
     Args:
-        types: type by value index, where known; inferred by default.
-        dims: sizes of named dimensions.
+        types: type by value index.
         given: shapes of model inputs; then shapes that are computed from them are followed, too.
     """
     skeleton = _skeleton(view.model)
-    _hide_untyped(skeleton, view, types or infer_types(view))
+    _hide_untyped(skeleton, view, types)
     if given:
         _fix(skeleton.graph, given)
-    skeleton = _inferred(skeleton, data_prop=bool(given))
+    return _inferred(skeleton, data_prop=bool(given))
+
+
+def read_shapes(view: View, skeleton: ModelProto, dims: Mapping[str, int] | None = None) -> Sequence[Shape | None]:
+    """Shape by value index; None for an unknown rank, and inside a shape for an unknown dimension.
+
+    Args:
+        skeleton: of :func:`with_shapes`.
+        dims: sizes of named dimensions.
+    """
     shapes: list[Shape | None] = [None] * len(view.values)
     for scope, graph in zip(view.scopes, scope_graphs(view, skeleton), strict=True):
         for entry in (*graph.value_info, *graph.output, *graph.input):

@@ -34,6 +34,8 @@ class Model(Asked):
     proto: ModelProto
     folder: Path | None = None
     path: Path | None = None
+    origin: "Model | None" = None
+    """The model that this one was converted from: a name that both have means the same value."""
 
     @classmethod
     def of(cls, source: "ModelSource") -> "Model":
@@ -56,13 +58,13 @@ class Model(Asked):
         )
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path, origin: "Model | None" = None) -> Self:
         """Read and check a file.
 
         Raises:
             ModelError: see :func:`onnxamp._model.storage.load_model`.
         """
-        return cls(load_model(path), folder_of(path), path)
+        return cls(load_model(path), folder_of(path), path, origin)
 
     @property
     def label(self) -> str:

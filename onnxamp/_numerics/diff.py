@@ -124,7 +124,8 @@ class Comparison:
     def compare(self, result: Model, *, layers: bool | None, progress: Progress | None = None) -> DiffReport:
         """As :func:`diff_models`; ``layers`` is None to compare layers only if outputs miss their limits."""
         one = self.reference
-        other = Executable(result, one.provider, one.emulated, one.whole, one.budget)
+        origin = one if result.origin is one.model else None
+        other = Executable(result, one.provider, one.emulated, one.whole, one.budget, origin)
         report = self._compared(other, bool(layers), progress)
         if layers is None and not report.passed and report.outputs:
             deep = self._compared(other, True, progress)

@@ -42,12 +42,10 @@ def prepare(model: Model, options: Options) -> Prepared:
     frozen = options.freeze_defaults
     if frozen and proto.ir_version >= 4:
         proto = _freeze(proto, notes)
-    is_same = proto is model.proto
-    graph = (
-        model.ask(graph_of, freeze_defaults=frozen)
-        if is_same
-        else Graph.of(proto, model.folder, freeze_defaults=frozen)
-    )
+    if proto is not model.proto:
+        graph = Graph.of(proto, model.folder, freeze_defaults=frozen)
+    else:
+        graph = model.ask(graph_of, freeze_defaults=True) if frozen else model.ask(graph_of)
     if options.fold:
         folded = fold_graph(graph, options)
         wanted, graph = wanted or folded.graph is not graph, folded.graph

@@ -64,6 +64,8 @@ class Executable:
     emulated: bool
     whole: bool
     budget: int = BUDGET
+    origin: "Executable | None" = None
+    """What the model was converted from: sizes of values that both have are taken from there."""
     _observed: Observed | None = None
     _runner: Runner | None = None
     _session: WholeModel = field(init=False)
@@ -79,7 +81,7 @@ class Executable:
         """
         observed = observe(
             self.model.proto, self.model.folder, feeds, emulated=self.emulated, provider=self.provider,
-            before=self._observed,
+            before=self._observed, like=self.origin.prepare(feeds).flow if self.origin else None,
         )  # fmt: skip
         if self._runner is None or observed is not self._observed:
             self._observed, self._runner = observed, Runner(observed.flow, self.provider)

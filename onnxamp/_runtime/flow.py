@@ -4,6 +4,7 @@ somebody still needs are held.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from os import PathLike
 from typing import Final
 
@@ -14,7 +15,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
-from onnxamp._graph.shapes import Shape, elements, infer_shapes
+from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.stats import lowest_precision
 from onnxamp._graph.view import View
 from onnxamp._graph.wiring import wire
@@ -97,8 +98,18 @@ def make_flow(
 
 
 @no_collections()
-def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]] | None = None) -> Flow:
-    """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined."""
+def flow_of(
+    shell: Shell,
+    *,
+    emulated: bool,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    like: Flow | None = None,
+) -> Flow:
+    """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined.
+
+    Args:
+        like: the flow of what the model was converted from, whose sizes and ranks serve instead of inference.
+    """
     written = shell.model
     graph = Graph.of(written)
     low, lowest = _low_values(graph), lowest_precision(graph.types)
@@ -114,9 +125,12 @@ def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]]
         **{sparse.values.name: sparse for sparse in written.graph.sparse_initializer},
     }
     given = constants.keys() | weights.keys()
-    inferred = infer_shapes(graph, types, given=shapes)
     order = [index for index in graph.order if graph.nodes[index].scope == 0]
     needs = {node: [graph.values[value].name for value in values] for node, values in wire(graph).needs.items()}
+    known = _like(graph, order, like) if like else None
+    if known is None:
+        inferred = graph.shapes_of(shapes or {})
+        known = _sizes(graph, order, inferred), _ranks(graph, inferred) if shapes else {}
     rest = ModelProto()
     copy_fields(written, rest, but={"graph"})
     rest.graph.name = written.graph.name
@@ -130,8 +144,8 @@ def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]]
         low=low,
         own=own,
         lowest=lowest,
-        sizes=_sizes(graph, order, inferred),
-        ranks=_ranks(graph, inferred) if shapes else {},
+        sizes=known[0],
+        ranks=known[1],
         emulated=emulated,
         large=bool(shell.weights),
         inputs=tuple(entry.name for entry in written.graph.input if entry.name not in given),
@@ -140,6 +154,26 @@ def flow_of(shell: Shell, *, emulated: bool, shapes: Mapping[str, Sequence[int]]
         shell=Shell(rest, weights, shell.base_dir),
         names=frozenset(graph.all_names()),
     )
+
+
+def _like(graph: Graph, order: Sequence[int], like: Flow) -> tuple[dict[str, int], dict[str, int]] | None:
+    """Sizes and ranks as another flow has them, through Casts, too; None if a node makes what is unknown there."""
+    sizes = {name: like.sizes[name] for name in graph.scopes[0].names if name in like.sizes}
+    ranks = {name: like.ranks[name] for name in graph.scopes[0].names if name in like.ranks}
+    for tensor in graph.model.graph.initializer:
+        sizes[tensor.name], ranks[tensor.name] = _WIDTH * prod(tensor.dims), len(tensor.dims)
+    nodes = [graph.nodes[index].proto for index in order]
+    same = [(node.input[0], node.output[0]) for node in nodes if node.op_type in _SAME_SHAPE and node.input]
+    for source, target in (*((y, x) for x, y in reversed(same)), *same):
+        for known in (sizes, ranks):
+            if source in known:
+                known.setdefault(target, known[source])
+    made = (name for node in nodes if node.op_type != "Constant" for name in node.output if name)
+    return (sizes, ranks) if all(name in sizes for name in made) else None
+
+
+_SAME_SHAPE: Final = frozenset({"Cast", "Identity", "Max"})
+"""Ops that conversion and emulation insert: the Max has one input, and shields a Cast from fusions."""
 
 
 def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:

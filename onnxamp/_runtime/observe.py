@@ -37,6 +37,7 @@ def observe(
     provider: Provider = "cpu",
     before: Observed | None = None,
     keep: int = WEIGHTS_IN_GRAPH,
+    like: Flow | None = None,
 ) -> Observed:
     """Prepare a model for a sample.
 
@@ -48,6 +49,7 @@ def observe(
         provider: where conditions are computed.
         before: the result for an earlier sample, which is returned if this one takes the same branches.
         keep: as for :func:`~onnxamp._runtime.flow.make_flow`.
+        like: the flow of what the model was converted from.
 
     Raises:
         ModelError, OpsetError, ExternalDataError: as :func:`~onnxamp._runtime.flow.make_flow`.
@@ -58,7 +60,7 @@ def observe(
     shell, taken = settle(model, base_dir, feeds, emulated=emulated, provider=provider, keep=keep)
     if before is not None and before.choices == taken:
         return before
-    return Observed(flow_of(shell, emulated=emulated, shapes=_shapes(feeds)), taken)
+    return Observed(flow_of(shell, emulated=emulated, shapes=_shapes(feeds), like=like), taken)
 
 
 def _shapes(feeds: Mapping[str, Feed]) -> dict[str, tuple[int, ...]]:

@@ -48,7 +48,6 @@ from onnx import ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfo
 
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import infer_shapes
 from onnxamp._graph.view import Origin
 from onnxamp._runtime.roles import Role, Use, input_use
 from onnxamp._runtime.values import Feed
@@ -109,7 +108,7 @@ def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMak
     named = {graph.scopes[0].names[entry.name]: entry for entry in graph.model.graph.input}
     fed = {value: entry for value, entry in named.items() if graph.values[value].origin is Origin.INPUT}
     sizes = _sizes(list(fed.values()), dims or {})
-    shapes = infer_shapes(graph, dims=sizes)
+    shapes = graph.shapes_at(sizes)
     return InputMaker(tuple((entry, input_use(graph, value, shapes)) for value, entry in fed.items()), sizes)
 
 
