@@ -14,8 +14,8 @@ from onnxamp._model.weights import ConversionCounts
 from onnxamp._numerics.compare import compare
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck
-from onnxamp._report.html.page import conversion_page
-from onnxamp._report.html.records import Page
+from onnxamp._options.options import Options
+from onnxamp._report.html.page import Page, conversion_page
 from onnxamp._tuning.results import Kept, Tuned
 from onnxamp._tuning.search import Candidate
 
@@ -106,6 +106,10 @@ def conversion(count: int = 30, **changes: object) -> Conversion:
     rows = tuple(
         PlanRow(
             f"{label(i)}:T",
+            "",
+            label(i),
+            "T",
+            0,
             OPS[i % 6],
             is_low(i),
             *(("cut", "fewest Casts") if is_low(i) else ("black list", OPS[i % 6])),
@@ -113,11 +117,8 @@ def conversion(count: int = 30, **changes: object) -> Conversion:
         for i in range(count)
     )
     hazard = HazardRow(label(2), OPS[2], low=False, reason="mask", detail="a sentinel lies before it")
-    weight = PlanRow("w:value", "initializer", low=True, reason="constant", detail="")
-    plan = Plan(
-        "O2", "float16", "cuda", True, False, False, None, (weight, *rows),
-        (hazard,), True, 10, 1000, ("Nothing matches 'x.*'.",),
-    )  # fmt: skip
+    weight = PlanRow("w:value", "", "w", "value", 0, "initializer", low=True, reason="constant", detail="")
+    plan = Plan(Options(), (weight, *rows), (hazard,), 10, 1000, ("Nothing matches 'x.*'.",))
     low = sum(map(is_low, range(count)))
     summary = Summary(
         {"low": low, "float32": count - low}, {"float32": count}, {}, 1, 10, 0, 4_000_000, (), ("my::Op",), ("w",)

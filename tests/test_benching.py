@@ -360,7 +360,7 @@ class TestCommand:
         arguments = ("--provider", "cpu", "--batch", "1,2", "--seconds", "0.02")
         result = run("bench", CLASSIFIER, low, *arguments)
         assert result.exit_code == 0, result.output
-        for text in ("CPU, onnxruntime", "median ms", "p99 ms", "times as fast", "low.onnx", "Conv",
+        for text in ("CPU, onnxruntime", "median ms", "p99 ms", "speed-up [95 %]", "low.onnx", "Conv",
                      "nodes per provider", "say nothing of a GPU"):  # fmt: skip
             assert text in result.output
         facts = report_of(run("bench", CLASSIFIER, *arguments, "--json"))
@@ -370,7 +370,9 @@ class TestCommand:
 
     def test_slower_models_are_warned_of(self) -> None:
         from onnxamp._bench.records import BenchReport, Cause, Ratio
-        from onnxamp._report.bench import bench_json, bench_report
+        from onnxamp._report.bench import bench_report
+        from onnxamp._report.machine import bench_json
+        from onnxamp._report.terminal import as_text
 
         slow = replace(timing(1.0, 2.0), speedup=Ratio(0.5, 0.45, 0.55))
         first = replace(timing(1.0, 1.0), model="first")
@@ -380,10 +382,11 @@ class TestCommand:
              bench(("Cast", "CUDA", "float16", 2, 1.0))),
             (first, slow), 1, ("m",), (Cause("m", "casts", "2 Casts", "Lower more."),), (),
         )  # fmt: skip
-        text = shown(bench_report(report))
+        text = shown(as_text(bench_report(report)))
         for part in (
             "m is slower than first.",
-            "casts: 2 Casts. Lower more.",
+            "casts: m: 2 Casts.",
+            "→ Lower more.",
             "0.50 [0.45, 0.55]",
             "500.0 MB",
             "use_tf32=1",

@@ -21,9 +21,9 @@ from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import Limits, apply_limits, make_limits
 from onnxamp._numerics.metrics import AT_LEAST, AT_MOST
 from onnxamp._numerics.results import DiffReport
-from onnxamp._report.diff import diff_report
+from onnxamp._report.comparison import diff_report
 from onnxamp._report.machine import diff_json, load_diff
-from onnxamp._report.parts import make_console
+from onnxamp._report.terminal import as_text, make_console
 from onnxamp._runtime.samples import Samples
 
 fixed = settings(derandomize=True, deadline=None, max_examples=100)
@@ -400,7 +400,7 @@ def test_mutated_comparisons_are_read_or_refused(tmp_path_factory, text):
     for verbose in (False, True):
         console = make_console()
         with console.capture():
-            console.print(diff_report(report, verbose=verbose))
+            console.print(as_text(diff_report(report), verbose=verbose))
     assert isinstance(diff_json(report), str)
 
 
@@ -428,15 +428,16 @@ def test_exit_codes():
 def test_what_is_shown():
     one, other = saved(parse(EXP), "one.onnx"), saved(shifted(1e-3), "other.onnx")
     good = run("diff", one, one).output
-    assert good.startswith("✔ one.onnx  against  one.onnx")
-    assert "Emulated" not in good
+    assert good.startswith("✔ The models agree: ")
+    assert "one.onnx → one.onnx" in good
+    assert "emulated" not in good
     bad = run("diff", one, other).output
-    assert bad.startswith("✘ other.onnx  against  one.onnx")
-    assert "✘ Output 'Y': relative L2 error is" in bad
+    assert bad.startswith("✘ The models differ by more than the limits allow.\n  one.onnx → other.onnx")
+    assert "Output 'Y': relative L2 error is" in bad
     assert "the limit is 1e-05" in bad
     assert "Layers" in bad, "where it comes from"
     verbose = run("diff", one, other, "-v").output
-    for text in ("required tolerance", "RMS error", "worst element", "Limits", "elements that differ"):
+    for text in ("required tolerance", "RMS", "Worst at", "Limits", "differing"):
         assert text in verbose
     assert run("diff", one, other, "-q").output == ""
 
@@ -471,7 +472,7 @@ def test_low_models_and_their_noise():
     assert run("convert", "model.onnx", "-q", "--no-validate").exit_code == 0
     result = run("diff", "model.onnx", "model_fp16.onnx", "--layers")
     assert result.exit_code == 0, result.output
-    assert "on CPU, emulated float16" in result.output
+    assert "  CPU, emulated float16, " in result.output
     assert "moves outputs by up to 0.35 %" in result.output
 
 

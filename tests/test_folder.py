@@ -309,12 +309,13 @@ def test_the_table() -> None:
     Path("in/text.onnx").write_text("x")
     result = run("convert", "in", "-o", "out", "--level", "O3", "--no-hazards", "--jobs", "1")
     assert result.exit_code == 1
-    table = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
+    rows = [line.strip(" ✔✘").split() for line in result.stdout.splitlines() if line.strip()]
+    table = {row[0]: row for row in rows}
     assert table["sub/fine.onnx"][1:7] == ["converted", "1", "of", "1", "+2", table["sub/fine.onnx"][6]]
     assert table["norm.onnx"][1] == table["text.onnx"][1] == "failed"
     assert "norm.onnx: It was written, but failed its validation: " in " ".join(result.stdout.split())
     assert "text.onnx: 'in/text.onnx' is not an ONNX model" in result.stdout.replace("\\", "/")
-    assert "3 models: 1 converted, 2 failed; weights " in result.stdout
+    assert "✘ 3 models: 1 converted, 2 failed." in result.stdout
     assert result.stderr.count("[3/3] ") == 1
     assert result.stderr.endswith("Error: 2 of 3 models failed.\n")
     (cure,) = (line for line in result.stdout.splitlines() if line.startswith("   onnxamp convert "))

@@ -10,9 +10,9 @@ import pages
 import pytest
 
 from onnxamp._audit import Finding
-from onnxamp._report.html.page import check_page, conversion_page, diff_page
-from onnxamp._report.html.records import Page, named
+from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.render import write
+from onnxamp._report.text import named
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -99,7 +99,7 @@ def test_the_table_is_searched(opened) -> None:
     assert names(tab) == [pages.label(14)]
     assert tab.locator("#count").inner_text() == f"1 of {len(pages.everything().nodes)} nodes"
     tab.fill("#search", "no such thing")
-    playwright.expect(tab.locator("#table tbody")).to_contain_text("No node fits")
+    playwright.expect(tab.locator("#table tbody")).to_contain_text("No node matches")
     tab.click("#reset")
     assert len(names(tab)) == len(pages.everything().nodes)
 

@@ -44,11 +44,11 @@ ROOMS = (
     "_api",
     "_bench",
     "_batch",
+    "_report",
     "amp",
     "debugging",
     "train",
     "",
-    "_report",
     "_cli",
     "__main__",
 )

@@ -32,8 +32,8 @@ def weight_types(path: str) -> set[int]:
 def test_writes_and_reports() -> None:
     result = run("tune", ENCODER, "-o", "out.onnx", "--tolerance", "1e-3", "--save-plan", "plan.json")
     assert result.exit_code == 0, result.output
-    for text in ("✔", "out.onnx", "auto float16 for cuda", "0.001 or less is wanted", "← written", "--pick K",
-                 "their share of the error is needed elsewhere", "of the squared error that is allowed",
+    for text in ("✔", "out.onnx", "auto float16 for cuda", "the tolerance is 0.001 or less", "← written", "--pick K",
+                 "The error they would add is better spent elsewhere", "of the squared error that is allowed",
                  "(4 samples, seed 0)", "A100"):  # fmt: skip
         assert text in result.output
     onnx.checker.check_model("out.onnx")
@@ -77,7 +77,7 @@ def test_nothing_can_be_low() -> None:
     model = saved(CANCELS)
     result = run("tune", model, "-o", "out.onnx", "--tolerance", "1e-7")
     assert result.exit_code == 0, result.output
-    assert "nothing became low" in result.output
+    assert "Nothing was converted: no node can be in low precision" in result.output
     assert Path("out.onnx").read_bytes() == model.read_bytes()
 
 
@@ -107,7 +107,7 @@ def test_pick_from_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_metrics() -> None:
     result = run("tune", CLASSIFIER, "-o", "out.onnx", "--metric", "snr", "--tolerance", "50")
     assert result.exit_code == 0
-    assert "50.0 dB or more is wanted" in result.output
+    assert "the tolerance is 50.0 dB or more" in result.output
     assert run("tune", CLASSIFIER, "-o", "out.onnx", "--metric", "top1", "--tolerance", "0.1").exit_code == 0
 
 
@@ -188,7 +188,12 @@ def test_page() -> None:
     )
     assert (result.exit_code, result.output) == (0, "")
     page = Path("report.html").read_text(encoding="utf-8")
-    for text in ("The tolerance holds", 'id="front"', "wanted: 0.001 or less", "of the squared error that is allowed"):
+    for text in (
+        "The tolerance is met",
+        'id="front"',
+        "tolerance: 0.001 or less",
+        "of the squared error that is allowed",
+    ):
         assert text in page
     assert page.count('class="candidate') >= 3
     assert "costs accuracy: it would use" in page, "each node says why"
@@ -200,8 +205,8 @@ def test_convert_at_level_auto_writes_the_same_page() -> None:
     result = run(*options, "--html", "report.html", "--save-plan", "plan.json")
     assert result.exit_code == 0, result.output
     page = Path("report.html").read_text(encoding="utf-8")
-    assert "wanted: 3e-4 or less" in page or "wanted: 0.0003 or less" in page
-    assert "the output agrees with the original" in page
+    assert "tolerance: 0.0003 or less" in page
+    assert "the output matches the original" in page
     plan = onnxamp.load_plan("plan.json")
     assert plan.level == "auto"
     assert any(row.reason == "measured" for row in plan.rows)
@@ -221,7 +226,7 @@ def test_what_no_sample_runs_is_told() -> None:
     recurrent = next(path for path in MODELS if path.stem == "recurrent")
     result = run("tune", recurrent, "-o", "out.onnx", "--samples", 1)
     assert result.exit_code == 0, result.output
-    assert "3 nodes are run by no sample, and as level O2 would have them (3 low)" in result.output
+    assert "No sample runs 3 nodes: precision there is that of level O2 (3 low)" in result.output
 
 
 def test_help() -> None:

@@ -18,7 +18,8 @@ from onnxamp import ArgumentError, RuntimeFailure, convert_model, diff_models, r
 from onnxamp._cli import convert as convert_command
 from onnxamp._numerics.diff import noise_floor
 from onnxamp._numerics.results import DiffReport
-from onnxamp._report.diff import diff_report
+from onnxamp._report.comparison import diff_report
+from onnxamp._report.terminal import as_text
 from onnxamp._runtime.engines import WholeModel
 from onnxamp._runtime.session import EXACT, cuda_available, make_session
 from onnxamp._runtime.session import run as run_session
@@ -107,9 +108,9 @@ def test_the_noise_floor_stands_beside_the_error() -> None:
     model = onnx.load(CLASSIFIER)
     found = replace(diff_models(model, model, provider="cpu"), ran_on="CUDA (Test)", lowest="float16", noise=3.25e-7)
     text = shown(found)
-    assert "on CUDA (Test)" in text
-    assert "relative L2 3.25e-07 (the noise floor)" in text
-    assert "Emulated" not in text
+    assert "CUDA (Test), made-up" in text
+    assert "Noise floor: in float32, the reference on CUDA differs from itself on the CPU by 3.25e-7." in text
+    assert "emulated" not in text
 
 
 @pytest.mark.parametrize(("noise", "compared"), [(1e-4, True), (0.5, False)])
@@ -130,7 +131,7 @@ def test_where_float32_is_off_itself_nothing_is_told(
 def shown(found: DiffReport) -> str:
     console = Console(width=140, file=io.StringIO())
     with console.capture() as capture:
-        console.print(diff_report(found, verbose=False))
+        console.print(as_text(diff_report(found)))
     return capture.get()
 
 

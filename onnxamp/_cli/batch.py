@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from onnxamp._batch.folder import FolderReport, Moment, Told, run_folder
 from onnxamp._batch.job import Order
 from onnxamp._cli.common import parse_dims, provider_of
 from onnxamp._cli.options import options_of
 from onnxamp._errors import ArgumentError
-from onnxamp._report.batch import row_line, zoo_report
+from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.machine import document
-from onnxamp._report.parts import line, make_console, printable
+from onnxamp._report.progress import progress_bar
+from onnxamp._report.terminal import make_console, print_report
+from onnxamp._report.text import printable
 
 _OF_ONE_MODEL: Final = {"plan_file": "--plan", "save_plan": "--save-plan", "html": "--html"}
 """Options that mean one model."""
@@ -40,7 +40,7 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
     if options["as_json"] and not quiet:
         click.echo(document("convert folder", {"report": report}))
     elif not quiet:
-        _show(report, verbose=options["verbose"])
+        print_report(batch_report(report), verbose=options["verbose"])
     _finish(report, quiet=quiet)
 
 
@@ -50,17 +50,6 @@ def _order(options: dict[str, Any]) -> Order:
         not options["no_validate"], options["samples"], options["seed"], parse_dims(options["dims"]),
         provider_of(options), not options["no_cure"],
     )  # fmt: skip
-
-
-def _show(report: FolderReport, *, verbose: bool) -> None:
-    """Print the report and, last, what cures failures: each command on a line of its own that can be copied whole."""
-    console = make_console()
-    console.print(zoo_report(report, verbose=verbose))
-    cures = [row.cure for row in report.rows if row.cure]
-    if cures:
-        console.print("", line(Text("→", style="bold cyan"), Text("Tried: these conversions hold.")))
-    for cure in cures:
-        console.print(Text(f"   {printable(cure)}", style="bold"), soft_wrap=True)
 
 
 def _finish(report: FolderReport, *, quiet: bool) -> None:
@@ -73,33 +62,15 @@ def _finish(report: FolderReport, *, quiet: bool) -> None:
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Told]:
-    """How far the folder is, on standard error: a bar, or, where that is no terminal, a line for each model."""
-    console = make_console(stderr=True)
-    if quiet:
-        yield lambda _: None
-        return
-    if not console.is_terminal:
-
-        def print_row(moment: Moment) -> None:
-            if moment.row is not None:
-                click.echo(f"[{moment.done}/{moment.total}] {row_line(moment.row)}", err=True)
-
-        yield print_row
-        return
-    columns = (
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
+    """How far the folder is: a bar and failures as they come, or, where that is no terminal, a line for each model."""
+    is_terminal = make_console(stderr=True).is_terminal
+    with progress_bar(quiet=quiet) as told:
 
         def update(moment: Moment) -> None:
-            names = printable(", ".join(name.rpartition("/")[2] for name in moment.running))
-            bar.update(task, completed=moment.done, total=moment.total, description=names.replace("[", r"\["))
-            if moment.row is not None and moment.row.outcome == "failed":
-                bar.console.print(row_line(moment.row), markup=False)
+            names = ", ".join(name.rpartition("/")[2] for name in moment.running)
+            told(f"converting: {names}", moment.done, moment.total)
+            row = moment.row
+            if row is not None and not quiet and (row.outcome == "failed" or not is_terminal):
+                click.echo(printable(f"[{moment.done}/{moment.total}] {row_line(row)}"), err=True)
 
         yield update

@@ -1,15 +1,18 @@
 """``onnxamp bench``."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from onnxamp._bench.bench import BenchOptions, bench_models
-from onnxamp._cli.common import errors_end_here, parse_dims, progress_bar, provider_of, provider_option
+from onnxamp._cli.common import errors_end_here, parse_dims, provider_of, provider_option
 from onnxamp._errors import ArgumentError
-from onnxamp._report.bench import bench_json, bench_report
-from onnxamp._report.parts import make_console
+from onnxamp._report.bench import bench_report
+from onnxamp._report.machine import bench_json
+from onnxamp._report.progress import progress_bar
+from onnxamp._report.terminal import print_report
 from onnxamp._runtime.samples import load_samples
 
 
@@ -47,16 +50,16 @@ def _bench(models: tuple[Path, ...], options: dict[str, Any]) -> None:
         tf32=options["tf32"], nhwc=options["nhwc"], cuda_graph=options["cuda_graph"], threads=options["threads"],
         seconds=options["seconds"], profile=not options["no_profile"],
     )  # fmt: skip
-    with progress_bar("timing", quiet=options["quiet"]) as told:
+    with progress_bar(quiet=options["quiet"]) as told:
         report = bench_models(
             *models, provider=provider_of(options), batches=_batches(options["batches"]),
             dims=parse_dims(options["dims"]), feeds=load_samples(options["inputs"])[0] if options["inputs"] else None,
-            seed=options["seed"], options=wanted, told=told,
+            seed=options["seed"], options=wanted, told=partial(told, "timing"),
         )  # fmt: skip
     if options["as_json"] and not options["quiet"]:
         click.echo(bench_json(report))
     elif not options["quiet"]:
-        make_console().print(bench_report(report, verbose=options["verbose"]))
+        print_report(bench_report(report), verbose=options["verbose"])
 
 
 def _batches(text: str) -> list[int]:

@@ -1,12 +1,12 @@
 """``onnxamp check``."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from rich.console import Group
 
 from onnxamp._audit import Audit, audit_model
 from onnxamp._cli.common import (
@@ -14,21 +14,20 @@ from onnxamp._cli.common import (
     errors_end_here,
     files_of,
     given_inputs,
-    progress_bar,
     provider_of,
     provider_option,
     samples_of,
     sampling,
-    show,
 )
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial, cure_run
 from onnxamp._numerics.results import RunCheck
-from onnxamp._report.audit import audit_table
-from onnxamp._report.check import run_report
+from onnxamp._report.check import check_report
 from onnxamp._report.machine import check_json
+from onnxamp._report.progress import progress_bar
+from onnxamp._report.terminal import print_report
 from onnxamp._runtime.samples import Samples
 from onnxamp._target.kernels import TARGETS
 
@@ -73,19 +72,18 @@ def _check(path: Path, options: dict[str, Any]) -> None:
     if options["as_json"] and not options["quiet"]:
         click.echo(check_json(audit, run))
     elif not options["quiet"]:
-        shown = run_report(run, verbose=options["verbose"]) if run else []
-        show(Group(audit_table(audit, verbose=options["verbose"]), *shown), run.cure if run else None)
+        print_report(check_report(audit, run, str(path)), verbose=options["verbose"])
     if _is_wrong(audit, run):
         raise click.exceptions.Exit(1)
 
 
 def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
     ops = OpFilter(frozenset(options["only"]), frozenset(options["skip"]))
-    with progress_bar("running", quiet=options["quiet"]) as told:
-        run = check_run(model, samples, provider=provider_of(options), ops=ops, stop=options["stop"], progress=told)
-    if run.first_bad is not None and not options["no_cure"]:
-        with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
-            trial = Trial(samples, provider=provider_of(options), progress=told)
+    with progress_bar(quiet=options["quiet"]) as told:
+        run = check_run(model, samples, provider=provider_of(options), ops=ops, stop=options["stop"],
+                        progress=partial(told, "running"))  # fmt: skip
+        if run.first_bad is not None and not options["no_cure"]:
+            trial = Trial(samples, provider=provider_of(options), progress=partial(told, "looking for a fix"))
             run = replace(run, cure=cure_run(model, run, trial))
     return run
 

@@ -1,4 +1,4 @@
-"""What the commands share: options and what they mean, progress, what is printed last, and how errors end."""
+"""What the commands share: options and what they mean, and how errors end."""
 
 import os
 import re
@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
-from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from onnxamp._audit import audit_model
 from onnxamp._convert.convert import Conversion
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError
 from onnxamp._model.model import Model
-from onnxamp._numerics.results import Cure, DiffReport
-from onnxamp._report.parts import line, make_console, plain, printable
+from onnxamp._numerics.results import DiffReport
+from onnxamp._report.text import printable
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
@@ -148,17 +145,6 @@ def samples_of(model: Model, options: dict[str, Any]) -> Samples:
     return samples
 
 
-def show(report: RenderableType, cure: Cure | None) -> None:
-    """Print a report and, last, what to do next. The command stands on a line of its own that can be copied whole."""
-    console = make_console()
-    console.print(report)
-    if cure is not None:
-        mark = Text("→", style="bold cyan") if cure.confirmed else Text("!", style="yellow")
-        console.print("", line(mark, plain(cure.outcome)))
-        if cure.command:
-            console.print(Text(f"   {printable(cure.command)}", style="bold"), soft_wrap=True)
-
-
 def files_of(model: Model) -> list[Path]:
     """A model's file, and those that hold its weights: no output may be written there."""
     return [] if model.path is None else [model.path, *model.stock.files]
@@ -189,26 +175,6 @@ def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None])
         if not os.access(folder, os.W_OK):
             raise ArgumentError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} is read-only.")
         taken.add(target)
-
-
-@contextmanager
-def shown(bar: Progress) -> Iterator[Progress]:
-    """The bar on the screen; one that is switched off is left alone, for some versions of rich print an empty line."""
-    if bar.disable:
-        yield bar
-    else:
-        with bar:
-            yield bar
-
-
-@contextmanager
-def progress_bar(text: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """How far something is, on standard error; nothing where that is no terminal."""
-    console = make_console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with shown(Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)) as bar:
-        task = bar.add_task(text, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """``onnxamp convert``."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from onnxamp._api import is_auto
 from onnxamp._cli.batch import convert_all
@@ -19,8 +17,6 @@ from onnxamp._cli.common import (
     samples_of,
     sampling,
     sampling_text,
-    show,
-    shown,
     target_of,
     write_page,
     writing,
@@ -34,9 +30,11 @@ from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Level, LevelName, Options
+from onnxamp._report.conversion import conversion_report
 from onnxamp._report.machine import conversion_json
-from onnxamp._report.parts import make_console, printable
-from onnxamp._report.terminal import conversion_report
+from onnxamp._report.progress import progress_bar
+from onnxamp._report.terminal import print_report
+from onnxamp._report.text import printable
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import choose_provider
 from onnxamp._tuning.tune import Search, tune
@@ -95,32 +93,31 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     # Written over, the original could not be compared any more.
     original: ModelSource = model.embedded() if in_place and samples is not None else model
     tuned = None
-    with _progress(quiet=given["quiet"]) as (phase, progress):
+    with progress_bar(quiet=given["quiet"]) as told:
         if options.level == Level.AUTO and plan is None:
-            phase("measuring")
-            search = Search(given["tolerance"], samples=samples, provider=provider_of(given))
+            search = Search(given["tolerance"], samples=samples, provider=provider_of(given), progress=told)
             tuned = tune(model, options, search)[1]
             plan = tuned.plan
-        phase("converting")
-        made = convert_to_file(model, replace(sink, progress=progress), options, plan)
+        told("converting", 0, 0)
+        made = convert_to_file(model, replace(sink, progress=partial(told, "writing")), options, plan)
         if tuned is not None:
             made = replace(made, plan=tuned.plan)  # which has the reasons
         if given["save_plan"]:
             made.plan.save(given["save_plan"])
         validation, result = None, Model.read(target, model) if validates or given["html"] else None
         if samples is not None and validates:
-            phase("validating")
-            validation = diff_models(original, result, samples, layers=bool(given["html"]), provider=provider)
+            told("validating", 0, 0)
+            validation = diff_models(original, result, samples, layers=bool(given["html"]), provider=provider,
+                                     progress=partial(told, "validating"))  # fmt: skip
             if _fails(validation) and not given["plan_file"] and not in_place and not given["no_cure"]:
-                phase("looking for a cure")
+                told("looking for a fix", 0, 0)
                 validation = replace(validation, cure=_cure(model, target, samples, options, given))
     if given["html"] and result is not None:
         write_page(made, result, validation, given["html"], tuned)
     if given["as_json"] and not given["quiet"]:
         click.echo(conversion_json(made, validation))
     elif not given["quiet"]:
-        report = conversion_report(made, validation, verbose=given["verbose"])
-        show(report, validation.cure if validation else None)
+        print_report(conversion_report(made, validation), verbose=given["verbose"])
     _finish(validation, target, quiet=given["quiet"])
 
 
@@ -142,20 +139,3 @@ def _finish(validation: DiffReport | None, target: Path, *, quiet: bool) -> None
         raise click.ClickException(f"{printable(str(target))} was written, but failed its validation: {why}")
     if quiet and validation is not None and validation.skipped:
         click.echo(f"Not validated: {validation.skipped}", err=True)
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
-    """What is being done, and how far it is, on standard error; nothing where that is no terminal."""
-    console = make_console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with shown(Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)) as bar:
-        task = bar.add_task("", total=None)
-
-        def phase(text: str) -> None:
-            bar.update(task, description=text, total=None, completed=0)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield phase, progress

@@ -1,6 +1,7 @@
 """``onnxamp diff``."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,11 @@ from onnxamp._cli.common import (
     errors_end_here,
     files_of,
     given_inputs,
-    progress_bar,
     provider_of,
     provider_option,
     samples_of,
     sampling,
     sampling_text,
-    show,
 )
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
@@ -28,8 +27,10 @@ from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import Limits, apply_limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
-from onnxamp._report.diff import diff_report
+from onnxamp._report.comparison import diff_report
 from onnxamp._report.machine import diff_json, load_diff
+from onnxamp._report.progress import progress_bar
+from onnxamp._report.terminal import print_report
 from onnxamp._runtime.samples import Samples
 
 _LIMITS = {
@@ -102,10 +103,10 @@ def _diff(reference: Path, result: Path | None, options: dict[str, Any]) -> None
 
 def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]) -> DiffReport:
     samples = samples_of(original, options)
-    with progress_bar("comparing", quiet=options["quiet"]) as told:
+    with progress_bar(quiet=options["quiet"]) as told:
         found = diff_models(
             original, result, samples, layers=options["layers"] or bool(options["html"]), limits=limits,
-            provider=provider_of(options), budget=options["budget"] * 2**20, progress=told,
+            provider=provider_of(options), budget=options["budget"] * 2**20, progress=partial(told, "comparing"),
         )  # fmt: skip
     seen = not options["quiet"] or options["html"] or options["save"]
     if seen and not options["no_cure"] and not found.passed and not found.skipped:
@@ -122,8 +123,9 @@ def _cure(
     recipe = Recipe(Options(dtype=found.lowest), sampling_text(options))
     assert result.path is not None
     target = result.path.with_name(f"{result.path.stem}_cured.onnx")
-    with progress_bar("looking for a cure", quiet=options["quiet"]) as told:
-        trial = Trial(samples, limits, provider_of(options), options["budget"] * 2**20, told)
+    with progress_bar(quiet=options["quiet"]) as told:
+        trial = Trial(samples, limits, provider_of(options), options["budget"] * 2**20,
+                      partial(told, "looking for a fix"))  # fmt: skip
         return cure_conversion(reference, (str(reference.path), str(target)), recipe, trial, tried=False)
 
 
@@ -139,4 +141,4 @@ def _show(found: DiffReport, result: Model | None, options: dict[str, Any]) -> N
     if options["as_json"] and not options["quiet"]:
         click.echo(diff_json(found))
     elif not options["quiet"]:
-        show(diff_report(found, verbose=options["verbose"]), found.cure)
+        print_report(diff_report(found), verbose=options["verbose"])

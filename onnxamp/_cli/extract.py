@@ -1,16 +1,19 @@
 """``onnxamp extract``."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from onnxamp._cli.common import errors_end_here, parse_dims, progress_bar, provider_of, provider_option, sampling
+from onnxamp._cli.common import errors_end_here, parse_dims, provider_of, provider_option, sampling
 from onnxamp._errors import ArgumentError
 from onnxamp._extract import extract_region, save_region
 from onnxamp._extract.region import region_files
-from onnxamp._report.extract import region_json, region_report
-from onnxamp._report.parts import make_console
+from onnxamp._report.extract import region_report
+from onnxamp._report.machine import region_json
+from onnxamp._report.progress import progress_bar
+from onnxamp._report.terminal import print_report
 from onnxamp._runtime.samples import load_samples
 
 
@@ -52,17 +55,18 @@ def command(model: Path, **options: Any) -> None:
 def _extract(model: Path, options: dict[str, Any]) -> None:
     files = region_files(options["output"] or model.with_name(f"{model.stem}_region.onnx"))
     _check_targets(model, files, options["inputs"])
-    with progress_bar("recording", quiet=options["quiet"]) as told:
+    with progress_bar(quiet=options["quiet"]) as told:
         region = extract_region(
             model, options["around"], before=options["before"], after=options["after"],
             samples=load_samples(options["inputs"]) if options["inputs"] else None, seed=options["seed"],
-            count=options["samples"], dims=parse_dims(options["dims"]), provider=provider_of(options), progress=told,
+            count=options["samples"], dims=parse_dims(options["dims"]), provider=provider_of(options),
+            progress=partial(told, "recording"),
         )  # fmt: skip
     save_region(region, files[0])
     if options["as_json"]:
         click.echo(region_json(region, files))
     elif not options["quiet"]:
-        make_console().print(region_report(region, files, verbose=options["verbose"]))
+        print_report(region_report(region, files), verbose=options["verbose"])
 
 
 def _check_targets(model: Path, files: tuple[Path, ...], inputs: str | None) -> None:

@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from onnx import ModelProto
-from rich.console import Group
-from rich.text import Text
 
-from onnxamp._cli.common import errors_end_here, progress_bar
+from onnxamp._cli.common import errors_end_here
 from onnxamp._cli.options import conversion_options, options_of
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.hints import fold_hint
@@ -18,12 +15,11 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
 from onnxamp._errors import OpsetError
 from onnxamp._graph.stats import operator_counts
-from onnxamp._graph.view import opset_imports
 from onnxamp._model.model import Model
-from onnxamp._model.storage import weight_bytes
+from onnxamp._report.inspect import inspection_report
 from onnxamp._report.machine import document
-from onnxamp._report.parts import line, make_console, plain, size
-from onnxamp._report.terminal import level_table, operator_table, verdict_table
+from onnxamp._report.progress import progress_bar
+from onnxamp._report.terminal import print_report
 from onnxamp._rewrite.prepare import prepare
 
 _LEVELS = ("O1", "O2", "O3")
@@ -43,7 +39,6 @@ def command(model: Path, **options: Any) -> None:
 
 def _inspect(path: Path, options: dict[str, Any]) -> None:
     model = Model.read(path)
-    proto = model.proto
     plans: dict[str, tuple[Plan, dict[str, int]]] = {}
     counts: Counter[tuple[str, str]] = Counter()
     hints: dict[str, str | None] = {}
@@ -67,34 +62,13 @@ def _inspect(path: Path, options: dict[str, Any]) -> None:
         facts = {"operators": counts, "levels": levels, "hints": {level: hint for level, hint in hints.items() if hint}}
         click.echo(document("inspect", facts))
         return
-    _print(path, proto, counts, plans, options)
-    for hint in dict.fromkeys(filter(None, hints.values())):
-        at = ", ".join(level for level, text in hints.items() if text == hint)
-        make_console().print(line("•", plain(f"{at}: {hint}")))
+    report = inspection_report(path, model.proto, counts, plans, hints, with_decisions=bool(options["levels"]))
+    print_report(report, verbose=options["verbose"])
 
 
 def _told(levels: Sequence[str]) -> Iterator[str]:
     """The levels; on a terminal it is seen how far they are."""
-    with progress_bar("analysing", quiet=False) as told:
+    with progress_bar() as told:
         for number, level in enumerate(levels):
-            told(number, len(levels))
+            told("analysing", number, len(levels))
             yield level
-
-
-def _print(
-    path: Path,
-    proto: ModelProto,
-    counts: Counter[tuple[str, str]],
-    plans: dict[str, tuple[Plan, dict[str, int]]],
-    options: dict[str, Any],
-) -> None:
-    console = make_console()
-    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opset_imports(proto).items())
-    head = f"IR version {proto.ir_version}, opsets: {opsets}; weights {size(weight_bytes(proto))}"
-    console.print(Group(plain(str(path)), Text(head, style="dim"), "", operator_table(counts), ""))
-    if plans:
-        console.print(level_table(plans))
-    else:
-        console.print(f"No level applies: {options['dtype']} needs a newer opset (--opset).")
-    for level, (plan, _) in plans.items() if options["verbose"] or options["levels"] else ():
-        console.print(Group("", Text(level, style="bold"), verdict_table(plan)))

@@ -1,13 +1,11 @@
 """``onnxamp lists``."""
 
 import click
-from rich.console import Group
-from rich.text import Text
 
 from onnxamp._options.lists import PRESETS, preset
+from onnxamp._report.inspect import lists_report
 from onnxamp._report.machine import document
-from onnxamp._report.parts import make_console
-from onnxamp._report.terminal import list_table
+from onnxamp._report.terminal import print_report
 
 
 @click.command("lists")
@@ -19,6 +17,4 @@ def command(presets: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
         click.echo(document("lists", {"presets": {p.name: {"white": p.white, "black": p.black} for p in chosen}}))
         return
-    for found in chosen:
-        head = Text.assemble((found.name, "bold"), f"  {found.summary}")
-        make_console().print(Group(head, list_table("white", found.white), list_table("black", found.black), ""))
+    print_report(lists_report(chosen))

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from onnxamp._cli.common import check_outputs, errors_end_here
 from onnxamp._dtypes import low_type
@@ -13,7 +12,8 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, WeightConverter, weight_bytes
-from onnxamp._report.parts import make_console
+from onnxamp._report import parts
+from onnxamp._report.terminal import print_report
 from onnxamp._runtime.sample_files import read_npz
 from onnxamp.train import Batches, DynamicLossScaleManager, StepResult, TrainNetwork, build_train_network
 from onnxamp.train._levels import LEVELS
@@ -80,7 +80,7 @@ def _train(path: Path, options: dict[str, Any]) -> None:
     if options["checkpoint"] and options["checkpoint"].exists():
         net.load(options["checkpoint"])
     made = skips = 0
-    table = Table("epoch", "loss", "gradient norm", "scale", "skipped", title=f"{path.name}: {_summary(net, options)}")
+    rows = []
     for epoch in range(net.steps // len(batches), options["epochs"]):
         results: list[StepResult] = []
         (mean,) = net.fit(
@@ -89,7 +89,7 @@ def _train(path: Path, options: dict[str, Any]) -> None:
             report=lambda _, found: results.append(found),  # noqa: B023
         )
         last, skipped = results[-1], sum(found.overflow for found in results)
-        table.add_row(f"{epoch + 1}", f"{mean:.4f}", f"{last.grad_norm:.3g}", f"{last.scale:g}", f"{skipped}")
+        rows.append((f"{epoch + 1}", f"{mean:.4f}", f"{last.grad_norm:.3g}", f"{last.scale:g}", f"{skipped}"))
         made, skips = made + len(results), skips + skipped
         if options["checkpoint"]:
             net.save(options["checkpoint"])
@@ -102,7 +102,10 @@ def _train(path: Path, options: dict[str, Any]) -> None:
     converter = WeightConverter(low_type(options["dtype"]), None)  # with nothing to convert
     save_model(trained, options["output"], converter, external=weight_bytes(trained) > INLINE_LIMIT)
     if not options["quiet"]:
-        make_console().print(table, f"✔ {options['output']} was written.", sep="\n")
+        columns = ("epoch", "loss", "gradient norm", "loss scale", "skipped updates")
+        verdict = parts.Verdict(parts.Status.PASSED, f"Trained {path.name} at {_summary(net, options)}.")
+        epochs = parts.section("Epochs", [parts.table(columns, rows, right=range(5))])
+        print_report(parts.Report("train", verdict, (str(path), str(options["output"])), sections=(epochs,)))
 
 
 def _network(path: Path, batches: Batches, options: dict[str, Any]) -> TrainNetwork:

@@ -1,14 +1,12 @@
 """``onnxamp tune``."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from click.core import ParameterSource
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from onnxamp._cli.common import (
     errors_end_here,
@@ -16,7 +14,6 @@ from onnxamp._cli.common import (
     provider_option,
     samples_of,
     sampling,
-    shown,
     target_of,
     write_page,
     writing,
@@ -25,11 +22,12 @@ from onnxamp._cli.options import conversion_options, options_of
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._model.model import Model
 from onnxamp._options.options import Level
-from onnxamp._report.parts import make_console
-from onnxamp._report.tune import tuning_json, tuning_report
+from onnxamp._report.machine import tuning_json
+from onnxamp._report.progress import progress_bar
+from onnxamp._report.terminal import print_report
+from onnxamp._report.tuning import tuning_report
 from onnxamp._target.roofline import DEFAULT_DEVICE, devices
 from onnxamp._tuning.hunt import PRICING
-from onnxamp._tuning.local import Told
 from onnxamp._tuning.metric import METRICS
 from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.timing import TIMES
@@ -104,14 +102,14 @@ def _tune(path: Path, options: dict[str, Any]) -> None:
     asked, model = options_of(options, Level.AUTO), Model.read(path)
     target = target_of(model, options, asked.dtype, also=options["state"])
     sink = Sink(target, options["external_data"], options["shard_size"])
-    with _progress(quiet=options["quiet"]) as told:
+    with progress_bar(quiet=options["quiet"]) as told:
         search = Search(
             options["tolerance"], options["metric"], samples_of(model, options), device=options["device"],
             times=options["times"], provider=provider_of(options), runs=options["runs"], state=options["state"],
             pick=options["pick"], progress=told,
         )  # fmt: skip
         _, tuned = tune(model, asked, search)
-        sink = replace(sink, progress=lambda done, total: told("writing", done, total))
+        sink = replace(sink, progress=partial(told, "writing"))
         made = convert_to_file(model, sink, tuned.plan.options, tuned.plan)
     made = replace(made, plan=tuned.plan)  # which has the reasons
     if options["save_plan"]:
@@ -127,25 +125,4 @@ def _show(made: Conversion, tuned: Tuned, options: dict[str, Any]) -> None:
     if options["as_json"] and not options["quiet"]:
         click.echo(tuning_json(made, tuned))
     elif not options["quiet"]:
-        make_console().print(tuning_report(made, tuned, options["state"], verbose=options["verbose"]))
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Told]:
-    """What is being done, how far it is, and the time left, on standard error; nothing where that is no terminal."""
-    console = make_console(stderr=True)
-    columns = (
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with shown(Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)) as bar:
-        tasks = {"": bar.add_task("reading", total=None)}
-
-        def told(text: str, done: int, total: int) -> None:
-            kind = text.partition(":")[0]
-            if kind not in tasks:  # a bar of its own: the time left is that of what is being done
-                for task in tasks.values():
-                    bar.update(task, visible=False)
-                tasks[kind] = bar.add_task(text, total=total)
-            bar.update(tasks[kind], description=text, completed=done, total=total, visible=True)
-
-        yield told
+        print_report(tuning_report(made, tuned, state=options["state"]), verbose=options["verbose"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._decide.pins import variable_keys
+from onnxamp._decide.pins import variable_names
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
@@ -23,11 +23,14 @@ FORMAT = 2
 class PlanRow:
     """What was decided for one precision variable.
 
-    ``key`` names scope, node and type parameter; ``node`` is the node's label, empty for an initializer.
+    ``key`` names it: scope, node (or weight), type parameter, and ``rank`` among variables that share all three.
     """
 
     key: str
+    scope: str
     node: str
+    param: str
+    rank: int
     op: str
     low: bool
     reason: str
@@ -107,11 +110,11 @@ class Plan:
 def make_plan(analysis: Analysis) -> Plan:
     """The plan that an analysis amounts to."""
     graph, rows, variables = analysis.graph, [], analysis.terms.variables
-    keys = variable_keys(graph, variables)
-    for key, variable, verdict in zip(keys, variables, analysis.decision.verdicts, strict=True):
-        node = None if variable.node == ABSENT else graph.nodes[variable.node]
-        label, op = ("", "initializer") if node is None else (node.label, node.key)
-        rows.append(PlanRow(key, label, op, verdict.low, verdict.reason.value, verdict.detail))
+    names = variable_names(graph, variables)
+    for name, variable, verdict in zip(names, variables, analysis.decision.verdicts, strict=True):
+        op = "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
+        decided = op, verdict.low, verdict.reason.value, verdict.detail
+        rows.append(PlanRow(str(name), name.scope, name.node, name.param, name.rank, *decided))
     hazards = tuple(
         HazardRow(
             graph.nodes[h.node].label, graph.nodes[h.node].key, _is_low(analysis, h.node), h.reason.value, h.detail

@@ -6,7 +6,7 @@ then white list and level: there a pin to float32 beats one to low. Ties share a
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.terms import Terms, Variable
@@ -85,33 +85,45 @@ _MEASURABLE = frozenset({Reason.EPSILON, Reason.ISLAND, Reason.REDUCTION})
 """Hazards that measured ranges confirm or refute. Others show only for inputs that samples may lack."""
 
 
-def variable_keys(graph: Graph, variables: Sequence[Variable]) -> list[str]:
-    """A name for each variable that survives re-exporting: scopes, node label and type parameter.
+@dataclass(frozen=True, slots=True)
+class VariableName:
+    """A name that survives re-exporting: the scopes, the node (or the weight), and the type parameter.
 
-    Where nodes share a label, the later ones are numbered.
+    ``rank`` counts the variables that share all three, from 0.
     """
-    found, taken = [], Counter[str]()
+
+    scope: str
+    node: str
+    param: str
+    rank: int
+
+    def __str__(self) -> str:
+        path = f"{self.scope}/{self.node}" if self.scope else self.node
+        return f"{path}:{self.param}" + (f" ({self.rank + 1})" if self.rank else "")
+
+
+def variable_names(graph: Graph, variables: Sequence[Variable]) -> list[VariableName]:
+    """The name of each variable."""
+    names, taken = [], Counter[VariableName]()
     for variable in variables:
-        key = _variable_key(graph, variable)
-        taken[key] += 1
-        found.append(key if taken[key] == 1 else f"{key} ({taken[key]})")
-    return found
+        name = _variable_name(graph, variable)
+        names.append(replace(name, rank=taken[name]))
+        taken[name] += 1
+    return names
 
 
-def _variable_key(graph: Graph, variable: Variable) -> str:
+def _variable_name(graph: Graph, variable: Variable) -> VariableName:
     if variable.node == ABSENT:
-        value = graph.values[variable.value]
-        scope, own = value.scope, f"{value.name}:{variable.param}"
+        scope, own = graph.values[variable.value].scope, graph.values[variable.value].name
     else:
-        node = graph.nodes[variable.node]
-        scope, own = node.scope, f"{node.label}:{variable.param}"
-    path = [own]
+        scope, own = graph.nodes[variable.node].scope, graph.nodes[variable.node].label
+    path: list[str] = []
     while scope:
         owner = graph.nodes[graph.scopes[scope].owner]
         attribute = next(name for name, body in owner.bodies if body == scope)
         path.append(f"{owner.label}.{attribute}")
         scope = owner.scope
-    return "/".join(reversed(path))
+    return VariableName("/".join(reversed(path)), own, variable.param, 0)
 
 
 @dataclass(slots=True)
@@ -217,7 +229,7 @@ class _Collector:
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
         """Pin the variables of all nodes as the plan says. Constants follow their readers, whatever they are called."""
-        keys = variable_keys(self.graph, self.terms.variables)
+        keys = [str(name) for name in variable_names(self.graph, self.terms.variables)]
         for variable, key in zip(self.terms.variables, keys, strict=True):
             if variable.node == ABSENT or self.graph.nodes[variable.node].key == "Constant":
                 continue

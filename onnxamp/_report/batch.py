@@ -1,65 +1,60 @@
-"""What became of a folder of models, as a table and, below it, what failed and why."""
+"""What became of a folder of models: a table, and below it what failed and why."""
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.text import Text
+from typing import Final
 
 from onnxamp._batch.folder import FolderReport
-from onnxamp._batch.state import Row
-from onnxamp._report.parts import heading, line, make_table, plain, printable, size
+from onnxamp._batch.state import Row as Outcome
+from onnxamp._report import parts
+from onnxamp._report.text import count, number, size
 
-_STYLES = {"converted": "green", "up to date": "dim", "failed": "red"}
-
-
-def zoo_report(report: FolderReport, *, verbose: bool) -> RenderableType:
-    """The table, the failures, and a line of totals."""
-    table = make_table("model", "result", "nodes low", "Casts", "error", "weights", "seconds", right=(2, 3, 4, 5, 6))
-    for row in report.rows:
-        known = row.outcome != "failed" or row.nodes
-        numbers = (
-            (f"{row.low} of {row.nodes}", f"+{row.casts}", _error(row), size(row.bytes_after)) if known else ("",) * 4
-        )
-        seconds = f"{row.seconds:.2f}" if row.seconds else ""
-        table.add_row(plain(row.name), Text(row.outcome, style=_STYLES[row.outcome]), *numbers, seconds)
-    return Group(table, *_failures(report, verbose=verbose), *_unseen(report), Text(f"\n{_totals(report)}"))
+_STATUSES: Final = {"converted": parts.Status.PASSED, "up to date": parts.Status.PASSED, "failed": parts.Status.FAILED}
 
 
-def row_line(row: Row) -> str:
-    """One model in one line."""
-    if row.outcome == "failed":
-        return printable(f"{row.name}  failed: {row.message}")
-    error = f", error {_error(row)}" if row.error is not None else ""
-    facts = f"{row.low} of {row.nodes} nodes low, +{row.casts} Casts{error}, {row.seconds:.2f} s"
-    return printable(f"{row.name}  {row.outcome}: {facts}")
-
-
-def _error(row: Row) -> str:
-    return "" if row.error is None else f"{row.error:.1e}"
-
-
-def _failures(report: FolderReport, *, verbose: bool) -> list[RenderableType]:
+def batch_report(report: FolderReport) -> parts.Report:
+    """One row per model, and then failures, what was not validated, and commands that cure failures."""
     failed = [row for row in report.rows if row.outcome == "failed"]
-    parts: list[RenderableType] = [heading("Failures")] if failed else []
-    for row in failed:
-        parts.append(line(Text("✘", style="red"), plain(f"{row.name}: {row.message}")))
-        if verbose and row.trace:
-            parts.append(Padding(Text("\n").join(map(plain, row.trace.splitlines())), (0, 0, 0, 6)))
-    return parts
-
-
-def _unseen(report: FolderReport) -> list[RenderableType]:
-    """Models whose results were not compared although that was wanted."""
     unseen = [row for row in report.rows if row.outcome != "failed" and row.message]
-    return (
-        [heading("Not validated"), *(line("•", plain(f"{row.name}: {row.message}")) for row in unseen)]
-        if unseen
-        else []
+    columns = ("model", "result", "nodes low", "new Casts", "error", "weights", "seconds")
+    return parts.Report(
+        "convert folder",
+        _verdict(report),
+        sections=(
+            parts.section("Models", [parts.table(columns, map(_row, report.rows), right=range(2, 7))]),
+            parts.section("Failures", (parts.Item(row.message, parts.Level.ERROR, row.name) for row in failed)),
+            parts.section("Tracebacks", (_trace(row) for row in failed if row.trace), is_detail=True),
+            parts.section("Not validated", (parts.Item(row.message, parts.Level.NOTE, row.name) for row in unseen)),
+        ),
+        steps=tuple(
+            parts.Step(f"Tried: {row.name} passes with these options.", row.cure) for row in failed if row.cure
+        ),
     )
 
 
-def _totals(report: FolderReport) -> str:
-    counts = ", ".join(f"{report.count(outcome)} {outcome}" for outcome in _STYLES if report.count(outcome))
+def row_line(row: Outcome) -> str:
+    """One model in one line."""
+    if row.outcome == "failed":
+        return f"{row.name}  failed: {row.message}"
+    error = f", error {number(row.error)}" if row.error is not None else ""
+    facts = f"{row.low} of {count(row.nodes, 'node')} low, +{count(row.casts, 'Cast')}{error}, {row.seconds:.2f} s"
+    return f"{row.name}  {row.outcome}: {facts}"
+
+
+def _row(row: Outcome) -> parts.Row:
+    error = "" if row.error is None else number(row.error)
+    seconds = f"{row.seconds:.2f}" if row.seconds else ""
+    known = (f"{row.low} of {row.nodes}", f"+{row.casts}", error, size(row.bytes_after))
+    is_known = row.outcome != "failed" or row.nodes
+    return parts.Row((row.name, row.outcome, *(known if is_known else ("",) * 4), seconds), _STATUSES[row.outcome])
+
+
+def _trace(row: Outcome) -> parts.Item:
+    return parts.Item("", parts.Level.NONE, row.name, tuple(row.trace.splitlines()))
+
+
+def _verdict(report: FolderReport) -> parts.Verdict:
+    outcomes = ", ".join(f"{report.count(outcome)} {outcome}" for outcome in _STATUSES if report.count(outcome))
     before, after = (sum(getattr(row, name) for row in report.rows) for name in ("bytes_before", "bytes_after"))
-    processes = "1 process" if report.jobs == 1 else f"{report.jobs} processes"
-    weights = f"weights {size(before)} → {size(after)}"
-    return f"{len(report.rows)} models: {counts}; {weights}; {report.seconds:.1f} s, {processes}"
+    processes = f"{report.jobs} process" + ("" if report.jobs == 1 else "es")
+    effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."
+    status = parts.Status.FAILED if report.count("failed") else parts.Status.PASSED
+    return parts.Verdict(status, f"{count(len(report.rows), 'model')}: {outcomes or 'nothing to do'}.", (effort,))

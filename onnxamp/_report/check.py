@@ -1,51 +1,164 @@
-"""What running a model showed, as terminal tables."""
+"""What checking a model found: by looking at it, and by running it."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
 
-from rich.console import RenderableType
-from rich.padding import Padding
-from rich.text import Text
-
+from onnxamp._audit import Audit, Finding
 from onnxamp._numerics.results import RunCheck, ValueCheck
-from onnxamp._report.diff import largest
-from onnxamp._report.parts import heading, line, make_table, plain
+from onnxamp._ops.facts import op_facts
+from onnxamp._report import parts
+from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
+from onnxamp._report.conversion import node_bar, node_figure, traffic_figures, weight_bar
+from onnxamp._report.text import count, magnitude, opset_text, size, tally
 
-_ROWS = 12
-"""Values that are shown unless all are asked for."""
-
-
-def run_report(run: RunCheck, *, verbose: bool) -> list[RenderableType]:
-    """Where it goes wrong first, what that spoils, and what to do."""
-    parts: list[RenderableType] = [heading(f"Run on {run.ran_on}, {run.inputs}")]
-    if run.skipped:
-        return [*parts, line("!", plain(f"Not run. {run.skipped}"))]
-    if run.first_bad is None:
-        count = f"{len(run.values)} value{'' if len(run.values) == 1 else 's'}"
-        text = f"{count} checked: none overflows, vanishes or is NaN where its inputs are fine."
-        parts.append(line(Text("✔", style="green"), Text(text)))
-    else:
-        bad = run.first_bad
-        node = f"node {bad.node!r}, value {bad.value!r}" if bad.node != bad.value else f"value {bad.value!r}"
-        text = f"It goes wrong first at {node} ({bad.op}): {bad.alarm}."
-        parts.append(line(Text("✘", style="bold red"), plain(text)))
-    shown = [row for row in run.values if verbose or row.fault or row.inherited]
-    parts += _values(shown if verbose else shown[:_ROWS])
-    if len(shown) > _ROWS and not verbose:
-        parts.append(line("", Text(f"… and {len(shown) - _ROWS} more (-v shows all values)", style="dim")))
-    return parts
+_ROWS: Final = 12
+"""Values, and kinds of nodes, that the terminal shows without -v."""
+LEVELS: Final = {"error": parts.Level.ERROR, "warning": parts.Level.WARNING, "note": parts.Level.NOTE}
+"""Severities of findings."""
 
 
-def _values(rows: Sequence[ValueCheck]) -> list[RenderableType]:
-    if not rows:
-        return []
-    columns = ("value", "op", "type", "max |x|", "exact max |x|", "NaN", "Inf", "flushed", "")
-    table = make_table(*columns, right=(3, 4, 5, 6, 7))
-    for row in rows:
-        m = row.measured
-        peaks = largest(m.found_max, m.found_zero), largest(m.reference_max, m.reference_zero)
-        fate = Text(row.fault, style="red") if row.fault else Text("passed on" if row.inherited else "", style="dim")
-        table.add_row(
-            plain(row.value), plain(row.op), row.dtype, *peaks, str(m.found_nan or ""), str(m.found_inf or ""),
-            str(m.flushed or ""), fate,
-        )  # fmt: skip
-    return [Padding(table, (0, 0, 0, 2), expand=False)]
+def check_report(audit: Audit | None, run: RunCheck | None, model: str = "") -> parts.Report:
+    """What a check found; ``run`` is None where the model was not run."""
+    findings = finding_items(audit) if audit else []
+    return parts.Report(
+        f"check for {audit.target}" if audit else "check",
+        _verdict(audit, run),
+        (model,) if model else (),
+        where_it_ran(run),
+        _figures(audit) if audit else (),
+        (
+            parts.section("Findings", findings),
+            parts.section("Device placement", [_placement(audit)] if audit and audit.nodes else [], on_page=False),
+            parts.section("Values", _values(run) if run else [], is_detail=not _bad_values(run), on_page=False),
+            parts.section("Nodes and weights", _sizes(audit) if audit else [], is_detail=True),
+        ),
+        steps_of(run.cure if run else None, is_options=True),
+    )
+
+
+def check_status(audit: Audit | None, run: RunCheck | None) -> parts.Status:
+    """The verdict of a check in one word."""
+    severities = {finding.severity for finding in audit.findings} if audit else set()
+    if "error" in severities or (run is not None and run.first_bad is not None):
+        return parts.Status.FAILED
+    if run is None or run.skipped:
+        return parts.Status.UNKNOWN
+    return parts.Status.INEXACT if "warning" in severities else parts.Status.PASSED
+
+
+def _verdict(audit: Audit | None, run: RunCheck | None) -> parts.Verdict:
+    status = check_status(audit, run)
+    counts = Counter(finding.severity for finding in audit.findings) if audit else Counter[str]()
+    told = " and ".join(count(counts[severity], severity) for severity in ("error", "warning") if counts[severity])
+    found = (f"The check found {told}.",) if told else ()
+    if run is not None and run.first_bad is not None:
+        return parts.Verdict(
+            status, "A value goes wrong when the model runs.", (first_bad_sentence(run.first_bad), *found)
+        )
+    if status is parts.Status.FAILED and audit is not None:
+        worst = next(finding for finding in audit.findings if finding.severity == "error")
+        return parts.Verdict(status, "The model fails to load or is known to break.", (*found, finding_text(worst)))
+    if run is None or run.skipped:
+        skipped = run.skipped if run is not None and run.skipped else "The model was not run."
+        return parts.Verdict(status, "Nothing is known to break, but nothing was run.", (skipped, *found))
+    seen = f"{count(len(run.values), 'value')} checked: no NaN, no overflow, nothing lost."
+    if status is parts.Status.INEXACT:
+        return parts.Verdict(status, "Nothing breaks, but there are warnings.", (*found, seen))
+    return parts.Verdict(status, "Nothing breaks.", (seen,))
+
+
+def finding_text(finding: Finding) -> str:
+    """A finding and what to do about it, as sentences."""
+    text = finding.text if finding.text.endswith((".", ":")) else f"{finding.text}."
+    return f"{text} {finding.action}".strip()
+
+
+def finding_items(audit: Audit) -> list[parts.Item]:
+    """Findings, worst first: one item for those that differ only by their node, and an action behind all it is for."""
+    groups: dict[tuple[str, str, str, str], list[Finding]] = {}
+    for finding in audit.findings:
+        groups.setdefault((finding.severity, finding.kind, finding.text, finding.action), []).append(finding)
+    items = []
+    for (severity, kind, text, action), members in groups.items():
+        ops = tally(finding.op for finding in members if finding.op)
+        names = tuple(finding.node for finding in members if finding.node)
+        level = LEVELS.get(severity, parts.Level.NOTE)
+        items.append(parts.Item(f"{ops}: {text}" if ops else text, level, kind, names, action))
+    items.sort(key=lambda item: (-item.level, item.label, item.action))
+    for position, (item, behind) in enumerate(pairwise(items)):
+        if (item.label, item.action) == (behind.label, behind.action):
+            items[position] = replace(item, action="")
+    return items
+
+
+def _figures(audit: Audit) -> tuple[parts.Figure, ...]:
+    counted = Counter(node.precision for node in audit.nodes if node.op not in op_facts().uncounted)
+    dtype = "bfloat16" if counted["bfloat16"] else "float16"
+    weights = ", ".join(f"{size(bytes_)} {name}" for name, bytes_ in audit.weight_bytes.items() if bytes_)
+    return (
+        *node_figure(dtype, counted),
+        *(traffic_figures(audit) if audit.nodes else ()),
+        parts.Figure("weights", size(sum(audit.weight_bytes.values())), weights),
+        *_providers(audit),
+        parts.Figure("opset", opset_text(audit.opsets.items())),
+    )
+
+
+def _providers(audit: Audit) -> Iterator[parts.Figure]:
+    """Where the nodes run, Casts and control flow among them."""
+    placed = [node for node in audit.nodes if node.provider]
+    providers, home = Counter(node.provider for node in placed), audit.target.upper()
+    if placed:
+        others = [
+            f"{times:,} without a kernel" if name == "none" else f"{times:,} on {name}"
+            for name, times in providers.most_common()
+            if name != home
+        ]
+        uncounted = sum(node.op in op_facts().uncounted for node in placed)
+        others += [f"with {uncounted:,} Casts and control flow nodes"] if uncounted else []
+        yield parts.Figure(f"nodes on {home}", f"{providers[home]:,}", ", ".join(others))
+
+
+def _placement(audit: Audit) -> parts.Table:
+    """Where op types run, and in which precision; those that the target does not run come first."""
+    rows = Counter((node.op, node.provider, node.precision) for node in audit.nodes if node.provider)
+    home = audit.target.upper()
+    ranked = sorted(rows.items(), key=lambda row: (row[0][1] == home, -row[1], row[0]))
+    cells = ((op, provider, precision, f"{n:,}") for (op, provider, precision), n in ranked)
+    return parts.table(("op", "runs on", "precision", "nodes"), cells, right=(3,), shown=_ROWS)
+
+
+def _sizes(audit: Audit) -> list[parts.Part]:
+    counted = Counter(node.precision for node in audit.nodes if node.op not in op_facts().uncounted)
+    groups = (
+        parts.Bars("nodes", (node_bar("", counted),)),
+        parts.Bars("weights", (weight_bar("", audit.weight_bytes),)),
+    )
+    return [group for group in groups if group.bars[0].shares]
+
+
+def _values(run: RunCheck) -> list[parts.Part]:
+    """The values that go wrong, or pass on what did, and then all others."""
+    columns = ("value", "op", "type", "max |x|", "exact max |x|", "NaN", "Inf", "flushed", "problem")
+    bad = _bad_values(run)
+    good = [row for row in run.values if not row.fault and not row.inherited]
+    shown = min(len(bad), _ROWS)
+    rows = map(_value, (*bad, *good))
+    return [parts.table(columns, rows, right=range(3, 8), shown=shown)] if run.values else []
+
+
+def _bad_values(run: RunCheck | None) -> list[ValueCheck]:
+    return [row for row in run.values if row.fault or row.inherited] if run else []
+
+
+def _value(row: ValueCheck) -> parts.Row:
+    m = row.measured
+    peaks = magnitude(m.found_max, m.found_zero), magnitude(m.reference_max, m.reference_zero)
+    counts = (str(n or "") for n in (m.found_nan, m.found_inf, m.flushed))
+    problem = row.fault or ("inherited" if row.inherited else "")
+    return parts.Row(
+        (row.value, row.op, row.dtype, *peaks, *counts, problem), parts.Status.FAILED if row.fault else None
+    )

@@ -1,97 +1,181 @@
-"""Parts of terminal reports. Names come from the model: markup and escapes in them are shown, not obeyed."""
+"""What reports are made of, as data: built once, then printed (:mod:`onnxamp._report.terminal`) and put on the page.
 
-import os
-from collections.abc import Iterator
+Texts may hold names from models as they are; whatever shows them makes them harmless first.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
-
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
-from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
-
-_WIDTH: Final = 140
-"""Columns of a report that goes to no terminal, where COLUMNS does not say otherwise."""
+from enum import IntEnum, StrEnum
+from typing import TypeAlias
 
 
-def plain(name: str) -> Text:
-    """A name from the model as harmless text: control characters are written as escapes."""
-    return Text(printable(name))
+class Status(StrEnum):
+    """The verdict in one word: the same on the terminal, on the page and in JSON."""
+
+    PASSED = "passed"
+    INEXACT = "inexact"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    """Nothing was run, so nothing is known."""
 
 
-def printable(text: str) -> str:
-    """Text with control characters (terminal escapes in names, say) written out."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+class Level(IntEnum):
+    """Severity of a message. WARNING and ERROR are problems."""
 
-
-def size(count: int) -> str:
-    """Bytes for people: 12.3 MB (10^6 bytes)."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """A console. Without a terminal it is as wide as COLUMNS says, or wide enough, and pads no line with blanks."""
-    console = Console(stderr=stderr, highlight=False)
-    if console.is_terminal:
-        return console
-    columns = os.environ.get("COLUMNS", "")
-    wide = int(columns) if columns.isdecimal() and int(columns) > 0 else _WIDTH
-    console = Console(stderr=stderr, highlight=False, width=wide)
-    console.push_render_hook(_WithoutPadding())
-    return console
-
-
-class _WithoutPadding(RenderHook):
-    """What is printed, without the blanks that fill lines up to the width of a table."""
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Trimmed(item) for item in renderables]
+    NONE = 0
+    NOTE = 1
+    WARNING = 2
+    ERROR = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Trimmed:
-    item: ConsoleRenderable
+class Verdict:
+    """``sentence`` is the headline, ``details`` are the sentences that follow it."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        for segments in Segment.split_lines(console.render(self.item, options)):
-            kept = list(segments)
-            while kept and not kept[-1].text.rstrip(" "):
-                kept.pop()
-            if kept:
-                last = kept.pop()
-                kept.append(Segment(last.text.rstrip(" "), last.style, last.control))
-            yield from kept
-            yield Segment.line()
+    status: Status
+    sentence: str
+    details: tuple[str, ...] = ()
 
 
-def make_table(*columns: str, right: tuple[int, ...] | None = None) -> Table:
-    """A table without lines; all columns but the first are right-aligned unless ``right`` names those that are.
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A key figure: what it is, the number with its unit, and a remark."""
 
-    Where it is too narrow the widest columns are broken first: names before ops, and those before numbers. Nothing is
-    cut off, as rich does with columns that may be broken where others may not.
+    label: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table. ``remark`` follows the row; ``is_strong`` sets it off from the others."""
+
+    cells: tuple[str, ...]
+    status: Status | None = None
+    remark: str = ""
+    is_strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under titles; the columns whose positions are in ``right`` hold numbers.
+
+    ``shown`` limits the rows on the terminal, where -v shows all of them. ``key`` names the rows on the page
+    (``key-0``, ``key-1``, ...).
     """
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for position, column in enumerate(columns):
-        is_right = position > 0 if right is None else position in right
-        made.add_column(
-            Text(column),
-            justify="right" if is_right else "left",
-            overflow="fold",
-            min_width=1,  # of a column of nothing rich measures 0, takes 1, and cuts that off another one
-        )
-    return made
+
+    columns: tuple[str, ...]
+    right: tuple[int, ...]
+    rows: tuple[Row, ...]
+    shown: int | None = None
+    key: str = ""
 
 
-def heading(text: str) -> Text:
-    """The heading of a section, with a blank line above."""
-    return Text(f"\n{text}", style="bold")
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A statement, and what it is about: ``members`` are names, or "name: detail". ``action`` says what to do."""
+
+    text: str
+    level: Level = Level.NOTE
+    label: str = ""
+    members: tuple[str, ...] = ()
+    action: str = ""
 
 
-def line(mark: str | Text, text: Text) -> RenderableType:
-    """An indented line behind a mark; what wraps stays behind it."""
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_row("", mark, text)
-    return grid
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Part of a bar; ``kind`` chooses its colour."""
+
+    kind: str
+    count: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Shares of a total, such as the nodes per precision before the conversion."""
+
+    label: str
+    total: str
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars that share one scale: on the terminal, columns of a table."""
+
+    title: str
+    bars: tuple[Bar, ...]
+
+
+Part: TypeAlias = Table | Item | Bars | Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Parts under a heading.
+
+    ``is_detail``: the terminal shows it only with -v. ``on_page``: False for what the page shows in its own way, as a
+    column of the node table or a plot.
+    """
+
+    title: str
+    parts: tuple[Part, ...]
+    is_detail: bool = False
+    on_page: bool = True
+
+    @property
+    def key(self) -> str:
+        """The title as an identifier."""
+        return self.title.lower().replace(" ", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do next, or what was tried: ``command`` is to be copied, ``nodes`` are those that it keeps in float32.
+
+    ``is_options``: the command is only options, for converting the original. ``confirmed`` is False where no trial was
+    good enough: then there is no command.
+    """
+
+    text: str
+    command: str = ""
+    nodes: tuple[str, ...] = ()
+    confirmed: bool = True
+    is_options: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything a command has to say.
+
+    ``task`` is what was done ("convert, O2 float16 for cuda"), ``models`` are the files, original first, and ``ran``
+    says where and on which inputs they ran.
+    """
+
+    task: str
+    verdict: Verdict | None = None
+    models: tuple[str, ...] = ()
+    ran: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    sections: tuple[Section, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Row | Sequence[str]], *, right: Sequence[int] = (), shown: int | None = None,
+    key: str = "",
+) -> Table:  # fmt: skip
+    """A table of rows, or of cells alone."""
+    made = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
+    return Table(tuple(columns), tuple(right), made, shown, key)
+
+
+def section(title: str, parts: Iterable[Part], *, is_detail: bool = False, on_page: bool = True) -> Section:
+    """A section; without parts it is left out wherever the report is shown."""
+    return Section(title, tuple(parts), is_detail, on_page)
+
+
+def notes(texts: Iterable[str]) -> list[Item]:
+    """Each sentence once, as an item."""
+    return [Item(text) for text in dict.fromkeys(texts)]

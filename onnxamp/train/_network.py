@@ -124,17 +124,18 @@ class TrainNetwork:
             progress: show a bar with the loss on the terminal.
             report: called with the number of the step and its result.
         """
-        from onnxamp.train._progress import training_bar  # noqa: PLC0415 - only a terminal needs it
+        from onnxamp._report.progress import progress_bar  # noqa: PLC0415 - only a terminal needs it
 
-        means, total = [], len(batches) * epochs if isinstance(batches, Sized) else None
-        with training_bar(total, shown=progress) as advance:
+        means, done, total = [], 0, len(batches) * epochs if isinstance(batches, Sized) else 0
+        with progress_bar(quiet=not progress) as told:
             for epoch in range(epochs):
                 losses = []
                 again = batches.after(epoch) if isinstance(batches, Batches) else batches
                 for feeds in again:
                     result = self.step(feeds)
                     losses.append(result.loss)
-                    advance(f"epoch {epoch + 1}/{epochs}", result.loss)
+                    done += 1
+                    told(f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}", done, total)
                     if report is not None:
                         report(self.steps, result)
                 if not losses:

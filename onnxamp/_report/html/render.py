@@ -1,7 +1,8 @@
 """The page as HTML: one file that loads nothing, and in which no name from a model is more than text.
 
-Names pass jinja2's escaping, or lie in a JSON block whose ``<``, ``>`` and ``&`` are escaped and which the page's
-script only ever sets as text. A content security policy allows this one script and this one style sheet, by hash.
+Whatever the templates insert is made printable and escaped. Names also lie in a JSON block whose ``<``, ``>`` and ``&``
+are escaped, and which the script only ever sets as text. A content security policy allows this one script and this one
+style sheet, by hash.
 """
 
 import json
@@ -16,11 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from onnxamp._model.storage import write_file
-from onnxamp._report.html.records import NodeRow, Page, ValueRow
+from onnxamp._report.html.nodes import NodeRow, ValueRow
+from onnxamp._report.html.page import Page
+from onnxamp._report.parts import Part
+from onnxamp._report.text import named, printable, said
 
-_SCRIPTS: Final = ("data.js", "along.js", "tracks.js", "nodes.js", "front.js", "main.js")
+_SCRIPTS: Final = ("data.js", "along.js", "tracks.js", "nodes.js", "candidates.js", "main.js")
 _ESCAPES: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
@@ -52,13 +57,32 @@ def write(page: Page, path: str | PathLike[str]) -> None:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=PackageLoader("onnxamp._report.html"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_bounded,
     )
+    made.filters |= {"whole": _whole, "at": "{:.2f}".format}
+    made.tests["kind"] = _is_kind
+    return made
+
+
+def _bounded(item: Any) -> Any:
+    """Text as it can be shown: printable and of bounded length."""
+    return said(item) if isinstance(item, str) and not isinstance(item, Markup) else item
+
+
+def _whole(command: str) -> Markup:
+    """A command, which is never shortened: it would be another one."""
+    return escape(printable(command))
+
+
+def _is_kind(part: Part, kind: str) -> bool:
+    """``part is kind("table")`` in a template."""
+    return type(part).__name__.lower() == kind
 
 
 @cache
@@ -83,30 +107,26 @@ def _embedded(data: Any) -> str:
 
 def _data(page: Page) -> dict[str, Any]:
     """What the script draws and lists: columns instead of records, which are several times smaller."""
-    window = page.window
-    limits = (window.largest, window.normal, window.subnormal, window.rounding) if window else ()
+    low = page.low
+    limits = (low.max_finite, low.smallest_normal, low.smallest_subnormal, low.epsilon / 2) if low else ()
     return {
         "nodes": _nodes(page.nodes),
         "values": _values(page.values),
-        "window": {"name": window.name, "limits": limits} if window else None,
+        "window": {"name": low.name, "limits": limits} if low else None,
         "limit": _number(page.limit),
         "firstBad": page.first_bad,
-        "firstBadText": page.first_bad_text,
+        "firstBadText": said(page.first_bad_text),
     }
 
 
 def _nodes(nodes: tuple[NodeRow, ...]) -> dict[str, Any]:
+    texts = ("op", "scope", "precision", "provider", "why", "reason")
     return {
-        "name": [node.name for node in nodes],
-        "op": _table(node.op for node in nodes),
-        "scope": _table(node.scope for node in nodes),
-        "precision": _table(node.precision for node in nodes),
-        "provider": _table(node.provider for node in nodes),
-        "why": _table(node.why for node in nodes),
-        "reason": _table(node.reason for node in nodes),
+        "name": [named(node.name) for node in nodes],
+        **{text: _table(getattr(node, text) for node in nodes) for text in texts},
         "casts": [number for number, node in enumerate(nodes) if node.is_cast],
         "messages": {
-            number: [[int(message.level), message.text] for message in node.messages]
+            number: [[int(message.level), said(message.text)] for message in node.messages]
             for number, node in enumerate(nodes)
             if node.messages
         },
@@ -114,14 +134,12 @@ def _nodes(nodes: tuple[NodeRow, ...]) -> dict[str, Any]:
 
 
 def _values(values: tuple[ValueRow, ...]) -> dict[str, Any]:
+    numbers = ("local", "accumulated", "least", "largest")
     return {
         "node": [value.node for value in values],
-        "name": [value.name for value in values],
+        "name": [named(value.name) for value in values],
         "dtype": _table(value.dtype for value in values),
-        "local": [_number(value.local) for value in values],
-        "accumulated": [_number(value.accumulated) for value in values],
-        "least": [_number(value.least) for value in values],
-        "largest": [_number(value.largest) for value in values],
+        **{number: [_number(getattr(value, number)) for value in values] for number in numbers},
     }
 
 
@@ -129,7 +147,7 @@ def _table(texts: Iterable[str]) -> dict[str, list[Any]]:
     """Each text once, and for each row its number."""
     seen: dict[str, int] = {}
     rows = [seen.setdefault(text, len(seen)) for text in texts]
-    return {"texts": list(seen), "rows": rows}
+    return {"texts": [said(text) for text in seen], "rows": rows}
 
 
 def _number(x: float | None) -> float | str | None:

@@ -25,7 +25,7 @@ const makeColumns = (width) => {
   return { left, right, width, plot, total, first, step, find, x: (k) => left + k * step, middle: (k) => left + (k + 0.5) * step };
 };
 
-/** The node that a column is read and clicked as: the one in trouble, else a Cast, else the one with the largest error. */
+/** The node that stands for a column: the one with a problem, else a Cast, else the one with the largest error. */
 const face = (k) => {
   let best = columns.first[k];
   const rank = (i) => [nodes.level[i] > 1 ? nodes.level[i] : 0, i === raw.firstBad ? 1 : 0, nodes.isCast[i]];

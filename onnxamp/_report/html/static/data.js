@@ -39,7 +39,7 @@ const values = {
   of: Array.from({ length: count }, () => []),
 };
 
-/** The worse of two errors: a missing one is none, and nothing is worse than NaN. */
+/** The worse of two errors: null is no error, NaN the worst. */
 const worse = (a, b) => (a === null ? b : b === null ? a : Number.isNaN(a) || a > b ? a : b);
 for (let v = 0; v < values.count; v++) {
   const i = values.node[v];

@@ -30,7 +30,7 @@ byId("copy")?.addEventListener("click", async () => {
   setTimeout(() => { byId("copy").textContent = "Copy"; }, 1600);
 });
 
-startFront();
+startCandidates();
 if (count) {
   startTable();
   legend();

@@ -29,7 +29,7 @@ const compare = (of, descending) => {
   };
 };
 
-/** All that a search looks at, in lower case; made once, when something is first searched. */
+/** The text that is searched, per node, in lower case; made by the first search. */
 let haystack = null;
 const searched = () => {
   haystack ??= nodes.name.map((name, i) =>
@@ -52,15 +52,15 @@ const clear = () => {
 };
 
 const update = (page = 0) => {
-  const wish = chosen();
-  const hay = wish.words.length ? searched() : null;
+  const filter = chosen();
+  const hay = filter.words.length ? searched() : null;
   const rows = [];
   for (let i = 0; i < count; i++) {
-    if (wish.precision && nodes.precision[i] !== wish.precision.slice(1)) continue;
-    if (wish.op && nodes.op[i] !== wish.op.slice(1)) continue;
-    if (wish.why && nodes.why[i] !== wish.why.slice(1)) continue;
-    if (wish.trouble && nodes.level[i] < 2) continue;
-    if (hay && !wish.words.every((word) => hay[i].includes(word))) continue;
+    if (filter.precision && nodes.precision[i] !== filter.precision.slice(1)) continue;
+    if (filter.op && nodes.op[i] !== filter.op.slice(1)) continue;
+    if (filter.why && nodes.why[i] !== filter.why.slice(1)) continue;
+    if (filter.trouble && nodes.level[i] < 2) continue;
+    if (hay && !filter.words.every((word) => hay[i].includes(word))) continue;
     rows.push(i);
   }
   const column = COLUMNS.find(({ key }) => key === view.key);
@@ -76,7 +76,7 @@ const show = (page) => {
   const rows = view.rows.slice(from, from + PAGE);
   const body = byId("table").tBodies[0];
   body.replaceChildren(...rows.flatMap(rowsOf));
-  if (!rows.length) body.append(element("tr", {}, element("td", { colspan: COLUMNS.length, class: "muted" }, "No node fits these filters.")));
+  if (!rows.length) body.append(element("tr", {}, element("td", { colspan: COLUMNS.length, class: "muted" }, "No node matches these filters.")));
   byId("count").textContent = view.rows.length === count ? `${whole(count)} nodes` : `${whole(view.rows.length)} of ${whole(count)} nodes`;
   byId("place").textContent = `${whole(from + 1)} to ${whole(from + rows.length)} of ${whole(view.rows.length)}`;
   byId("pager").hidden = pages < 2;
@@ -123,7 +123,7 @@ const details = (i) => {
   const list = nodes.messages(i).map(([level, text]) => element("li", {}, element("span", { class: `tag level-${level}` }, LEVELS[level]), " ", element("bdi", {}, text)));
   if (list.length) parts.push(element("ul", {}, ...list));
   if (values.of[i].length) parts.push(valueTable(i));
-  if (!parts.length) parts.push(element("p", { class: "muted" }, "Nothing was measured here, and there is nothing else to say."));
+  if (!parts.length) parts.push(element("p", { class: "muted" }, "Nothing was measured or found here."));
   return element("tr", { class: "more" }, element("td", { colspan: COLUMNS.length }, ...parts));
 };
 
@@ -144,7 +144,7 @@ const toggle = (i) => {
   byId(`node-${i}`)?.querySelector("button").focus({ preventScroll: true });
 };
 
-/** Turn to the page of a node, mark its row and bring it into sight; filters that hide it are dropped. */
+/** Scroll to the row of a node and mark it; filters that hide it are cleared. */
 const reach = (i) => {
   if (!view.rows.includes(i)) {
     clear();
@@ -157,7 +157,7 @@ const reach = (i) => {
   row.querySelector("button").focus({ preventScroll: true });
 };
 
-/** Sort by a column, or turn the order round; errors start with the largest. */
+/** Sort by a column, or reverse the order; errors start with the largest. */
 const sortBy = (key) => {
   view.descending = view.key === key ? !view.descending : COLUMNS.find((column) => column.key === key).first;
   view.key = key;
@@ -177,7 +177,7 @@ const head = () => {
   byId("sort").value = view.key;
 };
 
-/** Options of a filter with their counts, most frequent first; a leading sign keeps the empty text apart from "all". */
+/** Options of a filter with their counts, most frequent first; values start with "=", so that the empty text is not "all". */
 const options = (select, column) => {
   const counts = new Map();
   for (const text of column) counts.set(text, (counts.get(text) || 0) + 1);

@@ -8,7 +8,7 @@ const HAS_RANGES = values.largest.some((x) => x > 0);
 const box = (x, y, w, h) => `M${x.toFixed(2)} ${y.toFixed(2)}h${w.toFixed(2)}v${h.toFixed(2)}h${(-w).toFixed(2)}z`;
 const label = (c, y, text) => svg("text", { x: c.left - 8, y, "text-anchor": "end" }, text);
 
-/** Precision: float32 above the middle line, low below it; Casts and trouble in rows of their own. */
+/** Precision: float32 above the middle line, low below it; Casts and problems in rows of their own. */
 const precisionTrack = (c) => {
   const lane = c.total < 80 ? 34 : 40;
   const middle = 22 + lane;
@@ -17,7 +17,7 @@ const precisionTrack = (c) => {
   const casts = new Int32Array(c.total);
   const parts = [];
   let most = 1;
-  let trouble = false;
+  let hasProblems = false;
   for (let k = 0; k < c.total; k++) {
     for (let i = c.first[k]; i < c.first[k + 1]; i++) casts[k] += nodes.isCast[i];
     most = Math.max(most, casts[k]);
@@ -47,7 +47,7 @@ const precisionTrack = (c) => {
       paths.cast += box(x + (w - thick) / 2, castTop + 16 - h, thick, h);
     }
     if (level > 1) {
-      trouble = true;
+      hasProblems = true;
       paths[level > 2 ? "bad" : "warn"] += box(c.middle(k) - 1.5, castTop + 24, 3, 9);
     }
     if (c.first[k + 1] - c.first[k] === 1 && !nodes.isCast[c.first[k]]) inside(parts, c, k, seen, middle, lane);
@@ -56,9 +56,9 @@ const precisionTrack = (c) => {
   const names = [svg("text", { class: "title", x: c.left, y: 11 }, "Precision"), label(c, middle - lane / 2 + 4, "float32")];
   names.push(label(c, middle + lane / 2 + 4, isLow(lowName) ? lowName : "low"));
   if (paths.cast) names.push(label(c, castTop + 13, "Casts"));
-  if (trouble) names.push(label(c, castTop + 33, "trouble"));
+  if (hasProblems) names.push(label(c, castTop + 33, "problems"));
   const line = svg("line", { class: "grid", x1: c.left, x2: c.left + c.plot, y1: middle, y2: middle });
-  return { height: castTop + (trouble ? 58 : 38), parts: [line, ...marks, ...parts, ...names] };
+  return { height: castTop + (hasProblems ? 58 : 38), parts: [line, ...marks, ...parts, ...names] };
 };
 
 /** The op's name in a cell that is wide enough for it. */
@@ -99,12 +99,12 @@ const errorTrack = (c) => {
   return { height: top + height + 28, parts };
 };
 
-/** Decades that the error scale spans at most: errors far below the rounding of a low type are as good as none. */
+/** Decades that the error scale spans at most: errors far below one rounding do not matter. */
 const DECADES = 9;
 
 const extreme = (list, pick, otherwise) => (list.length ? list.reduce((a, b) => pick(a, b)) : otherwise);
 
-/** One rounding, and the limit, as lines that are named at the right. */
+/** One rounding, and the limit, as lines with their names at the right. */
 const rules = (c, y) => {
   const parts = [];
   const lines = [];
@@ -175,7 +175,7 @@ const flag = (c, top, height) => {
   ];
 };
 
-/** Smallest to largest magnitude of each value, in powers of two, against the window of the low type. */
+/** Smallest to largest magnitude of each value, in powers of two, against the range of the low-precision type. */
 const rangeTrack = (c) => {
   if (!HAS_RANGES) return null;
   const [top, height] = [26, 190];
@@ -302,7 +302,7 @@ const histogram = (c, y, floor, ceiling, scale) => {
     svg("rect", { class: "fill low", x, y: 3, width: 8, height: 8 }),
     svg("text", { x: x + 12, y: 11 }, "largest"),
     svg("rect", { class: "outline", x: x + 56.5, y: 3.5, width: 7, height: 7 }),
-    svg("text", { x: x + 68, y: 11 }, "least"),
+    svg("text", { x: x + 68, y: 11 }, "smallest"),
   ];
 };
 
@@ -316,7 +316,7 @@ const legend = () => {
   if (raw.nodes.casts.length) item("tick cast", "Cast between floats");
   if (has(values.accumulated)) item("line accumulated", "accumulated error");
   if (has(values.local)) item("round local", "local error of one op");
-  if (nodes.level.some((level) => level > 1)) item("tick bad", "trouble");
+  if (nodes.level.some((level) => level > 1)) item("tick bad", "problem");
   const leaves = (test) => low && values.dtype.some((dtype, v) => isLow(dtype) && test(v));
   if (leaves((v) => values.largest[v] > low.largest)) item("bad", `beyond ${low.name}: overflows`);
   if (leaves((v) => values.least[v] > 0 && values.least[v] < low.subnormal)) item("warn", `below ${low.name}: becomes zero`);

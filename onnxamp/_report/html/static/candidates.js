@@ -1,6 +1,6 @@
-/* The candidates of a tuning: pointing near one, or walking to it, shows what it is, and its row. */
+/* The candidates of a tuning: pointing near one, or focusing it, shows its tooltip and marks its row. */
 
-const startFront = () => {
+const startCandidates = () => {
   const plot = byId("front");
   const marks = [...(plot ? plot.querySelectorAll(".candidate") : [])];
   let shown = null;

@@ -1,0 +1,208 @@
+"""What comparing two models showed."""
+
+from collections.abc import Iterator
+from math import isnan
+from typing import Final
+
+from onnxamp._numerics.metrics import TensorDiff, metric_name
+from onnxamp._numerics.results import Cure, DiffReport, FirstBad, LayerDiff, RunCheck
+from onnxamp._report import parts
+from onnxamp._report.text import change, count, magnitude, number, shape
+
+_LAYERS: Final = 15
+"""Layers that the terminal shows without -v."""
+_ORDER_ERROR: Final = {"float16": "0.35 %", "bfloat16": "2 %"}
+"""By how much the order of accumulation alone was measured to move outputs."""
+_OUTPUT_COLUMNS: Final = (
+    "output", "shape", "type", "relative L2", "max abs", "max relative", "SNR dB", "cosine", "top-1", "NaN", "Inf",
+    "zero",
+)  # fmt: skip
+
+
+def diff_report(diff: DiffReport | None) -> parts.Report:
+    """A comparison; None where the models were not compared at all."""
+    if diff is None:
+        return parts.Report("diff", parts.Verdict(parts.Status.UNKNOWN, "The models were not compared."))
+    return parts.Report(
+        f"diff, {diff.lowest}",
+        diff_verdict(diff),
+        (diff.reference, diff.result),
+        where_it_ran(diff),
+        worst_figure(diff),
+        (
+            *comparison_sections(diff),
+            parts.section("Layers with the largest local errors", _layers(diff), on_page=False),
+            parts.section("Notes", parts.notes(comparison_notes(diff))),
+        ),
+        steps_of(diff.cure),
+    )
+
+
+def status_of(diff: DiffReport | None) -> parts.Status:
+    """The verdict on a comparison in one word."""
+    if diff is None or diff.skipped:
+        return parts.Status.UNKNOWN
+    if not diff.passed:
+        return parts.Status.FAILED
+    return parts.Status.INEXACT if diff.warnings else parts.Status.PASSED
+
+
+def diff_verdict(diff: DiffReport) -> parts.Verdict:
+    """The verdict on a comparison, with the first bad value."""
+    status = status_of(diff)
+    sentence = {
+        parts.Status.UNKNOWN: "The models were not compared.",
+        parts.Status.FAILED: f"The models differ{'' if diff.failure else ' by more than the limits allow'}.",
+        parts.Status.INEXACT: "The models agree, but less closely than usual.",
+        parts.Status.PASSED: f"The models agree: {outputs_match(diff)} the reference.",
+    }[status]
+    return parts.Verdict(status, sentence, details_of(diff))
+
+
+def details_of(diff: DiffReport) -> tuple[str, ...]:
+    """What is wrong, and where it starts."""
+    if diff.skipped:
+        return (diff.skipped,)
+    start = first_bad_sentence(diff.first_bad) if diff.first_bad else None
+    return tuple(filter(None, (diff.failure, *diff.warnings, start)))
+
+
+def first_bad_sentence(bad: FirstBad) -> str:
+    """The op that goes wrong first, or the value at which the accumulated error becomes too large."""
+    where = f"output of {bad.op} node {bad.node!r}" if bad.node != bad.value else bad.op
+    made = f"{bad.value!r} ({where})"
+    if bad.breaks:
+        return f"The first bad value is {made}: {bad.alarm}."
+    return f"No single op is at fault: errors accumulate, and exceed the limit for good from {made} on: {bad.alarm}."
+
+
+def outputs_match(diff: DiffReport) -> str:
+    """The start of a clause: ``all 3 outputs match``."""
+    several = "both outputs match" if len(diff.outputs) == 2 else f"all {len(diff.outputs):,} outputs match"
+    return "the output matches" if len(diff.outputs) == 1 else several
+
+
+def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
+    """Provider and inputs, where anything ran."""
+    return () if ran is None else tuple(filter(None, (ran.ran_on, ran.inputs)))
+
+
+def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[parts.Step, ...]:
+    """What came of the search for options that make the failure go away, if there was one."""
+    return () if cure is None else (parts.Step(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),)
+
+
+def worst_figure(diff: DiffReport | None) -> tuple[parts.Figure, ...]:
+    """The output that is farthest from the reference."""
+    if diff is None or not diff.outputs:
+        return ()
+    worst = max(diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2))
+    return (parts.Figure("largest relative L2 error", number(worst.rel_l2), f"output {worst.name}"),)
+
+
+def comparison_sections(diff: DiffReport | None) -> tuple[parts.Section, ...]:
+    """The outputs of both models side by side, their other metrics, and the limits."""
+    if diff is None or diff.skipped:
+        return ()
+    return (
+        parts.section("Outputs", [_outputs(diff)] if diff.outputs else []),
+        parts.section("More metrics", [_more_metrics(diff)] if diff.outputs else [], is_detail=True),
+        parts.section("Limits", [_limits(diff)] if diff.judgements else [], is_detail=True),
+    )
+
+
+def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
+    """What else there is to know about the numbers."""
+    if diff is None:
+        return
+    yield from diff.notes
+    if diff.noise is not None:
+        yield f"Noise floor: in float32, the reference on CUDA differs from itself on the CPU by {number(diff.noise)}."
+    moved = _ORDER_ERROR.get(diff.lowest)
+    if moved is not None and not diff.skipped and not diff.ran_on.startswith("CUDA"):
+        yield (
+            "Low precision is emulated: every low-precision value is rounded, but sums run in the CPU's order. Another"
+            f" order alone moves outputs by up to {moved}."
+        )
+
+
+def _outputs(diff: DiffReport) -> parts.Table:
+    missed = {judgement.output for judgement in diff.judgements if not judgement.passed}
+    rows = (_output(output, is_missed=output.name in missed) for output in diff.outputs)
+    return parts.table(_OUTPUT_COLUMNS, rows, right=range(3, 12), key="output")
+
+
+def _output(d: TensorDiff, *, is_missed: bool) -> parts.Row:
+    """Metrics of one output; its status joins its alarm with the limits held against it."""
+    status = parts.Status.FAILED if d.alarm else parts.Status.INEXACT if is_missed else parts.Status.PASSED
+    shapes, types = (d.reference_shape, d.result_shape), (d.reference_dtype, d.result_dtype)
+    cells = (
+        d.name, " → ".join(dict.fromkeys(map(shape, shapes))), " → ".join(dict.fromkeys(types)), number(d.rel_l2),
+        number(d.max_abs), number(d.max_rel), number(d.snr_db, 4), number(d.cosine, 7), _share(d.argmax_agreement),
+        change(d.reference_nan, d.result_nan), change(d.reference_inf, d.result_inf),
+        change(d.reference_zero, d.result_zero),
+    )  # fmt: skip
+    return parts.Row(cells, status, d.alarm or _worst(d))
+
+
+def _worst(d: TensorDiff) -> str:
+    if d.worst_index is None or not d.max_abs:
+        return ""
+    where = f" at {list(d.worst_index)}" if d.worst_index else ""
+    where += f" of sample {d.worst_sample}" if d.worst_sample else ""
+    return f"Worst{where}: {_scalar(d.worst_result)} instead of {_scalar(d.worst_reference)}."
+
+
+def _scalar(x: float | str | None) -> str:
+    return repr(x) if isinstance(x, str) else number(x, 6)
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.4g} %"
+
+
+def _more_metrics(diff: DiffReport) -> parts.Table:
+    """The metrics that the table of outputs leaves out."""
+    columns = ("output", "mean abs", "RMS", "required tolerance", "top-5", "differing")
+    rows = (
+        (
+            d.name, number(d.mean_abs), number(d.rmse), number(d.required_tolerance), _share(d.top5_agreement),
+            f"{_share(d.differing)} of {d.size:,}",
+        )
+        for d in diff.outputs
+    )  # fmt: skip
+    return parts.table(columns, rows, right=range(1, 6))
+
+
+def _limits(diff: DiffReport) -> parts.Table:
+    """The limits, broken ones first."""
+    rows = (
+        parts.Row(
+            (j.output, metric_name(j.metric), number(j.found, 7 if j.metric == "cosine" else 3), number(j.limit, 7)),
+            parts.Status.PASSED if j.passed else parts.Status.FAILED,
+        )
+        for j in sorted(diff.judgements, key=lambda judgement: judgement.passed)
+    )
+    return parts.table(("output", "metric", "value", "limit"), rows, right=(2, 3))
+
+
+def _layers(diff: DiffReport) -> list[parts.Part]:
+    """The values that both models share, those with the largest local error first."""
+    if not diff.layers:
+        return []
+    columns = ("value", "op", "type", "local", "accumulated", "max |x|", "problem")
+    rows = map(_layer, sorted(diff.layers, key=_badness, reverse=True))
+    told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2. Local: of this op alone."
+    return [parts.Item(told, parts.Level.NONE), parts.table(columns, rows, right=(3, 4, 5), shown=_LAYERS)]
+
+
+def _layer(row: LayerDiff) -> tuple[str, ...]:
+    local, accumulated = row.local, row.accumulated
+    alarm = (local and local.alarm) or (accumulated and accumulated.alarm) or row.note or ""
+    peak = magnitude(accumulated.reference_max, accumulated.reference_zero) if accumulated else "–"
+    errors = (number(measured.rel_l2 if measured else None) for measured in (local, accumulated))
+    return row.value, row.op, row.dtype, *errors, peak, alarm
+
+
+def _badness(row: LayerDiff) -> tuple[float, float]:
+    return row.local.rel_l2 if row.local else -1.0, row.accumulated.rel_l2 if row.accumulated else -1.0

@@ -1,0 +1,230 @@
+"""What a conversion did, and what running its result showed."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from onnxamp._audit import Audit
+from onnxamp._convert.convert import Conversion
+from onnxamp._convert.plan import HazardRow, Plan
+from onnxamp._numerics.results import DiffReport
+from onnxamp._report import parts
+from onnxamp._report.comparison import (
+    comparison_notes,
+    comparison_sections,
+    details_of,
+    outputs_match,
+    status_of,
+    steps_of,
+    where_it_ran,
+    worst_figure,
+)
+from onnxamp._report.text import count, percent, size, tally
+
+_ROWS: Final = 12
+"""Rows of a table that the terminal shows without -v, and op types that a sentence names."""
+_HAZARDS: Final = {
+    "constant range": "A constant exceeds the range of low precision",
+    "epsilon": "Low precision loses an epsilon, or what it guards",
+    "mask": "Low precision would change an attention mask",
+    "normalisation island": "Part of a decomposed normalisation: its squares overflow low precision",
+    "index path": "Indices, positions or sizes carried in floats",
+    "large reduction": "A sum over very many elements",
+    "quantized unit": "The runtime fuses it into integer kernels",
+    "runtime fusion": "A Cast here would be absorbed by a fusion of the runtime",
+}
+PRECISIONS: Final = ("float16", "bfloat16", "mixed", "float32", "float64", "no floats")
+"""Precisions of nodes, in the order in which they are shown."""
+
+
+def conversion_report(made: Conversion, validation: DiffReport | None, audit: Audit | None = None) -> parts.Report:
+    """All that a conversion has to say; ``audit`` is of the result."""
+    plan = made.plan
+    return parts.Report(
+        f"convert, {plan.level} {plan.dtype} for {plan.target}",
+        _verdict(made, validation),
+        (str(made.source), str(made.target)),
+        where_it_ran(validation),
+        (*_figures(made), *worst_figure(validation)),
+        (
+            *comparison_sections(validation),
+            parts.section(_hazard_title(made.plan), _hazards(made.plan), on_page=False),
+            parts.section("Weights that lost elements", _losses(made)),
+            parts.section("Nodes and weights", _sizes(made, audit), is_detail=True),
+            parts.section("Decisions", [decision_table(made.plan)], is_detail=True, on_page=False),
+            parts.section("Notes", parts.notes([*conversion_notes(made), *comparison_notes(validation)])),
+        ),
+        steps_of(validation.cure if validation else None),
+    )
+
+
+def conversion_notes(made: Conversion) -> Iterator[str]:
+    """What is worth knowing about a conversion, in sentences."""
+    yield from (*made.notes, *made.plan.warnings)
+    found, target = made.summary, made.plan.target
+    if found.fallbacks:
+        subject = "1 node has" if len(found.fallbacks) == 1 else f"{len(found.fallbacks):,} nodes have"
+        verb = "runs" if len(found.fallbacks) == 1 else "run"
+        ops = tally((op for _, op in found.fallbacks), _ROWS)
+        yield f"{subject} no kernel on {target}, in float32 either, and {verb} on the CPU: {ops}."
+    if found.overridable:
+        yield (
+            f"{count(len(found.overridable), 'weight')} can be overridden by callers, being graph inputs as well: each"
+            " keeps the type of its input, and is cast in every run where another type is needed. --freeze-defaults"
+            " makes them plain weights."
+        )
+    if found.unknown:
+        yield (
+            f"No schema is known for {', '.join(found.unknown)}: these nodes stay float32. Unless these are custom ops,"
+            " check the spelling and the opset imports."
+        )
+    subnormal = sum(counts.subnormal for counts in made.weights.values())
+    if subnormal:
+        elements = sum(counts.elements for counts in made.weights.values())
+        yield f"{subnormal:,} of {elements:,} converted weight elements became subnormal and lost digits."
+
+
+def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[parts.Figure, ...]:
+    """How many of the nodes that compute with floats are in low precision; nothing where none does."""
+    low = sum(counts.get(kind, 0) for kind in ("float16", "bfloat16", "mixed"))
+    floats = low + counts.get("float32", 0) + counts.get("float64", 0)
+    kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in PRECISIONS if counts.get(kind))
+    return (parts.Figure(f"nodes in {dtype}", percent(low, floats), kinds),) if floats else ()
+
+
+def _by_precision(counts: Mapping[str, int], dtype: str) -> dict[str, int]:
+    return {dtype if kind == "low" else kind: times for kind, times in counts.items()}
+
+
+def decision_table(plan: Plan) -> parts.Table:
+    """Every precision variable, its precision and the reason."""
+    rows = (
+        (
+            row.key,
+            row.op,
+            plan.dtype if row.low else "float32",
+            f"{row.reason}: {row.detail}" if row.detail else row.reason,
+        )
+        for row in plan.rows
+    )
+    return parts.table(("variable", "op", "precision", "reason"), rows)
+
+
+def node_bar(label: str, counts: Mapping[str, int]) -> parts.Bar:
+    """Nodes by precision."""
+    shares = (parts.Share(kind, counts[kind], f"{counts[kind]:,}") for kind in PRECISIONS if counts.get(kind))
+    return parts.Bar(label, f"{sum(counts.values()):,}", tuple(shares))
+
+
+def weight_bar(label: str, sizes: Mapping[str, int]) -> parts.Bar:
+    """Bytes of weights by type."""
+    ordered = sorted(sizes.items(), key=lambda item: -item[1])
+    shares = (parts.Share(kind, bytes_, size(bytes_)) for kind, bytes_ in ordered if bytes_)
+    return parts.Bar(label, size(sum(sizes.values())), tuple(shares))
+
+
+def _figures(made: Conversion) -> tuple[parts.Figure, ...]:
+    """Nodes in low precision, Casts and weights."""
+    summary, dtype = made.summary, made.plan.dtype
+    after = summary.casts_before + summary.casts_added - summary.casts_removed
+    casts = f"{summary.casts_before:,} before, +{summary.casts_added:,} −{summary.casts_removed:,}"
+    weights = f"{percent(made.bytes_after, made.bytes_before)} of {size(made.bytes_before)}"
+    return (
+        *node_figure(dtype, _by_precision(summary.nodes, dtype)),
+        parts.Figure("Casts", f"{after:,}", casts),
+        parts.Figure("weights", size(made.bytes_after), weights),
+    )
+
+
+def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
+    plan, status = made.plan, status_of(validation)
+    head, why = f"Converted to {plan.dtype}", tuple[str, ...]()
+    if not any(row.low for row in plan.rows):
+        more = " more" if made.summary.nodes_before.get("low") else ""
+        head, why = f"Nothing{more} was converted", (_why_nothing(plan),)
+    if validation is None:
+        return parts.Verdict(
+            status, f"{head}; not validated.", (*why, "The result was not compared with the original.")
+        )
+    sentence = {
+        parts.Status.UNKNOWN: f"{head}; not validated.",
+        parts.Status.FAILED: f"{head}, but the result is {'wrong' if validation.failure else 'outside the limits'}.",
+        parts.Status.INEXACT: f"{head}, with a larger error than usual.",
+        parts.Status.PASSED: f"{head}; {outputs_match(validation)} the original.",
+    }[status]
+    return parts.Verdict(status, sentence, (*why, *details_of(validation)))
+
+
+def _why_nothing(plan: Plan) -> str:
+    """The most frequent reason for which the nodes stay float32."""
+    if plan.level == "O0":
+        return "Level O0 keeps every precision as it is."
+    reasons = Counter(row.reason for row in plan.rows if row.reason not in ("constant", "tie"))
+    if not reasons:
+        return "Only constants are float32." if plan.rows else "The model does not compute in float32."
+    return f"Most nodes stay float32 for this reason: {reasons.most_common(1)[0][0]}."
+
+
+def _hazard_title(plan: Plan) -> str:
+    hazards = _decisive_hazards(plan)
+    low = {row.node for row in hazards if row.low}
+    kept = {row.node for row in hazards} - low
+    fates = [f"{count(len(kept), 'node')} kept float32"] if kept else []
+    fates += [f"{count(len(low), 'node')} in {plan.dtype} anyway"] if low else []
+    return f"Hazards: {', '.join(fates)}"
+
+
+def _hazards(plan: Plan) -> Iterator[parts.Part]:
+    """One item per kind of hazard, with its nodes."""
+    hazards = _decisive_hazards(plan)
+    for reason, times in Counter(row.reason for row in hazards).most_common():
+        mine = [row for row in hazards if row.reason == reason]
+        level = parts.Level.WARNING if any(row.low for row in mine) else parts.Level.NOTE
+        members = tuple(f"{row.node}: {row.detail}" if row.detail else row.node for row in mine)
+        yield parts.Item(f"{_HAZARDS.get(reason, reason)}.", level, count(times, "node"), members)
+    if hazards and plan.options.hazards:
+        text = "--force-low REGEX converts such nodes anyway, with all that share their precision; --no-hazards all."
+        yield parts.Item(text, parts.Level.NONE)
+
+
+def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
+    """The hazards that decided something: at level auto, measurements replace those that samples show."""
+    if plan.level != "auto":
+        return plan.hazards
+    reasons = {row.reason for row in plan.rows if not row.low}
+    return [row for row in plan.hazards if row.reason in reasons]
+
+
+def _losses(made: Conversion) -> list[parts.Part]:
+    """Weights with elements that lost more than digits."""
+    lost = [(name, c) for name, c in made.weights.items() if c.overflowed or c.flushed]
+    if not lost:
+        return []
+    lost.sort(key=lambda item: (-item[1].overflowed, -item[1].flushed, item[0]))
+    rows = ((name, *(f"{n:,}" for n in (c.elements, c.overflowed, c.flushed, c.subnormal))) for name, c in lost)
+    columns = ("weight", "elements", "saturated", "became zero", "became subnormal")
+    told = f"{len(lost):,} of {count(len(made.weights), 'converted tensor')}."
+    return [parts.Item(told, parts.Level.NONE), parts.table(columns, rows, right=range(1, 5), shown=_ROWS)]
+
+
+def _sizes(made: Conversion, audit: Audit | None) -> Iterable[parts.Part]:
+    """Nodes and weights before and after."""
+    summary, dtype = made.summary, made.plan.dtype
+    before, after = (_by_precision(counts, dtype) for counts in (summary.nodes_before, summary.nodes))
+    sizes = audit.weight_bytes if audit is not None else {"weights": made.bytes_after}
+    bars = (
+        parts.Bars("nodes", (node_bar("before", before), node_bar("after", after))),
+        parts.Bars("weights", (weight_bar("before", {"weights": made.bytes_before}), weight_bar("after", sizes))),
+    )
+    return [group for group in bars if any(bar.shares for bar in group.bars)] + list(traffic_figures(audit))
+
+
+def traffic_figures(audit: Audit | None) -> tuple[parts.Figure, ...]:
+    """Casts between floats, and what they move."""
+    if audit is None:
+        return ()
+    casts = audit.casts
+    redundant = f"{casts.redundant:,} redundant; " if casts.redundant else ""
+    return (
+        parts.Figure("Casts between floats", f"{casts.count:,}", f"{redundant}about {size(casts.bytes)} moved per run"),
+    )

@@ -1,0 +1,280 @@
+"""The nodes in execution order: what audit, plan and measurements say about them, joined by the names of the nodes."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from onnxamp._audit import Audit
+from onnxamp._convert.plan import Plan
+from onnxamp._dtypes import LOW_TYPES
+from onnxamp._numerics.measure import Measurement
+from onnxamp._numerics.results import FirstBad, LayerDiff, ValueCheck
+from onnxamp._report.check import LEVELS, finding_text
+from onnxamp._report.parts import Level
+from onnxamp._report.text import number
+
+_SUFFIXES: Final = ("", *(f"_{low.suffix}" for low in LOW_TYPES.values()), "_fp32")
+"""An unnamed node goes by its output, which a conversion may rename with one of these."""
+_MILD: Final = frozenset({"flushed"})
+"""Faults of a value that only cost accuracy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A statement about a node."""
+
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node. ``why`` is the kind of the reason for its precision, ``reason`` all of it.
+
+    ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed", "no floats", or "" where it is unknown;
+    ``is_cast``: a Cast between two float types.
+    """
+
+    name: str
+    op: str
+    scope: str
+    precision: str
+    provider: str
+    why: str
+    reason: str
+    is_cast: bool
+    messages: tuple[Message, ...]
+
+    @property
+    def level(self) -> Level:
+        """That of the worst message."""
+        return max((message.level for message in self.messages), default=Level.NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRow:
+    """A measured value: the number of its node, relative L2 errors, and magnitudes of the reference.
+
+    ``least`` is the smallest non-zero |x|, ``largest`` the largest finite one; None where nothing was measured.
+    """
+
+    node: int
+    name: str
+    dtype: str
+    local: float | None
+    accumulated: float | None
+    least: float | None
+    largest: float | None
+
+
+Measured: TypeAlias = LayerDiff | ValueCheck
+"""A value of a comparison, or of a check."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A node while facts about it are gathered."""
+
+    name: str
+    op: str
+    scope: str = ""
+    precision: str = ""
+    provider: str = ""
+    verdicts: list[tuple[str, str, str, bool]] = field(default_factory=list)
+    """(type parameter, reason, detail, low)."""
+    messages: list[Message] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Nodes, their values, and the number of the node that goes wrong first."""
+
+    nodes: tuple[NodeRow, ...]
+    values: tuple[ValueRow, ...]
+    first_bad: int | None
+
+
+class Places:
+    """Where nodes are, by name: of several of one name the one with the wanted op type."""
+
+    def __init__(self, nodes: Sequence[_Draft]) -> None:
+        """Number the nodes in their order."""
+        self._of: dict[str, list[int]] = defaultdict(list)
+        self._ops = [node.op for node in nodes]
+        for position, node in enumerate(nodes):
+            self._of[node.name].append(position)
+            if node.scope:
+                self._of[f"{node.scope}/{node.name}"].append(position)
+
+    def find(self, name: str, op: str, rank: int = 0) -> int | None:
+        """Number of the node, None if there is none; ``rank`` counts nodes of equal name.
+
+        One that bears the very name is taken where no op type fits: runtimes may see another op in its place.
+        """
+        for suffix in _SUFFIXES:
+            found = [n for n in self._of.get(name + suffix, ()) if self._ops[n] == op]
+            if found:
+                return found[min(rank, len(found) - 1)]
+        return next(iter(self._of.get(name, ())), None)
+
+
+def join_nodes(
+    audit: Audit | None,
+    plan: Plan | None,
+    measured: Iterable[Measured],
+    limit: float | None = None,
+    bad: FirstBad | None = None,
+) -> Nodes:
+    """Join all facts.
+
+    The audit's nodes give the order where there is an audit, else the plan's and the measured ones. A measured node
+    that is not among them comes behind the one that was measured before it. Complexity: linear, but for a sort.
+
+    Args:
+        audit: of the model whose nodes are listed.
+        plan: of the conversion that made it.
+        measured: values of a comparison or of a check.
+        limit: that of the relative L2 error, None where outputs differ in it.
+        bad: the value that goes wrong first.
+    """
+    ordered = sorted(measured, key=lambda item: item.position)
+    drafts = _skeleton(audit, plan)
+    drafts, owners = _with_measured(drafts, Places(drafts), ordered)
+    places, values = Places(drafts), []
+    for item, node in zip(ordered, owners, strict=True):
+        drafts[node].messages += _messages(item, limit)
+        values.append(_value(node, item))
+    _add_types(drafts, values)
+    if plan is not None:
+        _add_plan(drafts, places, plan)
+    first = places.find(bad.node, bad.op) if bad is not None else None
+    if bad is not None and first is not None:
+        level, text = Level.WARNING, "the error exceeds the limit from here on"
+        if bad.breaks:
+            level, text = Level.ERROR, "first bad value"
+        drafts[first].messages.insert(0, Message(level, f"{text}: {bad.alarm}"))
+    for finding in audit.findings if audit is not None else ():
+        where = places.find(finding.node, finding.op) if finding.node else None
+        if where is not None:
+            drafts[where].messages.append(Message(LEVELS.get(finding.severity, Level.NOTE), finding_text(finding)))
+    return Nodes(tuple(map(_row, drafts)), tuple(values), first)
+
+
+def _messages(item: Measured, limit: float | None) -> Iterator[Message]:
+    """What a measured value says about its node."""
+    if isinstance(item, ValueCheck):
+        if item.fault:
+            cause = f", {item.measured.alarm}" if item.measured.alarm else ""
+            level = Level.WARNING if item.fault in _MILD else Level.ERROR
+            yield Message(level, f"fault of {item.value}: {item.fault}{cause}")
+        elif item.inherited:
+            yield Message(Level.NOTE, f"{item.value} inherits a fault of its inputs")
+        return
+    if item.note:
+        yield Message(Level.NOTE, f"{item.value} was not measured: {item.note}")
+    for kind, measured in (("local", item.local), ("accumulated", item.accumulated)):
+        if measured is not None and measured.alarm:
+            yield Message(Level.ERROR, f"{kind} error of {item.value}: {measured.alarm}")
+    local = item.local
+    if local is not None and limit is not None and not local.alarm and local.rel_l2 > limit:
+        yield Message(Level.WARNING, f"this op alone is off by {number(local.rel_l2)} (relative L2) in {item.value}")
+
+
+def _errors(item: Measured) -> tuple[Measurement | None, Measurement | None]:
+    """The local and the accumulated error; that of a check is local."""
+    return (item.measured, None) if isinstance(item, ValueCheck) else (item.local, item.accumulated)
+
+
+def _skeleton(audit: Audit | None, plan: Plan | None) -> list[_Draft]:
+    if audit is not None:
+        nodes = sorted(audit.nodes, key=lambda node: node.position)
+        return [_Draft(node.node, node.op, node.scope, node.precision, node.provider) for node in nodes]
+    found: dict[tuple[str, str, int], _Draft] = {}
+    for row in plan.rows if plan is not None else ():
+        if row.op != "initializer":
+            found.setdefault((row.scope, row.node, row.rank), _Draft(row.node, row.op, row.scope))
+    return list(found.values())
+
+
+def _with_measured(
+    drafts: list[_Draft], places: Places, measured: Sequence[Measured]
+) -> tuple[list[_Draft], list[int]]:
+    """Drafts with those of measured nodes that were missing, and the place of the node of each measured value."""
+    keys: list[tuple[int, int]] = [(place, 0) for place in range(len(drafts))]
+    new: dict[tuple[str, str], int] = {}
+    found, anchor, every = [], -1, list(drafts)
+    for item in measured:
+        place = places.find(item.node, item.op)
+        if place is None:
+            place = new.setdefault((item.node, item.op), len(every))
+            if place == len(every):
+                every.append(_Draft(item.node, item.op))
+                keys.append((anchor, place))
+        else:
+            anchor = place
+        found.append(place)
+    order = sorted(range(len(every)), key=lambda place: keys[place])
+    rank = {old: new for new, old in enumerate(order)}
+    return [every[place] for place in order], [rank[place] for place in found]
+
+
+def _value(node: int, item: Measured) -> ValueRow:
+    local, accumulated = _errors(item)
+    ranged = accumulated or local
+    has_range = ranged is not None and ranged.reference_max > 0
+    is_ordinary = ranged is not None and (has_range or ranged.reference_zero > 0)
+    return ValueRow(
+        node,
+        item.value,
+        item.dtype,
+        local.rel_l2 if local else None,
+        accumulated.rel_l2 if accumulated else None,
+        ranged.reference_least if ranged and has_range else None,
+        ranged.reference_max if ranged and is_ordinary else None,
+    )
+
+
+def _add_types(drafts: Sequence[_Draft], values: Iterable[ValueRow]) -> None:
+    """Where nothing else tells a node's precision, the types of its values do."""
+    seen: dict[int, set[str]] = defaultdict(set)
+    for value in values:
+        if value.dtype in ("float32", *LOW_TYPES):
+            seen[value.node].add(value.dtype)
+    for place, types in seen.items():
+        if not drafts[place].precision:
+            drafts[place].precision = types.pop() if len(types) == 1 else "mixed"
+
+
+def _add_plan(drafts: Sequence[_Draft], places: Places, plan: Plan) -> None:
+    decided: dict[int, set[bool]] = defaultdict(set)
+    for row in plan.rows:
+        path = f"{row.scope}/{row.node}" if row.scope else row.node
+        place = None if row.op == "initializer" else places.find(path, row.op, row.rank)
+        if place is not None:
+            drafts[place].verdicts.append((row.param, row.reason, row.detail, row.low))
+            decided[place].add(row.low)
+    for place, lows in decided.items():
+        if not drafts[place].precision:
+            drafts[place].precision = "mixed" if len(lows) == 2 else plan.dtype if True in lows else "float32"
+    for hazard in plan.hazards:
+        place = places.find(hazard.node, hazard.op)
+        if place is not None:
+            fate = f"{plan.dtype} despite a hazard" if hazard.low else "kept float32"
+            level = Level.WARNING if hazard.low else Level.NOTE
+            text = f"{fate}: {hazard.reason}: {hazard.detail}" if hazard.detail else f"{fate}: {hazard.reason}"
+            drafts[place].messages.append(Message(level, text))
+
+
+def _row(draft: _Draft) -> NodeRow:
+    texts: dict[str, list[str]] = {}
+    for param, reason, detail, _ in draft.verdicts:
+        texts.setdefault(f"{reason}: {detail}" if detail and detail != draft.op else reason, []).append(param)
+    reason = next(iter(texts), "")
+    if len(texts) > 1:
+        reason = "; ".join(f"{', '.join(params)}: {text}" for text, params in texts.items())
+    kinds = [reason for _, reason, _, low in draft.verdicts if not low] or [kind for _, kind, _, _ in draft.verdicts]
+    return NodeRow(
+        draft.name, draft.op, draft.scope, draft.precision, draft.provider, kinds[0] if kinds else "", reason,
+        draft.op == "Cast" and draft.precision == "mixed", tuple(dict.fromkeys(draft.messages)),
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""What is in a model and in the lists, and what each level would do."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from onnx import ModelProto
+
+from onnxamp._convert.plan import Plan
+from onnxamp._graph.view import opset_imports
+from onnxamp._model.storage import weight_bytes
+from onnxamp._options.lists import Preset
+from onnxamp._report import parts
+from onnxamp._report.conversion import decision_table
+from onnxamp._report.text import opset_text, size
+
+_DTYPES: Final = ("float16", "bfloat16", "float32", "other")
+
+
+def inspection_report(
+    path: Path,
+    model: ModelProto,
+    operators: Mapping[tuple[str, str], int],
+    plans: Mapping[str, tuple[Plan, Mapping[str, int]]],
+    hints: Mapping[str, str | None],
+    *,
+    with_decisions: bool,
+) -> parts.Report:
+    """A model and its levels.
+
+    Args:
+        path: where the model is.
+        model: the model.
+        operators: (op type, precision) -> number of nodes.
+        plans: level -> the plan, and the number of nodes by precision.
+        hints: level -> what folding would save.
+        with_decisions: show each decision without -v, too.
+    """
+    decisions = (
+        parts.section(f"Decisions at level {level}", [decision_table(plan)], is_detail=not with_decisions)
+        for level, (plan, _) in plans.items()
+    )
+    levels = (
+        [_levels(plans)] if plans else [parts.Item("No level applies: the opset is too old. Upgrade it with --opset.")]
+    )
+    return parts.Report(
+        "inspect",
+        models=(str(path),),
+        figures=(
+            parts.Figure("IR version", str(model.ir_version)),
+            parts.Figure("opset", opset_text(opset_imports(model).items())),
+            parts.Figure("weights", size(weight_bytes(model))),
+        ),
+        sections=(
+            parts.section("Operators", [_operators(operators)]),
+            parts.section("Levels", levels),
+            parts.section("Notes", parts.notes(_hints(hints))),
+            *decisions,
+        ),
+    )
+
+
+def lists_report(presets: Sequence[Preset]) -> parts.Report:
+    """White and black lists, with the source of each entry."""
+    lists = (
+        parts.section(
+            f"{preset.name}: {kind} list, {len(entries)} op types",
+            [parts.table(("op type", "source"), entries.items())],
+        )
+        for preset in presets
+        for kind, entries in (("white", preset.white), ("black", preset.black))
+    )
+    return parts.Report("lists", sections=(parts.section("Presets", [_presets(presets)]), *lists))
+
+
+def _presets(presets: Sequence[Preset]) -> parts.Table:
+    return parts.table(("preset", "what it is"), ((preset.name, preset.summary) for preset in presets))
+
+
+def _operators(counts: Mapping[tuple[str, str], int]) -> parts.Table:
+    """Op types by the precisions that their nodes touch, as paddle.amp.debugging.collect_operator_stats has them."""
+    ops = sorted({op for op, _ in counts}, key=lambda op: (-sum(counts.get((op, d), 0) for d in _DTYPES), op))
+    rows = ((op, *(str(counts.get((op, dtype)) or "") for dtype in _DTYPES)) for op in ops)
+    return parts.table(("op type", *_DTYPES), rows, right=range(1, 5))
+
+
+def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> parts.Table:
+    rows = (
+        (
+            level,
+            str(nodes.get("low", 0) + nodes.get("mixed", 0)),
+            str(nodes.get("float32", 0)),
+            str(plan.casts),
+            str(len({row.node for row in plan.hazards if not row.low})),
+        )
+        for level, (plan, nodes) in plans.items()
+    )
+    return parts.table(
+        ("level", "nodes low", "nodes float32", "new Casts", "kept for hazards"), rows, right=range(1, 5)
+    )
+
+
+def _hints(hints: Mapping[str, str | None]) -> Iterator[str]:
+    for hint in dict.fromkeys(filter(None, hints.values())):
+        yield f"{', '.join(level for level, text in hints.items() if text == hint)}: {hint}"

@@ -1,0 +1,91 @@
+"""How reports write numbers and names."""
+
+from collections import Counter
+from collections.abc import Iterable
+from math import isfinite, isnan
+from typing import Final
+
+_LONGEST_NAME: Final = 400
+"""Characters of a name that the page shows; longer ones lose their middle."""
+_LONGEST_SENTENCE: Final = 2000
+
+
+def printable(text: str) -> str:
+    """Text with its control and direction characters (terminal escapes in names, say) written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def named(text: str, longest: int = _LONGEST_NAME) -> str:
+    """:func:`printable` text of bounded length."""
+    bounded = text if len(text) <= 4 * longest else text[:longest] + text[-longest:]
+    safe = printable(bounded)
+    return safe if len(safe) <= longest else f"{safe[: longest // 2]} … {safe[-longest // 2 :]}"
+
+
+def said(text: str) -> str:
+    """A sentence, likewise: it may hold several names."""
+    return named(text, _LONGEST_SENTENCE)
+
+
+def number(x: float | None, digits: int = 3) -> str:
+    """A number for people: 0.0123, 1.23e-5, ∞, NaN; a dash where there is none."""
+    if x is None:
+        return "–"
+    if isnan(x):
+        return "NaN"
+    if not isfinite(x):
+        return "∞" if x > 0 else "−∞"
+    x += 0.0  # no negative zero
+    text = f"{x:.{digits - 1}e}" if 0 < abs(x) < 1e-3 else f"{x:.{digits}g}"
+    return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+def magnitude(x: float, zeros: int) -> str:
+    """A largest magnitude; a dash where it is 0 although no element is zero: then none is finite."""
+    return number(x) if x or zeros else "–"
+
+
+def percent(part: float, whole: float) -> str:
+    """``part`` of ``whole`` in whole percents, but never 0 or 100 where it is not."""
+    if not whole:
+        return "–"
+    share = 100 * part / whole
+    if 0 < share < 1:
+        return "<1 %"
+    return ">99 %" if 99 < share < 100 else f"{share:.0f} %"
+
+
+def count(number_of: int, noun: str) -> str:
+    """``1 node``, ``1,200 nodes``."""
+    return f"{number_of:,} {noun}" + ("" if number_of == 1 else "s")
+
+
+def change(before: int, after: int) -> str:
+    """A count on both sides, once where they agree."""
+    return f"{after:,}" if before == after else f"{before:,} → {after:,}"
+
+
+def shape(dims: tuple[int, ...]) -> str:
+    """The dimensions, or ``scalar``."""
+    return "×".join(map(str, dims)) or "scalar"
+
+
+def size(bytes_: int) -> str:
+    """Bytes for people: 12.3 MB (10^6 bytes)."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if bytes_ >= factor:
+            return f"{bytes_ / factor:.1f} {unit}"
+    return f"{bytes_} B"
+
+
+def tally(names: Iterable[str], longest: int | None = None) -> str:
+    """Names with how often they occur, most frequent first."""
+    counts = Counter(names).most_common()
+    shown = ", ".join(f"{name} ×{times}" if times > 1 else name for name, times in counts[:longest])
+    more = 0 if longest is None else len(counts) - longest
+    return f"{shown} and {count(more, 'more op type')}" if more > 0 else shown
+
+
+def opset_text(opsets: Iterable[tuple[str, int]]) -> str:
+    """Opset imports: ``ai.onnx 17, com.microsoft 1``."""
+    return ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opsets)

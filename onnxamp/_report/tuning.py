@@ -1,0 +1,181 @@
+"""What tuning found: the candidates, what stays float32 and why, and what it took."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf, log10
+from pathlib import Path
+from typing import Final
+
+from onnxamp._audit import Audit
+from onnxamp._convert.convert import Conversion
+from onnxamp._numerics.results import DiffReport
+from onnxamp._report import parts
+from onnxamp._report.conversion import conversion_report
+from onnxamp._report.text import count, percent, tally
+from onnxamp._tuning.results import Tuned
+from onnxamp._tuning.search import Candidate
+
+_OPS: Final = 6
+"""Op types that an item names."""
+_WHY: Final = {
+    "never run": "No sample runs them: they stay float32, as at level O2",
+    "costs accuracy": "The error they would add is better spent elsewhere",
+    "breaks on its own": "They overflow, vanish or are far off on their own",
+    "breaks the outputs": "The outputs break when their block is in low precision",
+    "goes with others": "They share their precision with others",
+    "not worth its Casts": "Their Casts would take longer than they save",
+    "not measured": "Their effect could not be measured",
+}
+_UNMEASURED: Final = frozenset(
+    {"no kernel", "constant range", "mask", "index path", "quantized unit", "runtime fusion"}
+)
+"""Reasons that do not depend on measurements."""
+
+
+def tuning_report(
+    made: Conversion,
+    tuned: Tuned,
+    validation: DiffReport | None = None,
+    *,
+    state: Path | None = None,
+    audit: Audit | None = None,
+) -> parts.Report:
+    """All that a tuning has to say; ``state`` is the file that its measurements are in, ``audit`` is of the result."""
+    base = conversion_report(made, validation, audit)
+    several = len(tuned.candidates) > 1 and state is not None
+    told = parts.Step("--pick K with the same --state writes candidate K without running again.")
+    report = replace(
+        base,
+        figures=(*base.figures, *_figures(tuned)),
+        sections=(*_sections(tuned, state), *base.sections),
+        steps=(*base.steps, *([told] if several else [])),
+    )
+    if validation is not None:
+        return report
+    task = report.task.replace("convert", "tune", 1)
+    return replace(report, task=task, verdict=_verdict(tuned), ran=(tuned.ran_on, tuned.inputs))
+
+
+def tuning_status(tuned: Tuned) -> parts.Status:
+    """The verdict on a tuning in one word."""
+    return parts.Status.PASSED if tuned.held else parts.Status.FAILED
+
+
+def effort(tuned: Tuned) -> Iterator[str]:
+    """What the search took, in sentences, and what the samples did not show."""
+    recalled = f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
+    yield (
+        f"{count(tuned.runs, 'run')} of one session{recalled}; {count(tuned.conversions, 'converted model')} judged on"
+        f" all samples ({tuned.ran_on}); {count(tuned.units, 'node')} could be in low precision."
+    )
+    if tuned.noise:
+        yield f"Run twice, the float32 model differs from itself by {tuned.noise:.2g}."
+    if tuned.device_noise is not None:
+        yield f"In float32, {tuned.ran_on} differs from the CPU by {error_text(tuned, tuned.device_noise)}."
+    never = len(tuned.unseen) + sum(row.why == "never run" for row in tuned.kept)
+    if never:
+        yield (
+            f"No sample runs {count(never, 'node')}: precision there is that of level O2 ({len(tuned.unseen):,} low),"
+            " and its error is unknown. Add inputs that reach them."
+        )
+
+
+def error_text(tuned: Tuned, error: float) -> str:
+    """An error as people read it; for the signal-to-noise ratio, in dB."""
+    if tuned.metric == "snr":
+        return "∞ dB" if not error else f"{-20 * log10(error):.1f} dB" if error < inf else "−∞ dB"
+    return "∞" if error == inf else f"{error:.3g}"
+
+
+def tolerance_text(tuned: Tuned) -> str:
+    """The tolerance, likewise."""
+    return error_text(tuned, tuned.tolerance) + (" or more" if tuned.metric == "snr" else " or less")
+
+
+def time_text(microseconds: float) -> str:
+    """A time for people: 3.2 µs, 1.25 ms."""
+    return f"{microseconds / 1000:.2f} ms" if microseconds >= 1000 else f"{microseconds:.3g} µs"
+
+
+def speedup_text(tuned: Tuned, candidate: Candidate) -> str:
+    """How many times as fast as the slowest candidate."""
+    slowest = max(found.time for found in tuned.candidates)
+    return f"{slowest / candidate.time:.2f}×" if candidate.time else "–"
+
+
+def measured_error(tuned: Tuned, position: int) -> float | None:
+    """The error of a candidate, None where only predicted; of the written one, that of the model on all samples."""
+    return tuned.error if position == tuned.chosen else tuned.candidates[position].error
+
+
+def _verdict(tuned: Tuned) -> parts.Verdict:
+    written = tuned.candidates[tuned.chosen]
+    text = f"{tuned.metric} is {error_text(tuned, tuned.error)}; the tolerance is {tolerance_text(tuned)}."
+    status = tuning_status(tuned)
+    if not tuned.held:
+        return parts.Verdict(status, "The result does not meet the tolerance.", (text,))
+    if not written.nodes:
+        return parts.Verdict(
+            status, "Nothing was converted: no node can be in low precision within the tolerance.", (text,)
+        )
+    share = percent(written.bytes, 1.0)
+    return parts.Verdict(
+        status, f"The tolerance is met with {share} of the float traffic in {tuned.plan.dtype}.", (text,)
+    )
+
+
+def _figures(tuned: Tuned) -> tuple[parts.Figure, ...]:
+    wanted = f"tolerance {tolerance_text(tuned)}"
+    return (
+        parts.Figure(tuned.metric, error_text(tuned, tuned.error), wanted),
+        parts.Figure("speed-up", speedup_text(tuned, tuned.candidates[tuned.chosen]), f"{tuned.times}"),
+    )
+
+
+def _sections(tuned: Tuned, state: Path | None) -> tuple[parts.Section, ...]:
+    free = "" if state else "; with --state FILE, without running again"
+    told = [parts.Item(f"Times are {tuned.times}.", parts.Level.NONE)]
+    told += (
+        [parts.Item(f"--pick K writes candidate K instead{free}.", parts.Level.NONE)]
+        if len(tuned.candidates) > 1
+        else []
+    )
+    return (
+        parts.section("Candidates", (_candidates(tuned), *told)),
+        parts.section("Kept float32", _kept(tuned)),
+        parts.section("Effort", parts.notes(effort(tuned))),
+    )
+
+
+def _candidates(tuned: Tuned) -> parts.Table:
+    columns = ("#", "time", "speed-up", "measured", "predicted", "nodes low", "arithmetic", "traffic", "")
+    rows = (_candidate(tuned, position, candidate) for position, candidate in enumerate(tuned.candidates))
+    return parts.table(columns, rows, right=range(1, 8), key="candidate")
+
+
+def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> parts.Row:
+    measured, is_chosen = measured_error(tuned, position), position == tuned.chosen
+    known = candidate.predicted if measured is None else measured
+    cells = (
+        str(position), time_text(candidate.time), speedup_text(tuned, candidate),
+        "" if measured is None else error_text(tuned, measured), error_text(tuned, candidate.predicted),
+        f"{candidate.nodes:,}", percent(candidate.flops, 1.0), percent(candidate.bytes, 1.0),
+        "← written" if is_chosen else "",
+    )  # fmt: skip
+    return parts.Row(
+        cells, parts.Status.PASSED if known <= tuned.tolerance else parts.Status.FAILED, is_strong=is_chosen
+    )
+
+
+def _kept(tuned: Tuned) -> Iterator[parts.Part]:
+    """What stays float32, by reason."""
+    for why, times in Counter(row.why for row in tuned.kept).most_common():
+        mine = [row for row in tuned.kept if row.why == why]
+        members = tuple(f"{row.node}: {row.detail}" if row.detail else row.node for row in mine)
+        text = f"{_WHY[why]}: {tally((row.op for row in mine), _OPS)}."
+        yield parts.Item(text, label=count(times, "node"), members=members)
+    nodes = {(row.scope, row.node): row for row in tuned.plan.rows if row.op not in ("initializer", "Constant")}
+    for reason, times in Counter(row.reason for row in nodes.values() if not row.low).most_common():
+        if reason in _UNMEASURED:
+            yield parts.Item(f"{reason}, as at other levels.", label=count(times, "node"))
