@@ -33,9 +33,11 @@ def print_report(report: Report, *, verbose: bool = False) -> None:
             console.print("", _step(step))
             if step.command:
                 console.print(Text(f"   {printable(step.command)}", style="bold"), soft_wrap=True)
-    for line in capture.get().splitlines():
-        shown = line if console.is_terminal else line.rstrip()  # rich fills lines up to the width of a table
-        console.file.write(f"{shown}\n")
+    lines = capture.get().splitlines()
+    if not console.is_terminal:
+        lines = [line.rstrip() for line in lines]  # rich fills them up to the width of a table
+    console.file.write("\n".join([*lines, ""]))
+    console.file.flush()  # errors follow on standard error
 
 
 def as_text(report: Report, *, verbose: bool = False) -> RenderableType:
