@@ -32,7 +32,7 @@ def test_trains_and_reports() -> None:
     assert not Path("out.onnx").exists()
     result = run("train", *arguments, "--loss-scale", 1024)
     assert result.exit_code == 0, result.output
-    for text in ("O2 float16 with adamw", "epoch", "skipped", "✔ out.onnx was written"):
+    for text in ("✔ Trained net.onnx at O2 float16 with adamw", "net.onnx → out.onnx", "epoch", "skipped updates"):
         assert text in result.output
     onnx.checker.check_model("out.onnx", full_check=True)
     before, after = weights("net.onnx"), weights("out.onnx")
