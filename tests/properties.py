@@ -62,10 +62,10 @@ def violations(model: ModelProto, feeds: Mapping[str, Any], way: Way, *, smooth:
     except OnnxAmpError as error:
         return [f"convert: {type(error).__name__}: {error}"]
     found = [] if frozen(model) == before else ["input: the caller's model was changed"]
-    again = onnxamp.convert_model(result, **way.options)
-    found += [] if frozen(again) == frozen(result) else ["idempotent: converting again changes the result"]
     if frozen(result) == before:
         return found
+    again = onnxamp.convert_model(result, **way.options)
+    found += [] if frozen(again) == frozen(result) else ["idempotent: converting again changes the result"]
     if checker_error(model) is None:  # what it cannot type, nobody can judge
         found += [*check_onnx(model, result), *check_casts(model, result), *check_types(result)]
     return [
