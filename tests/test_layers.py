@@ -24,6 +24,8 @@ FILES = {
 TREES = {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in FILES.items()}
 
 ROOMS = (
+    "_public",
+    "_context",
     "_errors",
     "_dtypes",
     "_ops",
@@ -36,7 +38,6 @@ ROOMS = (
     "_rewrite",
     "_runtime",
     "_convert",
-    "_autocast",
     "_audit",
     "_numerics",
     "_extract",
@@ -45,9 +46,10 @@ ROOMS = (
     "_bench",
     "_batch",
     "_report",
-    "amp",
+    "_amp",
     "debugging",
     "train",
+    "amp",
     "",
     "_cli",
     "__main__",
