@@ -8,7 +8,8 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
-from onnxamp._numerics.metrics import compare
+from onnxamp._model.copying import copy_without
+from onnxamp._numerics.compare import compare
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, make_session, run
 
@@ -63,9 +64,7 @@ def flushed_gradients(
 
 def _with_outputs(model: ModelProto, names: list[str]) -> ModelProto:
     """The model with these values as its outputs."""
-    result = ModelProto()
-    result.CopyFrom(model)
-    del result.graph.output[:]
+    result = copy_without(model, "output")
     result.graph.output.extend(map(helper.make_empty_tensor_value_info, names))
     return result
 

@@ -13,6 +13,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin, opset_imports
+from onnxamp._model.copying import copy_without
 from onnxamp._ops.facts import attribute
 from onnxamp._rewrite.opset import upgrade
 from onnxamp._rewrite.prepare import inline
@@ -67,27 +68,20 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> Forward:
     if opset_imports(model)[""] < opset:
         model = upgrade(model, opset, notes)
     graph = Graph.of(model)
-    result = ModelProto()
-    result.CopyFrom(model)
+    result = copy_without(model, "node")
     names, shapes = NewNames(graph.all_names()), graph.ask(symbolic_shapes)
     statistics: dict[str, str] = {}
     masks: list[Mask] = []
-    nodes: list[NodeProto] = []
-    for index in graph.scopes[0].nodes:
-        node, proto = graph.nodes[index], result.graph.node[index]
+    for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
+        if node.key == "Dropout" and (ratio := _ratio(graph, node)):
+            masks.append(Mask(names.fresh(f"{node.label}/mask"), _known(shapes[node.inputs[0]], node), ratio))
+            result.graph.node.extend(_dropout(node, masks[-1], result, names))
+            continue
+        proto = result.graph.node.add()
+        proto.CopyFrom(node.proto)
         if node.key == "BatchNormalization":
             statistics |= _over_the_batch(graph, node, proto, names)
-        elif node.key == "Dropout" and _ratio(graph, node):
-            mask = Mask(names.fresh(f"{node.label}/mask"), _known(shapes[node.inputs[0]], node), _ratio(graph, node))
-            masks.append(mask)
-            nodes += _dropout(node, mask, result, names)
-            continue
-        nodes.append(proto)
-    entries = [helper.make_tensor_value_info(mask.name, TensorProto.BOOL, mask.dims) for mask in masks]
-    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del result.graph.node[:]
-    result.graph.node.extend(kept)
-    result.graph.input.extend(entries)
+    result.graph.input.extend(helper.make_tensor_value_info(mask.name, TensorProto.BOOL, mask.dims) for mask in masks)
     return Forward(result, statistics, tuple(masks))
 
 

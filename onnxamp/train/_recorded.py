@@ -18,6 +18,7 @@ from onnx import ModelProto, helper
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
+from onnxamp._model.copying import copy_without
 from onnxamp._runtime.bound import bind_values, empty_value
 from onnxamp._runtime.session import EXACT, Provider, make_session
 
@@ -103,9 +104,7 @@ def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model
     Size becomes a constant where the shape is known: unlike Shape, ONNX Runtime does not fold it, and it would leave a
     copy from host to device in the graph.
     """
-    result = ModelProto()
-    result.CopyFrom(model)
-    del result.graph.value_info[:]
+    result = copy_without(model, "value_info")
     for entry in result.graph.input:
         if entry.name in shapes:
             kind = entry.type.tensor_type.elem_type

@@ -9,6 +9,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import Node
+from onnxamp._model.copying import copy_without
 from onnxamp.train._gradients.forward_pass import ForwardPass, find_path, read_forward_pass
 from onnxamp.train._gradients.recurrent import UNROLLED, unroll
 from onnxamp.train._gradients.table import RULES
@@ -71,9 +72,7 @@ def _unrolled(forward: ForwardPass, nodes: Sequence[Node]) -> ModelProto:
         writer.prefix, start = node.label, len(writer.nodes)
         unroll(forward.call(writer, node))
         replaced[node.index] = writer.nodes[start:]
-    result = ModelProto()
-    result.CopyFrom(graph.model)
-    del result.graph.node[:]
+    result = copy_without(graph.model, "node")
     for index in graph.scopes[0].nodes:
         result.graph.node.extend(replaced.get(index, [graph.nodes[index].proto]))
     result.graph.initializer.extend(writer.constants.values())

@@ -8,6 +8,7 @@ from onnx import ModelProto, helper
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, opset_imports
+from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model, ModelSource
 from onnxamp.train._gradients.expand import expand, value_of
 from onnxamp.train._gradients.forward_pass import ForwardPass, copied
@@ -165,14 +166,11 @@ class _Backward:
 
 
 def _assembled(forward: ForwardPass, writer: Writer, gradients: Mapping[str, Tensor]) -> Gradients:
-    result = ModelProto()
-    result.CopyFrom(forward.graph.model)
-    graph, outputs = result.graph, {}
+    result, outputs = copy_without(forward.graph.model, "node"), {}
     for name, gradient in gradients.items():
         writer.prefix = outputs[name] = writer.names.fresh(f"{name}/gradient")
         gradient.op("Identity", into=outputs[name])
         dims = forward.dims[value_of(forward.graph, name)]
-        graph.output.append(helper.make_tensor_value_info(outputs[name], gradient.elem, dims))
-    del graph.node[:]
-    writer.add_to(graph)
+        result.graph.output.append(helper.make_tensor_value_info(outputs[name], gradient.elem, dims))
+    writer.add_to(result.graph)
     return Gradients(result, outputs)
