@@ -6,8 +6,6 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 
 import onnxamp
@@ -41,9 +39,8 @@ PUBLIC = public()
 
 
 def examples(name: str) -> list[doctest.DocTest]:
-    """The examples of a class or function and its methods; the names that they may use without an import."""
-    known = {"np": np, "onnx": onnx, "onnxamp": onnxamp}
-    found = doctest.DocTestFinder(exclude_empty=True).find(PUBLIC[name], name, module=False, extraglobs=known)
+    """The examples of a class or function and its methods, which import all that they use."""
+    found = doctest.DocTestFinder(exclude_empty=True).find(PUBLIC[name], name, module=False, globs={})
     return [test for test in found if test.examples]
 
 
