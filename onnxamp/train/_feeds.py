@@ -65,7 +65,7 @@ class Batches:
             yield {name: array[rows] for name, array in self.arrays.items()}
 
 
-def typed_feeds(model: ModelProto, feeds: Feeds) -> dict[str, NDArray[Any]]:
+def typed_feeds(model: ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """The feeds in the element types of the inputs; float64 data, say, is rounded to float32.
 
     Raises:

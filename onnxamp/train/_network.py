@@ -14,6 +14,7 @@ from onnxamp._api import convert_as
 from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._model.storage import write_file
 from onnxamp._options.options import Options
+from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, run, run_values
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
@@ -89,7 +90,7 @@ class TrainNetwork:
     def __post_init__(self) -> None:
         self._state = self._held(self.plan.state)
 
-    def step(self, feeds: Feeds) -> StepResult:
+    def step(self, feeds: Mapping[str, Any]) -> StepResult:
         """Make one training step.
 
         Args:
@@ -107,7 +108,7 @@ class TrainNetwork:
         self.steps += 1
         return StepResult(float(results[LOSS]), bool(results[OVERFLOW]), scale, float(results[NORM]))
 
-    def _inputs(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+    def _inputs(self, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """All inputs of a step other than the state."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown.")
@@ -134,7 +135,7 @@ class TrainNetwork:
 
     def fit(
         self,
-        batches: Iterable[Feeds],
+        batches: Iterable[Mapping[str, Any]] | SamplesLike,
         epochs: int = 1,
         *,
         progress: bool = False,
@@ -143,8 +144,9 @@ class TrainNetwork:
         """Train for some epochs.
 
         Args:
-            batches: what :meth:`step` takes; anything that can be iterated once per epoch. :class:`Batches` come in a
-                different order in each epoch.
+            batches: what :meth:`step` takes, as anything that can be iterated once per epoch, :class:`Batches` (which
+                are shuffled anew in each epoch), :class:`onnxamp.Samples`, a path to such (.npz, .json or a folder),
+                or a dict of arrays, which is a single batch.
             epochs: number of epochs.
             progress: show a progress bar with the loss on the terminal.
             report: called with the number of each step, from 1, and its result.
@@ -155,6 +157,8 @@ class TrainNetwork:
         Raises:
             ArgumentError: there are no batches. Others as :meth:`step`.
         """
+        if isinstance(batches, (str, PathLike, Mapping)):
+            batches = as_samples(batches, self.source)
         means, total = [], len(batches) * epochs if isinstance(batches, Sized) else None
         with training_bar(total, shown=progress) as advance:
             for epoch in range(epochs):
@@ -170,7 +174,7 @@ class TrainNetwork:
                 means.append(float(np.mean(losses)))
         return means
 
-    def flushed(self, feeds: Feeds) -> dict[str, FlushedGradient]:
+    def flushed(self, feeds: Mapping[str, Any]) -> dict[str, FlushedGradient]:
         """Which gradients low precision would flush to zero in the next step, by weight.
 
         If many are, the loss needs a larger scale. Nothing is trained. Each call creates two sessions.

@@ -126,12 +126,12 @@ def _constants(graph: Graph, elems: Sequence[int], dims: Sequence[Dims | None]) 
     integers computed from these.
     """
     listed = {entry.name for entry in graph.model.graph.input}
-    found: _Known = {
+    constants: _Known = {
         tensor.name: numpy_helper.to_array(tensor)
         for tensor in graph.model.graph.initializer
         if tensor.name not in listed and _is_small(tensor) and tensor.data_location != TensorProto.EXTERNAL
     }
-    known, computed = set(found), []
+    known, computed = set(constants), []
     for node in (graph.nodes[index] for index in graph.order):
         if node.scope or node.bodies or node.key in op_facts().random:
             continue
@@ -139,15 +139,15 @@ def _constants(graph: Graph, elems: Sequence[int], dims: Sequence[Dims | None]) 
         shape = dims[node.inputs[0]] if node.key == "Shape" else None
         if shape is not None and all(isinstance(size, int) for size in shape):
             end = attribute(node.proto, "end")
-            found[name] = np.asarray(shape[attribute(node.proto, "start") or 0 : end], np.int64)
+            constants[name] = np.asarray(shape[attribute(node.proto, "start") or 0 : end], np.int64)
             known.add(name)
         elif node.key == "Constant":
-            found.update(_constant(node.proto))
-            known.update(found.keys() & {name})
+            constants.update(_constant(node.proto))
+            known.update(constants.keys() & {name})
         elif node.inputs and all(not n or n in known for n in node.proto.input) and _counts(node, elems):
             computed.append(node)
             known.update(node.proto.output)
-    return _evaluated(graph.model, computed, found)
+    return _evaluated(graph.model, computed, constants)
 
 
 def _counts(node: Node, elems: Sequence[int]) -> bool:
@@ -169,15 +169,15 @@ def _is_small(tensor: TensorProto) -> bool:
     return elements(tuple(tensor.dims)) <= SMALL
 
 
-def _evaluated(model: ModelProto, nodes: Sequence[Node], found: _Known) -> _Known:
+def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _Known:
     """The constants, and those that the nodes compute from them."""
     from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - it takes long to import
 
     if not nodes:
-        return found
+        return constants
     outputs = [name for node in nodes for name in node.proto.output if name]
-    read_names = {name for node in nodes for name in node.proto.input} & found.keys()
-    feeds = {name: found[name] for name in read_names}
+    read_names = {name for node in nodes for name in node.proto.input} & constants.keys()
+    feeds = {name: constants[name] for name in read_names}
     inputs = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), None) for n, a in feeds.items()
     ]
@@ -185,4 +185,4 @@ def _evaluated(model: ModelProto, nodes: Sequence[Node], found: _Known) -> _Know
     graph = helper.make_graph([node.proto for node in nodes], "constants", inputs, results)
     opsets = [helper.make_opsetid(domain, version) for domain, version in opset_imports(model).items()]
     made = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, feeds)
-    return found | {name: np.asarray(array) for name, array in zip(outputs, made, strict=True)}
+    return constants | {name: np.asarray(array) for name, array in zip(outputs, made, strict=True)}
