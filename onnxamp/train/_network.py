@@ -20,7 +20,6 @@ from onnxamp._runtime.values import from_value, to_value
 from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
 from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._progress import training_bar
 from onnxamp.train._recorded import Recorded
 from onnxamp.train._step import APPLY, LOSS, NORM, OVERFLOW, RATE, SCALE, Step
 
@@ -159,14 +158,18 @@ class TrainNetwork:
         """
         if isinstance(batches, (str, PathLike, Mapping)):
             batches = as_samples(batches, self.source)
-        means, total = [], len(batches) * epochs if isinstance(batches, Sized) else None
-        with training_bar(total, shown=progress) as advance:
+        from onnxamp._report.progress import progress_bar  # noqa: PLC0415 - only a terminal needs it
+
+        means, total = [], len(batches) * epochs if isinstance(batches, Sized) else 0
+        done = 0
+        with progress_bar(quiet=not progress) as advance:
             for epoch in range(epochs):
                 losses = []
                 for feeds in batches.after(epoch) if isinstance(batches, Batches) else batches:
                     result = self.step(feeds)
                     losses.append(result.loss)
-                    advance(f"epoch {epoch + 1}/{epochs}", result.loss)
+                    done += 1
+                    advance(f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}", done, total)
                     if report is not None:
                         report(self.steps, result)
                 if not losses:
