@@ -12,3 +12,4 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
 autodoc_preserve_defaults = True
+napoleon_use_ivar = True  # attributes are described once, by the docstring or by themselves

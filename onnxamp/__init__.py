@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from onnxamp import amp, debugging, train
     from onnxamp._api import apply_plan, convert_file, convert_model, plan_model
     from onnxamp._audit import Audit, audit_model
-    from onnxamp._autocast import auto_cast
     from onnxamp._batch.folder import FolderReport, convert_folder
     from onnxamp._bench.bench import BenchOptions, bench_models
     from onnxamp._bench.records import BenchReport
@@ -35,13 +34,18 @@ if TYPE_CHECKING:
     from onnxamp._numerics.diff import diff_models
     from onnxamp._numerics.limits import Limits, make_limits
     from onnxamp._numerics.results import DiffReport, RunCheck
-    from onnxamp._options.lists import get_black_list, get_white_list
     from onnxamp._options.options import Options
     from onnxamp._rewrite.casts import remove_redundant_casts
     from onnxamp._runtime.samples import Samples, load_samples, random_samples
     from onnxamp._tuning.results import Tuned
     from onnxamp._tuning.tune import tune_model
-    from onnxamp.amp import auto_mixed_precision, custom_mixed_precision
+    from onnxamp.amp import (
+        auto_cast,
+        auto_mixed_precision,
+        custom_mixed_precision,
+        get_black_list,
+        get_white_list,
+    )
     from onnxamp.debugging import InferenceSession
 
 __version__ = "0.1.0"
@@ -49,7 +53,6 @@ __version__ = "0.1.0"
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "_api": ("apply_plan", "convert_file", "convert_model", "plan_model"),
     "_audit": ("Audit", "audit_model"),
-    "_autocast": ("auto_cast",),
     "_batch.folder": ("FolderReport", "convert_folder"),
     "_bench.bench": ("BenchOptions", "bench_models"),
     "_bench.records": ("BenchReport",),
@@ -64,13 +67,12 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "_numerics.diff": ("diff_models",),
     "_numerics.limits": ("Limits", "make_limits"),
     "_numerics.results": ("DiffReport", "RunCheck"),
-    "_options.lists": ("get_black_list", "get_white_list"),
     "_options.options": ("Options",),
     "_rewrite.casts": ("remove_redundant_casts",),
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
     "_tuning.results": ("Tuned",),
     "_tuning.tune": ("tune_model",),
-    "amp": ("auto_mixed_precision", "custom_mixed_precision"),
+    "amp": ("auto_cast", "auto_mixed_precision", "custom_mixed_precision", "get_black_list", "get_white_list"),
     "debugging": ("InferenceSession",),
 }  # fmt: skip
 """Module -> the public names that it defines."""
@@ -139,7 +141,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'onnxamp' has no attribute {name!r}")
     value = getattr(import_module(f"onnxamp.{home}"), name)
-    if value.__module__.startswith(f"onnxamp.{home}"):
+    if "._" in value.__module__:
         value.__module__ = "onnxamp"  # what tracebacks, repr and pickle show
     globals()[name] = value
     return value

@@ -16,7 +16,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, infer_types
 from onnxamp._graph.view import ABSENT
 from onnxamp._target.kernels import runs_on
-from onnxamp.train._gradients import Gradients, add_gradients
+from onnxamp.train import Gradients, add_gradients
 
 OPSET = 21
 """The newest at which every op here has its CUDA kernel; see ``onnxamp._target.kernels``."""

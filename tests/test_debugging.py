@@ -27,8 +27,9 @@ import onnxamp
 from onnxamp import ArgumentError, ArgumentTypeError, ModelError, NumericsError, OutputError, RuntimeFailure, debugging
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._runtime.samples import Samples, random_samples
-from onnxamp.debugging import DebugMode, InferenceSession, NumericsWarning, TensorCheckerConfig, _watch, tensor_checker
+from onnxamp.debugging import DebugMode, InferenceSession, NumericsWarning, TensorCheckerConfig, tensor_checker
 from onnxamp.debugging._tables import read_csv, table_path, write_table
+from onnxamp.debugging._watch import Watcher
 
 MODELS = ROOT / "models"
 DECODER = MODELS / "decoder.onnx"
@@ -160,7 +161,7 @@ def test_the_range_of_float16(numbers: list[float], found: str | None) -> None:
         ({"stack_height_limit": "1"}, ArgumentError, "stack_height_limit"),
         ({"checked_op_list": "Softmax"}, ArgumentTypeError, "checked_op_list"),
         ({"skipped_op_list": [1]}, ArgumentTypeError, "skipped_op_list"),
-        ({"checked_op_list": ["softmax"]}, ArgumentError, "'Softmax' is meant"),
+        ({"checked_op_list": ["softmax"]}, ArgumentError, "did you mean 'Softmax'"),
         ({"output_dir": 3}, ArgumentTypeError, "output_dir"),
     ],
 )
@@ -224,7 +225,7 @@ def test_the_first_overflow_aborts(low: ModelProto, feeds: dict) -> None:
         session.run(None, feeds)
     assert (caught.value.node, caught.value.op) == (BAD, "Pow")
     assert f"Pow {BAD!r}, float16" in str(caught.value)
-    assert "Made of 'embeddings/scale:0' (Mul" in str(caught.value)
+    assert "Computed from 'embeddings/scale:0' (Mul" in str(caught.value)
     (step,) = checker.steps
     assert [record.node for record in step.records] == [BAD]
     assert step.records[0].stats.num_inf > 0
@@ -261,13 +262,13 @@ def test_runs_are_judged_as_check_run_does(low: ModelProto, feeds: dict) -> None
 
 
 def test_a_run_in_small_pieces_tells_the_same_and_stops_early(low: ModelProto, feeds: dict) -> None:
-    whole = _watch.Watcher(low, None, "cpu").look(0, feeds)
-    pieces = _watch.Watcher(low, None, "cpu", budget=1)
-    assert list(map(str, pieces.look(0, feeds).records.values())) == list(map(str, whole.records.values()))
-    stopped = pieces.look(0, feeds, stop=True)
+    whole = Watcher(low, None, "cpu").watch(0, feeds)
+    pieces = Watcher(low, None, "cpu", budget=1)
+    assert list(map(str, pieces.watch(0, feeds).records.values())) == list(map(str, whole.records.values()))
+    stopped = pieces.watch(0, feeds, stop=True)
     assert list(stopped.records) == list(whole.records)[: len(stopped.records)]
     assert stopped.records[list(stopped.records)[-1]].node == BAD
-    elsewhere = pieces.look(0, feeds, OpFilter(frozenset({"MatMul"})), stop=True)
+    elsewhere = pieces.watch(0, feeds, OpFilter(frozenset({"MatMul"})), stop=True)
     assert len(stopped.records) < len(elsewhere.records) == len(whole.records)
 
 
@@ -352,7 +353,7 @@ def test_an_op_that_inherits_is_found_where_its_source_is_not_looked_at(lists: d
     with tensor_checker(TensorCheckerConfig(True, **lists)), pytest.raises(NumericsError) as caught:
         session.run(None, halves(1, 2, 300))
     assert caught.value.op == "Sqrt"
-    assert "It began at 's' (Mul" in str(caught.value)
+    assert "It started at 's' (Mul" in str(caught.value)
 
 
 def test_inputs_that_do_not_fit() -> None:
@@ -742,7 +743,7 @@ def test_a_layer_is_checked_with_its_inputs_and_weights(feeds: dict) -> None:
 
 
 def test_a_layer_that_overflows(low: ModelProto, feeds: dict) -> None:
-    with pytest.raises(NumericsError, match="Made of 'embeddings/scale:0'") as caught:
+    with pytest.raises(NumericsError, match="Computed from 'embeddings/scale:0'") as caught:
         debugging.check_layer_numerics(low, BAD, feeds)
     assert caught.value.node == BAD
     with pytest.warns(NumericsWarning, match="NaN or Inf in 1 value of the layer"):

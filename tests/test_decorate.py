@@ -96,7 +96,7 @@ def test_training_begins_with_float32_masters() -> None:
     ({"dtype": "float32"}, "Unknown dtype 'float32'"),
     ({"master_weight": False}, "float32 masters"),
     ({"excluded_layers": ["Conv"]}, "'Conv'"),
-    ({"excluded_layers": "("}, "no regular expression"),
+    ({"excluded_layers": "("}, "not a regular expression"),
     ({"excluded_layers": [int]}, "must hold strings"),
     ({"optimizers": "adam"}, "must be of onnxamp.train"),
     ({"models": 3}, "model must be"),

@@ -10,7 +10,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
 from onnxamp._runtime.session import make_session, run
-from onnxamp.train._gradients import add_gradients
+from onnxamp.train import add_gradients
 
 RNG = np.random.default_rng(0)
 

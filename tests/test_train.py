@@ -525,6 +525,13 @@ def test_fit_goes_over_the_batches(capsys: pytest.CaptureFixture[str]) -> None:
         net.fit(iter([]))
 
 
+def test_fit_takes_a_dict_or_a_file_as_a_batch(tmp_path: Path) -> None:
+    np.savez(tmp_path / "batch.npz", **feeds())
+    nets = [build_train_network(mlp(), SGD(), "cross-entropy") for _ in range(3)]
+    means = [net.fit(data, 2) for net, data in zip(nets, (feeds(), tmp_path / "batch.npz", [feeds()]), strict=True)]
+    assert means[0] == means[1] == means[2]
+
+
 def test_unnamed_nodes_and_old_opsets() -> None:
     model = conv_net()
     for node in model.graph.node:

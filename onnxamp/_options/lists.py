@@ -47,10 +47,42 @@ def _read_preset(lists: str) -> Preset:
 
 
 def get_white_list(lists: str = "default") -> list[str]:
-    """Op types that the preset wants low, as a fresh list; "domain::OpType" outside ai.onnx."""
+    """Op types that a preset lowers.
+
+    Args:
+        lists: "default", "fast", "mindspore" or "paddle".
+
+    Returns:
+        A new list of op types; "domain::OpType" outside ai.onnx.
+
+    Raises:
+        ArgumentError: there is no such preset.
+        ArgumentTypeError: ``lists`` is not a string.
+
+    Example:
+        >>> from onnxamp.amp import get_white_list
+        >>> "MatMul" in get_white_list("mindspore")
+        True
+    """
     return list(preset(lists).white)
 
 
 def get_black_list(lists: str = "default") -> list[str]:
-    """Op types that the preset keeps in float32, as a fresh list; "domain::OpType" outside ai.onnx."""
+    """Op types that a preset keeps in float32.
+
+    Args:
+        lists: "default", "fast", "mindspore" or "paddle".
+
+    Returns:
+        A new list of op types; "domain::OpType" outside ai.onnx.
+
+    Raises:
+        ArgumentError: there is no such preset.
+        ArgumentTypeError: ``lists`` is not a string.
+
+    Example:
+        >>> from onnxamp.amp import get_black_list
+        >>> "Softmax" in get_black_list("paddle")
+        True
+    """
     return list(preset(lists).black)

@@ -1,26 +1,33 @@
-"""Looking into runs of a model: what ``paddle.amp.debugging`` offers, for ONNX models that ONNX Runtime runs.
+"""Debugging of numerics: what ``paddle.amp.debugging`` offers, for ONNX models.
 
 =====================================  =======================================================================
-name                                   what it does
+name                                   purpose
 =====================================  =======================================================================
-check_numerics                         statistics of one tensor, and an error where it holds NaN or Inf
-check_layer_numerics                   the same for what goes into some nodes of a model and comes out
-enable_tensor_checker,                 check every run of an InferenceSession op by op: abort at the first NaN
-disable_tensor_checker,                or Inf, list all, list what would not fit float16, or dump all
-tensor_checker                         statistics; TensorCheckerConfig and DebugMode say which, and where to
-collect_operator_stats,                how many nodes of which op type run in which precision
+check_numerics                         statistics of a tensor; an error if it holds NaN or Inf
+check_layer_numerics                   the same for the inputs and outputs of some nodes of a model
+enable_tensor_checker,                 check every run of an InferenceSession, op by op: abort at the first
+disable_tensor_checker,                NaN or Inf, list all of them, list what float16 cannot represent, or
+tensor_checker                         dump statistics of all values (TensorCheckerConfig, DebugMode)
+collect_operator_stats,                count the nodes per op type and precision
 enable_operator_stats_collection,
 disable_operator_stats_collection
-compare_accuracy                       two dumps beside each other, as .xlsx or .csv
-compare_models                         two models beside each other, likewise
+compare_accuracy                       compare two dumps in a table (.xlsx or .csv)
+compare_models                         compare two models in a table
 =====================================  =======================================================================
 
-ONNX Runtime shows nothing of what is inside a model, so that runs are looked into where they are those of
-:class:`InferenceSession`. Nothing is printed: what Paddle prints is returned, raised, a :class:`NumericsWarning`, or a
-file. What is switched on is so for the current thread (or asyncio task) alone.
+ONNX Runtime does not show values inside a model, so only runs of :class:`InferenceSession` are checked. Nothing is
+printed: where Paddle prints, these functions return, raise, warn (:class:`NumericsWarning`) or write a file. What is
+switched on applies to the current thread or asyncio task only.
 """
 
-from onnxamp.debugging._checker import TensorChecker, disable_tensor_checker, enable_tensor_checker, tensor_checker
+from onnxamp._public import export
+from onnxamp.debugging._checker import (
+    StepCheck,
+    TensorChecker,
+    disable_tensor_checker,
+    enable_tensor_checker,
+    tensor_checker,
+)
 from onnxamp.debugging._compare import AccuracyRow, compare_accuracy, compare_models
 from onnxamp.debugging._layers import LayerCheck, check_layer_numerics
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
@@ -30,7 +37,7 @@ from onnxamp.debugging._operators import (
     disable_operator_stats_collection,
     enable_operator_stats_collection,
 )
-from onnxamp.debugging._records import StepCheck, ValueRecord, read_dump
+from onnxamp.debugging._records import ValueRecord, read_dump
 from onnxamp.debugging._session import InferenceSession
 from onnxamp.debugging._tensors import NumericsWarning, TensorStats, check_numerics
 
@@ -58,3 +65,5 @@ __all__ = [
     "read_dump",
     "tensor_checker",
 ]
+
+export(__name__, __all__)

@@ -1,26 +1,54 @@
-"""Switching the check of runs on and off, for the code at hand alone.
+"""Switching the check of runs on and off, for the current thread or asyncio task.
 
-What is on is kept in a context variable: other threads, and other tasks of asyncio, have their own. New threads begin
-without; ``contextvars.copy_context().run`` takes a checker along.
+New threads start without a checker; ``contextvars.copy_context().run`` takes it along.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
+from onnxamp._context import active_within
 from onnxamp._errors import ArgumentTypeError, OutputError
 from onnxamp.debugging._modes import TensorCheckerConfig
-from onnxamp.debugging._records import StepCheck
+from onnxamp.debugging._records import ValueRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StepCheck:
+    """One checked run.
+
+    Attributes:
+        step: number of the run, from 0.
+        records: what the mode records, in the order of execution.
+        file: the CSV file with the records; None without ``output_dir``.
+
+    Example:
+        >>> from onnxamp.debugging import StepCheck
+        >>> StepCheck(step=0, records=()).file is None
+        True
+    """
+
+    step: int
+    records: tuple[ValueRecord, ...]
+    file: Path | None = None
 
 
 @dataclass(slots=True)
 class TensorChecker:
-    """A check that is switched on, and what it has recorded: a step per checked run, in order.
+    """An active check, and what it has recorded.
 
-    Runs that are aborted have a step, too. Steps stay in memory, whether they are on disk or not: bound long runs with
-    ``debug_step``.
+    Attributes:
+        config: what it looks for.
+        steps: one :class:`StepCheck` per checked run, in order, including aborted ones. They stay in memory even if
+            they are on disk: limit long runs with ``debug_step``.
+
+    Example:
+        >>> from onnxamp.debugging import TensorChecker, TensorCheckerConfig
+        >>> TensorChecker(TensorCheckerConfig(enable=True)).steps
+        []
     """
 
     config: TensorCheckerConfig
@@ -31,48 +59,83 @@ _ACTIVE: Final[ContextVar[TensorChecker | None]] = ContextVar("onnxamp tensor ch
 
 
 def enable_tensor_checker(checker_config: TensorCheckerConfig) -> TensorChecker:
-    """Check every run of an :class:`~onnxamp.debugging.InferenceSession` from here on, until it is disabled.
+    """Check every run of an :class:`InferenceSession` from now on, until the checker is disabled.
 
-    As ``paddle.amp.debugging.enable_tensor_checker``, but for the current thread (or asyncio task) alone, and for
-    sessions of this package, since ONNX Runtime itself shows nothing of what is inside a model. What was on before is
-    off. A config that is not enabled switches off. Notebooks may run each cell in a context of its own: there,
-    :func:`tensor_checker` is the safe form.
+    The counterpart of ``paddle.amp.debugging.enable_tensor_checker``, for the current thread or asyncio task only. It
+    replaces the active checker; a config that is not enabled switches checking off. Notebooks may run each cell in its
+    own context: use :func:`tensor_checker` there.
+
+    Args:
+        checker_config: what to look for.
 
     Returns:
-        What collects the records (Paddle returns nothing).
+        The checker, which collects the records (Paddle returns nothing).
 
     Raises:
-        ArgumentTypeError: the argument is no config. OutputError: the folder cannot be made.
+        ArgumentTypeError: the argument is not a config.
+        OutputError: the output folder cannot be created.
+
+    Example:
+        >>> from onnxamp import debugging, random_samples
+        >>> config = debugging.TensorCheckerConfig(True, debugging.DebugMode.CHECK_ALL)
+        >>> checker = debugging.enable_tensor_checker(config)
+        >>> outputs = debugging.InferenceSession("models/encoder.onnx").run(
+        ...     None, random_samples("models/encoder.onnx")[0]
+        ... )
+        >>> debugging.disable_tensor_checker()
+        >>> all(record.stats.finite for record in checker.steps[0].records)
+        True
     """
-    checker = _made(checker_config)
+    checker = _make_checker(checker_config)
     _ACTIVE.set(checker if checker_config.enable else None)
     return checker
 
 
 def disable_tensor_checker() -> None:
-    """Check no more runs; nothing happens where none are checked. As Paddle's function of the name."""
+    """Stop checking runs. Does nothing if no checker is active.
+
+    The counterpart of ``paddle.amp.debugging.disable_tensor_checker``.
+
+    Example:
+        >>> from onnxamp import debugging
+        >>> debugging.disable_tensor_checker()
+    """
     _ACTIVE.set(None)
 
 
 @contextmanager
 def tensor_checker(checker_config: TensorCheckerConfig) -> Iterator[TensorChecker]:
-    """:func:`enable_tensor_checker` for the length of a ``with`` block; then what was on before is on again."""
-    checker = _made(checker_config)
-    token = _ACTIVE.set(checker if checker_config.enable else None)
-    try:
+    """:func:`enable_tensor_checker` for the length of a ``with`` block; then the previous checker is active again.
+
+    Args:
+        checker_config: what to look for.
+
+    Raises:
+        ArgumentTypeError: the argument is not a config.
+        OutputError: the output folder cannot be created.
+
+    Example:
+        >>> from onnxamp import debugging, random_samples
+        >>> session = debugging.InferenceSession("models/encoder.onnx")
+        >>> config = debugging.TensorCheckerConfig(True, debugging.DebugMode.CHECK_NAN_INF)
+        >>> with debugging.tensor_checker(config) as checker:
+        ...     outputs = session.run(None, random_samples("models/encoder.onnx")[0])
+        >>> checker.steps
+        [StepCheck(step=0, records=(), file=None)]
+    """
+    checker = _make_checker(checker_config)
+    with active_within(_ACTIVE, checker if checker_config.enable else None):
         yield checker
-    finally:
-        _ACTIVE.reset(token)
 
 
 def active_checker() -> TensorChecker | None:
-    """The check that is on here."""
+    """The active checker."""
     return _ACTIVE.get()
 
 
-def _made(config: TensorCheckerConfig) -> TensorChecker:
+def _make_checker(config: TensorCheckerConfig) -> TensorChecker:
     if not isinstance(config, TensorCheckerConfig):
-        raise ArgumentTypeError(f"A TensorCheckerConfig is needed, not {type(config).__name__}.")
+        raise ArgumentTypeError(f"checker_config must be a TensorCheckerConfig, not {type(config).__name__}.")
     if config.enable and config.folder is not None:
         try:
             config.folder.mkdir(parents=True, exist_ok=True)

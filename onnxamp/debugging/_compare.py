@@ -1,6 +1,6 @@
-"""Comparing two runs value by value, as a table on disk."""
+"""Comparing two runs value by value, in a table on disk."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from os import PathLike
@@ -12,7 +12,6 @@ from onnxamp._model.model import ModelSource
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import Limits
-from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES
 from onnxamp._numerics.results import DiffReport, FirstBad, LayerDiff
 from onnxamp._runtime.engines import Progress
@@ -24,19 +23,28 @@ from onnxamp.debugging._tables import Cell, table_path, write_table
 
 @dataclass(frozen=True, slots=True)
 class AccuracyRow:
-    """One value in both runs, or in one.
+    """One value in two runs.
 
-    ``flags`` say what is wrong with the result, worst first:
+    Attributes:
+        step: number of the run, from 0.
+        tensor: name of the value.
+        reference, result: its records; None in a run that does not have the value.
+        flags: what is wrong with the result, worst first:
 
-    ==============  ==================================================================================================
-    NaN             it has more NaN than the reference
+    ==============  ================================================================================================
+    NaN             the result has more NaN than the reference
     overflow        it has more infinities
-    underflow       it is all zero and the reference is not, or its record says that an op made too much of it zero
-    saturated       its record says that an op stopped at the largest number of its type
-    size            it has another number of elements
-    out of range    the reference reaches beyond the largest number of the result's type
-    differs         maximum, minimum or mean are further off than the precision explains
-    ==============  ==================================================================================================
+    underflow       it is all zero but the reference is not, or an op flushed too much of it to zero
+    saturated       an op saturated at the largest number of its type
+    size            it has a different number of elements
+    out of range    the reference exceeds the largest number of the result's type
+    differs         maximum, minimum or mean differ by more than the precision explains
+    ==============  ================================================================================================
+
+    Example:
+        >>> from onnxamp.debugging import AccuracyRow
+        >>> AccuracyRow(step=0, tensor="y", reference=None, result=None, flags=()).ratio("max") is None
+        True
     """
 
     step: int
@@ -47,17 +55,17 @@ class AccuracyRow:
 
     @property
     def op(self) -> str:
-        """Op type of its node."""
+        """Op type of the node that produces the value."""
         record = self.reference or self.result
         return record.op if record is not None else ""
 
     def ratio(self, name: str) -> float | None:
-        """Result by reference of "max", "min" or "mean"; None where either is missing, or the reference is zero."""
+        """Ratio of result to reference of "max", "min" or "mean"; None if one is missing, or the reference is zero."""
         if self.reference is None or self.result is None:
             return None
-        below: float = getattr(self.reference.stats, name)
-        above: float = getattr(self.result.stats, name)
-        return above / below if below else None
+        reference: float = getattr(self.reference.stats, name)
+        result: float = getattr(self.result.stats, name)
+        return result / reference if reference else None
 
 
 _SIDES: Final = ("dtype", "numel", "max", "min", "mean", "num_nan", "num_inf", "num_zero")
@@ -75,39 +83,52 @@ def compare_accuracy(
     loss_scale: float = 1,
     dump_all_tensors: bool = False,
 ) -> tuple[AccuracyRow, ...]:
-    """Compare two dumps value by value and write a table.
+    """Compare two dumps value by value, in a table.
 
-    As ``paddle.amp.debugging.compare_accuracy``. Values are paired by the number of the run and the name of the tensor,
-    which conversion keeps.
+    The counterpart of ``paddle.amp.debugging.compare_accuracy``. Values are paired by the number of the run and their
+    names, which conversion does not change.
 
     Args:
-        dump_path: what :class:`TensorCheckerConfig` with ``CHECK_ALL`` wrote into its ``output_dir`` for the reference,
-            usually the float32 model: the folder, or the file of one run.
-        another_dump_path: the same for the result.
-        output_filename: the table; ``.xlsx`` or ``.csv`` (Paddle always writes a spreadsheet).
-        loss_scale: the result may be this many times the reference, as scaled gradients are; 1 for inference.
-        dump_all_tensors: list what only one of the dumps has, too, as the Casts of a conversion (Paddle refuses True).
+        dump_path: the dump of the reference, usually the float32 model, that a checker in mode ``CHECK_ALL`` wrote: its
+            ``output_dir``, or the file of one run.
+        another_dump_path: the dump of the result.
+        output_filename: the table, ``.xlsx`` or ``.csv`` (Paddle always writes a spreadsheet).
+        loss_scale: the result may be this many times the reference, like scaled gradients; 1 for inference.
+        dump_all_tensors: also list values that only one dump has, such as the Casts of a conversion (Paddle does not
+            support True).
 
     Returns:
         The rows of the table, in the order of execution (Paddle returns nothing).
 
     Raises:
-        ArgumentError: a dump cannot be read, the ending of the table is unknown, or nothing can be paired.
+        ArgumentError: a dump cannot be read, the suffix of the table is unknown, or the dumps share no value.
         OutputError: the table cannot be written.
+
+    Example:
+        >>> import onnxamp
+        >>> from onnxamp.debugging import DebugMode, InferenceSession, TensorCheckerConfig, tensor_checker
+        >>> feeds = onnxamp.random_samples("models/encoder.onnx")[0]
+        >>> for folder, level in (("exact", "O0"), ("low", "O2")):
+        ...     session = InferenceSession(onnxamp.convert_model("models/encoder.onnx", level))
+        ...     with tensor_checker(TensorCheckerConfig(True, DebugMode.CHECK_ALL, output_dir=folder)):
+        ...         outputs = session.run(None, feeds)
+        >>> rows = onnxamp.debugging.compare_accuracy("exact", "low", "table.csv")
+        >>> [row.tensor for row in rows if "NaN" in row.flags]
+        []
     """
     path = table_path(output_filename)
     if not loss_scale > 0:
-        raise ArgumentError(f"loss_scale must be above 0, not {loss_scale!r}.")
+        raise ArgumentError(f"loss_scale must be greater than 0, not {loss_scale!r}.")
     one, other = ({(row.step, row.tensor): row for row in read_dump(dump)} for dump in (dump_path, another_dump_path))
     if not one.keys() & other.keys():
-        raise ArgumentError("The two dumps have no value in common: are they of the same model, and of CHECK_ALL?")
+        raise ArgumentError("The dumps have no value in common: are they of the same model, and in mode CHECK_ALL?")
     kinds = {row.dtype for row in (*one.values(), *other.values())} & LOWNESS.keys()
     lowest = min(kinds, key=LOWNESS.__getitem__, default="float32")
     keys = dict.fromkeys((*one, *other)) if dump_all_tensors else [key for key in one if key in other]
-    made = [_row(key, one.get(key), other.get(key), TOLERANCES[lowest], loss_scale) for key in keys]
-    rows = tuple(sorted(made, key=lambda row: row.step))
+    rows = [_row(key, one.get(key), other.get(key), TOLERANCES[lowest], loss_scale) for key in keys]
+    rows.sort(key=lambda row: row.step)
     write_table(path, _HEADS, map(_cells, rows), alarming=lambda cells: bool(cells[_HEADS.index("flags")]))
-    return rows
+    return tuple(rows)
 
 
 def _row(
@@ -135,7 +156,7 @@ def _flags(one: ValueRecord, other: ValueRecord, tolerance: float, scale: float)
 
 
 def _alike(one: ValueRecord, other: ValueRecord, tolerance: float, factor: float) -> bool:
-    """Whether maximum, minimum and mean are close, measured by the largest magnitude of the reference."""
+    """Whether maximum, minimum and mean are close, relative to the largest of them in the reference."""
     pairs = [(factor * getattr(one.stats, name), getattr(other.stats, name)) for name in _RATIOS]
     known = [(a, b) for a, b in pairs if isfinite(a) and abs(a) < factor * SENTINEL]
     scale = max((abs(a) for a, _ in known), default=0.0)
@@ -154,34 +175,30 @@ def _cells(row: AccuracyRow) -> list[Cell]:
     return [*cells, *(row.ratio(name) for name in _RATIOS)]
 
 
-_LAYER_COLUMNS: Final[Mapping[str, Callable[[LayerDiff], Cell]]] = {
-    "position": lambda row: row.position,
-    "op": lambda row: row.op,
-    "node": lambda row: row.node,
-    "tensor": lambda row: row.value,
-    "dtype": lambda row: row.dtype,
-    "flags": lambda row: next((m.alarm for m in (row.local, row.accumulated) if m and m.alarm), None),
-    "local rel L2": lambda row: _of(row.local, "rel_l2"),
-    "accumulated rel L2": lambda row: _of(row.accumulated, "rel_l2"),
-    "accumulated SNR dB": lambda row: _of(row.accumulated, "snr_db"),
-    "accumulated cosine": lambda row: _of(row.accumulated, "cosine"),
-    "largest error": lambda row: _of(row.accumulated, "error_max"),
-    "reference max |x|": lambda row: _of(row.accumulated, "reference_max"),
-    "result max |x|": lambda row: _of(row.accumulated, "found_max"),
-    "numel": lambda row: _of(row.accumulated, "elements"),
-    "reference num_nan": lambda row: _of(row.accumulated, "reference_nan"),
-    "reference num_inf": lambda row: _of(row.accumulated, "reference_inf"),
-    "reference num_zero": lambda row: _of(row.accumulated, "reference_zero"),
-    "result num_nan": lambda row: _of(row.accumulated, "found_nan"),
-    "result num_inf": lambda row: _of(row.accumulated, "found_inf"),
-    "result num_zero": lambda row: _of(row.accumulated, "found_zero"),
-    "note": lambda row: row.note,
+_LAYER_COLUMNS: Final = {
+    "position": "position",
+    "op": "op",
+    "node": "node",
+    "tensor": "value",
+    "dtype": "dtype",
+    "flags": "alarm",
+    "local rel L2": "local.rel_l2",
+    "accumulated rel L2": "accumulated.rel_l2",
+    "accumulated SNR dB": "accumulated.snr_db",
+    "accumulated cosine": "accumulated.cosine",
+    "largest error": "accumulated.error_max",
+    "reference max |x|": "accumulated.reference_max",
+    "result max |x|": "accumulated.found_max",
+    "numel": "accumulated.elements",
+    "reference num_nan": "accumulated.reference_nan",
+    "reference num_inf": "accumulated.reference_inf",
+    "reference num_zero": "accumulated.reference_zero",
+    "result num_nan": "accumulated.found_nan",
+    "result num_inf": "accumulated.found_inf",
+    "result num_zero": "accumulated.found_zero",
+    "note": "note",
 }
-
-
-def _of(measured: Measurement | None, name: str) -> Cell:
-    found: float | None = None if measured is None else getattr(measured, name)
-    return found
+"""Columns of a layer table: attributes of a :class:`LayerDiff`, and of its measurements."""
 
 
 def compare_models(
@@ -197,39 +214,58 @@ def compare_models(
     dims: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> DiffReport:
-    """Run two models on the same inputs and write a table of every value that they share.
+    """Run two models on the same inputs, and write a table of all values that they share.
 
-    The short way to what :func:`compare_accuracy` tells, and more: real errors instead of differing statistics, and
-    ``local``, the error that the op itself makes of the reference's inputs.
+    Unlike :func:`compare_accuracy`, it needs no dumps, and it computes real errors: ``accumulated`` ones, and the
+    ``local`` ones that each op makes on the inputs of the reference.
 
     Args:
-        output_filename: the table; ``.xlsx`` or ``.csv``.
-        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts; made up where None.
-
-    The others are those of :func:`onnxamp._numerics.diff.diff_models`.
+        reference, result: ModelProtos with their weights loaded, paths, or onnx-graphsurgeon Graphs.
+        output_filename: the table, ``.xlsx`` or ``.csv``.
+        samples: inputs of the models: a dict of arrays, an iterable of dicts, a path (.npz, .json or a folder), or
+            :class:`onnxamp.Samples`; None for random ones.
+        limits, provider, progress: as for :func:`onnxamp.diff_models`.
+        seed, count, dims: seed, number and named sizes of random samples.
 
     Returns:
-        The comparison; ``passed`` says whether the outputs are within the limits, ``first_bad`` where it goes wrong.
+        The comparison: ``passed`` says whether the outputs are within the limits, ``first_bad`` where errors start.
 
     Raises:
-        ArgumentError: the samples do not fit, or the ending of the table is unknown. ModelError: a model cannot be
-            read. RuntimeFailure: one does not run. OutputError: the table cannot be written.
+        ArgumentError: the samples do not fit the models, or the suffix of the table is unknown.
+        ModelError: a model cannot be read.
+        RuntimeFailure: a model does not run.
+        OutputError: the table cannot be written.
+
+    Example:
+        >>> import onnxamp
+        >>> model16 = onnxamp.convert_model("models/encoder.onnx", "O2")
+        >>> onnxamp.debugging.compare_models("models/encoder.onnx", model16, "table.xlsx").passed
+        True
     """
     path = table_path(output_filename)
-    found = diff_models(
+    report = diff_models(
         reference, result, samples, layers=True, limits=limits, provider=provider, seed=seed, count=count, dims=dims,
         progress=progress,
     )  # fmt: skip
-    if not found.outputs and (found.skipped or found.failure):
-        raise RuntimeFailure(found.skipped or found.failure or "")
-    _write_layers(path, found.layers, found.first_bad)
-    return found
+    if not report.outputs and (report.skipped or report.failure):
+        raise RuntimeFailure(report.skipped or report.failure or "")
+    heads = tuple(_LAYER_COLUMNS)
+    flags = heads.index("flags")
+    rows = [_layer_cells(row, report.first_bad) for row in report.layers]
+    write_table(path, heads, rows, alarming=lambda cells: bool(cells[flags]))
+    return report
 
 
-def _write_layers(path: "PathLike[str]", layers: Sequence[LayerDiff], first: FirstBad | None) -> None:
-    flags, tensor = list(_LAYER_COLUMNS).index("flags"), list(_LAYER_COLUMNS).index("tensor")
-    rows = [[cell(row) for cell in _LAYER_COLUMNS.values()] for row in layers]
-    for row in rows:
-        if first is not None and row[tensor] == first.value:
-            row[flags] = f"starts here: {first.alarm}"
-    write_table(table_path(path), tuple(_LAYER_COLUMNS), rows, alarming=lambda cells: bool(cells[flags]))
+def _layer_cells(row: LayerDiff, first: FirstBad | None) -> list[Cell]:
+    starts_here = first is not None and row.value == first.value
+    alarm = f"starts here: {first.alarm}" if first is not None and starts_here else _alarm(row)
+    cells: list[Cell] = []
+    for path in _LAYER_COLUMNS.values():
+        owner, _, name = path.rpartition(".")
+        source = getattr(row, owner) if owner else row
+        cells.append(alarm if name == "alarm" else None if source is None else getattr(source, name))
+    return cells
+
+
+def _alarm(row: LayerDiff) -> str | None:
+    return next((measured.alarm for measured in (row.local, row.accumulated) if measured and measured.alarm), None)

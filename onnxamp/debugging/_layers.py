@@ -1,4 +1,4 @@
-"""Looking at one layer of a model: what goes in, its weights, and what each of its ops makes of them."""
+"""Checking one layer of a model: its inputs, its weights, and the value of each of its ops."""
 
 import re
 import warnings
@@ -16,15 +16,22 @@ from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp.debugging._modes import DebugMode
 from onnxamp.debugging._records import ValueRecord, counted
 from onnxamp.debugging._tensors import NumericsWarning, tensor_stats
-from onnxamp.debugging._watch import Looked, Watcher
+from onnxamp.debugging._watch import RunRecords, Watcher
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCheck:
-    """Records of one layer, for each sample (``step``) in turn.
+    """The records of one layer, for each sample (``step``) in turn.
 
-    ``inputs`` are the floats that come from outside: values of other nodes, inputs of the model, and weights; those of
-    the first sample stand for all where they are weights. ``values`` are what the layer's nodes make.
+    Attributes:
+        inputs: float inputs of the layer: values of other nodes, inputs of the model, and weights (once only).
+        values: float outputs of the nodes of the layer.
+
+    Example:
+        >>> from onnxamp.debugging import check_layer_numerics
+        >>> check = check_layer_numerics("models/encoder.onnx", ".*attention.*")
+        >>> check.bad
+        ()
     """
 
     inputs: tuple[ValueRecord, ...]
@@ -32,7 +39,7 @@ class LayerCheck:
 
     @property
     def bad(self) -> tuple[ValueRecord, ...]:
-        """Those with NaN or Inf that is no intention, inputs first."""
+        """Records with NaN or unintended Inf, inputs first."""
         return tuple(row for row in (*self.inputs, *self.values) if row.is_bad)
 
     def __str__(self) -> str:
@@ -50,85 +57,95 @@ def check_layer_numerics(
     count: int = 1,
     dims: Mapping[str, int] | None = None,
 ) -> LayerCheck:
-    """Check what goes into a layer of a model and what its ops make of it.
+    """Check the inputs, weights and values of a layer of a model.
 
-    In Paddle this is a decorator for the ``forward`` of a layer; here a layer is some nodes of a model. As there, the
-    first NaN or Inf is an error; other modes return all and, but for CHECK_ALL, warn (:class:`NumericsWarning`).
+    The counterpart of ``paddle.amp.debugging.check_layer_numerics``, which decorates the ``forward`` of a layer; here a
+    layer is a set of nodes. The first NaN or unintended Inf is an error; other modes return all records and, except for
+    CHECK_ALL, warn (:class:`NumericsWarning`).
 
     Args:
-        model: a proto with its weights loaded, or the path of a file.
-        layer: names of nodes or of their outputs; what names none is a regular expression that whole names match:
-            ``"decoder/0/.*"``.
-        samples: inputs of the *model*: Samples, a path, a dict of arrays by input, or an iterable of such dicts; made
-            up (seeded, ``count`` of them, sizes from ``dims``) where None.
-        debug_mode: what happens where something is found.
-        provider: "cuda" or "cpu"; None for CUDA where there is one. Low values are emulated on both.
+        model: a ModelProto with its weights loaded, a path, or an onnx-graphsurgeon Graph.
+        layer: names of nodes or of their outputs; a text that is no name is a regular expression that matches whole
+            names: ``"decoder/0/.*"``.
+        samples: inputs of the *model*: a dict of arrays, an iterable of dicts, a path (.npz, .json or a folder), or
+            :class:`onnxamp.Samples`; None for random ones.
+        debug_mode: what happens if something is found.
+        provider: "cuda" or "cpu"; None for CUDA if there is a device. Low precision is emulated on both.
+        seed, count, dims: seed, number and named sizes of random samples.
 
     Raises:
-        NumericsError: the mode aborts, and there is NaN or Inf that is no intention.
-        ArgumentError: the layer has no node that makes floats, or the samples do not fit the model.
-        ModelError: the model cannot be read. RuntimeFailure: it does not run.
+        NumericsError: the mode aborts, and there is NaN or an unintended Inf.
+        ArgumentError: the layer has no node with float outputs, or the samples do not fit the model.
+        ArgumentTypeError: an argument has the wrong type.
+        ModelError: the model cannot be read.
+        RuntimeFailure: the model does not run.
+
+    Example:
+        >>> from onnxamp.debugging import check_layer_numerics
+        >>> check = check_layer_numerics("models/encoder.onnx", ".*attention.*", count=2)
+        >>> sorted({record.step for record in check.values})
+        [0, 1]
     """
     names = [layer] if isinstance(layer, str) else list(layer)
     if not names or not all(isinstance(name, str) for name in names):
-        raise ArgumentTypeError(f"layer must be the name of a node, or several, not {layer!r}.")
+        raise ArgumentTypeError(f"layer must be the name of a node, or several names, not {layer!r}.")
     opened = Model.of(model)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
     watcher = Watcher(opened.proto, opened.folder, choose_provider(provider))
     inputs: list[ValueRecord] = []
     values: list[ValueRecord] = []
     for step, sample in enumerate(samples):
-        looked = watcher.look(step, sample)
-        mine = _mine(looked, names)
-        values += mine
-        nodes = {looked.nodes[row.tensor] for row in mine}
-        read = {row.tensor: row for one in mine for row in looked.sources(one.tensor)}
-        inputs += [row for name, row in read.items() if looked.nodes.get(name) not in nodes]
-        inputs += _weights(looked.flow, nodes) if step == 0 else ()
-        found = LayerCheck(tuple(inputs), tuple(values))
-        if debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT and found.bad:
-            bad = found.bad[0]
-            text = f"There is NaN or Inf in {bad}. {looked.story(bad, 1)}".rstrip()
+        run = watcher.watch(step, sample)
+        outputs = _outputs(run, names)
+        values += outputs
+        nodes = {run.nodes[row.tensor] for row in outputs}
+        sources = {row.tensor: row for output in outputs for row in run.sources(output.tensor)}
+        inputs += [row for name, row in sources.items() if run.nodes.get(name) not in nodes]
+        inputs += _weights(run.flow, nodes) if step == 0 else ()
+        check = LayerCheck(tuple(inputs), tuple(values))
+        if debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT and check.bad:
+            bad = check.bad[0]
+            text = f"There is NaN or Inf in {bad}. {run.story(bad, 1)}".rstrip()
             raise NumericsError(text, bad.tensor, bad.node, bad.op)
-    told = [row for row in (*inputs, *values) if row.concerns(debug_mode)]
-    if told and debug_mode is not DebugMode.CHECK_ALL:
+    alarming = [row for row in (*inputs, *values) if row.concerns(debug_mode)]
+    if alarming and debug_mode is not DebugMode.CHECK_ALL:
         what = "Beyond float16" if debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW else "NaN or Inf"
-        text = f"{what} in {counted(told)} of the layer; the first is {told[0]}."
+        text = f"{what} in {counted(alarming)} of the layer; the first is {alarming[0]}."
         warnings.warn(text, NumericsWarning, stacklevel=2)
-    return LayerCheck(tuple(inputs), tuple(values))
+    return check
 
 
-def _mine(looked: Looked, names: Iterable[str]) -> list[ValueRecord]:
-    """What the nodes that are meant make.
+def _outputs(run: RunRecords, names: Iterable[str]) -> list[ValueRecord]:
+    """The records of the nodes with these names.
 
     Raises:
-        ArgumentError: a name names nothing.
+        ArgumentError: a name matches nothing.
     """
-    made = [looked.records[name] for name in looked.nodes]
+    produced = [run.records[name] for name in run.nodes]
     chosen: set[str] = set()
     for name in names:
-        found = {row.tensor for row in made if name in (row.node, row.tensor)}
-        if not found:
+        matches = {row.tensor for row in produced if name in (row.node, row.tensor)}
+        if not matches:
             pattern = _compiled(name)
-            found = {row.tensor for row in made if pattern.fullmatch(row.node) or pattern.fullmatch(row.tensor)}
-        if not found:
+            matches = {row.tensor for row in produced if pattern.fullmatch(row.node) or pattern.fullmatch(row.tensor)}
+        if not matches:
             raise ArgumentError(
-                f"No node that makes floats is called {name!r} (or matches it as a regular expression); the first ones"
-                f" are {', '.join(repr(row.node) for row in made[:5]) or 'none'}."
+                f"No node with float outputs is called {name!r} or matches it as a regular expression; the first ones"
+                f" are {', '.join(repr(row.node) for row in produced[:5]) or 'none'}."
             )
-        chosen |= found
-    return [row for row in made if row.tensor in chosen]
+        chosen |= matches
+    return [row for row in produced if row.tensor in chosen]
 
 
 def _compiled(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error:
-        return re.compile(re.escape(text))  # names hold brackets of all kinds
+        return re.compile(re.escape(text))  # names may hold unbalanced brackets
 
 
 def _weights(flow: Flow, nodes: Iterable[int]) -> Iterator[ValueRecord]:
-    """Float weights of the nodes, those that are constant included."""
+    """Float weights of the nodes, including constants."""
     order = sorted(nodes)
     for name in dict.fromkeys(name for node in order for name in (*flow.held[node], *flow.reads[node])):
         constant = flow.constants.get(name)
@@ -139,6 +156,4 @@ def _weights(flow: Flow, nodes: Iterable[int]) -> Iterator[ValueRecord]:
         else:
             continue
         if array.dtype.kind == "f":
-            stats = tensor_stats(np.asarray(array))
-            fault = None if not stats.num_nan else "NaN"  # infinities may be meant: masks
-            yield ValueRecord(0, -1, "", "", name, dtype_of(flow, name), stats, fault, inherited=False)
+            yield ValueRecord.given(0, name, dtype_of(flow, name), tensor_stats(np.asarray(array)))

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
 
 class DebugMode(Enum):
-    """What a checker records of a run, and whether it lets it end.
+    """What a checker records, and whether a run is aborted.
 
-    Names and values are those of ``paddle.amp.debugging.DebugMode``. NaN and Inf are those that are no intention: an
-    op that passes on the infinities of a mask is not recorded (Paddle counts every infinity).
+    Names and values are those of ``paddle.amp.debugging.DebugMode``. Intended infinities do not count: an op that
+    passes on the infinities of a mask is not recorded (Paddle counts every infinity).
+
+    Example:
+        >>> from onnxamp.debugging import DebugMode
+        >>> DebugMode(0)
+        <DebugMode.CHECK_NAN_INF_AND_ABORT: 0>
     """
 
     CHECK_NAN_INF_AND_ABORT = 0
@@ -28,33 +33,37 @@ class DebugMode(Enum):
     CHECK_NAN_INF = 1
     """All values with NaN or Inf; the run goes on."""
     CHECK_ALL_FOR_OVERFLOW = 2
-    """float32 and float64 values that would overflow or underflow in float16. Paddle sees overflow alone."""
+    """float32 and float64 values that would overflow or underflow in float16 (Paddle: only overflow)."""
     CHECK_ALL = 3
     """Every float value."""
 
 
 @dataclass(frozen=True)
 class TensorCheckerConfig:
-    """What :func:`enable_tensor_checker` switches on; the arguments of ``paddle.amp.debugging.TensorCheckerConfig``.
+    """What a checker looks for; see :func:`enable_tensor_checker`.
 
-    Paddle also seeds its random generators and makes kernels deterministic; here nothing outside the check changes.
+    The counterpart of ``paddle.amp.debugging.TensorCheckerConfig``, which also seeds random generators and makes
+    kernels deterministic; here nothing outside the check changes.
 
     Args:
         enable: False checks nothing.
         debug_mode: what is recorded.
-        output_dir: folder for one CSV file per checked run; it is made if it is missing, and files of the same names
-            are replaced. None: records are kept in memory alone (Paddle prints them).
-        checked_op_list: op types that are looked at, as ONNX names them ("Softmax"; those of other domains as
-            "com.microsoft::Gelu"); None for all.
-        skipped_op_list: op types that are not.
-        debug_step: (start, end): only the runs number start to end - 1 are checked. Runs are counted from 0, per
-            config, over all sessions and however often it is enabled. (Paddle counts calls of
-            ``enable_tensor_checker``, and does not count those before ``start``.)
-        stack_height_limit: how many levels of the ops before the faulty one the error of an aborted run names; 0 for
-            none. A model has no call stack: this is what comes closest.
+        output_dir: folder for one CSV file per checked run. It is created if it is missing; files of the same names
+            are replaced. None keeps records in memory only (Paddle prints them).
+        checked_op_list: op types to check, as ONNX names them ("Softmax", or "com.microsoft::Gelu" in other domains);
+            None for all.
+        skipped_op_list: op types not to check.
+        debug_step: (start, end): check only the runs start to end - 1. Runs are counted from 0, per config, over all
+            sessions and however often it is enabled. (Paddle counts calls of ``enable_tensor_checker``.)
+        stack_height_limit: how many levels of preceding ops the error of an aborted run names; a model has no call
+            stack to show.
 
     Raises:
-        ArgumentError, ArgumentTypeError: an argument makes no sense; the message names it.
+        ArgumentError, ArgumentTypeError: an argument is wrong; the message names it.
+
+    Example:
+        >>> from onnxamp.debugging import DebugMode, TensorCheckerConfig
+        >>> config = TensorCheckerConfig(True, DebugMode.CHECK_NAN_INF, skipped_op_list=["Softmax"])
     """
 
     enable: bool
@@ -84,8 +93,8 @@ class TensorCheckerConfig:
         return None if self.output_dir is None else Path(self.output_dir)
 
     def next_step(self) -> int | None:
-        """Count a run; its number if it is to be checked."""
-        step = next(self._runs)  # one operation of the interpreter: threads that share a config get different numbers
+        """Count a run; returns its number if it is to be checked."""
+        step = next(self._runs)  # atomic: threads that share a config get different numbers
         if not self.enable:
             return None
         start, end = self.debug_step or (0, step + 1)
@@ -100,7 +109,7 @@ def _check_ops(name: str, ops: Sequence[str] | None) -> None:
     known = {schema.name.lower(): schema.name for schema in defs.get_all_schemas()}
     for op in ops:
         if known.get(op.lower(), op) != op:
-            raise ArgumentError(f"{name}: there is no op {op!r} in ONNX; {known[op.lower()]!r} is meant, perhaps.")
+            raise ArgumentError(f"{name}: ONNX has no op {op!r}; did you mean {known[op.lower()]!r}?")
 
 
 def _check_steps(steps: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""How many nodes of which op type ran in which precision."""
+"""Counting nodes by op type and precision."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Final, overload
 
+from onnxamp._context import active_within
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.stats import PRECISIONS, operator_counts
@@ -20,25 +21,33 @@ _HEADS: Final = ("op", "FP16 calls", "BF16 calls", "FP32 calls", "other calls")
 
 @dataclass(slots=True)
 class OperatorStats:
-    """Calls by op type and precision; ``str()`` of it is a table as Paddle prints it.
+    """Calls by op type and precision; ``str()`` gives the table that Paddle prints.
 
-    A node counts for the lowest precision among the values that it reads and makes, so that a Cast from or to a low
-    type is low. Nodes in bodies of control flow count once per run, whether they run never or often; functions of the
-    model count as what is in them.
+    A node counts for the lowest precision among its inputs and outputs, so that a Cast from or to low precision is a
+    low-precision call. Nodes in subgraphs count once per run, however often they run. Model-local functions count as
+    the nodes in their bodies.
+
+    Attributes:
+        calls: by (op type, "float16", "bfloat16", "float32" or "other").
+        runs: number of runs counted; 1 for a model that was counted without running it.
+
+    Example:
+        >>> import onnxamp
+        >>> stats = onnxamp.debugging.collect_operator_stats("models/encoder.onnx")
+        >>> stats.calls["MatMul", "float32"], stats.runs
+        (16, 1)
     """
 
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(op type, "float16", "bfloat16", "float32" or "other") -> calls."""
     runs: int = 0
-    """Runs that were counted; 1 for a model as such."""
 
     def add(self, other: "OperatorStats") -> None:
-        """Count the calls of another, too."""
+        """Add the calls of another."""
         self.calls.update(other.calls)
         self.runs += other.runs
 
     def rows(self) -> list[tuple[str, int, int, int, int]]:
-        """By op type, in alphabetical order: calls in float16, bfloat16, float32, and others."""
+        """Per op type, in alphabetical order: calls in float16, bfloat16, float32, and others."""
         ops = sorted({op for op, _ in self.calls})
         return [(op, *(self.calls[op, precision] for precision in PRECISIONS)) for op in ops]  # type: ignore[misc]
 
@@ -46,7 +55,8 @@ class OperatorStats:
         """Write the table as ``.csv`` or ``.xlsx``.
 
         Raises:
-            ArgumentError: it is called otherwise. OutputError: it cannot be written.
+            ArgumentError: the path has another suffix.
+            OutputError: the file cannot be written.
         """
         write_table(table_path(path), _HEADS, self.rows())
 
@@ -63,13 +73,21 @@ _ACTIVE: Final[ContextVar[OperatorStats | None]] = ContextVar("onnxamp operator 
 
 
 def enable_operator_stats_collection() -> OperatorStats:
-    """Count the nodes of every model that an :class:`~onnxamp.debugging.InferenceSession` runs from here on.
+    """Count the nodes of every model that an :class:`InferenceSession` runs from now on.
 
-    As ``paddle.amp.debugging.enable_operator_stats_collection``, but for the current thread (or asyncio task) alone.
-    What was counted before is forgotten.
+    The counterpart of ``paddle.amp.debugging.enable_operator_stats_collection``, for the current thread or asyncio task
+    only. Counts start from zero.
 
     Returns:
-        What is counted into (Paddle returns nothing).
+        The counts, updated by each run (Paddle returns nothing).
+
+    Example:
+        >>> from onnxamp import debugging, random_samples
+        >>> stats = debugging.enable_operator_stats_collection()
+        >>> session = debugging.InferenceSession("models/encoder.onnx")
+        >>> outputs = session.run(None, random_samples("models/encoder.onnx")[0])
+        >>> debugging.disable_operator_stats_collection() is stats, stats.runs
+        (True, 1)
     """
     stats = OperatorStats()
     _ACTIVE.set(stats)
@@ -77,10 +95,16 @@ def enable_operator_stats_collection() -> OperatorStats:
 
 
 def disable_operator_stats_collection() -> OperatorStats | None:
-    """Count no more.
+    """Stop counting.
 
     Returns:
-        What was counted (Paddle prints it); None where nothing was being counted.
+        The counts (Paddle prints them); None if nothing was being counted.
+
+    Example:
+        >>> from onnxamp import debugging
+        >>> stats = debugging.enable_operator_stats_collection()
+        >>> debugging.disable_operator_stats_collection().runs
+        0
     """
     stats = _ACTIVE.get()
     _ACTIVE.set(None)
@@ -88,7 +112,7 @@ def disable_operator_stats_collection() -> OperatorStats | None:
 
 
 def active_stats() -> OperatorStats | None:
-    """What is counted into here."""
+    """The counts that runs update; None if nothing is being counted."""
     return _ACTIVE.get()
 
 
@@ -101,14 +125,32 @@ def collect_operator_stats(model: ModelSource) -> OperatorStats: ...
 
 
 def collect_operator_stats(model: ModelSource | None = None) -> AbstractContextManager[OperatorStats] | OperatorStats:
-    """Count op types by precision: of the runs in a ``with`` block, or of one model without running it.
+    """Count nodes by op type and precision: of the runs in a ``with`` block, or of a model without running it.
 
-    ``with collect_operator_stats() as stats:`` is ``paddle.amp.debugging.collect_operator_stats``, but that the table
-    is in ``stats`` instead of being printed: ``print(stats)`` prints it. ``collect_operator_stats(model)`` is what one
-    run of a model would give; its weights are not needed.
+    ``with collect_operator_stats() as stats:`` is the counterpart of ``paddle.amp.debugging.collect_operator_stats``;
+    ``print(stats)`` prints the table that Paddle prints by itself.
+
+    Args:
+        model: a ModelProto, a path or an onnx-graphsurgeon Graph, whose weights are not needed; None for a context
+            manager that counts the runs of :class:`InferenceSession`.
 
     Raises:
+        ArgumentTypeError: the model is of another type.
         ModelError: the model cannot be read.
+
+    Example:
+        >>> import onnxamp
+        >>> print(onnxamp.debugging.collect_operator_stats("models/classifier.onnx"))
+        op                   FP16 calls   BF16 calls   FP32 calls  other calls
+        Add                           0            0            1            0
+        BatchNormalization            0            0            5            0
+        Conv                          0            0            5            0
+        Flatten                       0            0            1            0
+        Gemm                          0            0            1            0
+        GlobalAveragePool             0            0            1            0
+        MaxPool                       0            0            1            0
+        Relu                          0            0            5            0
+        op count: 8
     """
     return _collecting() if model is None else count_operators(model)
 
@@ -116,14 +158,11 @@ def collect_operator_stats(model: ModelSource | None = None) -> AbstractContextM
 @contextmanager
 def _collecting() -> Iterator[OperatorStats]:
     stats = OperatorStats()
-    token = _ACTIVE.set(stats)
-    try:
+    with active_within(_ACTIVE, stats):
         yield stats
-    finally:
-        _ACTIVE.reset(token)
 
 
 def count_operators(model: ModelSource) -> OperatorStats:
-    """The calls of one run of a model."""
+    """The calls in one run of a model."""
     view = Graph.of(inline_functions(Model.of(model).proto))
     return OperatorStats(operator_counts(view, infer_types(view)), 1)

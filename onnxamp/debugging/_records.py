@@ -1,4 +1,4 @@
-"""What a checked run gives: one record per value, and their form on disk."""
+"""The records of a checked run, one per value, in memory and as CSV files."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,36 +15,55 @@ from onnxamp.debugging._tensors import TensorStats
 
 @dataclass(frozen=True, slots=True)
 class ValueRecord:
-    """One float value in one run."""
+    """One float value in one run.
+
+    Attributes:
+        step: number of the run, from 0.
+        position: index of the node in the order of execution, from 0; -1 for inputs and weights.
+        op: op type of the node that produces the value; "" for inputs and weights.
+        node: name of the node, or of the value if it has none; "" for inputs and weights.
+        tensor: name of the value.
+        dtype: such as "float16".
+        stats: statistics of its elements.
+        fault: what goes wrong in this node although its inputs are fine: "NaN", "Inf", "saturated", "flushed",
+            "vanished" or "all zero".
+        inherited: whether the value only passes on an earlier fault.
+
+    Example:
+        >>> import numpy as np
+        >>> from onnxamp.debugging import ValueRecord, check_numerics
+        >>> stats = check_numerics(np.ones(3, np.float32), "Exp", "y")
+        >>> ValueRecord(0, 0, "Exp", "exp", "y", "float32", stats, None, inherited=False).is_bad
+        False
+    """
 
     step: int
-    """Number of the run."""
     position: int
-    """Rank of the node in the order of execution, from 0; -1 for inputs and weights."""
     op: str
-    """Op type of the node that makes the value; "" for inputs and weights of the model."""
     node: str
-    """The node's name, or the value's where it has none; "" for inputs and weights."""
     tensor: str
     dtype: str
     stats: TensorStats
     fault: str | None
-    """What goes wrong here although the node's inputs are fine: see :mod:`onnxamp._numerics.watch`."""
     inherited: bool
-    """Whether the value only passes on what went wrong before."""
+
+    @classmethod
+    def given(cls, step: int, tensor: str, dtype: str, stats: TensorStats) -> "ValueRecord":
+        """The record of an input or weight. NaN is a fault there; infinities may be intended, as in masks."""
+        return cls(step, -1, "", "", tensor, dtype, stats, "NaN" if stats.num_nan else None, inherited=False)
 
     @property
     def is_bad(self) -> bool:
-        """Whether NaN or Inf is in it that is no intention: infinities of masks are fine."""
+        """Whether it holds NaN or an unintended Inf; infinities of masks are fine."""
         return not self.stats.finite and (self.inherited or self.fault in ("NaN", "Inf"))
 
     @property
     def fp16(self) -> str | None:
-        """How a value of float32 or float64 would leave the range of float16: "overflow", "underflow" or not."""
+        """How a float32 or float64 value would leave the range of float16: "overflow", "underflow", or None."""
         return self.stats.fp16 if self.dtype in ("float32", "float64") else None
 
     def concerns(self, mode: DebugMode) -> bool:
-        """Whether a check in that mode records it."""
+        """Whether a checker in this mode records the value."""
         if mode is DebugMode.CHECK_ALL_FOR_OVERFLOW:
             return self.fp16 is not None
         return mode is DebugMode.CHECK_ALL or self.is_bad
@@ -54,17 +73,8 @@ class ValueRecord:
         return f"{self.tensor!r} ({made}, {self.dtype}): {self.stats}"
 
 
-@dataclass(frozen=True, slots=True)
-class StepCheck:
-    """One checked run: what its mode records, in the order of execution, and the file that holds it, if any."""
-
-    step: int
-    records: tuple[ValueRecord, ...]
-    file: Path | None = None
-
-
 def counted(records: Sequence[ValueRecord]) -> str:
-    """How many values these are, in words."""
+    """The number of values, in words."""
     return "1 value" if len(records) == 1 else f"{len(records)} values"
 
 
@@ -80,12 +90,12 @@ _KINDS: Final[Mapping[str, Any]] = {
 
 
 def dump_path(folder: Path, step: int) -> Path:
-    """The file of a checked run; names sort by number."""
+    """The file of a checked run; file names sort by number."""
     return folder / f"step-{step:06}.csv"
 
 
 def write_dump(path: Path, records: Iterable[ValueRecord]) -> None:
-    """Write records as a table.
+    """Write records as a CSV file.
 
     Raises:
         OutputError: the file cannot be written.
@@ -100,30 +110,44 @@ def _cells(record: ValueRecord) -> list[Cell]:
 
 
 def read_dump(path: str | PathLike[str]) -> tuple[ValueRecord, ...]:
-    """Records of one checked run (its file), or of all (their folder), by step and in the order of execution.
+    """Read what a checker in mode ``CHECK_ALL`` wrote.
+
+    Args:
+        path: the CSV file of one run, or the ``output_dir`` with all of them.
+
+    Returns:
+        Records by step, and in the order of execution.
 
     Raises:
-        ArgumentError: there is no such dump, or the file is none.
+        ArgumentError: there is no dump, or a file was not written by onnxamp.
+
+    Example:
+        >>> from onnxamp import debugging, random_samples
+        >>> config = debugging.TensorCheckerConfig(True, debugging.DebugMode.CHECK_ALL, output_dir="dump")
+        >>> with debugging.tensor_checker(config):
+        ...     outputs = debugging.InferenceSession("models/encoder.onnx").run(
+        ...         None, random_samples("models/encoder.onnx")[0]
+        ...     )
+        >>> {record.dtype for record in debugging.read_dump("dump")}
+        {'float32'}
     """
     path = Path(path)
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if re.fullmatch(r"step-\d{6,}\.csv", file.name))
         if not files:
-            raise ArgumentError(f"The folder {str(path)!r} holds no dump: no file there is called step-000000.csv.")
+            raise ArgumentError(f"The folder {str(path)!r} holds no dump: it has no files like step-000000.csv.")
     return tuple(sorted((record for file in files for record in _records(file)), key=lambda row: row.step))
 
 
 def _records(path: Path) -> list[ValueRecord]:
-    found = []
-    for number, row in enumerate(read_csv(path, COLUMNS), 2):
+    records = []
+    for line, row in enumerate(read_csv(path, COLUMNS), 2):
         try:
-            made = {name: kind(row[name]) for name, kind in _KINDS.items()}
-            stats = TensorStats(**{name: made[name] for name in _STATS})
-            facts = {name: made[name] for name in _FACTS}
-            found.append(
-                ValueRecord(**facts, stats=stats, fault=row["fault"] or None, inherited=row["inherited"] != "")
-            )
+            cells = {name: kind(row[name]) for name, kind in _KINDS.items()}
         except ValueError:
-            raise ArgumentError(f"Line {number} of {str(path)!r} is no record of a dump that onnxamp wrote.") from None
-    return found
+            raise ArgumentError(f"Line {line} of {str(path)!r} is not a record of a dump that onnxamp wrote.") from None
+        stats = TensorStats(**{name: cells[name] for name in _STATS})
+        facts = {name: cells[name] for name in _FACTS}
+        records.append(ValueRecord(**facts, stats=stats, fault=row["fault"] or None, inherited=row["inherited"] != ""))
+    return records

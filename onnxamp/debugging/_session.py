@@ -1,64 +1,74 @@
-"""A session of ONNX Runtime whose runs can be looked into."""
+"""A session of ONNX Runtime whose runs can be checked."""
 
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from os import PathLike, fspath
+from os import fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from onnxamp._api import convert_model
-from onnxamp._autocast import active_cast
-from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
-from onnxamp._model.model import Model
+from onnxamp._amp import active_cast
+from onnxamp._api import convert_as
+from onnxamp._errors import ArgumentError, NumericsError
+from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.storage import data_files, parse_model
 from onnxamp._numerics.check import OpFilter
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import cuda_available, make_session, run
 from onnxamp._runtime.values import from_value
-from onnxamp.debugging._checker import TensorChecker, active_checker
+from onnxamp.debugging._checker import StepCheck, TensorChecker, active_checker
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
 from onnxamp.debugging._operators import OperatorStats, active_stats, count_operators
-from onnxamp.debugging._records import StepCheck, ValueRecord, counted, dump_path, write_dump
+from onnxamp.debugging._records import ValueRecord, counted, dump_path, write_dump
 from onnxamp.debugging._tensors import NumericsWarning
-from onnxamp.debugging._watch import Looked, Watcher
+from onnxamp.debugging._watch import RunRecords, Watcher
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
 
 class InferenceSession:
-    """Runs a model as ``onnxruntime.InferenceSession`` does, and looks into the runs where that is switched on.
+    """Runs a model like ``onnxruntime.InferenceSession``, and checks the runs if a check is active.
 
-    With nothing switched on it adds nothing to a run. Under :func:`enable_tensor_checker` each run is done twice: op by
-    op, with every float measured and low values emulated (:mod:`onnxamp._runtime.emulate`), and then as always. The
-    outputs are those of the second, so that they are the same whether runs are checked or not: on the CPU, where ONNX
-    Runtime computes float16 in float32, they may be fine although the check finds what overflows on a GPU. Under
-    :func:`collect_operator_stats` the model's nodes are counted with each run. Made within :func:`onnxamp.auto_cast`,
-    it runs the model converted; without a CUDA device, and options of your own, low precision is then emulated.
+    Under :func:`enable_tensor_checker` each run is done twice: op by op, with every float checked and low precision
+    emulated, and then as usual. The outputs are those of the second run and thus do not depend on the check: on the
+    CPU, where ONNX Runtime computes float16 in float32, they may be fine although the check finds an overflow that
+    would occur on a GPU. Under :func:`collect_operator_stats` each run counts the nodes of the model. Otherwise runs
+    cost nothing extra.
+
+    A session created within :func:`onnxamp.amp.auto_cast` runs the converted model. Without a CUDA device, low
+    precision is then emulated, unless you pass options of your own.
 
     Args:
-        path_or_bytes: the path of a model file, the bytes of one, or a proto with its weights loaded, which
-            must not be changed while the session is in use.
-        sess_options, providers, provider_options: as ONNX Runtime takes them. Where none is given, the session is on
-            CUDA if there is a device, with TF32 off, else on the CPU.
+        path_or_bytes: a path, the bytes of a model file, a ModelProto with its weights loaded (do not change it while
+            the session is in use), or an onnx-graphsurgeon Graph.
+        sess_options, providers, provider_options: as for ONNX Runtime. By default the session runs on CUDA if there is
+            a device, with TF32 off, and on the CPU otherwise.
 
     Raises:
-        ModelError: the model cannot be read. RuntimeFailure: it does not load. With options of your own, whatever
-        ONNX Runtime raises.
+        ArgumentTypeError: the model is of another type.
+        ModelError: the model cannot be read.
+        RuntimeFailure: the model cannot be loaded. With options of your own, whatever ONNX Runtime raises.
+
+    Example:
+        >>> import onnxamp
+        >>> session = onnxamp.InferenceSession("models/encoder.onnx")
+        >>> outputs = session.run(["pooled"], onnxamp.random_samples("models/encoder.onnx")[0])
+        >>> outputs[0].shape, outputs[0].dtype
+        ((1, 64), dtype('float32'))
     """
 
     def __init__(
         self,
-        path_or_bytes: ModelProto | bytes | str | PathLike[str],
+        path_or_bytes: ModelSource | bytes,
         sess_options: "ort.SessionOptions | None" = None,
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Any] | None = None,
     ) -> None:
         cast, source = active_cast(), _parsed(path_or_bytes)
-        self._source: ModelProto | str = source if cast is None else convert_model(source, **cast.wishes())
+        self._source: ModelProto | str = source if cast is None else convert_as(source, cast)
         self._lock = threading.Lock()
         self._watcher: Watcher | None = None
         self._counted: OperatorStats | None = None
@@ -72,7 +82,7 @@ class InferenceSession:
 
     @property
     def session(self) -> "ort.InferenceSession":
-        """ONNX Runtime's own, for all that is not here."""
+        """The underlying ``onnxruntime.InferenceSession``."""
         return self._session
 
     def run(
@@ -84,16 +94,17 @@ class InferenceSession:
         """Run the model.
 
         Args:
-            output_names: which outputs; None or nothing for all.
-            input_feed: arrays (lists of arrays, ``OrtValue``) by input.
-            run_options: for the run itself; checks ignore them.
+            output_names: which outputs; None or an empty list for all.
+            input_feed: arrays by input name (lists of arrays for sequences; ``OrtValue`` for either).
+            run_options: of the run itself; checks ignore them.
 
         Returns:
-            One array (for sequences: a list of arrays) per output, in the order asked for.
+            One array per output (a list of arrays for a sequence), in the order of ``output_names``.
 
         Raises:
-            NumericsError: a checker is on, its mode aborts, and a value holds NaN or Inf that is no intention.
-            ArgumentError: inputs do not fit the model. RuntimeFailure: it does not run.
+            NumericsError: an active checker aborts, as a value holds NaN or an unintended Inf.
+            ArgumentError: the inputs do not fit the model.
+            RuntimeFailure: the model does not run.
             OutputError: records cannot be written.
         """
         checker = active_checker()
@@ -105,41 +116,41 @@ class InferenceSession:
         if run_options is not None:
             return list(self._session.run(output_names or None, dict(input_feed), run_options))
         names = list(output_names or ()) or [item.name for item in self._session.get_outputs()]
-        found = run(self._session, _arrays(input_feed), names)
-        return [found[name] for name in names]
+        outputs = run(self._session, _arrays(input_feed), names)
+        return [outputs[name] for name in names]
 
     def get_inputs(self) -> "list[ort.NodeArg]":
-        """What ONNX Runtime says of the inputs: name, type and shape of each."""
+        """Name, type and shape of each input, as ONNX Runtime gives them."""
         return list(self._session.get_inputs())
 
     def get_outputs(self) -> "list[ort.NodeArg]":
-        """What ONNX Runtime says of the outputs."""
+        """Name, type and shape of each output, as ONNX Runtime gives them."""
         return list(self._session.get_outputs())
 
     def get_providers(self) -> list[str]:
-        """Execution providers, the preferred one first."""
+        """Execution providers in order of preference."""
         return list(self._session.get_providers())
 
     def _check(self, checker: TensorChecker, step: int, feeds: Mapping[str, Any]) -> None:
         config = checker.config
         ops = OpFilter(frozenset(config.checked_op_list or ()), frozenset(config.skipped_op_list or ()))
         aborts = config.debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT
-        with self._lock:  # sessions of pieces are shared by the threads that share this object
-            looked = self._watched().look(step, _arrays(feeds), ops, stop=aborts)
-        records = _kept(looked, ops, config.debug_mode)
+        with self._lock:  # threads that share this object share the sessions of its watcher
+            watched = self._watcher_of_source().watch(step, _arrays(feeds), ops, stop=aborts)
+        records = _recorded(watched, ops, config.debug_mode)
         file = None
         if config.folder is not None:
             file = dump_path(config.folder, step)
             write_dump(file, records)
         checker.steps.append(StepCheck(step, records, file))
-        bad = looked.first_bad(ops)
+        bad = watched.first_bad(ops)
         if bad is not None and aborts:
-            story = looked.story(bad, config.stack_height_limit)
+            story = watched.story(bad, config.stack_height_limit)
             text = f"Run {step}: there is NaN or Inf in {bad}. {story}".rstrip()
             raise NumericsError(text, bad.tensor, bad.node, bad.op)
         _warn(config, step, records, file)
 
-    def _watched(self) -> Watcher:
+    def _watcher_of_source(self) -> Watcher:
         if self._watcher is None:
             opened = Model.of(self._source)
             on_cuda = self.get_providers()[0] == "CUDAExecutionProvider"
@@ -152,16 +163,16 @@ class InferenceSession:
         return self._counted
 
 
-def _kept(looked: Looked, ops: OpFilter, mode: DebugMode) -> tuple[ValueRecord, ...]:
-    """What a mode records."""
+def _recorded(run: RunRecords, ops: OpFilter, mode: DebugMode) -> tuple[ValueRecord, ...]:
+    """What a mode records of a run."""
     if mode is DebugMode.CHECK_NAN_INF_AND_ABORT:
-        bad = looked.first_bad(ops)
+        bad = run.first_bad(ops)
         return () if bad is None else (bad,)
-    return tuple(row for row in looked.records.values() if ops.takes(row.op) and row.concerns(mode))
+    return tuple(row for row in run.records.values() if ops.takes(row.op) and row.concerns(mode))
 
 
 def _warn(config: TensorCheckerConfig, step: int, records: Sequence[ValueRecord], file: Path | None) -> None:
-    """Tell, in one warning, of what was found in a run that goes on."""
+    """Warn of what was found in a run that continues."""
     where = "" if file is None else f" All are in {str(file)!r}."
     bad = [row for row in records if row.is_bad]
     if bad:
@@ -173,16 +184,13 @@ def _warn(config: TensorCheckerConfig, step: int, records: Sequence[ValueRecord]
         warnings.warn(text, NumericsWarning, stacklevel=4)
 
 
-def _parsed(model: ModelProto | bytes | str | PathLike[str]) -> ModelProto | str:
-    if isinstance(model, (ModelProto, str, PathLike)):
-        opened = Model.of(model)
-        data_files(opened.proto, opened.folder)  # ONNX Runtime reads them by itself
-        return model if isinstance(model, ModelProto) else fspath(model)
-    if not isinstance(model, (bytes, bytearray)):
-        raise ArgumentTypeError(f"A model is a path, bytes or a ModelProto, not {type(model).__name__}.")
-    found = parse_model(bytes(model), "What was given")
-    data_files(found, None)
-    return found
+def _parsed(model: ModelSource | bytes) -> ModelProto | str:
+    """The model, checked: a proto, or the path of a file, whose weights ONNX Runtime reads by itself."""
+    if isinstance(model, (bytes, bytearray)):
+        model = parse_model(bytes(model), "path_or_bytes")
+    opened = Model.of(model)
+    data_files(opened.proto, opened.folder)
+    return opened.proto if opened.path is None else fspath(opened.path)
 
 
 def _own_session(
@@ -197,14 +205,14 @@ def _own_session(
         try:
             data: bytes | str = source.SerializeToString()
         except ValueError as error:
-            raise ArgumentError("The model is larger than 2 GB: save it, and give its path.") from error
+            raise ArgumentError("The model is larger than 2 GB: save it and pass its path.") from error
     else:
         data = source
     return ort.InferenceSession(data, sess_options, providers, provider_options)
 
 
 def _arrays(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Feeds without what belongs to ONNX Runtime."""
+    """Feeds as arrays instead of values of ONNX Runtime."""
     return {
         name: from_value(feed) if hasattr(feed, "has_value") and hasattr(feed, "data_type") else feed
         for name, feed in feeds.items()

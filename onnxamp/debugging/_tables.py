@@ -1,8 +1,8 @@
-"""Tables on disk, as CSV and as spreadsheets. Names in them come from models: they stay text, whatever they look like.
+"""Tables on disk, as CSV files and spreadsheets, in which names from models always remain text.
 
-A cell that begins with ``=``, ``+``, ``-`` or ``@`` is a formula to spreadsheets, and a formula may start programs. In
-CSV such text gets an apostrophe in front; in ``.xlsx`` files it is marked as text. Control characters, which break
-lines, terminals or the file, are written as escapes, backslashes doubled. :func:`read_csv` undoes all of this.
+To a spreadsheet, a cell that starts with ``=``, ``+``, ``-`` or ``@`` is a formula, which may start programs. In CSV,
+such text gets a leading apostrophe; in ``.xlsx`` files it is marked as text. Control characters, which could break
+lines, terminals or the file, are escaped, with backslashes doubled. :func:`read_csv` reverses all of this.
 """
 
 import csv
@@ -18,10 +18,10 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.storage import write_file
 
 Cell: TypeAlias = str | int | float | None
-"""None leaves the cell empty."""
+"""None for an empty cell."""
 
 _LEADS: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20'")
-"""What makes a cell a formula (wide forms too), and the apostrophe itself, so that taking one away is never wrong."""
+"""First characters of formulas, wide forms included, and the apostrophe itself, so that one can always be removed."""
 
 _ESCAPE: Final = re.compile(r"\\(?:\\|[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 _MOST_ROWS: Final = 1_048_575
@@ -29,19 +29,18 @@ _MOST_ROWS: Final = 1_048_575
 _LONGEST: Final = 32_767
 """Characters of a cell."""
 _WIDEST: Final = 60
-"""Characters up to which columns grow with their cells."""
+"""Most characters that a column is wide."""
 
 
 def table_path(path: str | PathLike[str]) -> Path:
-    """The path of a table that can be written.
+    """The path of a table to write.
 
     Raises:
-        ArgumentError: it ends neither in .csv nor in .xlsx.
+        ArgumentError: its suffix is neither .csv nor .xlsx.
     """
-    found = Path(path)
-    if found.suffix.lower() not in (".csv", ".xlsx"):
-        raise ArgumentError(f"Tables are written as .csv or .xlsx, but {fspath(path)!r} is neither: name one of these.")
-    return found
+    if Path(path).suffix.lower() not in (".csv", ".xlsx"):
+        raise ArgumentError(f"Tables are written as .csv or .xlsx, but {fspath(path)!r} has neither suffix.")
+    return Path(path)
 
 
 def write_table(
@@ -51,16 +50,16 @@ def write_table(
     *,
     alarming: Callable[[Sequence[Cell]], bool] | None = None,
 ) -> None:
-    """Write a table whole or not at all; the path's ending says in which form.
+    """Write a table, completely or not at all, in the format of the path's suffix.
 
     Args:
         columns: names, for the header.
         rows: one cell per column.
-        alarming: which rows a spreadsheet shows in red.
+        alarming: which rows a spreadsheet highlights in red.
 
     Raises:
-        ArgumentError: the ending is unknown, or the rows are more than a sheet can hold.
-        OutputError: the file cannot be written; what was there before is untouched.
+        ArgumentError: the suffix is unknown, or a spreadsheet cannot hold this many rows.
+        OutputError: the file cannot be written; an existing file does not change.
     """
     path = table_path(path)
     if path.suffix.lower() == ".csv":
@@ -70,22 +69,22 @@ def write_table(
 
 
 def read_csv(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
-    """The rows of a table that :func:`write_table` wrote as CSV, by column; empty cells are "".
+    """The rows, by column, of a CSV file that :func:`write_table` wrote; empty cells are "".
 
     Raises:
-        ArgumentError: the file cannot be read, lacks one of these columns, or a row has another length than the header.
+        ArgumentError: the file cannot be read, lacks one of these columns, or has rows of different lengths.
     """
     try:
         lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
     except OSError as error:
         raise ArgumentError(f"Cannot read the table {str(path)!r}: {error.strerror}.") from None
     except (ValueError, csv.Error) as error:
-        raise ArgumentError(f"{str(path)!r} is no table that onnxamp wrote: {error}.") from None
+        raise ArgumentError(f"{str(path)!r} is not a table that onnxamp wrote: {error}.") from None
     if not lines or any(len(line) != len(lines[0]) for line in lines):
-        raise ArgumentError(f"{str(path)!r} is no whole table: its rows have different lengths, or it is empty.")
+        raise ArgumentError(f"{str(path)!r} is incomplete: it is empty, or its rows have different lengths.")
     header, *rest = lines
     if lacking := [column for column in columns if column not in header]:
-        raise ArgumentError(f"The table {str(path)!r} has no column {lacking[0]!r}: another program wrote it, perhaps.")
+        raise ArgumentError(f"The table {str(path)!r} has no column {lacking[0]!r}: was it written by another program?")
     return [{column: _unquoted(cell) for column, cell in zip(header, line, strict=True)} for line in rest]
 
 
@@ -107,7 +106,7 @@ def _unquoted(cell: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text on one line: what cannot be printed is written as an escape, and backslashes doubled."""
+    """Text on one line: characters that cannot be printed, and backslashes, are escaped."""
     return "".join(
         c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode("ascii") for c in text
     )  # fmt: skip
@@ -130,24 +129,21 @@ def _as_xlsx(
     for number, column in enumerate(columns):
         longest = max((len(str(row[number])) for row in rows if isinstance(row[number], str)), default=0)
         sheet.column_dimensions[get_column_letter(number + 1)].width = min(_WIDEST, max(longest, len(column), 10) + 2)
-    bold, red = Font(bold=True), PatternFill("solid", fgColor="FFC7CE")
 
-    def made(cell: Cell, *, head: bool = False, fill: bool = False) -> Any:
+    def styled(cell: Cell, **style: Any) -> Any:
         empty, number = cell is None or cell == "", isinstance(cell, (int, float)) and isfinite(cell)
-        found = WriteOnlyCell(sheet, None if empty else cell if number else escaped(str(cell))[:_LONGEST])
+        made = WriteOnlyCell(sheet, None if empty else cell if number else escaped(str(cell))[:_LONGEST])
         if not empty and not number:
-            found.data_type = "s"  # openpyxl takes text that begins with "=" for a formula, and "#N/A" for an error
-            found.quotePrefix = True
-        if head:
-            found.font = bold
-        if fill:
-            found.fill = red
-        return found
+            made.data_type = "s"  # openpyxl takes text that starts with "=" for a formula, and "#N/A" for an error
+            made.quotePrefix = True
+        for name, value in style.items():
+            setattr(made, name, value)
+        return made
 
-    sheet.append([made(column, head=True) for column in columns])
+    sheet.append([styled(column, font=Font(bold=True)) for column in columns])
+    red = {"fill": PatternFill("solid", fgColor="FFC7CE")}
     for row in rows:
-        fill = alarming is not None and alarming(row)
-        sheet.append([made(cell, fill=fill) for cell in row])
+        sheet.append([styled(cell, **(red if alarming is not None and alarming(row) else {})) for cell in row])
     stream = io.BytesIO()
     book.save(stream)
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""Statistics of one tensor, and what is said of it."""
+"""Statistics of a tensor, and warnings about it."""
 
 import warnings
 from collections.abc import Iterator
@@ -17,24 +17,45 @@ from onnxamp.debugging._modes import DebugMode
 from onnxamp.debugging._tables import escaped
 
 LOST_ABOVE: Final = 0.1
-"""Relative L2 error from which on what float16 makes zero counts as underflow."""
+"""Elements that float16 flushes to zero count as underflow above this relative L2 error."""
 
 _BLOCK: Final = 1 << 20
-"""Elements that are looked at at a time, in float64."""
+"""Elements per block, in float64."""
 _FP16_ZERO: Final = FLOAT16.smallest_subnormal / 2
 """Largest number that float16 rounds to zero."""
 
 
 class NumericsWarning(UserWarning):
-    """Values are not finite, or leave the range of float16; the run goes on."""
+    """Values are not finite, or leave the range of float16; the run continues.
+
+    Example:
+        >>> import warnings
+        >>> from onnxamp.debugging import NumericsWarning
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", NumericsWarning)  # raise them instead
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """What is in a tensor. Counts are of elements; NaN takes part in the mean alone, infinities in all three.
+    """Statistics of the elements of a tensor.
 
-    ``stats, values = check_numerics(...)`` unpacks it as paddle's pair: int64[3] with the numbers of NaN, infinities
-    and zeros, and float64[3] with maximum, minimum and mean.
+    ``counts, values = check_numerics(...)`` unpacks them as Paddle's two tensors: int64[3] with the numbers of NaN,
+    infinities and zeros, and float64[3] with maximum, minimum and mean.
+
+    Attributes:
+        numel, num_nan, num_inf, num_zero: numbers of elements.
+        max, min: ignore NaN; they are NaN if there are no other elements.
+        mean: NaN if any element is.
+        fp16_over: elements that become infinite in float16: 65520 <= abs(x) < 1e30.
+        fp16_under: elements that become zero in float16: 0 < abs(x) <= 2^-25.
+        fp16_loss: relative L2 error, from 0 to 1, if the latter become zero.
+
+    Example:
+        >>> import numpy as np
+        >>> from onnxamp.debugging import check_numerics
+        >>> print(check_numerics(np.array([1.0, 0.0, 7e4]), "Mul", "y"))
+        numel=3, num_nan=0, num_inf=0, num_zero=1, max=7.000000e+04, min=0.000000e+00, mean=2.333367e+04
     """
 
     numel: int
@@ -42,15 +63,11 @@ class TensorStats:
     num_inf: int
     num_zero: int
     max: float
-    """NaN where there is nothing but NaN, or nothing at all; so is ``min``."""
     min: float
     mean: float
     fp16_over: int
-    """Elements that float16 would make infinite: 65520 <= abs(x) < 1e30."""
     fp16_under: int
-    """Elements that float16 would make zero: 0 < abs(x) <= 2^-25."""
     fp16_loss: float
-    """Relative L2 error of a tensor without these: 0 to 1."""
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
         yield np.array([self.num_nan, self.num_inf, self.num_zero], np.int64)
@@ -63,7 +80,7 @@ class TensorStats:
 
     @property
     def fp16(self) -> str | None:
-        """How the tensor leaves the range of float16: "overflow", "underflow" or not."""
+        """How the tensor would leave the range of float16: "overflow", "underflow", or None."""
         return "overflow" if self.fp16_over else "underflow" if self.fp16_loss > LOST_ABOVE else None
 
     def __str__(self) -> str:
@@ -74,12 +91,9 @@ class TensorStats:
 
 
 def tensor_stats(array: npt.NDArray[Any]) -> TensorStats:
-    """Look at a tensor.
+    """Statistics of an array of booleans, integers or floats of any width, including those of ``ml_dtypes``.
 
-    Args:
-        array: any shape; booleans, integers or floats of any width, those of ``ml_dtypes`` included.
-
-    Complexity: linear in elements, with temporaries for a fixed number of them.
+    Complexity: linear in elements, with temporaries of constant size.
     """
     flat = array.reshape(-1)
     counts = np.zeros(5, np.int64)
@@ -111,40 +125,48 @@ def check_numerics(
     var_name: str,
     debug_mode: DebugMode = DebugMode.CHECK_NAN_INF_AND_ABORT,
 ) -> TensorStats:
-    """Count NaN, infinities and zeros of one tensor, and find its maximum, minimum and mean.
+    """Count NaN, infinities and zeros of a tensor, and find its maximum, minimum and mean.
 
-    As ``paddle.amp.debugging.check_numerics``, whose two tensors the result unpacks to. Paddle prints what it finds;
-    here it is raised, or is a :class:`NumericsWarning`, as the mode says:
+    The counterpart of ``paddle.amp.debugging.check_numerics``. Paddle prints what it finds; here the mode decides:
 
     =======================  =====================================================================================
-    CHECK_NAN_INF_AND_ABORT  NaN or Inf: raises
-    CHECK_NAN_INF            NaN or Inf: warns
-    CHECK_ALL_FOR_OVERFLOW   float32 or float64 that leaves the range of float16, NaN or Inf: warns
-    CHECK_ALL                says nothing; the statistics are returned, as in all modes
+    CHECK_NAN_INF_AND_ABORT  raises on NaN or Inf
+    CHECK_NAN_INF            warns (:class:`NumericsWarning`) on NaN or Inf
+    CHECK_ALL_FOR_OVERFLOW   warns on NaN, Inf, and float32 or float64 values beyond the range of float16
+    CHECK_ALL                only returns the statistics, as all modes do
     =======================  =====================================================================================
 
     Args:
-        tensor: an array, whatever ``numpy.asarray`` makes one of (torch tensors on the CPU, numbers, lists), an
-            ``OrtValue`` or a ``TensorProto`` with its data.
-        op_type, var_name: what made it, and its name, for messages.
+        tensor: real numbers of any shape: an array or anything ``numpy.asarray`` takes (torch tensors on the CPU,
+            numbers, lists), an ``OrtValue``, or a ``TensorProto`` with its data.
+        op_type, var_name: the op that produced it and its name, for messages.
+        debug_mode: what happens if something is found.
 
     Raises:
-        NumericsError: the tensor holds NaN or Inf and the mode aborts.
-        ArgumentTypeError: it holds no numbers.
+        NumericsError: the tensor holds NaN or Inf, and the mode aborts.
+        ArgumentError: ``debug_mode`` is not a DebugMode.
+        ArgumentTypeError: the tensor does not hold real numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> from onnxamp.debugging import check_numerics
+        >>> counts, values = check_numerics(np.array([[1, 0], [-2, 4]], np.float32), "Add", "sum")
+        >>> counts.tolist(), values.tolist()
+        ([0, 0, 1], [4.0, -2.0, 0.75])
     """
     if not isinstance(debug_mode, DebugMode):
         raise ArgumentError(f"debug_mode must be a DebugMode, not {debug_mode!r}.")
     array = _as_array(tensor)
     stats = tensor_stats(array)
-    told = f"[op={escaped(op_type)}, tensor={escaped(var_name)}, dtype={array.dtype}], {stats}"
+    where = f"[op={escaped(op_type)}, tensor={escaped(var_name)}, dtype={array.dtype}], {stats}"
     if not stats.finite:
-        text = f"There is NaN or Inf in {told}."
+        text = f"There is NaN or Inf in {where}."
         if debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT:
             raise NumericsError(text, var_name, op=op_type)
         if debug_mode is not DebugMode.CHECK_ALL:
             warnings.warn(text, NumericsWarning, stacklevel=2)
     elif debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW and stats.fp16 and array.dtype.itemsize >= 4:
-        warnings.warn(f"In float16 there would be {stats.fp16} in {told}.", NumericsWarning, stacklevel=2)
+        warnings.warn(f"In float16 there would be {stats.fp16} in {where}.", NumericsWarning, stacklevel=2)
     return stats
 
 
@@ -158,5 +180,5 @@ def _as_array(tensor: Any) -> npt.NDArray[Any]:
     else:
         array = np.asarray(tensor)
     if array.dtype.kind not in "biuf" and array.dtype.isbuiltin != 2:  # 2: a type of ml_dtypes
-        raise ArgumentTypeError(f"Statistics are of real numbers, but the tensor is of type {array.dtype}.")
+        raise ArgumentTypeError(f"Only tensors of real numbers have statistics, but this one is of type {array.dtype}.")
     return array

@@ -1,4 +1,4 @@
-"""Running a model op by op with all its floats looked at: the records of one run."""
+"""Running a model op by op while recording all its floats."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,6 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._numerics.check import OpFilter
-from onnxamp._numerics.results import ValueCheck
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
 from onnxamp._runtime.flow import Flow, dtype_of
 from onnxamp._runtime.inputs import check_inputs
@@ -29,10 +28,10 @@ _NAMED: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """All that one run showed: a record per float value by name, in the order of execution, inputs of the model first.
+class RunRecords:
+    """The records of one run by value, in the order of execution, with the inputs of the model first.
 
-    ``nodes`` has the node of the flow that makes a value, but for inputs of the model.
+    ``nodes`` has the node of the flow that produces each value other than inputs.
     """
 
     flow: Flow
@@ -40,25 +39,25 @@ class Looked:
     nodes: Mapping[str, int]
 
     def first_bad(self, ops: OpFilter) -> ValueRecord | None:
-        """The first NaN or Inf among the ops that are looked at."""
+        """The first unintended NaN or Inf among the checked ops."""
         return next((row for row in self.records.values() if row.is_bad and ops.takes(row.op)), None)
 
     def sources(self, tensor: str) -> list[ValueRecord]:
-        """The floats that a value is made of, in the order of the node's inputs, seen through what emulation adds."""
-        found: dict[str, ValueRecord] = {}
+        """The float inputs of the node that produces a value, looking through nodes that emulation adds."""
+        sources: dict[str, ValueRecord] = {}
         waiting = [*reversed(self.flow.reads[self.nodes[tensor]])] if tensor in self.nodes else []
         while waiting:
             name = waiting.pop()
             if name in self.records:
-                found[name] = self.records[name]
+                sources[name] = self.records[name]
             elif name in self.flow.maker and name not in self.flow.own:
                 waiting += reversed(self.flow.reads[self.flow.maker[name]])
-        return list(found.values())
+        return list(sources.values())
 
     def story(self, bad: ValueRecord, height: int) -> str:
-        """What led to a value, in sentences: where it began, and ``height`` levels of what it is made of."""
+        """Sentences about the origin of a bad value: the first fault, and ``height`` levels of preceding values."""
         source = next((row for row in self.records.values() if row.fault), None)
-        text = f"It began at {source} ({source.fault})." if bad.inherited and source is not None else ""
+        text = f"It started at {source} ({source.fault})." if bad.inherited and source is not None else ""
         level, seen = [bad], {bad.tensor}
         for depth in range(height):
             before = {row.tensor: row for later in level for row in self.sources(later.tensor)}
@@ -67,36 +66,39 @@ class Looked:
             if not level:
                 break
             more = f"; and {len(level) - _NAMED} more" if len(level) > _NAMED else ""
-            lead = "Made of" if depth == 0 else "Those of"
+            lead = "Computed from" if depth == 0 else "Those from"
             text += f" {lead} {'; '.join(map(str, level[:_NAMED]))}{more}."
         return text.strip()
 
 
 @dataclass(slots=True)
 class Watcher:
-    """A model that is looked at run by run: made ready with the first, and again where other branches are taken."""
+    """Watches runs of a model, which is prepared at the first run and whenever a run takes other branches."""
 
     model: ModelProto
     folder: Path | None
     provider: Provider
     budget: int = BUDGET
-    """Bytes of values and weights that may be held at a time besides the model itself."""
+    """Bytes of values and weights to hold at a time, in addition to the model itself."""
     _observed: Observed | None = None
     _runner: Runner | None = None
     _rows: list[Watched] = field(default_factory=list)
 
-    def look(self, step: int, sample: Mapping[str, Feed], ops: OpFilter | None = None, *, stop: bool = False) -> Looked:
-        """Run the model on a sample. Low values are emulated, as in :func:`onnxamp._numerics.check.check_run`.
+    def watch(
+        self, step: int, sample: Mapping[str, Feed], ops: OpFilter | None = None, *, stop: bool = False
+    ) -> RunRecords:
+        """Run the model on a sample. Low precision is emulated, as in :func:`onnxamp._numerics.check.check_run`.
 
         Args:
             step: number of the run, for its records.
             sample: arrays by input.
             ops: which op types can stop the run.
-            stop: end with the first NaN or Inf of these that is no intention.
+            stop: stop at the first unintended NaN or Inf of these.
 
         Raises:
-            ArgumentError: the sample does not fit the model. RuntimeFailure: the model does not run.
-            ModelError, OpsetError, ExternalDataError: the model cannot be made ready.
+            ArgumentError: the sample does not fit the model.
+            RuntimeFailure: the model does not run.
+            ModelError, OpsetError, ExternalDataError: the model cannot be prepared.
         """
         feeds = check_inputs(self.model, sample)
         now = observe(
@@ -106,52 +108,49 @@ class Watcher:
             self._observed, self._runner, self._rows = now, Runner(now.flow, self.provider), watched_values(now.flow)
         run = _Run(step, WatchedRun(self._runner, self._rows, self.budget))
         ops = ops or OpFilter()
-        found: Looked | None = None
+        watched: RunRecords | None = None
         for is_odd in run.parts(feeds):
-            found = None
+            watched = None
             if stop and is_odd:
-                found = run.looked()
-                if found.first_bad(ops) is not None:
+                watched = run.watched()
+                if watched.first_bad(ops) is not None:
                     break
-        return found or run.looked()
+        return watched or run.watched()
 
 
 @dataclass(slots=True)
 class _Run:
-    """One run: what was measured so far."""
+    """The measurements of one run so far."""
 
     step: int
     measured: WatchedRun
     stats: dict[str, TensorStats] = field(default_factory=dict)
 
     def parts(self, feeds: Mapping[str, Feed]) -> Iterator[bool]:
-        """Run a part of the nodes at a time; whether there has been NaN or Inf yet."""
+        """Run some nodes at a time; yields whether there has been NaN or Inf so far."""
         odd = False
 
         def see(name: str, value: "ort.OrtValue") -> None:
             nonlocal odd
-            self.stats[name] = found = tensor_stats(np.asarray(from_value(value)))
-            odd = odd or not found.finite
+            self.stats[name] = stats = tensor_stats(np.asarray(from_value(value)))
+            odd = odd or not stats.finite
 
         for _ in self.measured.parts(feeds, see):
             yield odd
 
-    def looked(self) -> Looked:
+    def watched(self) -> RunRecords:
         """The records so far."""
         flow, checks = self.measured.runner.flow, self.measured.checks()
         makers = sorted({flow.maker[name] for name in flow.own if name in flow.maker})
-        ranks = {node: rank for rank, node in enumerate(makers)}  # emulation adds nodes of its own
-        given = {name: self._input(name) for name in self.measured.inputs}
-        made = {row.value: self._record(row, ranks[flow.maker[row.value]]) for row in checks}
-        return Looked(flow, given | made, {row.value: row.position for row in checks})
-
-    def _input(self, name: str) -> ValueRecord:
-        stats = self.stats[name]
-        fault = "NaN" if stats.num_nan else None  # infinities may be meant: masks
-        dtype = dtype_of(self.measured.runner.flow, name)
-        return ValueRecord(self.step, -1, "", "", name, dtype, stats, fault, inherited=False)
-
-    def _record(self, row: ValueCheck, position: int) -> ValueRecord:
-        dtype, stats = dtype_of(self.measured.runner.flow, row.value), self.stats[row.value]
-        names = (row.op, row.node, row.value)
-        return ValueRecord(self.step, position, *names, dtype, stats, row.fault, row.inherited)
+        ranks = {node: rank for rank, node in enumerate(makers)}  # without the nodes that emulation adds
+        records = {
+            name: ValueRecord.given(self.step, name, dtype_of(flow, name), self.stats[name])
+            for name in self.measured.inputs
+        }
+        for row in checks:
+            position, dtype = ranks[flow.maker[row.value]], dtype_of(flow, row.value)
+            records[row.value] = ValueRecord(
+                self.step, position, row.op, row.node, row.value, dtype, self.stats[row.value], row.fault,
+                row.inherited,
+            )  # fmt: skip
+        return RunRecords(flow, records, {row.value: row.position for row in checks})

@@ -1,16 +1,15 @@
-"""Training of ONNX models: a step is one ordinary ONNX graph, which ONNX Runtime runs, in mixed precision if asked.
+"""Training of ONNX models in mixed precision: a training step is one ordinary ONNX graph, run by ONNX Runtime."""
 
-It is no part of ``import onnxamp``: import :mod:`onnxamp.train`.
-"""
-
+from onnxamp._public import export
 from onnxamp.train._build import build_train_network
-from onnxamp.train._data import Batches
 from onnxamp.train._decorate import Decorated, decorate
+from onnxamp.train._feeds import Batches
 from onnxamp.train._flushed import FlushedGradient
+from onnxamp.train._gradients import Gradients, add_gradients
 from onnxamp.train._losses import Loss
 from onnxamp.train._network import StepResult, TrainNetwork
 from onnxamp.train._optimizers import SGD, Adam, AdamW, Momentum, Optimizer
-from onnxamp.train._scaling import DynamicLossScaleManager, FixedLossScaleManager, GradScaler
+from onnxamp.train._scaling import DynamicLossScaleManager, FixedLossScaleManager, GradScaler, LossScaleManager
 
 __all__ = [
     "SGD",
@@ -22,11 +21,16 @@ __all__ = [
     "FixedLossScaleManager",
     "FlushedGradient",
     "GradScaler",
+    "Gradients",
     "Loss",
+    "LossScaleManager",
     "Momentum",
     "Optimizer",
     "StepResult",
     "TrainNetwork",
+    "add_gradients",
     "build_train_network",
     "decorate",
 ]
+
+export(__name__, __all__)

@@ -1,19 +1,17 @@
-"""From a model and wishes to a network in training."""
+"""From a model and options to a network in training."""
 
-from dataclasses import replace
 from typing import Any
 
-from onnx import ModelProto
-
-from onnxamp._api import convert_model
-from onnxamp._autocast import CastPolicy, active_cast
+from onnxamp._amp import active_cast
+from onnxamp._api import convert_as
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
+from onnxamp._options.options import Level, Options
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, cuda_available, make_session
 from onnxamp.train._decorate import Decorated, Excluded
 from onnxamp.train._forward import training_model
-from onnxamp.train._levels import make_precision, no_more
+from onnxamp.train._levels import make_precision
 from onnxamp.train._losses import Loss, LossFunction, find_loss
 from onnxamp.train._network import RESULTS, TrainNetwork
 from onnxamp.train._optimizers import Optimizer
@@ -38,78 +36,96 @@ def build_train_network(
     seed: int = 0,
     **unknown: object,
 ) -> TrainNetwork:
-    """Build a training step as one ONNX graph, in mixed precision with float32 master weights, ready to run.
+    """Build a training step as one ONNX graph, in mixed precision with float32 master weights.
 
-    It has the meaning of ``mindspore.amp.build_train_network``. Where there is a CUDA device, it runs there; elsewhere
-    it runs on the CPU, and low precision is emulated: every low value is rounded. There, too, loss scaling skips
-    updates, where MindSpore refuses it.
+    The counterpart of ``mindspore.amp.build_train_network``. The step runs on CUDA if there is a device. Otherwise it
+    runs on the CPU, where low precision is emulated by rounding every low-precision value; loss scaling skips updates
+    there, too, unlike in MindSpore.
 
     Args:
-        model: an inference model (a ModelProto, a path, or what :func:`decorate` made); it is not changed. Its float32
-            initializers are trained, but for those that are settings of an op and single numbers of a formula.
+        model: an inference model, which is not changed: a ModelProto, a path, an onnx-graphsurgeon Graph, or what
+            :func:`decorate` made. All float32 initializers that the loss depends on are trained, except for settings of
+            ops and scalars in formulas.
         optimizer: :class:`SGD`, :class:`Momentum`, :class:`Adam` or :class:`AdamW`.
-        loss_fn: "cross-entropy", "mean-squared-error", "binary-cross-entropy", a :class:`Loss`, or a function that
-            writes one; None where the model's first output is the loss. Outputs enter it as float32.
-        level: "O0" float32; "O1" white-listed ops low; "O2" all but black-listed ops low, with a dynamic loss scale;
-            "O3" all low; "auto" is O2 on CUDA. A decorated model is trained at O2, as it was decorated; within
-            :func:`onnxamp.auto_cast`, that one's level counts.
-        boost_level: "O0" none; "O1" keeps the state in ONNX Runtime's own memory, on the device, from step to step,
-            in new buffers each time: no buffer is written while a node may still read it; "O2" keeps it in two sets of
-            buffers, between which CUDA graphs are recorded, a pair for each batch size. On the CPU there is nothing to
-            record, and the rest holds.
-        cast_model_type: overrides the level: "float32" casts nothing, "float16" or "bfloat16" all; the loss scale
-            stays that of the level.
-        keep_batchnorm_fp32: whether normalisations stay float32; by default they do, but at O3.
-        loss_scale_manager: overrides the level's.
-        dtype: the low type of the levels.
-        seed: of dropout.
+        loss_fn: "cross-entropy" (logits [batch, classes, ...]; int64 labels [batch, ...]), "mean-squared-error" or
+            "binary-cross-entropy" (logits; float32 labels of the same shape), a :class:`Loss`, or a function as for
+            :class:`Loss`. None if the first output of the model is the loss.
+        level: "O0" float32; "O1" white-listed ops in low precision; "O2" all but black-listed ops, with a dynamic loss
+            scale; "O3" everything; "auto" as O2, on CUDA only. A decorated model is trained at O2. Within
+            :func:`onnxamp.amp.auto_cast`, the level given there counts.
+        boost_level: "O0" nothing; "O1" keeps the state on the device from step to step; "O2" keeps it in fixed buffers
+            and replays CUDA graphs, recorded once per batch size (on the CPU there are no graphs).
+        cast_model_type: overrides the level: "float32" computes in float32, "float16" or "bfloat16" at O3. The loss
+            scale remains that of the level.
+        keep_batchnorm_fp32: whether normalisations stay float32; by default they do, except at O3.
+        loss_scale_manager: overrides the loss scale of the level.
+        dtype: the low-precision type, "float16" or "bfloat16".
+        seed: of the dropout masks.
+
+    Returns:
+        A network, ready for :meth:`TrainNetwork.step` and :meth:`TrainNetwork.fit`.
 
     Raises:
-        ArgumentError: a keyword or value is not known (a ValueError). ArgumentTypeError: one has the wrong type.
+        ArgumentError: a keyword or value is unknown.
+        ArgumentTypeError: an argument has the wrong type.
         GradientError: an op between the loss and a weight has no gradient rule, or there is nothing to train.
-        ModelError: the model cannot be read or is invalid. RuntimeFailure: ONNX Runtime does not load the step.
+        ModelError: the model cannot be read or is invalid.
+        RuntimeFailure: ONNX Runtime cannot load the step.
+
+    Example:
+        >>> import numpy as np
+        >>> from onnxamp.train import AdamW, Batches, build_train_network
+        >>> net = build_train_network("models/classifier.onnx", AdamW(), "cross-entropy", level="O1")
+        >>> data = {"image": np.zeros((8, 3, 32, 32), np.float32), "label": np.arange(8)}
+        >>> losses = net.fit(Batches(data, size=4), epochs=3)
+        >>> losses[-1] < losses[0]
+        True
+        >>> trained = net.export()  # the inference model with the new weights
     """
-    no_more(unknown)
+    if unknown:
+        raise ArgumentError(
+            f"Unknown keyword {next(iter(unknown))!r}: known are cast_model_type, keep_batchnorm_fp32,"
+            " loss_scale_manager, dtype and seed."
+        )
     if not isinstance(optimizer, Optimizer):
         raise ArgumentTypeError(f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}.")
     if boost_level not in _BOOSTS:
         raise ArgumentError(f"Unknown boost_level {boost_level!r}: choose one of {', '.join(_BOOSTS)}.")
-    on_cuda, cast = cuda_available(), active_cast()
-    worn = model if isinstance(model, Decorated) else None
-    level, dtype, lists = _asked(level, dtype, worn, cast)
-    precision = make_precision(level, dtype, cast_model_type, keep_batchnorm_fp32, loss_scale_manager, on_cuda=on_cuda)
-    precision = replace(precision, lists=lists, excludes=Excluded(worn.excluded).takes if worn else None)
-    source: ModelProto = worn.source if worn else Model.of(model).embedded()
+    on_cuda = cuda_available()
+    decorated = model if isinstance(model, Decorated) else None
+    options = _requested(level, dtype, decorated, active_cast())
+    excludes = Excluded(decorated.excluded if decorated else None).takes
+    precision = make_precision(
+        options, excludes, cast_model_type, keep_batchnorm_fp32, loss_scale_manager, on_cuda=on_cuda
+    )
+    source = decorated.source if decorated else Model.of(model).embedded()
     forward = training_model(source, precision.opset(source))
     loss = None if loss_fn is None else find_loss(loss_fn)
     step = build_step(forward, optimizer, loss, precision.scaling)
-    graph = step.model if precision.level == "O0" else convert_model(step.model, **precision.wishes(forward.model))
-    low = graph is not step.model
-    ready = emulate(graph) if low and not on_cuda else graph
+    is_exact = precision.options.level == Level.O0
+    graph = step.model if is_exact else convert_as(step.model, precision.options_for(forward.model))
+    ready = graph if is_exact or on_cuda else emulate(graph)
     provider: Provider = "cuda" if on_cuda else "cpu"
     session = make_session(ready, provider)
     recorded = Recorded(ready, provider, step.successors, RESULTS) if boost_level == "O2" else None
-    runs_on = "CUDA" if on_cuda else "CPU, emulated" if low else "CPU"
+    runs_on = "CUDA" if on_cuda else "CPU" if is_exact else "CPU, emulated"
     return TrainNetwork(source, graph, step, optimizer, session, runs_on, boost_level != "O0", recorded, seed)
 
 
-def _asked(level: str, dtype: str, worn: Decorated | None, cast: CastPolicy | None) -> tuple[str, str, dict[str, Any]]:
-    """Level, low type and lists, which a decorated model and a context give, too.
+def _requested(level: str, dtype: str, decorated: Decorated | None, cast: Options | None) -> Options:
+    """Options of the conversion: the arguments', or those of a decorated model or auto_cast.
 
     Raises:
-        ArgumentError: they are given twice, and not the same.
+        ArgumentError: a value is unknown, or they contradict each other.
     """
-    if worn is None and cast is None:
-        return level, dtype, {}
+    if decorated is None and cast is None:
+        return Options.of(level, {"dtype": dtype})
     if (level, dtype) != ("O0", "float16"):
-        raise ArgumentError(
-            "A decorated model, and auto_cast, give level and dtype: leave both at their defaults with these."
-        )
-    if worn is not None and cast is not None and (cast.level, cast.dtype) != ("O2", worn.dtype):
-        raise ArgumentError(
-            f"The model is decorated at O2 in {worn.dtype}, but auto_cast says {cast.level} in {cast.dtype}."
-        )
+        raise ArgumentError("A decorated model or auto_cast sets level and dtype: leave both at their defaults.")
     if cast is None:
-        return "O2", worn.dtype if worn else dtype, {"lists": "paddle"}
-    lists = {name: value for name, value in cast.wishes().items() if name not in ("level", "dtype")}
-    return cast.level, cast.dtype, lists
+        return Options.of("O2", {"dtype": decorated.dtype if decorated else dtype, "lists": "paddle"})
+    if decorated is not None and (cast.level, cast.dtype) != ("O2", decorated.dtype):
+        raise ArgumentError(
+            f"The model is decorated at O2 in {decorated.dtype}, but auto_cast says {cast.level} in {cast.dtype}."
+        )
+    return cast

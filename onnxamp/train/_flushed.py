@@ -5,24 +5,34 @@ from dataclasses import dataclass
 from math import nan
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
-from onnxamp._dtypes import ELEM_NUMBERS
-from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import infer_types
+from onnxamp._model.copying import copy_without
+from onnxamp._numerics.compare import compare
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, make_session, run
 
 
 @dataclass(frozen=True, slots=True)
 class FlushedGradient:
-    """The gradient of one weight: shares of its elements, from 0 to 1, and how far it is from float32's.
+    """The gradient of one weight in low precision, beside that in float32. Shares of elements are from 0 to 1.
 
-    ``zeros`` are exactly zero in the step, ``exact_zeros`` in float32; ``flushed`` are so in the step alone. ``error``
-    is the L2 norm of the difference by that of float32's (NaN where that is zero): it shows what is flushed on the way
-    to a weight, too, when what is left is not zero. Rounding alone makes it 1e-3 to 1e-1 in float16.
+    Attributes:
+        elements: number of elements.
+        zeros: share that is exactly zero in low precision.
+        exact_zeros: share that is exactly zero in float32.
+        flushed: share that is exactly zero in low precision alone.
+        error: L2 norm of the difference by that of the float32 gradient; NaN where that is zero. Rounding alone makes
+            it 1e-3 to 1e-1 in float16; more means that values were flushed on the way to the weight.
+
+    Example:
+        >>> import numpy as np
+        >>> from onnxamp.train import SGD, build_train_network
+        >>> net = build_train_network("models/classifier.onnx", SGD(), "cross-entropy", level="O2")
+        >>> batch = {"image": np.ones((2, 3, 32, 32), np.float32), "label": np.array([0, 1])}
+        >>> all(0 <= gradient.flushed <= gradient.zeros <= 1 for gradient in net.flushed(batch).values())
+        True
     """
 
     elements: int
@@ -33,39 +43,34 @@ class FlushedGradient:
 
 
 def flushed_gradients(
-    low: ModelProto, exact: ModelProto, gradients: Mapping[str, str], feeds: Mapping[str, NDArray[Any]], where: Provider
+    low: ModelProto,
+    exact: ModelProto,
+    gradients: Mapping[str, str],
+    feeds: Mapping[str, NDArray[Any]],
+    provider: Provider,
 ) -> dict[str, FlushedGradient]:
-    """Compute gradients twice, and compare.
+    """Compute the gradients of a step in low precision and in float32, and compare them by weight.
 
     Args:
-        low, exact: a step in mixed precision, and in float32.
-        gradients: weight -> the value that holds its gradient, scaled as the loss is, in both.
-        feeds: what both take.
-        where: low precision is emulated on "cpu".
+        low, exact: the step in mixed precision (emulated on "cpu"), and in float32.
+        gradients: the value that holds the gradient of each weight, scaled as the loss is.
     """
     names = list(gradients.values())
-    ready = _showing(low, names)
-    mine = run(make_session(emulate(ready) if where == "cpu" else ready, where), feeds, names)
-    theirs = run(make_session(_showing(exact, names), where), feeds, names)
-    return {weight: _compared(mine[name], theirs[name]) for weight, name in gradients.items()}
+    ready = _with_outputs(low, names)
+    mine = run(make_session(emulate(ready) if provider == "cpu" else ready, provider), feeds, names)
+    theirs = run(make_session(_with_outputs(exact, names), provider), feeds, names)
+    return {weight: _compared(weight, mine[name], theirs[name]) for weight, name in gradients.items()}
 
 
-def _showing(model: ModelProto, names: list[str]) -> ModelProto:
+def _with_outputs(model: ModelProto, names: list[str]) -> ModelProto:
     """The model with these values as its outputs."""
-    view = Graph.of(model)
-    types = infer_types(view)
-    result = ModelProto()
-    result.CopyFrom(model)
-    del result.graph.output[:]
-    for name in names:
-        kind = types[view.scopes[0].names[name]] or ""
-        elem = ELEM_NUMBERS[kind.removeprefix("tensor(").removesuffix(")")]
-        result.graph.output.append(helper.make_tensor_value_info(name, elem, None))
+    result = copy_without(model, "output")
+    result.graph.output.extend(map(helper.make_empty_tensor_value_info, names))
     return result
 
 
-def _compared(mine: NDArray[Any], theirs: NDArray[Any]) -> FlushedGradient:
+def _compared(weight: str, mine: NDArray[Any], theirs: NDArray[Any]) -> FlushedGradient:
     zeros, exact = mine == 0, theirs == 0
-    flushed, norm = float(np.mean(zeros & ~exact)), float(np.linalg.norm(theirs))
-    error = float(np.linalg.norm(np.asarray(mine, np.float64) - theirs)) / norm if norm else nan
-    return FlushedGradient(zeros.size, float(zeros.mean()), float(exact.mean()), flushed, error)
+    error = nan if exact.all() else compare(weight, theirs, mine).rel_l2
+    flushed = zeros & ~exact
+    return FlushedGradient(zeros.size, float(zeros.mean()), float(exact.mean()), float(flushed.mean()), error)

@@ -1,4 +1,4 @@
-"""From an inference model to the forward pass of training: statistics of the batch, dropout, weights as inputs."""
+"""From an inference model to the forward pass of training: batch statistics, dropout, weights as inputs."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,12 @@ from onnxamp._errors import GradientError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import Dims, symbolic_shapes
-from onnxamp._graph.view import ABSENT, Node, Origin, View, opset_imports
+from onnxamp._graph.view import ABSENT, Node, Origin, opset_imports
+from onnxamp._model.copying import copy_without
 from onnxamp._ops.facts import attribute
 from onnxamp._rewrite.opset import upgrade
 from onnxamp._rewrite.prepare import inline
-from onnxamp.train._gradients.path import find_path
+from onnxamp.train._gradients.forward_pass import find_path
 from onnxamp.train._gradients.writer import MIN_OPSET
 
 _SETTINGS: Final[Mapping[str, frozenset[int]]] = {
@@ -27,14 +28,14 @@ _SETTINGS: Final[Mapping[str, frozenset[int]]] = {
     "Pow": frozenset({1}),
     "Resize": frozenset({1, 2}),
 }
-"""Inputs that are settings, not weights, although they are floats."""
+"""Float inputs that are settings rather than weights."""
 _SCALARS: Final = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub", "Where"})
-"""Ops whose operands of one element are constants of a formula, not weights."""
+"""Ops whose single-element operands are constants of a formula rather than weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A dropout mask that is fed in: bools, True where an element stays, in a shape that the data give."""
+    """A dropout mask, which is fed in: a bool tensor, True where an element is kept."""
 
     name: str
     dims: Dims
@@ -43,9 +44,9 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A model as training runs it.
+    """A model in training mode.
 
-    ``statistics``: running statistic (an initializer) -> the value that holds its successor.
+    ``statistics``: running statistics (initializers), each with the value that holds its successor.
     """
 
     model: ModelProto
@@ -54,48 +55,41 @@ class Forward:
 
 
 def training_model(model: ModelProto, opset: int = MIN_OPSET) -> Forward:
-    """The model with its functions inlined, at ``opset`` or later, batch normalisation over the batch, and dropout on.
+    """The model in training mode, with its functions inlined, at ``opset`` or later.
 
     Raises:
-        OpsetError: onnx cannot bring it to that opset.
-        ModelError: a running statistic of a BatchNormalization is no initializer.
-        GradientError: nothing tells the shape of a dropout mask, or its ratio is computed.
+        OpsetError: onnx cannot convert it to that opset.
+        ModelError: a running statistic of a BatchNormalization is not an initializer.
+        GradientError: the shape of a dropout mask is unknown, or a dropout ratio is computed.
     """
     notes: list[str] = []
     if model.functions:
         model = inline(model, notes)
     if opset_imports(model)[""] < opset:
         model = upgrade(model, opset, notes)
-    view = Graph.of(model)
-    result = ModelProto()
-    result.CopyFrom(model)
-    names, shapes = NewNames(view.all_names()), symbolic_shapes(view)
+    graph = Graph.of(model)
+    result = copy_without(model, "node")
+    names, shapes = NewNames(graph.all_names()), graph.ask(symbolic_shapes)
     statistics: dict[str, str] = {}
     masks: list[Mask] = []
-    nodes: list[NodeProto] = []
-    for index in view.scopes[0].nodes:
-        node, proto = view.nodes[index], result.graph.node[index]
-        if node.key == "BatchNormalization":
-            statistics |= _over_the_batch(view, node, proto, names)
-        elif node.key == "Dropout" and _ratio(view, node):
-            mask = Mask(names.fresh(f"{node.label}/mask"), _known(shapes[node.inputs[0]], node), _ratio(view, node))
-            masks.append(mask)
-            nodes += _dropout(node, mask, result, names)
+    for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
+        if node.key == "Dropout" and (ratio := _ratio(graph, node)):
+            masks.append(Mask(names.fresh(f"{node.label}/mask"), _known(shapes[node.inputs[0]], node), ratio))
+            result.graph.node.extend(_dropout(node, masks[-1], result, names))
             continue
-        nodes.append(proto)
-    entries = [helper.make_tensor_value_info(mask.name, TensorProto.BOOL, mask.dims) for mask in masks]
-    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del result.graph.node[:]
-    result.graph.node.extend(kept)
-    result.graph.input.extend(entries)
+        proto = result.graph.node.add()
+        proto.CopyFrom(node.proto)
+        if node.key == "BatchNormalization":
+            statistics |= _over_the_batch(graph, node, proto, names)
+    result.graph.input.extend(helper.make_tensor_value_info(mask.name, TensorProto.BOOL, mask.dims) for mask in masks)
     return Forward(result, statistics, tuple(masks))
 
 
-def _over_the_batch(view: View, node: Node, proto: NodeProto, names: NewNames) -> dict[str, str]:
+def _over_the_batch(graph: Graph, node: Node, proto: NodeProto, names: NewNames) -> dict[str, str]:
     """Switch a BatchNormalization to training mode; returns its running statistics with their successors."""
     for value in node.inputs[3:]:
-        if view.values[value].origin is not Origin.INITIALIZER:
-            raise ModelError(f"The running statistics of {node.label!r} (BatchNormalization) are no initializers.")
+        if graph.values[value].origin is not Origin.INITIALIZER:
+            raise ModelError(f"The running statistics of {node.label!r} (BatchNormalization) must be initializers.")
     kept = [item for item in proto.attribute if item.name != "training_mode"]
     del proto.attribute[:]
     proto.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
@@ -104,8 +98,8 @@ def _over_the_batch(view: View, node: Node, proto: NodeProto, names: NewNames) -
     return dict(zip(proto.input[3:5], proto.output[1:3], strict=True))
 
 
-def _ratio(view: View, node: Node) -> float:
-    """The ratio of a Dropout; 0.5 where it has none, as its schema says.
+def _ratio(graph: Graph, node: Node) -> float:
+    """The ratio of a Dropout; its schema's default is 0.5.
 
     Raises:
         GradientError: it is computed.
@@ -113,19 +107,19 @@ def _ratio(view: View, node: Node) -> float:
     value = node.input(1)
     if value == ABSENT:
         return 0.5
-    name, producer = view.values[value].name, view.producer(value)
-    for tensor in view.model.graph.initializer:
+    name, producer = graph.values[value].name, graph.producer(value)
+    for tensor in graph.model.graph.initializer:
         if tensor.name == name:
             return float(numpy_helper.to_array(tensor))
     constant = attribute(producer.proto, "value") if producer is not None and producer.key == "Constant" else None
     if constant is None:
-        raise GradientError(f"The ratio of {node.label!r} (Dropout) is computed; a constant one can be trained with.")
+        raise GradientError(f"The ratio of {node.label!r} (Dropout) is computed; training needs a constant one.")
     return float(numpy_helper.to_array(constant))
 
 
 def _known(shape: Dims | None, node: Node) -> Dims:
     if shape is None or None in shape:
-        raise GradientError(f"The shape of the mask of {node.label!r} (Dropout) cannot be told: {shape}.")
+        raise GradientError(f"The shape of the mask of {node.label!r} (Dropout) is unknown: {shape}.")
     return shape
 
 
@@ -142,36 +136,36 @@ def _dropout(node: Node, mask: Mask, model: ModelProto, names: NewNames) -> list
 
 
 def find_weights(model: ModelProto, loss: str, among: Container[str]) -> list[str]:
-    """Float32 initializers ``among`` these that can be trained: they lead to the loss and are no settings of an op.
+    """The trainable float32 initializers ``among`` these: the loss depends on them, and they are not settings.
 
     Raises:
         GradientError: there are none.
     """
-    view = Graph.of(model)
-    names = view.scopes[0].names
+    graph = Graph.of(model)
+    names = graph.scopes[0].names
     candidates = {
         names[tensor.name]: tensor
         for tensor in model.graph.initializer
         if tensor.data_type == TensorProto.FLOAT
         and tensor.name in among
-        and view.values[names[tensor.name]].origin is Origin.INITIALIZER
+        and graph.values[names[tensor.name]].origin is Origin.INITIALIZER
     }
-    found = set()
-    for node in find_path(view, candidates, names[loss]).nodes:
+    trained = set()
+    for node in find_path(graph, candidates, names[loss]).nodes:
         for port, value in enumerate(node.inputs):
             if value in candidates and port not in _SETTINGS.get(node.key, frozenset()):
                 single = int(np.prod(candidates[value].dims)) == 1
                 if not (single and (node.key in _SCALARS or not candidates[value].dims)):
-                    found.add(value)
-    if not found:
+                    trained.add(value)
+    if not trained:
         raise GradientError(
-            f"No float32 initializer of the model leads to the loss {loss!r}: there is nothing to train."
+            f"The loss {loss!r} depends on no float32 initializer of the model: nothing can be trained."
         )
-    return [tensor.name for value, tensor in candidates.items() if value in found]
+    return [tensor.name for value, tensor in candidates.items() if value in trained]
 
 
 def as_inputs(model: ModelProto, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-    """Turn initializers into inputs, in place; returns what they held."""
+    """Turn initializers into inputs, in place; returns their arrays."""
     wanted = set(names)
     held = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name in wanted}
     kept = [tensor for tensor in model.graph.initializer if tensor.name not in wanted]

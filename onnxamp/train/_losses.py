@@ -1,4 +1,4 @@
-"""Losses, written in float32: LogSoftmax and a gather, since SoftmaxCrossEntropyLoss has no CUDA kernel."""
+"""Losses, written in float32. Cross entropy is LogSoftmax and a gather: SoftmaxCrossEntropyLoss has no CUDA kernel."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,15 +11,26 @@ from onnxamp._graph.shapes import Dims
 from onnxamp.train._gradients.writer import Tensor
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(output of the model as float32, labels) -> a float32 scalar; it writes nodes by arithmetic on what it is given."""
+"""Writes a loss: from an output of the model, as float32, and the labels to a float32 scalar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss and the input that it adds to the graph: its labels.
+    """A loss, and the input for labels that it adds to the graph.
 
-    ``output`` names the output of the model that it judges, by default its first float one. ``label_type`` is the ONNX
-    element type of the labels; they have the shape of that output, without the axis ``but`` where one is given.
+    Args:
+        function: from the output (as float32) and the labels to a float32 scalar. It computes with their operators and
+            methods, which write nodes: ``output - labels``, ``output.op("Abs")``, ``(output > 0).where(a, b)``.
+        label: name of the labels.
+        label_type: their ONNX element type, such as ``TensorProto.INT64``.
+        but: an axis of the output that the labels do not have. Otherwise labels and output have the same shape.
+        output: the output of the model to judge; None for the first float output.
+
+    Example:
+        >>> from onnxamp.train import Loss
+        >>> def mean_absolute_error(output, labels):
+        ...     return (output - labels).op("Abs").op("ReduceMean", keepdims=0)
+        >>> loss = Loss(mean_absolute_error, label="target", output="logits")
     """
 
     function: LossFunction
@@ -29,32 +40,30 @@ class Loss:
     output: str | None = None
 
     def label_shape(self, output: Dims | None) -> Dims:
-        """Shape of the labels from that of the output.
+        """The shape of the labels for an output of this shape.
 
         Raises:
-            ModelError: not even its rank is known.
+            ModelError: even the rank of the output is unknown.
         """
         if output is None:
-            raise ModelError(
-                "Nothing tells the rank of the model's output, which the labels follow: declare its shape."
-            )
+            raise ModelError("The rank of the model's output is unknown, but the labels need it: declare its shape.")
         return output if self.but is None else tuple(dim for axis, dim in enumerate(output) if axis != self.but)
 
 
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy of logits [batch, classes, ...], and int64 classes [batch, ...]."""
-    likely = output.op("LogSoftmax", axis=1).op("GatherElements", labels.op("Unsqueeze", [1]), axis=1)
-    return -likely.op("ReduceMean", keepdims=0)
+    """Mean cross entropy of logits [batch, classes, ...] and int64 classes [batch, ...]."""
+    likelihood = output.op("LogSoftmax", axis=1).op("GatherElements", labels.op("Unsqueeze", [1]), axis=1)
+    return -likelihood.op("ReduceMean", keepdims=0)
 
 
 def mean_squared_error(output: Tensor, labels: Tensor) -> Tensor:
-    """Mean of the squared difference of the output and the labels."""
+    """Mean squared difference of output and labels."""
     difference = output - labels
     return (difference * difference).op("ReduceMean", keepdims=0)
 
 
 def binary_cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
-    """Mean binary cross entropy of logits of any shape, and labels in [0, 1] of that shape."""
+    """Mean binary cross entropy of logits of any shape and labels in [0, 1] of that shape."""
     return (output.op("Softplus") - output * labels).op("ReduceMean", keepdims=0)
 
 
@@ -66,7 +75,7 @@ LOSSES: Final[Mapping[str, Loss]] = {
 
 
 def find_loss(loss: "str | Loss | LossFunction") -> Loss:
-    """The loss of that name, or around that function (float32 labels called "label", in the shape of the output).
+    """The loss of that name, or around that function (with float32 labels called "label", shaped as the output).
 
     Raises:
         ArgumentError: there is none.

@@ -1,4 +1,4 @@
-"""A model in training: its state, steps, checkpoints and the trained model."""
+"""A model in training: its state, steps, checkpoints, and the trained model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, numpy_helper
 
 from onnxamp._api import convert_as
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._model.storage import write_file
 from onnxamp._options.options import Options
+from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, run, run_values
 from onnxamp._runtime.values import from_value, to_value
-from onnxamp.train._checkpoint import read_checkpoint, write_checkpoint
-from onnxamp.train._data import Batches
+from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
-from onnxamp.train._forward import Mask
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._recorded import Recorded
 from onnxamp.train._step import APPLY, LOSS, NORM, OVERFLOW, RATE, SCALE, Step
@@ -27,17 +27,27 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 STEPS: Final = "train/steps"
-"""In checkpoints: how many steps were made; rates, updates and dropout masks follow it."""
+"""In checkpoints: the number of steps made, which decides rates, updates and dropout masks."""
 
 RESULTS: Final = (LOSS, OVERFLOW, NORM)
-"""What a step tells, besides the state."""
-
-Feeds = Mapping[str, NDArray[Any]]
+"""Outputs of a step besides the state."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step reports; ``scale`` is the loss scale that it used (1 without), ``grad_norm`` is unscaled."""
+    """What one step reports.
+
+    Attributes:
+        loss: unscaled.
+        overflow: whether a gradient holds NaN or Inf; the update is then skipped, if the loss scale says so.
+        scale: the loss scale of this step; 1 without loss scaling.
+        grad_norm: L2 norm of all gradients together, unscaled and before clipping.
+
+    Example:
+        >>> from onnxamp.train import StepResult
+        >>> StepResult(loss=0.25, overflow=False, scale=1024.0, grad_norm=0.5).loss
+        0.25
+    """
 
     loss: float
     overflow: bool
@@ -47,10 +57,21 @@ class StepResult:
 
 @dataclass(slots=True)
 class TrainNetwork:
-    """A network in training, made by :func:`onnxamp.train.build_train_network`.
+    """A network in training, made by :func:`build_train_network`.
 
-    ``model`` is the step as it is meant to run, in mixed precision; ``runs_on`` says where, and whether low precision
-    is emulated there: "CUDA", "CPU", or "CPU, emulated".
+    Attributes:
+        source: the inference model that training started from.
+        model: the training step in mixed precision, an ordinary ONNX model.
+        runs_on: "CUDA", "CPU", or "CPU, emulated" (low precision is emulated).
+        steps: number of steps made.
+
+    Example:
+        >>> import numpy as np
+        >>> from onnxamp.train import SGD, build_train_network
+        >>> net = build_train_network("models/classifier.onnx", SGD(), "cross-entropy")
+        >>> result = net.step({"image": np.zeros((2, 3, 32, 32), np.float32), "label": np.array([0, 1])})
+        >>> net.steps, result.overflow
+        (1, False)
     """
 
     source: ModelProto
@@ -68,13 +89,17 @@ class TrainNetwork:
     def __post_init__(self) -> None:
         self._state = self._held(self.plan.state)
 
-    def step(self, feeds: Feeds) -> StepResult:
-        """Make one step with the inputs of the model and the labels.
+    def step(self, feeds: Mapping[str, Any]) -> StepResult:
+        """Make one training step.
+
+        Args:
+            feeds: arrays for the inputs of the model and the labels, by name. Floats and integers of other widths are
+                cast to the types of the inputs.
 
         Raises:
-            ArgumentError: an input is missing, unknown or of another kind of type, or does not tell the shape of a
-                dropout mask.
-            RuntimeFailure: ONNX Runtime cannot run the step on these inputs; the state stays as it was.
+            ArgumentError: an input is missing, unknown or of the wrong kind of type, or the shape of a dropout mask
+                cannot be derived.
+            RuntimeFailure: ONNX Runtime cannot run the step on these inputs; the state does not change.
         """
         arrays = self._inputs(feeds)
         scale = float(self._array(SCALE)) if SCALE in self._state else 1.0
@@ -82,15 +107,15 @@ class TrainNetwork:
         self.steps += 1
         return StepResult(float(results[LOSS]), bool(results[OVERFLOW]), scale, float(results[NORM]))
 
-    def _inputs(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
-        """All that a step takes but the state: see :meth:`step`."""
+    def _inputs(self, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """All inputs of a step other than the state."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown.")
-        own: dict[str, NDArray[Any]] = {RATE: np.asarray(self.optimizer.rate(self.steps), np.float32)}
+        arrays = typed_feeds(self.plan.model, feeds)
+        arrays |= draw_masks(self.plan.masks, self.plan.model, arrays, self.seed, self.steps)
+        arrays[RATE] = np.asarray(self.optimizer.rate(self.steps), np.float32)
         if self.optimizer.accumulate > 1:
-            own[APPLY] = np.asarray((self.steps + 1) % self.optimizer.accumulate == 0)
-        arrays = {**_typed(self.plan.model, feeds), **own}
-        arrays |= self._masks(arrays)
+            arrays[APPLY] = np.asarray((self.steps + 1) % self.optimizer.accumulate == 0)
         return arrays
 
     def _run(self, arrays: Feeds) -> tuple[Feeds, dict[str, Any]]:
@@ -100,108 +125,133 @@ class TrainNetwork:
             return {name: from_value(value) for name, value in values.items()}, dict(state)
         wanted = [*RESULTS, *self.plan.successors.values()]
         if self.keeps_on_device:
-            found = run_values(self.session, {**_values(arrays), **self._state}, wanted)
-            results = {name: from_value(found[name]) for name in RESULTS}
+            outputs = run_values(self.session, {**_values(arrays), **self._state}, wanted)
+            results = {name: from_value(outputs[name]) for name in RESULTS}
         else:
-            found = run(self.session, {**arrays, **self._state}, wanted)
-            results = {name: found[name] for name in RESULTS}
-        return results, {name: found[output] for name, output in self.plan.successors.items()}
+            outputs = run(self.session, {**arrays, **self._state}, wanted)
+            results = {name: outputs[name] for name in RESULTS}
+        return results, {name: outputs[output] for name, output in self.plan.successors.items()}
 
     def fit(
         self,
-        batches: Iterable[Feeds],
+        batches: Iterable[Mapping[str, Any]] | SamplesLike,
         epochs: int = 1,
         *,
         progress: bool = False,
         report: Callable[[int, StepResult], None] | None = None,
     ) -> list[float]:
-        """Go over the batches so many times; returns the mean loss of each epoch.
+        """Train for some epochs.
 
         Args:
-            batches: what :meth:`step` takes; anything that can be gone over again. :class:`Batches` come in another
-                order in each epoch.
-            epochs: how often.
-            progress: show a bar with the loss on the terminal.
-            report: called with the number of the step and its result.
+            batches: what :meth:`step` takes, as anything that can be iterated once per epoch, :class:`Batches` (which
+                are shuffled anew in each epoch), :class:`onnxamp.Samples`, a path to such (.npz, .json or a folder),
+                or a dict of arrays, which is a single batch.
+            epochs: number of epochs.
+            progress: show a progress bar with the loss on the terminal.
+            report: called with the number of each step, from 1, and its result.
+
+        Returns:
+            The mean loss of each epoch.
+
+        Raises:
+            ArgumentError: there are no batches. Others as :meth:`step`.
         """
+        if isinstance(batches, (str, PathLike, Mapping)):
+            batches = as_samples(batches, self.source)
         from onnxamp._report.progress import progress_bar  # noqa: PLC0415 - only a terminal needs it
 
-        means, done, total = [], 0, len(batches) * epochs if isinstance(batches, Sized) else 0
-        with progress_bar(quiet=not progress) as told:
+        means, total = [], len(batches) * epochs if isinstance(batches, Sized) else 0
+        done = 0
+        with progress_bar(quiet=not progress) as advance:
             for epoch in range(epochs):
                 losses = []
-                again = batches.after(epoch) if isinstance(batches, Batches) else batches
-                for feeds in again:
+                for feeds in batches.after(epoch) if isinstance(batches, Batches) else batches:
                     result = self.step(feeds)
                     losses.append(result.loss)
                     done += 1
-                    told(f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}", done, total)
+                    advance(f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}", done, total)
                     if report is not None:
                         report(self.steps, result)
                 if not losses:
-                    raise ArgumentError("There are no batches, or they could be gone over only once.")
+                    raise ArgumentError("There are no batches, or they cannot be iterated more than once.")
                 means.append(float(np.mean(losses)))
         return means
 
-    def flushed(self, feeds: Feeds) -> dict[str, FlushedGradient]:
-        """Which gradients the next step with these inputs flushes to zero, by weight, in low precision.
+    def flushed(self, feeds: Mapping[str, Any]) -> dict[str, FlushedGradient]:
+        """Which gradients low precision would flush to zero in the next step, by weight.
 
-        Where many are, the loss wants a larger scale. Nothing is trained. Two sessions are made for each call.
+        If many are, the loss needs a larger scale. Nothing is trained. Each call creates two sessions.
+
+        Args:
+            feeds: as for :meth:`step`.
 
         Raises:
             ArgumentError, RuntimeFailure: as :meth:`step`.
         """
         feeds = {**self._inputs(feeds), **{name: np.array(self._array(name)) for name in self._state}}
-        where: Provider = "cuda" if self.runs_on == "CUDA" else "cpu"
-        return flushed_gradients(self.model, self.plan.model, self.plan.gradients, feeds, where)
+        provider: Provider = "cuda" if self.runs_on == "CUDA" else "cpu"
+        return flushed_gradients(self.model, self.plan.model, self.plan.gradients, feeds, provider)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """A copy of everything that a later step depends on: weights, slots, scale, counters."""
-        found = {name: np.array(self._array(name)) for name in self._state}
-        return found | {STEPS: np.asarray(self.steps, np.int64)}
+        """A copy of all that later steps depend on, by name: weights, optimizer slots, loss scale, counters."""
+        state = {name: np.array(self._array(name)) for name in self._state}
+        return state | {STEPS: np.asarray(self.steps, np.int64)}
 
     def load_state(self, state: Feeds) -> None:
-        """Go on from what :meth:`state` returned, in this or in an equal network.
+        """Continue from what :meth:`state` returned, in this or in an equal network.
 
         Raises:
-            ArgumentError: it belongs to another network.
+            ArgumentError: it is the state of another network.
         """
-        wanted = {**{name: a.shape for name, a in self.plan.state.items()}, STEPS: ()}
-        for name in sorted(wanted.keys() | state.keys()):
-            if name not in wanted or name not in state or np.shape(state[name]) != wanted[name]:
-                raise ArgumentError(f"The state is that of another network: {name!r} is missing, unknown or misshapen.")
+        shapes = {**{name: array.shape for name, array in self.plan.state.items()}, STEPS: ()}
+        for name in sorted(shapes.keys() | state.keys()):
+            if name not in shapes or name not in state or np.shape(state[name]) != shapes[name]:
+                raise ArgumentError(
+                    f"The state is that of another network: {name!r} is missing, unknown or of another shape."
+                )
         self.steps = int(state[STEPS])
-        kinds = {name: array.dtype for name, array in self.plan.state.items()}
-        self._state = self._held({name: np.array(state[name], kind) for name, kind in kinds.items()})
+        self._state = self._held({name: np.array(state[name], a.dtype) for name, a in self.plan.state.items()})
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the state as a safetensors file; until it is complete, what was there stays.
+        """Write the state as a safetensors file; an existing file is replaced once the new one is complete.
 
         Raises:
             OutputError: it cannot be written.
         """
-        write_checkpoint(Path(path), self.state())
+        import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
+
+        arrays = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in self.state().items()}
+        write_file(Path(path), safetensors.numpy.save(arrays, metadata={"kind": "onnxamp training state"}))
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Go on from what :meth:`save` wrote.
+        """Continue from what :meth:`save` wrote.
 
         Raises:
-            ModelError: the file cannot be read. ArgumentError: it belongs to another network.
+            ModelError: the file cannot be read.
+            ArgumentError: it is the state of another network.
         """
-        self.load_state(read_checkpoint(Path(path)))
+        import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
 
-    def export(self, level: str = "O0", **wishes: Any) -> ModelProto:
-        """The trained inference model: the model that training began with, with new weights and running statistics.
+        try:
+            state = safetensors.numpy.load(Path(path).read_bytes())
+        except OSError as error:
+            raise ModelError(f"Cannot read {str(path)!r}: {error.strerror}.") from None
+        except safetensors.SafetensorError as error:
+            raise ModelError(f"{str(path)!r} is not a checkpoint, or is truncated: {error}.") from None
+        self.load_state(state)
+
+    def export(self, level: str = "O0", **options: Any) -> ModelProto:
+        """The trained inference model: the original model with the trained weights and running statistics.
 
         Args:
-            level, wishes: how to convert it, as :func:`onnxamp.convert_model`; O0 leaves it in float32.
+            level, options: how to convert it, as for :func:`onnxamp.convert_model`; "O0" leaves it in float32.
         """
         result = ModelProto()
         result.CopyFrom(self.source)
         for tensor in result.graph.initializer:
             if tensor.name in self._state:
                 tensor.CopyFrom(numpy_helper.from_array(np.asarray(self._array(tensor.name)), tensor.name))
-        return result if level == "O0" and not wishes else convert_as(result, Options.of(level, wishes))
+        return result if level == "O0" and not options else convert_as(result, Options.of(level, options))
 
     def _held(self, state: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         if self.recorded is not None:
@@ -212,48 +262,6 @@ class TrainNetwork:
         held = self._state[name]
         return np.asarray(from_value(held)) if self.keeps_on_device else held
 
-    def _masks(self, feeds: Feeds) -> dict[str, NDArray[np.bool_]]:
-        """Dropout masks from a counter-based generator keyed by seed and step: resuming draws the same ones."""
-        if not self.plan.masks:
-            return {}
-        generator = np.random.Generator(np.random.Philox(key=[self.seed, self.steps]))
-        sizes = _dimensions(self.plan.model, feeds)
-        return {mask.name: generator.random(_shape(mask, sizes), np.float32) >= mask.ratio for mask in self.plan.masks}
-
 
 def _values(arrays: Feeds) -> "dict[str, ort.OrtValue]":
     return {name: to_value(array) for name, array in arrays.items()}
-
-
-def _typed(model: ModelProto, feeds: Feeds) -> dict[str, NDArray[Any]]:
-    """The feeds in the types that the inputs have.
-
-    Raises:
-        ArgumentError: that would change what they say, as from floats to integers.
-    """
-    found = {}
-    for entry in model.graph.input:
-        if entry.name in feeds:
-            array = np.asarray(feeds[entry.name])
-            wanted = np.dtype(helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type))
-            if array.dtype != wanted and not np.can_cast(array.dtype, wanted, "same_kind"):
-                raise ArgumentError(f"The input {entry.name!r} takes {wanted} numbers, not {array.dtype}.")
-            found[entry.name] = array.astype(wanted, copy=False)
-    return found
-
-
-def _dimensions(model: ModelProto, feeds: Feeds) -> dict[str, int]:
-    """Sizes of the named dimensions of the inputs."""
-    found: dict[str, int] = {}
-    for entry in model.graph.input:
-        if entry.name in feeds:
-            dims = entry.type.tensor_type.shape.dim
-            found |= {d.dim_param: n for d, n in zip(dims, feeds[entry.name].shape, strict=False) if d.dim_param}
-    return found
-
-
-def _shape(mask: Mask, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    unknown = [dim for dim in mask.dims if isinstance(dim, str) and dim not in sizes]
-    if unknown:
-        raise ArgumentError(f"The size {unknown[0]!r} of the dropout mask {mask.name!r} is that of no input.")
-    return tuple(dim if isinstance(dim, int) else sizes[str(dim)] for dim in mask.dims)

@@ -1,6 +1,6 @@
-"""Optimizers as graphs: what each keeps for a weight, and how it moves it. All arithmetic is float32.
+"""Optimizers as graphs: the state each keeps per weight, and how it updates the weight. All arithmetic is float32.
 
-Formulas are PyTorch's (``torch.optim``), which MindSpore's share but for where AdamW's decay stands.
+The formulas are those of ``torch.optim``. MindSpore's differ only in where AdamW applies its decay.
 """
 
 import re
@@ -8,18 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp.train._gradients.writer import Tensor
 
 Schedule: TypeAlias = Callable[[int], float]
-"""Number of the step, from 0 -> learning rate."""
+"""From the number of a step, counted from 0, to its learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One weight about to be moved."""
+    """A weight to update, with all that its update depends on."""
 
     weight: Tensor
     gradient: Tensor
@@ -27,24 +27,30 @@ class Move:
     rate: Tensor
     decay: float
     shared: Sequence[Tensor]
-    """What :meth:`Optimizer.shared` wrote."""
+    """What :meth:`Optimizer.shared` returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(ABC):
-    """What all optimizers share.
+    """Base class of the optimizers, with the options that all of them have.
 
     Args:
-        learning_rate: a number, or a function of the step's number.
-        weight_decay: what pulls weights to zero.
-        weight_decays: regular expression of weight names (whole names) -> another decay for these; the first that
-            matches counts.
+        learning_rate: a number, or a function from the number of a step (from 0) to one.
+        weight_decay: strength of the pull of the weights to zero.
+        weight_decays: other decays for some weights, by regular expressions that match whole names; the first match
+            counts.
         clip_norm: gradients are scaled down so that their common L2 norm is at most this.
-        accumulate: update once in so many steps, by the mean of their gradients.
-        weights: regular expressions of the weights to train (whole names); none trains all.
+        accumulate: update once in this many steps, with the mean of their gradients.
+        weights: regular expressions that match the whole names of the weights to train; none for all.
 
     Raises:
-        ArgumentError, ArgumentTypeError: a value is not one that it can have.
+        ArgumentError, ArgumentTypeError: a value is out of range, or has the wrong type.
+
+    Example:
+        >>> from onnxamp.train import SGD
+        >>> optimizer = SGD(learning_rate=lambda step: 0.1 / (1 + step), weight_decays={".*bias": 0.0})
+        >>> optimizer.rate(3)
+        0.025
     """
 
     learning_rate: float | Schedule = 1e-3
@@ -71,11 +77,11 @@ class Optimizer(ABC):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of what is kept for each weight, in its shape; all begin as zeros."""
+        """Names of the state kept per weight, in its shape; all start as zeros."""
         return ()
 
     def shared(self, updates: Tensor) -> Sequence[Tensor]:  # noqa: ARG002
-        """Write what all weights share; ``updates`` counts this update too, as a float32 scalar."""
+        """Write what all weights share; ``updates`` is the number of this update, from 1, as a float32 scalar."""
         return ()
 
     @abstractmethod
@@ -88,8 +94,8 @@ class Optimizer(ABC):
 
     def decay_of(self, name: str) -> float:
         """The weight decay of a weight."""
-        found = (decay for pattern, decay in self.weight_decays.items() if re.fullmatch(pattern, name))
-        return next(found, self.weight_decay)
+        decays = (decay for pattern, decay in self.weight_decays.items() if re.fullmatch(pattern, name))
+        return next(decays, self.weight_decay)
 
     def trains(self, name: str) -> bool:
         """Whether the weight is to be trained."""
@@ -98,7 +104,15 @@ class Optimizer(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """w - rate * (g + decay * w)."""
+    """Stochastic gradient descent: w - rate * (g + decay * w).
+
+    Takes the options of :class:`Optimizer`.
+
+    Example:
+        >>> from onnxamp.train import SGD
+        >>> SGD(learning_rate=0.1).rate(0)
+        0.1
+    """
 
     def move(self, move: Move) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Write the new weight."""
@@ -107,7 +121,15 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum(Optimizer):
-    """v = momentum * v + g + decay * w, then w - rate * v; with nesterov, w - rate * (g + decay * w + momentum * v)."""
+    """SGD with momentum: v = momentum * v + g + decay * w, then w - rate * v.
+
+    With ``nesterov``, w - rate * (g + decay * w + momentum * v). Takes the options of :class:`Optimizer`, too.
+
+    Example:
+        >>> from onnxamp.train import Momentum
+        >>> Momentum(learning_rate=0.1, nesterov=True).slots
+        ('velocity',)
+    """
 
     momentum: float = 0.9
     nesterov: bool = False
@@ -127,7 +149,15 @@ class Momentum(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Optimizer):
-    """Adam with bias correction; the decay is added to the gradient."""
+    """Adam with bias correction; the weight decay is added to the gradient.
+
+    Takes the options of :class:`Optimizer`, too.
+
+    Example:
+        >>> from onnxamp.train import Adam
+        >>> Adam(beta2=0.99).slots
+        ('mean', 'square')
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -157,7 +187,15 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Adam):
-    """Adam whose decay is apart from the gradient: w * (1 - rate * decay) before the step."""
+    """Adam with decoupled weight decay: w * (1 - rate * decay) before the update.
+
+    Takes the options of :class:`Optimizer` and :class:`Adam`.
+
+    Example:
+        >>> from onnxamp.train import AdamW
+        >>> AdamW(clip_norm=1.0).weight_decay
+        0.01
+    """
 
     weight_decay: float = 1e-2
 
@@ -167,8 +205,8 @@ class AdamW(Adam):
         return self._adam(move, weight, move.gradient)
 
 
-OPTIMIZERS: Mapping[str, type[Optimizer]] = {"sgd": SGD, "momentum": Momentum, "adam": Adam, "adamw": AdamW}
-"""By the names that the command line knows."""
+OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = {"sgd": SGD, "momentum": Momentum, "adam": Adam, "adamw": AdamW}
+"""Optimizers by their names on the command line."""
 
 
 def _decayed(move: Move) -> Tensor:
@@ -179,7 +217,7 @@ def _check(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentTypeError(f"{name} must be a number, not {type(value).__name__}.")
     if not isfinite(value) or value < 0:
-        raise ArgumentError(f"{name} must be a finite number of zero or more, not {value}.")
+        raise ArgumentError(f"{name} must be a finite number, 0 or greater, not {value}.")
 
 
 def _compiled(pattern: str) -> None:

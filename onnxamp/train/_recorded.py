@@ -1,9 +1,9 @@
-"""Steps in buffers that stay where they are: what a CUDA graph needs to be recorded once and replayed.
+"""Steps in fixed buffers, so that a CUDA graph can be recorded once and replayed.
 
-The state lies in two sets of buffers: a step reads one and writes the other, the next step goes back. So a graph is
-recorded for each direction, and no buffer is written while a node may still read it. ONNX Runtime runs a step more than
-once to record it, which does no harm either: what is read is not written. Its graphs want every node on CUDA, hence
-fixed shapes: there is a session, and a pair of graphs, for each set of input shapes, for as long as the network lives.
+The state has two sets of buffers: a step reads one and writes the other, and the next step does the reverse. So one
+graph is recorded per direction, no buffer is written while a node may still read it, and ONNX Runtime may run a step
+more than once to record it. CUDA graphs require every node on CUDA and thus fixed shapes: each set of input shapes has
+its own session and pair of graphs, which live as long as the network.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +18,7 @@ from onnx import ModelProto, helper
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
+from onnxamp._model.copying import copy_without
 from onnxamp._runtime.bound import bind_values, empty_value
 from onnxamp._runtime.session import EXACT, Provider, make_session
 
@@ -30,7 +31,7 @@ Values = Mapping[str, "ort.OrtValue"]
 
 @dataclass(frozen=True, slots=True)
 class _Shaped:
-    """What runs steps of one set of shapes: buffers of inputs and results, and a run from each side to the other."""
+    """Buffers for one set of input shapes, and a function that runs a step for each direction."""
 
     inputs: Values
     results: Values
@@ -39,9 +40,9 @@ class _Shaped:
 
 @dataclass(slots=True)
 class Recorded:
-    """Runs steps of a model on one provider; CUDA graphs are recorded where it is "cuda".
+    """Runs the steps of a model on one provider, with CUDA graphs on "cuda".
 
-    ``successors``: state -> the output that replaces it; ``results``: other outputs that are wanted.
+    ``successors``: the output that replaces each piece of state; ``results``: other outputs, all scalars.
     """
 
     model: ModelProto
@@ -53,7 +54,7 @@ class Recorded:
     _shaped: dict[Any, _Shaped] = field(default_factory=dict)
 
     def hold(self, state: Arrays) -> Values:
-        """Put a state into the buffers; what is returned is read until the next step or the next state."""
+        """Copy a state into the buffers; the values returned are valid until the next step or state."""
         if not self._sides:
             self._sides = tuple({name: empty_value(a, self.provider) for name, a in state.items()} for _ in range(2))
         self._turn = 0
@@ -62,14 +63,14 @@ class Recorded:
         return self._sides[0]
 
     def step(self, feeds: Arrays) -> tuple[Values, Values]:
-        """Run a step from the state that is held; returns the results and the next state, which is then held.
+        """Run a step; returns its results and the next state.
 
         Raises:
-            RuntimeFailure: ONNX Runtime cannot run or record the step; the state stays as it was.
+            RuntimeFailure: ONNX Runtime cannot run or record the step; the state does not change.
         """
         key = tuple(sorted((name, array.shape) for name, array in feeds.items()))
         if key not in self._shaped:
-            self._shaped[key] = self._prepared(feeds)
+            self._shaped[key] = self._prepare(feeds)
         shaped = self._shaped[key]
         for name, array in feeds.items():
             _fill(shaped.inputs[name], array)
@@ -77,13 +78,13 @@ class Recorded:
         self._turn = 1 - self._turn
         return shaped.results, self._sides[self._turn]
 
-    def _prepared(self, feeds: Arrays) -> _Shaped:
+    def _prepare(self, feeds: Arrays) -> _Shaped:
         options = {**EXACT, "enable_cuda_graph": "1"} if self.provider == "cuda" else None
         model = with_shapes(self.model, {name: array.shape for name, array in feeds.items()})
         try:
             session = make_session(model, self.provider, cuda_options=options)
         except RuntimeFailure as error:
-            raise RuntimeFailure(f"{error} A step that boost_level O2 cannot run may run at O1.") from error
+            raise RuntimeFailure(f"{error} The step may run at O1: boost_level O1 records no CUDA graphs.") from error
         inputs = {name: empty_value(array, self.provider) for name, array in feeds.items()}
         kinds = {entry.name: entry.type.tensor_type.elem_type for entry in self.model.graph.output}
         scalars = {name: np.zeros((), helper.tensor_dtype_to_np_dtype(kinds[name])) for name in self.results}
@@ -98,19 +99,19 @@ class Recorded:
 
 
 def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
-    """The model for inputs of these shapes alone. Size becomes a constant where the shape is known: ONNX Runtime folds
-    Shape by itself, but not Size, which would leave a copy from host to device in the graph.
+    """The model for inputs of these shapes alone.
+
+    Size becomes a constant where the shape is known: unlike Shape, ONNX Runtime does not fold it, and it would leave a
+    copy from host to device in the graph.
     """
-    result = ModelProto()
-    result.CopyFrom(model)
-    del result.graph.value_info[:]
+    result = copy_without(model, "value_info")
     for entry in result.graph.input:
         if entry.name in shapes:
             kind = entry.type.tensor_type.elem_type
             entry.CopyFrom(helper.make_tensor_value_info(entry.name, kind, shapes[entry.name]))
-    view = Graph.of(result)
-    dims = symbolic_shapes(view)
-    for node in (view.nodes[index] for index in view.scopes[0].nodes if view.nodes[index].key == "Size"):
+    graph = Graph.of(result)
+    dims = graph.ask(symbolic_shapes)
+    for node in (graph.nodes[index] for index in graph.scopes[0].nodes if graph.nodes[index].key == "Size"):
         shape = dims[node.inputs[0]]
         known = [dim for dim in shape or () if isinstance(dim, int)]
         if shape is not None and len(known) == len(shape):

@@ -1,78 +1,137 @@
-"""Loss scaling in the graph: small gradients are lifted out of the range that low precision flushes to zero.
+"""Loss scaling: gradients are scaled up so that low precision does not flush small ones to zero.
 
-The three managers are called as those of MindSpore and Paddle. Their state is a scale and two counters; it moves in the
-graph, so a step needs no decision in Python.
+The scale and its two counters are state of the graph, and the graph updates them: no step waits for Python.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite
+from typing import Final
 
 from onnxamp._errors import ArgumentError
 from onnxamp.train._gradients.writer import Tensor
 
-_LARGEST = 2.0**126
-"""The scale stays finite in float32."""
+_LARGEST: Final = 2.0**126
+"""Keeps the scale finite in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How the scale begins and moves.
+    """How the scale starts and changes.
 
-    ``drops``: an update whose gradients hold NaN or Inf is skipped. ``grow_every`` clean updates in a row multiply the
-    scale by ``grow``, ``shrink_every`` skipped ones by ``shrink``; 0 leaves it alone. It never falls below 1.
+    ``skips``: updates whose gradients hold NaN or Inf are skipped. ``grow_every`` updates in a row without skipping
+    multiply the scale by ``grow``, ``shrink_every`` skipped ones by ``shrink``; 0 means never. It stays at least 1.
     """
 
     initial: float
-    drops: bool = True
+    skips: bool = True
     grow: float = 1.0
     shrink: float = 1.0
     grow_every: int = 0
     shrink_every: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FixedLossScaleManager:
-    """A scale that never moves (``mindspore.amp.FixedLossScaleManager``).
+class LossScaleManager(ABC):
+    """Base class of what :func:`build_train_network` takes as ``loss_scale_manager``.
 
-    With ``drop_overflow_update`` False, updates with NaN or Inf are made, too.
+    Example:
+        >>> from onnxamp.train import GradScaler, LossScaleManager
+        >>> isinstance(GradScaler(), LossScaleManager)
+        True
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def scaling(self) -> Scaling | None:
+        """How the graph scales the loss; None if it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedLossScaleManager(LossScaleManager):
+    """A constant loss scale, as ``mindspore.amp.FixedLossScaleManager``.
+
+    Args:
+        loss_scale: factor of the loss, greater than 0.
+        drop_overflow_update: skip updates whose gradients hold NaN or Inf.
+
+    Raises:
+        ArgumentError: ``loss_scale`` is not a positive number.
+
+    Example:
+        >>> from onnxamp.train import FixedLossScaleManager
+        >>> FixedLossScaleManager(1024)
+        FixedLossScaleManager(loss_scale=1024, drop_overflow_update=True)
     """
 
     loss_scale: float = 128.0
     drop_overflow_update: bool = True
 
     def __post_init__(self) -> None:
-        _positive("loss_scale", self.loss_scale)
+        _check_positive("loss_scale", self.loss_scale)
 
     def scaling(self) -> Scaling:
-        """What the graph does."""
-        return Scaling(self.loss_scale, drops=self.drop_overflow_update)
+        """How the graph scales the loss."""
+        return Scaling(self.loss_scale, skips=self.drop_overflow_update)
 
 
 @dataclass(frozen=True, slots=True)
-class DynamicLossScaleManager:
-    """Divided at each overflow, multiplied after a window without any (``mindspore.amp.DynamicLossScaleManager``)."""
+class DynamicLossScaleManager(LossScaleManager):
+    """A loss scale that falls at each overflow and rises after a window without any.
+
+    The counterpart of ``mindspore.amp.DynamicLossScaleManager``.
+
+    Args:
+        init_loss_scale: the first scale, greater than 0.
+        scale_factor: by which the scale is divided or multiplied, greater than 1.
+        scale_window: updates in a row without overflow before the scale rises.
+
+    Raises:
+        ArgumentError: a value is out of range.
+
+    Example:
+        >>> from onnxamp.train import DynamicLossScaleManager
+        >>> DynamicLossScaleManager(2**16, scale_window=100)
+        DynamicLossScaleManager(init_loss_scale=65536, scale_factor=2, scale_window=100)
+    """
 
     init_loss_scale: float = 2.0**24
     scale_factor: float = 2
     scale_window: int = 2000
 
     def __post_init__(self) -> None:
-        _positive("init_loss_scale", self.init_loss_scale)
+        _check_positive("init_loss_scale", self.init_loss_scale)
         if self.scale_factor <= 1:
             raise ArgumentError(f"scale_factor must be greater than 1, not {self.scale_factor}.")
-        _positive("scale_window", self.scale_window)
+        _check_positive("scale_window", self.scale_window)
 
     def scaling(self) -> Scaling:
-        """What the graph does."""
+        """How the graph scales the loss."""
         factor = float(self.scale_factor)
-        return Scaling(
-            self.init_loss_scale, grow=factor, shrink=1 / factor, grow_every=self.scale_window, shrink_every=1
-        )
+        return Scaling(self.init_loss_scale, True, factor, 1 / factor, self.scale_window, shrink_every=1)
 
 
 @dataclass(frozen=True, slots=True)
-class GradScaler:
-    """``paddle.amp.GradScaler``; with ``enable`` False nothing is scaled."""
+class GradScaler(LossScaleManager):
+    """The loss scale of ``paddle.amp.GradScaler``.
+
+    Args:
+        enable: False scales nothing.
+        init_loss_scaling: the first scale, greater than 0.
+        incr_ratio: factor by which the scale rises, greater than 1.
+        decr_ratio: factor by which the scale falls, between 0 and 1.
+        incr_every_n_steps: updates in a row without overflow before it rises.
+        decr_every_n_nan_or_inf: updates in a row with overflow before it falls.
+        use_dynamic_loss_scaling: False keeps the first scale.
+
+    Raises:
+        ArgumentError: a value is out of range.
+
+    Example:
+        >>> from onnxamp.train import GradScaler
+        >>> GradScaler(init_loss_scaling=1024).decr_ratio
+        0.5
+    """
 
     enable: bool = True
     init_loss_scaling: float = 65536.0
@@ -83,38 +142,33 @@ class GradScaler:
     use_dynamic_loss_scaling: bool = True
 
     def __post_init__(self) -> None:
-        _positive("init_loss_scaling", self.init_loss_scaling)
+        _check_positive("init_loss_scaling", self.init_loss_scaling)
         if self.incr_ratio <= 1 or not 0 < self.decr_ratio < 1:
             raise ArgumentError("incr_ratio must be greater than 1, and decr_ratio between 0 and 1.")
-        _positive("incr_every_n_steps", self.incr_every_n_steps)
-        _positive("decr_every_n_nan_or_inf", self.decr_every_n_nan_or_inf)
+        _check_positive("incr_every_n_steps", self.incr_every_n_steps)
+        _check_positive("decr_every_n_nan_or_inf", self.decr_every_n_nan_or_inf)
 
     def scaling(self) -> Scaling | None:
-        """What the graph does; None where it is switched off."""
+        """How the graph scales the loss; None if it does not."""
         if not self.enable:
             return None
         if not self.use_dynamic_loss_scaling:
             return Scaling(self.init_loss_scaling)
         return Scaling(
-            self.init_loss_scaling,
-            grow=self.incr_ratio,
-            shrink=self.decr_ratio,
-            grow_every=self.incr_every_n_steps,
-            shrink_every=self.decr_every_n_nan_or_inf,
-        )
+            self.init_loss_scaling, True, self.incr_ratio, self.decr_ratio, self.incr_every_n_steps,
+            self.decr_every_n_nan_or_inf,
+        )  # fmt: skip
 
 
-LossScaleManager = FixedLossScaleManager | DynamicLossScaleManager | GradScaler
-
-
-def move_scale(
+def update_scale(
     scaling: Scaling, scale: Tensor, good: Tensor, bad: Tensor, overflow: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write the next scale and its counters.
 
     Args:
-        scale: float32 scalar. good, bad: int64 scalars, updates without and with overflow in a row.
-        overflow: bool scalar, whether this update is one with.
+        scale: float32 scalar.
+        good, bad: int64 scalars: updates in a row without and with overflow.
+        overflow: bool scalar: whether this update overflows.
     """
     if not (scaling.grow_every or scaling.shrink_every):
         return scale, good, bad
@@ -126,6 +180,6 @@ def move_scale(
     return grows.where(larger, shrinks.where(smaller, scale)), grows.where(0, good), shrinks.where(0, bad)
 
 
-def _positive(name: str, value: float) -> None:
+def _check_positive(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) or value <= 0:
         raise ArgumentError(f"{name} must be a positive number, not {value!r}.")

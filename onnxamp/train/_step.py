@@ -1,18 +1,18 @@
 """One training step as one ONNX graph: forward, loss, gradients, loss scaling, clipping and the optimizer.
 
 ======================  ==============================================================================================
-input                   what it is
+input                   meaning
 ======================  ==============================================================================================
-data, labels            the model's own inputs, and what the loss adds
+data, labels            the inputs of the model, and the labels of the loss
 dropout masks           see :class:`onnxamp.train._forward.Mask`
 ``train/rate``          learning rate, float32 scalar
-``train/apply``         bool scalar, only with accumulation: whether this step updates
+``train/apply``         bool scalar: whether this step updates the weights; only with accumulation
 state                   weights, running statistics, optimizer slots, scale and counters, by name
 ======================  ==============================================================================================
 
-Its outputs are ``train/loss`` (not scaled), ``train/overflow``, ``train/norm`` (of all gradients, unscaled, before
-clipping) and the successor of each piece of state. An update whose gradients hold NaN or Inf is skipped by Where: all
-state but the scale and its counters stays, running statistics too.
+Its outputs are ``train/loss`` (unscaled), ``train/overflow``, ``train/norm`` (of all gradients, unscaled, before
+clipping) and the successor of each piece of state. Where nodes skip an update whose gradients hold NaN or Inf: then all
+state except for the scale and its counters stays, including running statistics.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,18 +27,18 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp.train._forward import Forward, Mask, as_inputs, find_weights
-from onnxamp.train._gradients import add_gradients
+from onnxamp.train._gradients import differentiate
 from onnxamp.train._gradients.writer import FLOATS, Tensor, Writer
 from onnxamp.train._losses import Loss
 from onnxamp.train._optimizers import Move, Optimizer
-from onnxamp.train._scaling import Scaling, move_scale
+from onnxamp.train._scaling import Scaling, update_scale
 
 Array = NDArray[np.generic]
 
 LOSS, OVERFLOW, NORM, RATE, APPLY = "train/loss", "train/overflow", "train/norm", "train/rate", "train/apply"
 SCALE, _GOOD, _BAD, UPDATES = "train/scale", "train/good", "train/bad", "train/updates"
 OWN = "train/.*"
-"""Names of the nodes that are neither the model's nor its gradients': they stay float32."""
+"""Names of nodes that belong neither to the model nor to its gradients: they stay float32."""
 _CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
 
@@ -47,9 +47,9 @@ _CLIP_EPSILON = 1e-6
 class Step:
     """The graph of a step, in float32.
 
-    ``state``: what it starts from, by input; ``successors``: the output that replaces each; ``weights``: the trained
-    ones among them; ``gradients``: the value that holds the gradient of each, scaled as the loss is; ``data``: the
-    inputs that the caller feeds.
+    ``state``: initial arrays, by input; ``successors``: the output that replaces each; ``weights``: the trained ones
+    among them; ``gradients``: the value that holds the gradient of each, scaled as the loss is; ``data``: the inputs
+    that the caller feeds.
     """
 
     model: ModelProto
@@ -66,19 +66,20 @@ def build_step(forward: Forward, optimizer: Optimizer, loss: Loss | None, scalin
 
     Args:
         forward: the model in training mode; it is not changed.
-        loss: what the model's outputs are held to; None where its first output is the loss.
-        scaling: how the loss is scaled; None for not at all, and then nothing is skipped.
+        loss: None where the first output of the model is the loss.
+        scaling: how the loss is scaled; None for not at all, and then no update is skipped.
 
     Raises:
         GradientError: an op has no rule, or there is nothing to train.
-        ModelError: the model has no output that could be a loss. ArgumentError: the labels' name is taken.
+        ModelError: the model has no output that could be a loss.
+        ArgumentError: the model has a value with the name of the labels.
     """
     model = ModelProto()
     model.CopyFrom(forward.model)
     state: dict[str, Array] = {SCALE: np.array(scaling.initial, np.float32)} if scaling else {}
     writer = _writer(model)
     target = _write_loss(model, writer, loss, scaling is not None)
-    _close(model, writer)
+    writer.add_to(model.graph)
     own = {tensor.name for tensor in forward.model.graph.initializer}
     weights = [name for name in find_weights(model, target, own) if optimizer.trains(name)]
     if not weights:
@@ -86,11 +87,11 @@ def build_step(forward: Forward, optimizer: Optimizer, loss: Loss | None, scalin
     data = [entry.name for entry in model.graph.input if entry.name not in (SCALE, *(m.name for m in forward.masks))]
     state |= as_inputs(model, weights)
     state |= as_inputs(model, [name for name in forward.statistics if name not in weights])
-    found = add_gradients(model, target, weights)
-    return _finish(found.model, found.outputs, forward, optimizer, scaling, state, data)
+    gradients = differentiate(model, target, weights)
+    return _with_update(gradients.model, gradients.outputs, forward, optimizer, scaling, state, data)
 
 
-def _finish(
+def _with_update(
     model: ModelProto,
     gradients: Mapping[str, str],
     forward: Forward,
@@ -99,14 +100,14 @@ def _finish(
     state: dict[str, Array],
     data: Sequence[str],
 ) -> Step:
-    """Write the update behind the gradients."""
+    """Write the update after the gradients."""
     writer = _writer(model)
     writer.prefix = "train/update"
     update = _Update(writer, optimizer, scaling, forward, state)
     raw = {name: Tensor(writer, output, TensorProto.FLOAT) for name, output in gradients.items()}
     successors = update.write(raw)
     del model.graph.output[:]
-    _close(model, writer)
+    writer.add_to(model.graph)
     kinds = {LOSS: TensorProto.FLOAT, OVERFLOW: TensorProto.BOOL, NORM: TensorProto.FLOAT}
     model.graph.output.extend(helper.make_tensor_value_info(name, kind, []) for name, kind in kinds.items())
     listed = {entry.name for entry in model.graph.input}
@@ -125,11 +126,6 @@ def _writer(model: ModelProto) -> Writer:
     return Writer(NewNames(Graph.of(model).all_names()), prefix="train/loss")
 
 
-def _close(model: ModelProto, writer: Writer) -> None:
-    model.graph.node.extend(writer.nodes)
-    model.graph.initializer.extend(writer.constants.values())
-
-
 def _write_loss(model: ModelProto, writer: Writer, loss: Loss | None, scaled: bool) -> str:
     """Write the loss, and its scaling; returns the value to differentiate."""
     kinds = {entry.name: entry.type.tensor_type.elem_type for entry in model.graph.output}
@@ -139,16 +135,16 @@ def _write_loss(model: ModelProto, writer: Writer, loss: Loss | None, scaled: bo
     if not names:
         wanted = "float output" if loss is None or loss.output is None else f"float output {loss.output!r}"
         raise ModelError(f"The model has no {wanted} for the loss.")
-    found = Tensor(writer, names[0], kinds[names[0]]).cast(TensorProto.FLOAT)
+    value = Tensor(writer, names[0], kinds[names[0]]).cast(TensorProto.FLOAT)
     if loss is not None:
-        view = Graph.of(model)
-        shapes = dict(zip((value.name for value in view.values), symbolic_shapes(view), strict=True))
+        graph = Graph.of(model)
+        shapes = dict(zip((value.name for value in graph.values), graph.ask(symbolic_shapes), strict=True))
         if loss.label in shapes:
-            raise ArgumentError(f"The model has a value called {loss.label!r} already: give the labels another name.")
+            raise ArgumentError(f"The model already has a value named {loss.label!r}: give the labels another name.")
         shape = loss.label_shape(shapes[names[0]])
         model.graph.input.append(helper.make_tensor_value_info(loss.label, loss.label_type, shape))
-        found = loss.function(found, Tensor(writer, loss.label, loss.label_type))
-    writer.op("Reshape", found, writer.constant(np.zeros(0, np.int64)), into=LOSS)
+        value = loss.function(value, Tensor(writer, loss.label, loss.label_type))
+    writer.op("Reshape", value, writer.constant(np.zeros(0, np.int64)), into=LOSS)
     if not scaled:
         return LOSS
     model.graph.input.append(helper.make_tensor_value_info(SCALE, TensorProto.FLOAT, []))
@@ -158,7 +154,7 @@ def _write_loss(model: ModelProto, writer: Writer, loss: Loss | None, scaled: bo
 
 @dataclass(slots=True)
 class _Update:
-    """Writes from gradients to successors; ``state`` grows by what the update keeps."""
+    """Writes the successors of the state from the gradients; ``state`` grows by what the update keeps."""
 
     writer: Writer
     optimizer: Optimizer
@@ -167,7 +163,7 @@ class _Update:
     state: dict[str, Array]
 
     def keep(self, name: str, initial: Array) -> Tensor:
-        """A piece of state, as the graph reads it."""
+        """Add a piece of state; returns it as the graph reads it."""
         self.state[name] = initial
         return Tensor(self.writer, name, helper.np_dtype_to_tensor_dtype(initial.dtype), initial.shape)
 
@@ -181,39 +177,39 @@ class _Update:
             apply = Tensor(self.writer, APPLY, TensorProto.BOOL)
             gradients = self._accumulated(gradients, apply, successors)
         overflow, norm = self._inspected(gradients)
-        makes = self._makes(overflow, apply)
+        happens = self._happens(overflow, apply)
         updates = self.keep(UPDATES, np.zeros((), np.float32))
         following = updates + 1.0
         shared = self.optimizer.shared(following)
         clipped = self._clipped(gradients, norm)
         for name, gradient in clipped.items():
             for kept, (old, new) in self._moved(name, gradient, shared).items():
-                successors[kept] = new if makes is None else makes.where(new, old)
+                successors[kept] = new if happens is None else happens.where(new, old)
         for name, output in self.forward.statistics.items():
             old, new = (Tensor(self.writer, n, TensorProto.FLOAT) for n in (name, output))
-            tainted = self.scaling is not None and self.scaling.drops
-            successors[name] = overflow.where(old, new) if tainted else new
-        successors[UPDATES] = following if makes is None else makes.where(following, updates)
+            skips = self.scaling is not None and self.scaling.skips
+            successors[name] = overflow.where(old, new) if skips else new
+        successors[UPDATES] = following if happens is None else happens.where(following, updates)
         if scale is not None and self.scaling is not None:
             counters = self.keep(_GOOD, np.zeros((), np.int64)), self.keep(_BAD, np.zeros((), np.int64))
-            moved = move_scale(self.scaling, scale, *counters, overflow)
-            for old, new in zip((scale, *counters), moved, strict=True):
+            updated = update_scale(self.scaling, scale, *counters, overflow)
+            for old, new in zip((scale, *counters), updated, strict=True):
                 successors[old.name] = new if apply is None else apply.where(new, old)
         return {name: new.op("Identity", into=f"{name}/next").name for name, new in successors.items()}
 
     def _accumulated(
         self, gradients: Mapping[str, Tensor], apply: Tensor, successors: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Gradients summed since the last update, each weighed by how many enter one."""
-        found = {}
+        """The mean of the gradients since the last update."""
+        sums = {}
         for name, gradient in gradients.items():
             held = self.keep(f"train/sum/{name}", np.zeros_like(self.state[name]))
-            found[name] = held + gradient * (1 / self.optimizer.accumulate)
-            successors[held.name] = apply.where(0, found[name])
-        return found
+            sums[name] = held + gradient * (1 / self.optimizer.accumulate)
+            successors[held.name] = apply.where(0, sums[name])
+        return sums
 
     def _inspected(self, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Whether any gradient holds NaN or Inf (times zero, only these are not zero), and the norm of all."""
+        """Whether any gradient holds NaN or Inf (multiplied by zero, only these are not zero), and the norm of all."""
         zeros = [(g * 0.0).op("ReduceSum", keepdims=0) for g in gradients.values()]
         squares = [g.op("ReduceSumSquare", keepdims=0) for g in gradients.values()]
         clean = zeros[0].op("Sum", *zeros[1:]).equals(0)
@@ -221,9 +217,9 @@ class _Update:
         norm = squares[0].op("Sum", *squares[1:]).op("Sqrt", into=NORM)
         return overflow, norm
 
-    def _makes(self, overflow: Tensor, apply: Tensor | None) -> Tensor | None:
-        """Whether the update is made; None for always."""
-        if self.scaling is None or not self.scaling.drops:
+    def _happens(self, overflow: Tensor, apply: Tensor | None) -> Tensor | None:
+        """Whether the update happens; None for always."""
+        if self.scaling is None or not self.scaling.skips:
             return apply
         clean = overflow.op("Not")
         return clean if apply is None else clean.op("And", apply)

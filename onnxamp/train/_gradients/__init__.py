@@ -1,9 +1,8 @@
-"""Gradients of ONNX models, written as ONNX: reverse mode over a graph, one rule for each op type.
+"""Gradients of ONNX models as ONNX: reverse mode over a graph, with one rule per op type.
 
-:func:`add_gradients` is the door. The rules (:mod:`onnxamp.train._gradients.table`) write only ops that ONNX Runtime
-has kernels for on CPU and on CUDA.
+The rules (:mod:`onnxamp.train._gradients.table`) write only ops for which ONNX Runtime has kernels on CPU and CUDA.
 """
 
-from onnxamp.train._gradients.walk import Gradients, add_gradients
+from onnxamp.train._gradients.walk import Gradients, add_gradients, differentiate
 
-__all__ = ["Gradients", "add_gradients"]
+__all__ = ["Gradients", "add_gradients", "differentiate"]

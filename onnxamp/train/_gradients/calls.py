@@ -1,4 +1,4 @@
-"""What a gradient rule is given and what it returns."""
+"""What a gradient rule is given, and what it returns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,46 +10,62 @@ from onnx import NodeProto, helper
 from onnxamp._errors import GradientError
 from onnxamp.train._gradients.writer import Tensor, Writer
 
+Grads: TypeAlias = Sequence[Tensor | None]
+"""One gradient per output or input of a node; None where there is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A node of the forward pass as its rule sees it."""
+    """A node of the forward pass, and the gradients of its outputs.
+
+    ``call[i]`` is input ``i``; ``x``, ``y`` and ``dy`` are the first input, the first output and its gradient.
+    """
 
     writer: Writer
     proto: NodeProto
     inputs: tuple[Tensor | None, ...]
     outputs: tuple[Tensor | None, ...]
     wants: tuple[bool, ...]
-    """Which inputs lead to a wanted gradient."""
+    """Which inputs need a gradient."""
     label: str
     known: Mapping[str, NDArray[Any]]
     """Constants of the model by name."""
     saved: tuple[Tensor, ...] = ()
-    """What the op's forward pass kept for its rule."""
+    """What the forward pass kept for the rule."""
+    dys: Grads = ()
 
-    def x(self, position: int = 0) -> Tensor:
-        """An input that is there."""
-        found = self.inputs[position]
-        assert found is not None
-        return found
+    def __getitem__(self, position: int) -> Tensor:
+        tensor = self.inputs[position]
+        assert tensor is not None
+        return tensor
+
+    @property
+    def x(self) -> Tensor:
+        """The first input."""
+        return self[0]
+
+    @property
+    def y(self) -> Tensor:
+        """The first output."""
+        assert self.outputs[0] is not None
+        return self.outputs[0]
+
+    @property
+    def dy(self) -> Tensor:
+        """The gradient of the first output. A rule only runs where it exists, except for ops with several outputs."""
+        assert self.dys[0] is not None
+        return self.dys[0]
 
     def has(self, position: int) -> bool:
         """Whether the node has this optional input."""
         return position < len(self.inputs) and self.inputs[position] is not None
 
     def wants_input(self, position: int) -> bool:
-        """Whether the gradient of this input is wanted."""
+        """Whether this optional input is present and needs a gradient."""
         return position < len(self.wants) and self.wants[position]
 
-    @property
-    def y(self) -> Tensor:
-        """The first output."""
-        found = self.outputs[0]
-        assert found is not None
-        return found
-
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute's value; strings are text."""
+        """The value of an attribute; byte strings are decoded."""
         for item in self.proto.attribute:
             if item.name == name:
                 value = helper.get_attribute_value(item)
@@ -57,44 +73,35 @@ class Call:
         return default
 
     def constant(self, position: int) -> NDArray[Any] | None:
-        """The array that an input always holds, None where it is computed, or not there."""
-        return self.known.get(self.x(position).name) if self.has(position) else None
+        """The constant array of an input; None where the input is computed or absent."""
+        return self.known.get(self[position].name) if self.has(position) else None
 
     def rank(self, position: int = 0) -> int:
         """Rank of an input.
 
         Raises:
-            GradientError: it is not known.
+            GradientError: shape inference cannot determine it.
         """
-        dims = self.x(position).dims
+        dims = self[position].dims
         if dims is None:
-            raise self.refusal(f"needs the rank of its input {self.x(position).name!r}, which nothing tells")
+            raise self.error(f"needs the rank of its input {self[position].name!r}, which is unknown")
         return len(dims)
 
-    def refusal(self, why: str) -> GradientError:
-        """The error that says which node cannot be differentiated, and why."""
+    def with_second_output(self, name: str, elem: int) -> Tensor:
+        """Write the node itself, with its optional second output; returns that output."""
+        outputs = self.proto.output
+        if len(outputs) < 2 or not outputs[1]:
+            del outputs[1:]
+            outputs.append(self.writer.names.fresh(f"{self.y.name}/{name}"))
+        self.writer.nodes.append(self.proto)
+        return Tensor(self.writer, outputs[1], elem)
+
+    def error(self, why: str) -> GradientError:
+        """The error that names the node and says why it cannot be differentiated."""
         return GradientError(f"Node {self.label!r} ({self.proto.op_type}) {why}.")
 
 
-Grads: TypeAlias = Sequence[Tensor | None]
-"""One gradient for each output (what a rule is given) or each input (what it returns); None for none."""
-Rule: TypeAlias = Callable[[Call, Grads], Grads]
-"""The vector-Jacobian product of an op: it writes nodes. Gradients that are not wanted may be left out."""
+Rule: TypeAlias = Callable[[Call], Grads]
+"""The vector-Jacobian product of an op: writes nodes, returns one gradient per input. Unwanted ones may be left out."""
 Forward: TypeAlias = Callable[[Call], tuple[Tensor, ...]]
-"""Writes an op's forward pass in place of its node, and returns what its rule wants kept (``Call.saved``)."""
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """What most rules ask for: a node's first input and output, and the gradient of that output."""
-
-    call: Call
-    x: Tensor
-    y: Tensor
-    dy: Tensor
-
-
-def first(dys: Grads) -> Tensor:
-    """The gradient of the first output, for ops with one output: their rules are called only where it is there."""
-    assert dys[0] is not None
-    return dys[0]
+"""Writes an op's forward pass in place of its node; returns what its rule needs later (``Call.saved``)."""

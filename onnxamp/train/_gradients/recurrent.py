@@ -1,60 +1,60 @@
-"""LSTM, GRU and RNN written out step by step, for sequences of a known length: plain ops, which have rules."""
+"""LSTM, GRU and RNN over sequences of known length, unrolled into ops that have gradient rules."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from onnxamp.train._gradients.calls import Call
-from onnxamp.train._gradients.shapes import dim, static
 from onnxamp.train._gradients.writer import Tensor
 
 _GATES: Final = {"GRU": 3, "LSTM": 4, "RNN": 1}
 _ACTIVATIONS: Final = {"GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"], "RNN": ["Tanh"]}
-"""Number of gates, and the schema's default activations for one direction."""
+"""Default activations of one direction, as the schemas say."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One direction: its weights, made ready, and what it computes from a step to the next."""
+    """The weights of one direction."""
 
     call: Call
-    gates: int
     recurrence: Tensor
     """[hidden, gates * hidden]."""
     bias: Tensor | None
-    """[gates * hidden], of a GRU with linear_before_reset; otherwise all biases are in the input's part."""
+    """[gates * hidden] for a GRU with linear_before_reset; otherwise all biases are added to the input projection."""
 
 
 _State = tuple[Tensor, ...]
-"""Hidden state, and the cell state of an LSTM; [batch, hidden] each."""
+"""Hidden state and, for an LSTM, cell state; [batch, hidden] each."""
 _Step = Callable[[_Cell, Tensor, _State], _State]
 
 
 def unroll(call: Call) -> None:
-    """Write the node's steps in place of the node, to the same outputs.
+    """Write the steps of the node in place of the node.
 
     Raises:
-        GradientError: the length is not known, or an option has no rule (sequence lengths, peepholes, clipping, other
-            activations than the default ones).
+        GradientError: the sequence length is unknown, or the node uses an option without a rule: sequence lengths,
+            peepholes, clipping, non-default activations.
     """
     kind, layout = call.proto.op_type, int(call.attribute("layout", 0))
     _check(call)
-    x = call.x().op("Transpose", perm=[1, 0, 2]) if layout else call.x()
-    length = static(call.x(), layout)
+    x = call.x.transpose([1, 0, 2]) if layout else call.x
+    length = call.x.known_size(layout)
     assert length is not None
     directions = str(call.attribute("direction", "forward"))
     count = 2 if directions == "bidirectional" else 1
-    parts = {port: _pieces(call, port, count) for port in (1, 2, 3, 5, 6)}
+    pieces = {port: _pieces(call, port, count) for port in (1, 2, 3, 5, 6)}
     rows: list[Tensor] = []
     finals: list[_State] = []
     for index in range(count):
         backward = directions == "reverse" or index == 1
-        given = {port: found[index] for port, found in parts.items() if found}
+        given = {port: parts[index] for port, parts in pieces.items() if parts}
         steps, final = _run(call, kind, x, given, length, backward=backward)
-        rows.append(_joined([step.op("Unsqueeze", [0]) for step in steps], 0).op("Unsqueeze", [1]))
+        rows.append(call.writer.concat([step.op("Unsqueeze", [0]) for step in steps], 0).op("Unsqueeze", [1]))
         finals.append(final)
-    outputs = [_joined(rows, 1)]
-    outputs += [_joined([final[i].op("Unsqueeze", [0]) for final in finals], 0) for i in range(len(finals[0]))]
+    outputs = [call.writer.concat(rows, 1)]
+    outputs += [
+        call.writer.concat([state.op("Unsqueeze", [0]) for state in states], 0) for states in zip(*finals, strict=True)
+    ]
     for port, (made, wanted) in enumerate(zip(outputs, call.outputs, strict=False)):
         if wanted is not None:
             perm = ([2, 0, 1, 3] if port == 0 else [1, 0, 2]) if layout else None
@@ -65,50 +65,47 @@ def _check(call: Call) -> None:
     kind = call.proto.op_type
     layout, directions = int(call.attribute("layout", 0)), str(call.attribute("direction", "forward"))
     if call.has(4):
-        raise call.refusal("is given the lengths of its sequences; only sequences of one length have a rule")
+        raise call.error("takes sequence lengths; only sequences of one length have a gradient rule")
     if call.has(7) or call.attribute("input_forget", 0):
-        raise call.refusal("has peepholes or couples its gates, for which there is no rule")
+        raise call.error("has peepholes or coupled gates, for which there is no gradient rule")
     if call.attribute("clip") is not None:
-        raise call.refusal("clips its cells, for which there is no rule")
+        raise call.error("clips its cell state, for which there is no gradient rule")
     named = [name.decode() if isinstance(name, bytes) else name for name in call.attribute("activations", [])]
     defaults = _ACTIVATIONS[kind] * (2 if directions == "bidirectional" else 1)
     if named and [name.lower() for name in named] != [name.lower() for name in defaults]:
-        raise call.refusal(f"has the activations {', '.join(named)}; only the default ones have a rule")
-    if static(call.x(), layout) is None:
-        raise call.refusal("is unrolled for its gradient, but the length of its sequence is not known: fix it")
+        raise call.error(f"has the activations {', '.join(named)}; only the default ones have a gradient rule")
+    if call.x.known_size(layout) is None:
+        raise call.error(
+            "must be unrolled for its gradient, but its sequence length is unknown: give the input a fixed length"
+        )
 
 
 def _pieces(call: Call, port: int, count: int) -> list[Tensor]:
-    """An input's part for each direction, without the direction's axis; none where the input is left out."""
+    """The part of an input for each direction, without the direction axis; none where the input is absent."""
     if not call.has(port):
         return []
     axis = 1 if port > 3 and call.attribute("layout", 0) else 0
-    whole = call.x(port)
+    whole = call[port]
     parts = call.writer.ops("Split", whole, [1] * count, into=[""] * count, axis=axis) if count > 1 else [whole]
     return [part.op("Squeeze", [axis]) for part in parts]
-
-
-def _joined(parts: list[Tensor], axis: int) -> Tensor:
-    return parts[0].op("Concat", *parts[1:], axis=axis) if len(parts) > 1 else parts[0]
 
 
 def _run(
     call: Call, kind: str, x: Tensor, given: Mapping[int, Tensor], length: int, *, backward: bool
 ) -> tuple[list[Tensor], _State]:
-    """Hidden states in order of time, and the final state, of one direction. ``given`` are its inputs by port."""
-    gates, width = _GATES[kind], int(call.attribute("hidden_size"))
+    """Hidden states by time, and the final state, of one direction; ``given`` has its inputs by port."""
+    width = int(call.attribute("hidden_size"))
     late_bias = kind == "GRU" and bool(call.attribute("linear_before_reset", 0))
-    inputs = x.op("MatMul", given[1].op("Transpose", perm=[1, 0]))
+    inputs = x.op("MatMul", given[1].transpose([1, 0]))
     recurrent_bias = None
     if 3 in given:
-        own, recurrent = call.writer.ops("Split", given[3], [gates * width] * 2, into=["", ""], axis=0)
+        own, recurrent = call.writer.ops("Split", given[3], [_GATES[kind] * width] * 2, into=["", ""], axis=0)
         recurrent_bias = recurrent if late_bias else None
         inputs = inputs + (own if late_bias else own + recurrent)
-    cell = _Cell(call, gates, given[2].op("Transpose", perm=[1, 0]), recurrent_bias)
+    cell = _Cell(call, given[2].transpose([1, 0]), recurrent_bias)
     steps = call.writer.ops("Split", inputs, [1] * length, into=[""] * length, axis=0) if length > 1 else [inputs]
-    batch = dim(call.x(), 0 if call.attribute("layout", 0) else 1)
-    shape = batch.op("Concat", [width], axis=0)
-    empty = call.writer.zeros(shape, x.elem)
+    batch = call.x.size(0 if call.attribute("layout", 0) else 1)
+    empty = call.writer.zeros(call.writer.vector(batch, width), x.elem)
     state: _State = tuple(given.get(port, empty) for port in ((5, 6) if kind == "LSTM" else (5,)))
     hidden = []
     for step in reversed(steps) if backward else steps:
@@ -152,4 +149,4 @@ def _rnn(cell: _Cell, x: Tensor, state: _State) -> _State:
 
 _STEPS: Final[Mapping[str, _Step]] = {"GRU": _gru, "LSTM": _lstm, "RNN": _rnn}
 UNROLLED: Final = frozenset(_STEPS)
-"""Op types that :func:`unroll` writes out."""
+"""Op types that :func:`unroll` handles."""

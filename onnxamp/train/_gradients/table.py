@@ -1,4 +1,4 @@
-"""The rules of all families, and the ops that pass no gradient on."""
+"""The gradient rules of all ops, and the ops whose gradient is zero."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -11,13 +11,13 @@ RULES: Final[Mapping[str, Rule]] = {
     for family in (movement, normalisations, pointwise, products, reductions, selection, windows)
     for op, rule in family.RULES.items()
 }
-"""Op type of ai.onnx -> its rule."""
+"""Rules by op type of ai.onnx."""
 
 FORWARD: Final[Mapping[str, Forward]] = {**normalisations.FORWARD, **pointwise.FORWARD, **windows.FORWARD}
-"""Ops whose forward pass keeps something for their rule, or is written in other ops."""
+"""Ops whose forward pass keeps values for the rule, or is decomposed."""
 
 ALWAYS: Final = frozenset({"BatchNormalization"})
-"""Those of them whose own node may have no kernel: they are written out off the way to the loss, too."""
+"""Those of them that may have no kernel: they are decomposed off the path to the loss, too."""
 
 FLAT: Final = frozenset(
     {
@@ -25,7 +25,7 @@ FLAT: Final = frozenset(
         "RandomNormalLike", "RandomUniformLike", "Round", "Sign",
     }
 )  # fmt: skip
-"""Ops whose outputs do not move, or only jump, when their inputs move a little: nothing flows back through them.
+"""Ops whose derivative is zero or undefined everywhere: no gradient flows through them.
 
-Outputs that are no floats need no entry: they end the way, too.
+Outputs that are not floats end the path, too, and need no entry.
 """

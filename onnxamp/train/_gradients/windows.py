@@ -1,4 +1,4 @@
-"""Gradients of ops that slide a window over spatial axes: convolutions and pooling, in one to three dimensions."""
+"""Gradients of ops that slide a window over spatial axes: convolution and pooling in one to three dimensions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,25 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxamp.train._gradients.calls import Call, Forward, Grads, Rule, first
-from onnxamp.train._gradients.shapes import dim, reshape_like, static
+from onnxamp.train._gradients.calls import Call, Forward, Grads, Rule
+from onnxamp.train._gradients.shapes import reshape_like
 from onnxamp.train._gradients.writer import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a window slides; one entry for each spatial axis."""
+    """How a window slides, per spatial axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     before: tuple[int, ...]
     after: tuple[int, ...]
-    """Padding at both ends."""
+    """Padding, like ``before``."""
 
     @property
     def pads(self) -> list[int]:
-        """As attributes write them."""
+        """Padding as in the attribute."""
         return [*self.before, *self.after]
 
     @property
@@ -36,51 +36,51 @@ class Window:
         return len(self.kernel)
 
     def extent(self, axis: int) -> int:
-        """Elements from the first to the last that one window touches."""
+        """Elements that one window spans, gaps included."""
         return (self.kernel[axis] - 1) * self.dilations[axis] + 1
 
 
 def _window(call: Call, kernel: Sequence[int] | None = None) -> Window:
-    """The window of a node; ``kernel`` where its attribute may be missing.
+    """The window of a node; ``kernel`` where the attribute may be missing.
 
     Raises:
-        GradientError: padding depends on sizes that are not known.
+        GradientError: padding depends on unknown sizes.
     """
-    found = tuple(int(k) for k in call.attribute("kernel_shape") or kernel or ())
-    rank = len(found)
+    sizes = tuple(int(k) for k in call.attribute("kernel_shape") or kernel or ())
+    rank = len(sizes)
     strides = tuple(int(s) for s in call.attribute("strides") or (1,) * rank)
     dilations = tuple(int(d) for d in call.attribute("dilations") or (1,) * rank)
     pads = [int(p) for p in call.attribute("pads") or (0,) * (2 * rank)]
-    plain = Window(found, strides, dilations, tuple(pads[:rank]), tuple(pads[rank:]))
+    plain = Window(sizes, strides, dilations, tuple(pads[:rank]), tuple(pads[rank:]))
     auto = call.attribute("auto_pad", "NOTSET")
     if not auto.startswith("SAME"):
         return plain
     totals = []
     for axis in range(rank):
-        size = static(call.x(), axis + 2)
+        size = call.x.known_size(axis + 2)
         if size is None:
-            raise call.refusal(f"pads by {auto}, which needs the sizes of its input")
+            raise call.error(f"pads by {auto}, which needs input sizes that are unknown")
         out = -(-size // strides[axis])
         totals.append(max((out - 1) * strides[axis] + plain.extent(axis) - size, 0))
     less, more = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
     ends = (less, more) if auto == "SAME_UPPER" else (more, less)
-    return Window(found, strides, dilations, *ends)
+    return Window(sizes, strides, dilations, *ends)
 
 
 def _kernel_of(call: Call) -> list[int]:
     """Spatial sizes of a convolution's weight.
 
     Raises:
-        GradientError: they are not known.
+        GradientError: they are unknown.
     """
-    sizes = [static(call.x(1), axis) for axis in range(2, call.rank(1))]
+    sizes = [call[1].known_size(axis) for axis in range(2, call.rank(1))]
     if None in sizes:
-        raise call.refusal("needs the sizes of its weight")
+        raise call.error("has a weight of unknown size")
     return [size for size in sizes if size is not None]
 
 
-def _conv(call: Call, dys: Grads) -> Grads:
-    dy, x, weight = first(dys), call.x(0), call.x(1)
+def _conv(call: Call) -> Grads:
+    dy, x, weight = call.dy, call[0], call[1]
     window, group = _window(call, _kernel_of(call)), int(call.attribute("group", 1))
     return [
         _spread(dy, weight, window, group, x) if call.wants[0] else None,
@@ -94,63 +94,62 @@ def _bias_gradient(dy: Tensor, window: Window) -> Tensor:
 
 
 def _spread(dy: Tensor, weight: Tensor, window: Window, group: int, x: Tensor) -> Tensor:
-    """The gradient of a convolution's input: ConvTranspose without padding, then cut to where the input was.
+    """The gradient of a convolution's input: ConvTranspose without padding, cropped to the input.
 
-    Padding that is not the same at both ends would send ConvTranspose to the CPU; and without padding, the result is
-    right for sizes that no attribute could tell. What strides left over at the end is filled with zeros.
+    Asymmetric padding would move ConvTranspose to the CPU, and without padding the result is correct for all input
+    sizes. Elements at the end that the strides skipped become zeros.
     """
     dx = dy.op(
         "ConvTranspose", weight, strides=window.strides, dilations=window.dilations, group=group,
         kernel_shape=window.kernel,
     )  # fmt: skip
-    left_over = [max(s - 1 - after, 0) for s, after in zip(window.strides, window.after, strict=True)]
+    skipped = [max(s - 1 - after, 0) for s, after in zip(window.strides, window.after, strict=True)]
     axes = list(range(2, window.rank + 2))
-    if any(left_over):
-        dx = dx.op("Pad", [*[0] * (window.rank + 4), *left_over])
+    if any(skipped):
+        dx = dx.op("Pad", [*[0] * (window.rank + 4), *skipped])
     if not any((*window.before, *window.after)) and max(window.strides) == 1:
         return dx
     ends = [_end(x, axis, window.before[axis - 2]) for axis in axes]
-    return dx.op("Slice", list(window.before), ends[0].op("Concat", *ends[1:], axis=0), axes)
+    return dx.op("Slice", list(window.before), x.writer.concat(ends, 0), axes)
 
 
 def _end(x: Tensor, axis: int, before: int) -> Tensor:
-    size = static(x, axis)
-    return x.writer.ints([size + before]) if size is not None else dim(x, axis) + before
+    size = x.known_size(axis)
+    return x.size(axis) + before if size is None else x.writer.ints([size + before])
 
 
 def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tensor:
-    """The gradient of a convolution's weight is a convolution of the input with the output's gradient.
+    """The gradient of a convolution's weight: the input convolved with the output gradient.
 
-    Channels and batch change places: x becomes [C/g, g*N, ...], dy the kernel [O, N, ...]; strides and dilations
-    change places, too. Where strides leave input over, the result is too large and cut.
+    Channels and batch are swapped: x becomes [C/g, g*N, ...], dy becomes the kernel [O, N, ...]. So are strides and
+    dilations. Where the strides skip elements at the end, the result is too large and is cropped.
     """
     spatial = list(range(2, window.rank + 2))
-    kernel = dy.op("Transpose", perm=[1, 0, *spatial])
+    kernel = dy.transpose([1, 0, *spatial])
     if group == 1:
-        swapped = x.op("Transpose", perm=[1, 0, *spatial])
+        swapped = x.transpose([1, 0, *spatial])
     else:
-        sizes = [x.op("Shape", start=axis) if axis else dim(x, 0) for axis in (0, 2)]
-        split = x.op("Reshape", sizes[0].op("Concat", x.writer.ints([group, -1]), sizes[1], axis=0))
-        moved = split.op("Transpose", perm=[2, 1, 0, *(axis + 1 for axis in spatial)])
-        merged = x.writer.ints([0, -1]).op("Concat", sizes[1], axis=0)
-        swapped = moved.op("Reshape", merged)
-    found = swapped.op(
-        "Conv", kernel, group=group, strides=window.dilations, dilations=window.strides, pads=window.pads
-    )
-    cut = found.op("Slice", [0] * window.rank, list(window.kernel), spatial) if max(window.strides) > 1 else found
-    return cut.op("Transpose", perm=[1, 0, *spatial])
+        batch, sizes = x.size(0), x.op("Shape", start=2)
+        split = x.reshape(batch, group, -1, sizes).transpose([2, 1, 0, *(axis + 1 for axis in spatial)])
+        swapped = split.reshape(0, -1, sizes)
+    dw = swapped.op("Conv", kernel, group=group, strides=window.dilations, dilations=window.strides, pads=window.pads)
+    if max(window.strides) > 1:
+        dw = dw.op("Slice", [0] * window.rank, list(window.kernel), spatial)
+    return dw.transpose([1, 0, *spatial])
 
 
-def _conv_transpose(call: Call, dys: Grads) -> Grads:
-    """The transposed convolution's gradients are those of the convolution that it transposes, with sides changed."""
-    dy, x, weight = first(dys), call.x(0), call.x(1)
+def _conv_transpose(call: Call) -> Grads:
+    """The gradients of the convolution that this one transposes, with input and output swapped."""
+    dy, x, weight = call.dy, call[0], call[1]
     group, rank = int(call.attribute("group", 1)), call.rank() - 2
     extra = [int(n) for n in call.attribute("output_padding") or (0,) * rank]
     if call.attribute("output_shape") or str(call.attribute("auto_pad", "NOTSET")).startswith("SAME"):
-        raise call.refusal("is padded to a size that it asks for; explicit pads have a rule")
+        raise call.error("derives its padding from an output size; only explicit pads have a gradient rule")
     window = _window(call, _kernel_of(call))
     if any(n >= s for n, s in zip(extra, window.strides, strict=True)):
-        raise call.refusal("has an output_padding that is not smaller than its strides")
+        raise call.error(
+            "has an output_padding that is not smaller than its strides, for which there is no gradient rule"
+        )
     dx = dw = None
     if call.wants[0]:
         dx = dy.op(
@@ -163,51 +162,47 @@ def _conv_transpose(call: Call, dys: Grads) -> Grads:
 
 
 def _max_pool_forward(call: Call) -> tuple[Tensor, ...]:
-    """The node itself, asked for its indices."""
+    """The node itself, with its indices as second output."""
     if call.attribute("storage_order", 0):
-        raise call.refusal("numbers its elements column by column (storage_order), for which there is no rule")
-    call.writer.nodes.append(call.proto)
-    if len(call.proto.output) < 2 or not call.proto.output[1]:
-        del call.proto.output[1:]
-        call.proto.output.append(call.writer.names.fresh(f"{call.y.name}/indices"))
-    return (Tensor(call.writer, call.proto.output[1], TensorProto.INT64),)
+        raise call.error("has column-major indices (storage_order), for which there is no gradient rule")
+    return (call.with_second_output("indices", TensorProto.INT64),)
 
 
-def _max_pool(call: Call, dys: Grads) -> Grads:
-    """Every gradient goes to where its maximum stood; windows that overlap add up."""
-    x, places = call.x(), call.saved[0].op("Reshape", [-1])
-    zeros = call.writer.zeros(x.op("Size").op("Reshape", [1]), x.elem)
-    flat = zeros.op("ScatterElements", places, first(dys).op("Reshape", [-1]), axis=0, reduction="add")
+def _max_pool(call: Call) -> Grads:
+    """Every gradient goes to the position of its maximum; overlapping windows add up."""
+    x, places = call.x, call.saved[0].reshape(-1)
+    zeros = call.writer.zeros(x.op("Size").reshape(1), x.elem)
+    flat = zeros.op("ScatterElements", places, call.dy.reshape(-1), axis=0, reduction="add")
     return [reshape_like(flat, x)]
 
 
-def _average_pool(call: Call, dys: Grads) -> Grads:
-    """The gradient, divided by how many elements each window counts, spread evenly over them.
+def _average_pool(call: Call) -> Grads:
+    """The gradient, spread evenly over the elements that each window averages.
 
-    Channels become batch, so that one kernel of ones serves any number of them.
+    Channels join the batch, so that one kernel of ones serves all of them.
     """
-    x, window = call.x(), _window(call)
-    dy = first(dys)
+    x, window = call.x, _window(call)
+    dy = call.dy
     ones = call.writer.constant(np.ones((1, 1, *window.kernel), helper.tensor_dtype_to_np_dtype(dy.elem)))
-    shape = dy.writer.ints([-1, 1]).op("Concat", dy.op("Shape", start=2), axis=0)
-    share = (dy / _counts(call, window, dy)).op("Reshape", shape)
+    sizes = dy.writer.vector(-1, 1, dy.op("Shape", start=2))
+    share = (dy / _counts(call, window, dy)).reshape(sizes)
     return [reshape_like(_spread(share, ones, window, 1, x), x)]
 
 
 def _counts(call: Call, window: Window, dy: Tensor) -> Tensor:
-    """How many elements each window counts.
+    """The number of elements that each window averages.
 
     Raises:
-        GradientError: it differs from window to window and depends on sizes that are not known.
+        GradientError: it differs between windows and depends on unknown sizes.
     """
     with_pads, ceil = bool(call.attribute("count_include_pad", 0)), bool(call.attribute("ceil_mode", 0))
     if not ceil and (with_pads or not any(window.pads)):
         return dy.writer.number(prod(window.kernel), dy.elem)
     rows: list[NDArray[np.float64]] = []
     for axis in range(window.rank):
-        size, out = static(call.x(), axis + 2), static(call.y, axis + 2)
+        size, out = call.x.known_size(axis + 2), call.y.known_size(axis + 2)
         if size is None or out is None:
-            raise call.refusal(f"averages over the edge of axis {axis + 2}, whose size is not known")
+            raise call.error(f"averages beyond the edge of axis {axis + 2}, whose size is unknown")
         starts = np.arange(out)[:, None] * window.strides[axis] - window.before[axis]
         places = starts + np.arange(window.kernel[axis]) * window.dilations[axis]
         low, high = (-window.before[axis], size + window.after[axis]) if with_pads else (0, size)
@@ -218,14 +213,14 @@ def _counts(call: Call, window: Window, dy: Tensor) -> Tensor:
     return dy.writer.constant(counts.astype(helper.tensor_dtype_to_np_dtype(dy.elem)))
 
 
-def _global_average(call: Call, dys: Grads) -> Grads:
-    x, dy = call.x(), first(dys)
+def _global_average(call: Call) -> Grads:
+    x, dy = call.x, call.dy
     count = x.op("Size").op("Div", call.y.op("Size")).cast(dy.elem)
     return [(dy / count).op("Expand", x.shape())]
 
 
-def _global_max(call: Call, dys: Grads) -> Grads:
-    x, dy = call.x(), first(dys)
+def _global_max(call: Call) -> Grads:
+    x, dy = call.x, call.dy
     hit = x.equals(call.y).cast(dy.elem)
     return [dy / hit.sum(range(2, call.rank())) * hit]
 

@@ -1,0 +1,108 @@
+"""What a step is fed: batches in an order that seed and epoch decide, in the types of the inputs; dropout masks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, helper
+
+from onnxamp._errors import ArgumentError
+from onnxamp.train._forward import Mask
+
+Feeds = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """One epoch of batches, shuffled by seed and epoch: whoever resumes training meets the same ones.
+
+    Args:
+        arrays: one array per input of the model, and the labels. Their first axes are the samples.
+        size: samples per batch; the last batch may be smaller.
+        seed, epoch: of the order.
+
+    Raises:
+        ArgumentError: there are no samples, or the arrays hold different numbers of them.
+
+    Example:
+        >>> import numpy as np
+        >>> from onnxamp.train import Batches
+        >>> batches = Batches({"x": np.zeros((10, 6)), "label": np.zeros(10, np.int64)}, size=4)
+        >>> [batch["x"].shape for batch in batches]
+        [(4, 6), (4, 6), (2, 6)]
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    size: int
+    seed: int = 0
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        counts = {name: array.shape[0] if array.ndim else 0 for name, array in self.arrays.items()}
+        if not counts or min(counts.values()) == 0 or len(set(counts.values())) > 1:
+            raise ArgumentError(f"All arrays need the same number of samples, at least one; they have {counts}.")
+        if self.size < 1:
+            raise ArgumentError(f"A batch needs at least one sample, not {self.size}.")
+
+    def after(self, epochs: int) -> "Batches":
+        """The batches of a later epoch."""
+        return replace(self, epoch=self.epoch + epochs)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return int(next(iter(self.arrays.values())).shape[0])
+
+    def __len__(self) -> int:
+        return (self.samples + self.size - 1) // self.size
+
+    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
+        for start in range(0, self.samples, self.size):
+            rows = order[start : start + self.size]
+            yield {name: array[rows] for name, array in self.arrays.items()}
+
+
+def typed_feeds(model: ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """The feeds in the element types of the inputs; float64 data, say, is rounded to float32.
+
+    Raises:
+        ArgumentError: an array is of another kind, such as floats for integers.
+    """
+    typed = {}
+    for entry in model.graph.input:
+        if entry.name in feeds:
+            array = np.asarray(feeds[entry.name])
+            wanted = np.dtype(helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type))
+            if array.dtype != wanted and not np.can_cast(array.dtype, wanted, "same_kind"):
+                raise ArgumentError(f"The input {entry.name!r} takes {wanted} numbers, not {array.dtype}.")
+            typed[entry.name] = array.astype(wanted, copy=False)
+    return typed
+
+
+def draw_masks(
+    masks: Sequence[Mask], model: ModelProto, feeds: Feeds, seed: int, step: int
+) -> dict[str, NDArray[np.bool_]]:
+    """Dropout masks from a counter-based generator keyed by seed and step, so that a resumed training draws the same.
+
+    Raises:
+        ArgumentError: the feeds do not determine the shape of a mask.
+    """
+    if not masks:
+        return {}
+    sizes: dict[str, int] = {}
+    for entry in model.graph.input:
+        if entry.name in feeds:
+            dims = entry.type.tensor_type.shape.dim
+            sizes |= {d.dim_param: n for d, n in zip(dims, feeds[entry.name].shape, strict=False) if d.dim_param}
+    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+    return {mask.name: generator.random(_shape(mask, sizes), np.float32) >= mask.ratio for mask in masks}
+
+
+def _shape(mask: Mask, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    unknown = [dim for dim in mask.dims if isinstance(dim, str) and dim not in sizes]
+    if unknown:
+        raise ArgumentError(f"The dropout mask {mask.name!r} has the size {unknown[0]!r}, which no input has.")
+    return tuple(dim if isinstance(dim, int) else sizes[str(dim)] for dim in mask.dims)
