@@ -176,7 +176,7 @@ class Walk:
 
     def _compare(self, step: _Step, one: Side, other: Side) -> dict[str, Compared]:
         replayed = self._replay(step.compared, one)
-        found = {}
+        compared = {}
         for name in step.compared:
             accumulated, note = None, None
             if self.pairing.accumulated:
@@ -186,12 +186,12 @@ class Walk:
                 local, trouble = None, local
             elif local is not None:
                 local, trouble = _measured(one.values.get(name), local, one.runner.provider)
-            found[name] = Compared(local, accumulated, note or trouble)
+            compared[name] = Compared(local, accumulated, note or trouble)
             replayed.pop(name, None)
         replays = (self.pairing.shared[name] for name in step.compared)
         one.used([*step.compared, *(name for replay in replays if replay is not None for name in replay.reads)])
         other.used(step.compared if self.pairing.accumulated else ())
-        return found
+        return compared
 
     def _replay(self, targets: Sequence[str], one: Side) -> "dict[str, ort.OrtValue | str]":
         """By target: what the result's op makes of the reference's values, or a sentence if it fails."""
@@ -203,10 +203,10 @@ class Walk:
         except RuntimeFailure as error:
             if len(able) == 1:
                 return {able[0]: str(error)}
-        found: dict[str, ort.OrtValue | str] = {}
+        replayed: dict[str, ort.OrtValue | str] = {}
         for name in able:
-            found |= self._replay([name], one)
-        return found
+            replayed |= self._replay([name], one)
+        return replayed
 
     def _replay_together(self, targets: Sequence[str], one: Side) -> "dict[str, ort.OrtValue]":
         replays = [replay for name in targets if (replay := self.pairing.shared[name]) is not None]
@@ -216,8 +216,8 @@ class Walk:
         renamed = {name: _local_name(flow, name) for name in made if name in self.pairing.replaceable}
         rounded = frozenset[str]().union(*(replay.rounded for replay in replays))
         wanted = tuple(renamed.get(name, name) for name in targets)
-        found = self.result.run(Piece(nodes, wanted, tuple(renamed.items()), rounded), one.values)
-        return dict(zip(targets, found.values(), strict=True))
+        values = self.result.run(Piece(nodes, wanted, tuple(renamed.items()), rounded), one.values)
+        return dict(zip(targets, values.values(), strict=True))
 
 
 def _local_name(flow: Flow, name: str) -> str:
@@ -232,17 +232,17 @@ def _outputs(side: Side) -> dict[str, Any]:
 
 
 def _measured(
-    reference: "ort.OrtValue | None", found: "ort.OrtValue | None", provider: Provider
+    reference: "ort.OrtValue | None", result: "ort.OrtValue | None", provider: Provider
 ) -> tuple[Measurement | None, str | None]:
-    if reference is None or found is None:
+    if reference is None or result is None:
         return None, "not computed"
-    if not reference.is_tensor() or not found.is_tensor():
+    if not reference.is_tensor() or not result.is_tensor():
         return None, "not a tensor"
-    shapes = reference.shape(), found.shape()
+    shapes = reference.shape(), result.shape()
     if shapes[0] != shapes[1]:
         return None, f"shape {tuple(shapes[1])} instead of {tuple(shapes[0])}"
     try:
-        return measure(reference, found, provider), None
+        return measure(reference, result, provider), None
     except RuntimeFailure as error:
         return None, str(error)
 

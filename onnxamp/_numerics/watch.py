@@ -116,15 +116,15 @@ def _readers(flow: Flow, rows: Sequence[Watched]) -> dict[str, tuple[str, ...]]:
     for row in rows:
         for name in flow.reads[row.node]:
             direct.setdefault(name, []).append(row)
-    found: dict[str, tuple[str, ...]] = {}
+    readers: dict[str, tuple[str, ...]] = {}
     for row in reversed(rows):
         names: dict[str, None] = {}
         for reader in direct.get(row.value, ()):
             node = flow.nodes[reader.node]
             passes = node.op_type in ("Cast", "Identity")
-            names.update(dict.fromkeys(found.get(reader.value, ()) if passes else (node.name or reader.value,)))
-        found[row.value] = tuple(names)
-    return found
+            names.update(dict.fromkeys(readers.get(reader.value, ()) if passes else (node.name or reader.value,)))
+        readers[row.value] = tuple(names)
+    return readers
 
 
 def _checked(flow: Flow, row: Watched, seen: Mapping[str, Measurement], *, spoiled: bool, born: bool) -> ValueCheck:

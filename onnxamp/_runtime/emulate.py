@@ -130,10 +130,10 @@ def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
 def _round_inputs(job: _Job, scope: Scope, target: GraphProto) -> None:
     """Round inputs as they are fed. Those that are model outputs keep their public names and numbers."""
     for value in dict.fromkeys(scope.inputs):
-        found, elem = job.view.values[value], job.low(value)
-        if elem is not None and found.origin in (Origin.INPUT, Origin.DEFAULT):
-            job.renamed[value] = job.names.fresh(f"{found.name}/rounded")
-            job.rounder.round(target, found.name, job.renamed[value], elem)
+        fed, elem = job.view.values[value], job.low(value)
+        if elem is not None and fed.origin in (Origin.INPUT, Origin.DEFAULT):
+            job.renamed[value] = job.names.fresh(f"{fed.name}/rounded")
+            job.rounder.round(target, fed.name, job.renamed[value], elem)
 
 
 def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:

@@ -86,9 +86,9 @@ def settle(
     if any(node.op_type == "If" for node in shell.model.graph.node):
 
         def decide(written: ModelProto, names: Sequence[str]) -> dict[str, bool]:
-            found = _conditions(replace(shell, model=written), names, feeds, provider, emulated=emulated)
-            choices.update(found)
-            return found
+            conditions = _conditions(replace(shell, model=written), names, feeds, provider, emulated=emulated)
+            choices.update(conditions)
+            return conditions
 
         shell = replace(shell, model=resolve_branches(shell.model, decide))
     return shell, tuple(choices.items())

@@ -120,10 +120,10 @@ class Runner:
         Raises:
             RuntimeFailure: ONNX Runtime cannot load or run the piece.
         """
-        found = self._sessions.get(piece) or self._load(piece, values)
+        loaded = self._sessions.get(piece) or self._load(piece, values)
         if not self.flow.large and len(self._sessions) < _SESSIONS:
-            self._sessions[piece] = found
-        session, entries = found
+            self._sessions[piece] = loaded
+        session, entries = loaded
         feeds = {entry: values[name] if name in values else self._weight(name) for name, entry in entries}
         return run_values(session, feeds, piece.wanted)
 

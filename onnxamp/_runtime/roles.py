@@ -57,22 +57,22 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
     name = view.values[value].name.lower()
     by_name = next((role for part, role in _NAMES.items() if part in name), None)
     bounds: list[int | None] = []
-    found: set[Role] = set()
+    roles: set[Role] = set()
     facts = op_facts()
     for node, port in _readers(view, value):
         lookup = next((lookup for lookup in facts.lookups.get(node.key, ()) if lookup.indices == port), None)
         if lookup is not None:
             bounds.append(_rows(node, lookup, shapes))
         elif port in facts.mask_inputs.get(node.key, ()) or _negates_mask(view, node, port):
-            found.add(Role.MASK)
+            roles.add(Role.MASK)
         elif port in facts.size_inputs.get(node.key, ()):
-            found.add(Role.SIZE)
+            roles.add(Role.SIZE)
     if bounds:
         role = Role.POSITION if by_name is Role.POSITION else Role.INDEX
         return Use(role, min((bound for bound in bounds if bound is not None), default=None))
     if by_name is not None:
         return Use(by_name)
-    return Use(next((role for role in (Role.MASK, Role.SIZE) if role in found), Role.PLAIN))
+    return Use(next((role for role in (Role.MASK, Role.SIZE) if role in roles), Role.PLAIN))
 
 
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:

@@ -174,15 +174,15 @@ def _brackets(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     while chunk := stream.read(_CHUNK):
         position = int(escaped)
         escaped = False
-        while found := (_STRING_MARK if inside else _BRACKET).search(chunk, position):
-            position = found.end()
-            if found[0] == b"\\":
+        while match := (_STRING_MARK if inside else _BRACKET).search(chunk, position):
+            position = match.end()
+            if match[0] == b"\\":
                 position += 1  # whatever is escaped
                 escaped = position > len(chunk)
-            elif found[0] == b'"':
+            elif match[0] == b'"':
                 inside = not inside
             else:
-                yield base + found.start(), found[0]
+                yield base + match.start(), match[0]
         base += len(chunk)
 
 
@@ -195,8 +195,8 @@ def _check_gaps(stream: BinaryIO, spans: Sequence[Span], size: int, *, in_list: 
         raise ValueError("it is no object, or list of objects")
     for start, end, text in zip(starts, ends, wanted, strict=True):
         stream.seek(start)
-        found = stream.read(end - start)
-        if found.removeprefix(b"\xef\xbb\xbf").strip() != text:
+        gap = stream.read(end - start)
+        if gap.removeprefix(b"\xef\xbb\xbf").strip() != text:
             raise ValueError("it is not one list of objects")
 
 
@@ -212,12 +212,12 @@ def read_json(path: Path, span: Span) -> dict[str, Array]:
         with path.open("rb") as stream:
             stream.seek(span[0])
             text = stream.read(span[1] - span[0]).decode()
-        found = json.loads(text, object_pairs_hook=_without_duplicates)
-        _check_is_sample(found)
+        sample = json.loads(text, object_pairs_hook=_without_duplicates)
+        _check_is_sample(sample)
     except _READ_FAILURES as error:
         raise _broken_json(path, error) from error
     arrays = {}
-    for name, content in found.items():
+    for name, content in sample.items():
         try:
             arrays[name] = _encoded(content) if isinstance(content, dict) else _listed(content)
         except _READ_FAILURES as error:
@@ -226,12 +226,12 @@ def read_json(path: Path, span: Span) -> dict[str, Array]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice = next(name for name in unique if names.count(name) > 1)
         raise ValueError(f"{twice!r} is there twice")
-    return found
+    return unique
 
 
 _CLASS: Final = "polygraphy_class"
@@ -241,12 +241,12 @@ _OLD_CLASS: Final = "__polygraphy_encoded_"
 
 def _class(content: Mapping[str, Any]) -> str | None:
     old = next((key.removeprefix(_OLD_CLASS) for key in content if key.startswith(_OLD_CLASS)), None)
-    found = content.get(_CLASS, old)
-    return found if isinstance(found, str) else None
+    marked = content.get(_CLASS, old)
+    return marked if isinstance(marked, str) else None
 
 
-def _check_is_sample(found: Mapping[str, Any]) -> None:
-    if (kind := _class(found)) is not None:
+def _check_is_sample(sample: Mapping[str, Any]) -> None:
+    if (kind := _class(sample)) is not None:
         raise ValueError(f"it holds a {kind!r} of Polygraphy, not inputs")
 
 

@@ -307,7 +307,7 @@ def run_values(
     """
     with session_failures(f"run the model ({', '.join(outputs[:3])}{', ...' if len(outputs) > 3 else ''})"):
         if session.get_providers()[0] != _CUDA:
-            found = session.run_with_ort_values(list(outputs), dict(values))
+            results = session.run_with_ort_values(list(outputs), dict(values))
         else:
             kinds = {item.name: item.type for item in session.get_outputs()}
             binding = session.io_binding()
@@ -316,5 +316,5 @@ def run_values(
             for name in outputs:
                 binding.bind_output(name, "cuda" if stays_on_device(kinds.get(name, "")) else "cpu")
             session.run_with_iobinding(binding)
-            found = binding.get_outputs()
-        return dict(zip(outputs, found, strict=True))
+            results = binding.get_outputs()
+        return dict(zip(outputs, results, strict=True))

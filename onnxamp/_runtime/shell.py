@@ -49,13 +49,13 @@ class Shell:
         external = external_of(tensor, self.base_dir)
         try:
             if external is None:
-                found = numpy_helper.to_array(tensor)
+                array = numpy_helper.to_array(tensor)
             else:
                 kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-                found = np.asarray(np.memmap(external.path, kind, "r", external.offset, tuple(tensor.dims)))
+                array = np.asarray(np.memmap(external.path, kind, "r", external.offset, tuple(tensor.dims)))
         except ValueError as error:
             raise ModelError(f"The weight {name!r} does not hold what its shape says: {error}.") from error
-        return found.astype(np.float32) if raised and tensor.data_type in LOW_ELEMS else found
+        return array.astype(np.float32) if raised and tensor.data_type in LOW_ELEMS else array
 
 
 def take_weights(model: ModelProto, base_dir: str | PathLike[str] | None, *, keep: int = WEIGHTS_IN_GRAPH) -> Shell:

@@ -61,9 +61,9 @@ class Side:
             RuntimeFailure: it is a sparse constant.
         """
         if name in self.values:
-            found = from_value(self.values[name])
+            output = from_value(self.values[name])
             # An input shares the feed's memory, which need not live as long as the output.
-            return found.copy() if isinstance(found, np.ndarray) and name not in self.flow.maker else found
+            return output.copy() if isinstance(output, np.ndarray) and name not in self.flow.maker else output
         if name in self.flow.shell.weights:
             return self.flow.shell.array(name, raised=self.flow.emulated)
         constant = self.flow.constants[name]
@@ -86,15 +86,15 @@ def start(runner: Runner, feeds: Mapping[str, Feed], others: Counter[str]) -> Si
 
 def ancestors(flow: Flow, targets: Iterable[str], done: set[int]) -> list[int]:
     """Nodes that the targets need and that are not in ``done``, in order; they are added to it."""
-    found = []
+    nodes = []
     waiting = [flow.maker[name] for name in targets if name in flow.maker]
     while waiting:
         node = waiting.pop()
         if node not in done:
             done.add(node)
-            found.append(node)
+            nodes.append(node)
             waiting += [flow.maker[name] for name in flow.reads[node] if name in flow.maker]
-    return sorted(found)
+    return sorted(nodes)
 
 
 def parts_of(flow: Flow, nodes: Iterable[int], budget: int) -> Iterator[tuple[int, ...]]:

@@ -98,9 +98,9 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Swi
             f" opset={_WHERE} (--opset {_WHERE}) or newer."
         )
     view = Graph.of(model)
-    found = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}
+    nodes = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}
     names = NewNames(view.all_names())
-    job = _Job(view, low, names, names.fresh(MASK), version, {i: ports[key] for key, i in found.items()})
+    job = _Job(view, low, names, names.fresh(MASK), version, {i: ports[key] for key, i in nodes.items()})
     result = ModelProto()
     copy_fields(model, result, but={"graph"})
     job.targets[0] = result.graph
@@ -110,7 +110,7 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Swi
             job.unused.clear()  # they may be made behind the nodes whose bodies come now
     result.graph.input.append(helper.make_tensor_value_info(job.mask, TensorProto.BOOL, [len(job.switches)]))
     switches = tuple(tuple(node_key(view.nodes[index]) for index in sorted(nodes)) for nodes in job.switches)
-    return Switched(result, job.mask, tuple(found), switches)
+    return Switched(result, job.mask, tuple(nodes), switches)
 
 
 def node_key(node: Node) -> str:
