@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from repository import feeds as model_feeds
 
 from onnxamp import convert_model
-from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import Limits, apply_limits, make_limits
 from onnxamp._numerics.metrics import AT_LEAST, AT_MOST
@@ -495,3 +495,33 @@ def test_a_result_that_does_not_run_is_a_failure_that_is_shown():
     result = run("diff", other, one)
     assert result.exit_code == 1
     assert "The reference does not run" in result.output
+
+
+# --- limits in every form -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limit",
+    {
+        "a number": 0.5,
+        "a text": "0.5",
+        "texts": ["0.5"],
+        "numbers by output": {"": 0.5},
+    }.values(),
+)
+def test_limits_are_numbers_or_texts(limit):
+    assert make_limits({"rel_l2": limit}) == Limits({"rel_l2": {"": 0.5}})
+    assert make_limits({"rel_l2": {"Y": 1}, "cosine": ["0.9", "Y=1"]}).of == {
+        "rel_l2": {"Y": 1.0}, "cosine": {"": 0.9, "Y": 1.0},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [[("rel_l2", 1)], "rel_l2", 3, {"rel_l2": None}, {"rel_l2": object()}])
+def test_other_types_of_limits_are_refused(wrong):
+    with pytest.raises(ArgumentTypeError, match="limit"):
+        make_limits(wrong)
+
+
+def test_limits_that_are_none_are_refused():
+    with pytest.raises(ArgumentTypeError, match="limits must be Limits"):
+        diff_models(parse(EXP), parse(EXP), limits={"rel_l2": 1})

@@ -16,7 +16,7 @@ from real_models import needs, real_model
 
 import onnxamp
 from onnxamp._cli.extract import command
-from onnxamp._errors import ArgumentError, ExternalDataError, RuntimeFailure
+from onnxamp._errors import ArgumentError, ArgumentTypeError, ExternalDataError, RuntimeFailure
 from onnxamp._extract import extract_region, save_region
 from onnxamp._extract.record import Run, differences, same
 from onnxamp._numerics.diff import diff_models
@@ -646,3 +646,16 @@ class TestCommand:
         assert "n0 " not in short
         assert "n0 " in full
         assert "more (-v" not in full
+
+
+def test_wrong_types_are_refused_with_what_is_accepted(tmp_path):
+    encoder = Path(__file__).parents[1] / "models" / "encoder.onnx"
+    region = extract_region(encoder, "pooled", provider="cpu")
+    for use, accepted in (
+        (lambda: extract_region(encoder, 3), "around must be the name of a node"),
+        (lambda: extract_region(encoder, ["pooled", None]), "around must be the name of a node"),
+        (lambda: save_region("region", tmp_path / "x.onnx"), "region must be a Region"),
+        (lambda: save_region(region, 3), "path must be a string or a path"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=accepted):
+            use()
