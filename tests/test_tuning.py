@@ -21,6 +21,7 @@ from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, l
 from onnxamp import convert_model as convert_at_level
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
+from onnxamp._numerics.walk import SideBySide
 from onnxamp._runtime import engines
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import Executable, OutputCache
@@ -547,10 +548,8 @@ def test_no_more_outputs_are_kept_than_fit() -> None:
 
 
 def test_nothing_is_kept_of_a_pass_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, real = tune_model(called("encoder"), 1e-3, count=1), passing.run_both
-    monkeypatch.setattr(
-        passing, "run_both", lambda *args, **given: replace(real(*args, **given), reference={}, failure="no memory")
-    )
+    whole, real = tune_model(called("encoder"), 1e-3, count=1), SideBySide.run
+    monkeypatch.setattr(SideBySide, "run", lambda *args: replace(real(*args), reference={}, failure="no memory"))
     result, tuned = tune_model(called("encoder"), 1e-3, count=1)
     assert (result, tuned.error) == (whole[0], whole[1].error)
 
@@ -609,7 +608,7 @@ def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return real(self, low, samples)
 
     monkeypatch.setattr(Probe, "error", error)
-    passes = count_calls(monkeypatch, passing, "make_ready")
+    passes = count_calls(monkeypatch, SideBySide, "run")
     interruptions = 0
     while True:
         try:
@@ -770,7 +769,7 @@ def test_budget_is_fifty() -> None:
 
 def test_progress_is_told() -> None:
     told: list[tuple[str, int, int]] = []
-    _, tuned = tune_model(called("encoder"), 1e-3, count=1, told=lambda *said: told.append(said))
+    _, tuned = tune_model(called("encoder"), 1e-3, count=1, progress=lambda *said: told.append(said))
     assert list(dict.fromkeys(text.partition(":")[0] for text, _, _ in told)) == [
         "measuring each op", "trying blocks and candidates", "verifying the converted model",
     ]  # fmt: skip
