@@ -4,6 +4,7 @@ import io
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
