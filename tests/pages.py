@@ -10,7 +10,7 @@ from onnxamp._audit import Audit, Casts, Finding, NodeFacts
 from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import HazardRow, Plan, PlanRow
 from onnxamp._convert.summary import Summary
-from onnxamp._model.weights import ConversionCounts
+from onnxamp._model.lowering import ConversionCounts
 from onnxamp._numerics.compare import compare
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck

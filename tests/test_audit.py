@@ -4,6 +4,7 @@ import io
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -107,12 +108,12 @@ def test_errors_on_cpu_are_what_the_runtime_refuses(name: str) -> None:
 # --- known-bad: found, and named ----------------------------------------------------------------------------------
 
 NAIVE = {
-    "rms_norm_pow": ("warning", "Pow", "normalisation written out"),
-    "rms_norm_square": ("warning", "Mul", "normalisation written out"),
-    "layer_norm_decomposed": ("warning", "ReduceMean", "normalisation written out"),
-    "l2_norm": ("warning", "ReduceL2", "normalisation written out"),
-    "softmax_by_hand": ("warning", "Exp", "softmax written out"),
-    "log_sum_exp": ("warning", "Exp", "softmax written out"),
+    "rms_norm_pow": ("warning", "Pow", "normalisation decomposed"),
+    "rms_norm_square": ("warning", "Mul", "normalisation decomposed"),
+    "layer_norm_decomposed": ("warning", "ReduceMean", "normalisation decomposed"),
+    "l2_norm": ("warning", "ReduceL2", "normalisation decomposed"),
+    "softmax_by_hand": ("warning", "Exp", "softmax decomposed"),
+    "log_sum_exp": ("warning", "Exp", "softmax decomposed"),
     "epsilon_clip": ("warning", "Clip", "its epsilon is 0"),
     "epsilon_log": ("warning", "Add", "its epsilon is 0"),
     "epsilon_log_direct": ("warning", "Add", "its epsilon is 0"),
@@ -228,7 +229,7 @@ def test_mixed_inputs() -> None:
     model = low_model("(float[4] x) => (float[4] y) { y = Mul (x, k) }", k=2.0)
     (error,) = found(audit_model(model), "error")
     assert (error.kind, error.node, error.op) == ("type", "y", "Mul")
-    assert error.text == "reads float16 as 'B', where its other inputs want float32"
+    assert error.text == "reads float16 as 'B', but its other inputs need float32"
     assert error.action
     assert refused(model)
 
@@ -237,7 +238,7 @@ def test_a_type_that_the_schema_does_not_admit_yet() -> None:
     model = parse("(float[4] x) => (bfloat16[4] y) { y = Cast <to = 16> (x) }", opset=11)
     (error,) = found(audit_model(model), "error")
     assert (error.kind, error.node, error.op) == ("opset", "y", "Cast")
-    assert "makes bfloat16" in error.text
+    assert "outputs bfloat16" in error.text
     assert "--opset 13" in error.action
 
 
@@ -247,7 +248,7 @@ def test_an_unpatched_cast_is_the_only_error() -> None:
     model = low_model(text, k=2.0)
     model.graph.value_info.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT16, [4]) for n in "cr")
     (error,) = found(audit_model(model), "error")
-    assert (error.node, error.op, error.text) == ("c", "Cast", "makes float32, but the model declares float16")
+    assert (error.node, error.op, error.text) == ("c", "Cast", "outputs float32, but the model declares float16")
     assert error.action.startswith("Set its attribute 'to' to float16")
     assert refused(model)
 
@@ -353,7 +354,7 @@ def test_copies_are_counted_where_providers_meet() -> None:
     assert cost.text.startswith("2 nodes fall back to CPU: about 0.000 MB (2 tensors)")
     text = "(float[9,2,2] x) => (float[9] y) { y = Det (x) }"
     (cost,) = [f for f in kernel(text)[0].findings if f.kind == "fallback" and not f.node]
-    assert "on the host anyhow" in cost.text
+    assert "on the host anyway" in cost.text
 
 
 def test_a_fallback_in_float16_runs_between_casts() -> None:
@@ -471,7 +472,7 @@ def test_casts_in_loops_count_once_per_trip() -> None:
 @pytest.mark.parametrize(
     ("body", "severity", "text", "count"),
     [
-        ("a = Relu (x) b = Cast <to = 10> (a) y = Relu (b)", "note", "type that its input has", 1),
+        ("a = Relu (x) b = Cast <to = 10> (a) y = Relu (b)", "note", "type that its input already has", 1),
         ("a = Cast <to = 1> (x) b = Cast <to = 1> (x) c = Add (a, b) y = Cast <to = 10> (c)", "warning", "another", 1),
         ("a = Relu (x) b = Cast <to = 1> (a) c = Cast <to = 10> (b) y = Relu (c)", "warning", "a chain", 2),
     ],
@@ -590,7 +591,14 @@ def test_precisions() -> None:
 
 def test_not_a_model() -> None:
     with pytest.raises(onnxamp.ArgumentTypeError):
-        audit_model("model.onnx")  # type: ignore[arg-type]
+        audit_model(3)
+    with pytest.raises(onnxamp.ModelError, match="Cannot read"):
+        audit_model("missing.onnx")
+
+
+def test_a_path_is_audited_as_its_model(tmp_path: Path) -> None:
+    onnx.save(CASES["rms_norm_pow"].build(), tmp_path / "model.onnx")
+    assert audit_model(tmp_path / "model.onnx") == audit_model(CASES["rms_norm_pow"].build())
 
 
 def chain(count: int) -> ModelProto:
@@ -651,7 +659,7 @@ def test_the_report_names_what_to_do() -> None:
     assert text.count("! hazard: ") == 2
     assert "float16" in text
     assert "nodes on CUDA" in text
-    assert "Pow: a normalisation written out" in text
+    assert "Pow: a normalisation decomposed" in text
     assert "--keep-fp32 NAME" in text
 
 

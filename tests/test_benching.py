@@ -256,7 +256,7 @@ class TestCauses:
     def test_attention_lost_to_a_softmax(self) -> None:
         original = bench(("Attention", "CUDA", "float32", 4, 1.0))
         found = causes_of(bench(MATMUL, ("Softmax", "CUDA", "float32", 4, 1.0), kinds={"Softmax": 4}), original)
-        assert found == {"softmax": "4 attentions are not fused: 4 Softmax in float32 stand in them"}
+        assert found == {"softmax": "4 attentions are not fused: 4 Softmax in float32 are in the way"}
 
     def test_activations_of_convolutions(self) -> None:
         original = bench(("FusedConv", "CUDA", "float32", 3, 1.0))

@@ -12,7 +12,7 @@ from real_models import needs, real_model
 
 import onnxamp
 from onnxamp._errors import ArgumentError, ModelError
-from onnxamp._graph.view import node_bodies
+from onnxamp._model.protos import node_bodies
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import make_session, run

@@ -164,7 +164,7 @@ def test_crashes_fail_their_own_model_and_leave_nothing(monkeypatch: pytest.Monk
     assert result.exit_code == 1
     assert "2 converted, 2 failed" in result.output
     assert "crash.onnx: The worker process was ended by SIGSEGV." in result.output
-    assert "killed.onnx: The worker process was ended by SIGKILL: out of memory, perhaps" in result.output
+    assert "killed.onnx: The worker process was ended by SIGKILL: perhaps it ran out of memory" in result.output
     assert files("out") == {NAME, "a.onnx", "z.onnx", "killed.onnx.data"}
     again = convert()  # nothing crashes this time
     assert outcomes(again)["a.onnx"] == "up to date"
@@ -357,8 +357,8 @@ WRONG = {
     "saved plan": (["-o", "out", "--save-plan", "x.json"], "--save-plan is for a single model"),
     "pattern": (["-o", "out", "--keep-fp32", "("], "is not a regular expression"),
     "tolerance": (["-o", "out", "--tolerance", "0.1"], "tolerance is for level 'auto' alone"),
-    "inputs": (["-o", "out", "--inputs", "in/a.onnx"], "are no folder"),
-    "inputs of others": (["-o", "out", "--inputs", "in"], "a.onnx would have a.npz there"),
+    "inputs": (["-o", "out", "--inputs", "in/a.onnx"], "are not a folder"),
+    "inputs of others": (["-o", "out", "--inputs", "in"], "those of a.onnx would be in a.npz"),
     "jobs": (["-o", "out", "--jobs", "0"], "0 is not in the range"),
 }
 

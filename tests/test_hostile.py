@@ -308,7 +308,7 @@ LIES = {
     "huge dims": (weight(dims=[2**62, 2**62], raw_data=bytes(16)), "'w' does not hold"),
     "too short": (weight(raw_data=bytes(15)), "'w' does not hold the 16 bytes"),
     "too long": (weight(raw_data=bytes(17)), "'w' does not hold the 16 bytes"),
-    "integers for floats": (weight(int32_data=[1, 2, 3, 4]), "not where its type is kept"),
+    "integers for floats": (weight(int32_data=[1, 2, 3, 4]), "not in the field of its type"),
     "twice": (weight(float_data=[1, 2, 3, 4], raw_data=bytes(16)), "'w' does not hold"),
     "no data": (weight(), "'w' does not hold the 4 elements"),
     "no element type": (weight(data_type=0), "element type 0"),
@@ -454,7 +454,7 @@ def test_no_data_file_but_those_in_the_folder_is_opened(way: str, inside: str, t
     ways = {"up": "../outside/pipe", "absolute": str(outside / "pipe"), "link": "link", "folder link": "linked/pipe",
             "pipe": "pipe", "device": "/dev/zero", "zero": "a\0b", "long": "x" * 5000, "circle": "circle"}  # fmt: skip
     path = external(folder, ways[way], inside)
-    with pytest.raises(ExternalDataError, match=r"'w'.*(outside the model's folder|no regular file)"):
+    with pytest.raises(ExternalDataError, match=r"'w'.*(outside the model's folder|not a regular file)"):
         convert_model(path)
     with pytest.raises(ExternalDataError, match=r"'w'"):
         InferenceSession(path)

@@ -61,7 +61,6 @@ READERS = frozenset(ROOMS[: ROOMS.index("_graph") + 1])
 DECIDERS = frozenset(ROOMS[ROOMS.index("_target") : ROOMS.index("_rewrite") + 1])
 HEAVY = {"onnxruntime", "onnx_ir", "onnx_graphsurgeon", "click", "rich", "openpyxl"}
 PENDING = {
-    ("onnxamp._model.wellformed", "_graph"),
     ("onnxamp._patterns.fusion_groups", "_decide"),
     ("onnxamp._patterns.islands", "_decide"),
 }

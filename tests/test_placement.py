@@ -29,7 +29,8 @@ from onnxamp._audit import audit_model
 from onnxamp._audit.host import memory_table
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types, infer_types
-from onnxamp._graph.view import ABSENT, Node, View, opset_imports
+from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._model.protos import opset_imports
 from onnxamp._runtime.session import assigned_nodes, cuda_available, make_session
 from onnxamp._runtime.values import type_proto
 from onnxamp.train import AdamW, build_train_network

@@ -67,7 +67,7 @@ def test_nothing_outside_the_models_folder_is_read(model: Path, way: str) -> Non
 BAD_ENTRIES = {
     "missing": ({"location": "nothing.bin"}, "missing"),
     "empty": ({"location": ""}, "outside"),
-    "folder": ({"location": "."}, "no regular file"),
+    "folder": ({"location": "."}, "not a regular file"),
     "beyond the end": ({"offset": 1 << 20}, "holds"),
     "negative": ({"offset": -1}, "unreadable"),
     "no number": ({"offset": "a few"}, "unreadable"),
@@ -185,7 +185,7 @@ def test_no_output_takes_the_place_of_data_that_are_read(model: Path) -> None:
 def test_devices_and_pipes_are_not_replaced(model: Path) -> None:
     os.mkfifo(model.with_name("pipe"))
     for place in (Path("/dev/null"), model.with_name("pipe")):
-        with pytest.raises(onnxamp.OutputError, match="no regular file"):
+        with pytest.raises(onnxamp.OutputError, match="not a regular file"):
             convert_file(model, place)
         assert run("convert", model, "-o", place).exit_code == 2
         assert place.exists()

@@ -25,7 +25,7 @@ from onnxamp import convert_file
 from onnxamp._dtypes import LOW_TYPES
 from onnxamp._model import blobs, saving
 from onnxamp._model.blobs import layout
-from onnxamp._model.weights import ConversionCounts, convert
+from onnxamp._model.lowering import ConversionCounts, convert
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 

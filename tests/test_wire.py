@@ -11,8 +11,9 @@ from stored import answers, inline
 
 import onnxamp
 from onnxamp._model import storage
+from onnxamp._model.protos import tensors_of
 from onnxamp._model.storage import load_external_data, load_model
-from onnxamp._model.weights import external_of, lies_elsewhere
+from onnxamp._model.weights import data_location, has_data_file
 from onnxamp._model.wire import as_varint, find_data, raw_data_head, replaced
 
 
@@ -48,9 +49,9 @@ def test_weights_are_left_behind_wherever_they_are(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(nested(), path)
     model = load_model(path)
-    left = [t for t in storage.tensors_of(model) if t.data_location == TensorProto.EXTERNAL]
+    left = [t for t in tensors_of(model) if t.data_location == TensorProto.EXTERNAL]
     assert len(left) == 5
-    assert not any(tensor.raw_data or lies_elsewhere(tensor) for tensor in left)
+    assert not any(tensor.raw_data or has_data_file(tensor) for tensor in left)
     load_external_data(model, tmp_path)
     assert model == onnx.load(path)
     assert model.SerializeToString() == path.read_bytes()
@@ -133,7 +134,7 @@ def test_lengths_grow_with_what_they_hold(size: int) -> None:
         made[position : position + len(piece)] = piece
     for hole in holes:
         made[hole.position : hole.position + size] = bytes([hole.index + 1]) * size
-    tensors = [t for t in storage.tensors_of(ModelProto.FromString(bytes(made))) if t.HasField("raw_data")]
+    tensors = [t for t in tensors_of(ModelProto.FromString(bytes(made))) if t.HasField("raw_data")]
     assert sorted(t.raw_data for t in tensors) == [bytes([index + 1]) * size for index in range(len(spans))]
 
 
@@ -145,7 +146,7 @@ def test_a_large_model_is_not_held(tmp_path: Path) -> None:
     onnx.save(model, path)
     loaded = load_model(path)
     assert loaded.ByteSize() < 1000
-    assert external_of(loaded.graph.initializer[0], None) is not None
+    assert data_location(loaded.graph.initializer[0], None) is not None
     onnxamp.convert_file(path, target)
     assert onnx.load(target) == onnxamp.convert_model(model)
     np.testing.assert_allclose(answers(target), answers(path), rtol=2e-2, atol=2e-2)

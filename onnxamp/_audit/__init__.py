@@ -1,6 +1,6 @@
-"""What can be said of a model without running it: types, kernels on the target, fallbacks, Casts, hazards, weights."""
+"""Static checks of a model: types, kernels on the target, fallbacks, Casts, hazards and weights."""
 
+from onnxamp._audit.audit import audit_model
 from onnxamp._audit.findings import Audit, Casts, Finding, NodeFacts
-from onnxamp._audit.model import audit_model
 
 __all__ = ["Audit", "Casts", "Finding", "NodeFacts", "audit_model"]

@@ -1,30 +1,32 @@
 """Where the nodes of a model run on a target: which provider has a kernel for them, and what falling back costs.
 
-What ONNX Runtime does, in order: a kernel of the target's provider, one of the CPU provider, the op's function body. A
-float16 node without any of them runs in float32 on CPU, between Casts; a bfloat16 one does not load.
+ONNX Runtime tries, in this order: a kernel of the target's provider, a kernel of the CPU provider, the function body of
+the op. A float16 node without any of these runs in float32 on the CPU, between Casts; a bfloat16 one does not load.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from onnxamp._audit.casts import element_bytes
 from onnxamp._audit.findings import Finding
 from onnxamp._audit.host import host_nodes, is_constant
-from onnxamp._audit.traffic import element_bytes
 from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, readable_types
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
-from onnxamp._graph.types import Types, bind
+from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_refusals, refusal
 from onnxamp._target.kernels import carries, kernel_table, runs_on
 
-NONE = "none"
+NONE: Final = "none"
 """Provider of a node that nothing runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where nodes of one kind run, and what there is to say of it (``text`` empty: nothing)."""
+    """Where nodes of one kind run, and what there is to say about it (no ``text``: nothing)."""
 
     provider: str
     severity: str = ""
@@ -35,27 +37,30 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """``providers[n]`` of each node, and what was found."""
+    """The provider of each node by index, and the findings."""
 
     providers: Sequence[str]
     findings: Sequence[Finding]
 
 
-def place_nodes(view: View, types: Types, shapes: Sequence[Shape | None], target: str, broken: set[str]) -> Placement:
-    """The provider of every node on the target ("cuda", "cpu", or "any": unknown).
+def place_nodes(graph: Graph, shapes: Sequence[Shape | None], target: str, broken: set[str]) -> Placement:
+    """The provider of every node on a target ("cuda", "cpu", or "any": unknown).
 
     Args:
-        broken: labels of nodes whose types are wrong anyhow: nothing is said of their kernels.
+        graph: the model.
+        shapes: by value index, for estimates.
+        target: where it will run.
+        broken: labels of nodes whose types are wrong: nothing is said about their kernels.
 
     Complexity: linear in nodes and ports; one look-up in the kernel tables per distinct typing.
     """
     if target == "any":
-        return Placement([""] * len(view.nodes), _unknown_ops(view))
-    places = _by_kernels(view, types, target)
-    shaping = host_nodes(view, types, shapes, [place.provider for place in places], target)
-    folded = _folded(view)
-    providers, findings, copied = [], _unknown_ops(view), set[int]()
-    for node, place in zip(view.nodes, places, strict=True):
+        return Placement([""] * len(graph.nodes), _unknown_ops(graph))
+    places = _by_kernels(graph, target)
+    shaping = host_nodes(graph, shapes, [place.provider for place in places], target)
+    folded = _folded(graph)
+    providers, findings, copied = [], _unknown_ops(graph), set[int]()
+    for node, place in zip(graph.nodes, places, strict=True):
         falls_back, on_host = place.kind == "fallback", node.index in shaping
         is_once = falls_back and not on_host and node.index in folded
         providers.append("CPU" if on_host else "" if is_once else place.provider)
@@ -64,58 +69,58 @@ def place_nodes(view: View, types: Types, shapes: Sequence[Shape | None], target
             if falls_back:
                 copied.add(node.index)
     if target != "cpu":
-        findings += _summary(view, types, shapes, copied, len(shaping))
+        findings += _summary(graph, shapes, copied, len(shaping))
     return Placement(providers, findings)
 
 
-def _by_kernels(view: View, types: Types, target: str) -> list[Place]:
-    """Where each node would run if only kernels decided."""
+def _by_kernels(graph: Graph, target: str) -> list[Place]:
+    """Where each node would run if only kernels counted."""
     known: dict[object, Place] = {}
-    found = []
-    for node in view.nodes:
-        if node.signature is None or view.scopes[node.scope].opaque or node.key in op_facts().kernel_free:
-            found.append(Place(""))
+    places = []
+    for node in graph.nodes:
+        if node.signature is None or graph.scopes[node.scope].opaque or node.key in op_facts().kernel_free:
+            places.append(Place(""))
             continue
-        bound = _bound(node, types)
-        halves = _reads_float16(node, types)
-        key = _typing(target, node, bound), halves
+        bound, flowing = _bound(graph, node), _io_types(graph, node)
+        wrapped = any(value != ABSENT and graph.types[value] == FLOAT16.tensor for value in node.inputs)
+        key = _typing(target, node, bound), wrapped
         if key not in known:
-            known[key] = _place(target, node, bound, _io_types(node, types), wrapped=halves)
-        found.append(known[key])
-    return found
+            known[key] = _place(target, node, bound, flowing, wrapped=wrapped)
+        places.append(known[key])
+    return places
 
 
-def _unknown_ops(view: View) -> list[Finding]:
-    """Nodes that no schema describes: nothing can be said of them."""
+def _unknown_ops(graph: Graph) -> list[Finding]:
+    """Nodes without a schema: nothing can be said about them."""
     text = "no schema is known for this op: its types, kernels and hazards are not checked"
-    action = "If it is no custom op, check its spelling and the opset imports."
+    action = "If it is not a custom op, check its spelling and the opset imports."
     return [
         Finding("note", "schema", node.label, node.key, text, action)
-        for node in view.nodes
-        if node.signature is None and not view.scopes[node.scope].opaque
+        for node in graph.nodes
+        if node.signature is None and not graph.scopes[node.scope].opaque
     ]
 
 
-def _bound(node: Node, types: Types) -> dict[str, str]:
+def _bound(graph: Graph, node: Node) -> dict[str, str]:
     """Type parameter -> type, from inputs and outputs."""
     assert node.signature is not None
-    bound = bind(node.signature, [None if value == ABSENT else types[value] for value in node.inputs])
+    bound = bind(node.signature, [None if value == ABSENT else graph.types[value] for value in node.inputs])
     for position, value in enumerate(node.outputs):
-        port, found = node.signature.output(position), None if value == ABSENT else types[value]
-        if port is not None and found is not None and port.type in node.signature.params:
-            bound.setdefault(node.signature.param(port, position), found)
+        port, kind = node.signature.output(position), None if value == ABSENT else graph.types[value]
+        if port is not None and kind is not None and port.type in node.signature.params:
+            bound.setdefault(node.signature.param(port, position), kind)
     return bound
 
 
-def _io_types(node: Node, types: Types) -> set[str]:
-    found = (types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT)
-    return {name for name in found if name is not None}
+def _io_types(graph: Graph, node: Node) -> set[str]:
+    kinds = (graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT)
+    return {kind for kind in kinds if kind is not None}
 
 
 def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
-    """What decides where a node runs; attributes and optional inputs count for some ops alone.
+    """What decides where a node runs.
 
-    They do where a function body may run in the node's stead, and where the target's kernel refuses some of them.
+    Attributes and optional inputs count only if a function body may run instead, or the target's kernel has limits.
     """
     counts = (node.signature is not None and node.signature.has_function) or has_refusals(target, node.key)
     present = tuple(bool(name) for name in node.proto.input) if counts else ()
@@ -123,13 +128,8 @@ def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
     return node.key, id(node.signature), tuple(sorted(bound.items())), present, body
 
 
-def _reads_float16(node: Node, types: Types) -> bool:
-    """Whether any input is float16: ONNX Runtime wraps such nodes in Casts where no kernel takes them."""
-    return any(value != ABSENT and types[value] == FLOAT16.tensor for value in node.inputs)
-
-
 def _place(target: str, node: Node, bound: Mapping[str, str], flowing: set[str], *, wrapped: bool) -> Place:
-    """Where a node of this typing runs; ``wrapped``: in float32 between Casts, if no kernel takes float16."""
+    """Where a node of this typing runs; a ``wrapped`` one in float32 between Casts if no kernel takes float16."""
     signature, key = node.signature, node.key
     assert signature is not None
     if key in op_facts().control_flow:
@@ -144,14 +144,14 @@ def _place(target: str, node: Node, bound: Mapping[str, str], flowing: set[str],
         return Place(target.upper())
     raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
     if wrapped and any(kernel.takes(signature, raised) for kernel in kernel_table("cpu").get(key, ())):
-        text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, and its data is copied there and back"
+        text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
         if refused is not None:
             text = f"{target.upper()} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
         if target == "cpu":
             text = f"no float16 kernel ({at}): runs in float32, between Casts"
         return Place("CPU", "warning", "fallback", text, _advice(target, node, raised, refused))
     if signature.has_function:
-        text = f"no kernel ({at}), and perhaps none for all nodes of its function body"
+        text = f"no kernel ({at}), and perhaps none for some node of its function body"
         return Place("", "warning", "kernel", text, "Load the model once to see, or keep the op in float32.")
     text = (
         f"no kernel ({at}) on {' or '.join(map(str.upper, providers))}: the model will not load, or fail when it runs"
@@ -162,14 +162,14 @@ def _place(target: str, node: Node, bound: Mapping[str, str], flowing: set[str],
 def _runs(provider: str, target: str, node: Node, bound: Mapping[str, str], at: str, refused: str | None) -> Place:
     if provider == target:
         return Place(provider.upper())
-    text = f"no kernel on {target.upper()} ({at}): runs on CPU, and its data is copied there and back"
+    text = f"no kernel on {target.upper()} ({at}): runs on CPU, with its data copied there and back"
     if refused is not None:
         text = f"{target.upper()} leaves it to CPU ({refused}): its data is copied there and back"
     return Place("CPU", "warning", "fallback", text, _advice(target, node, bound, refused))
 
 
 def _control_flow(target: str, node: Node, flowing: set[str]) -> Place:
-    """Control flow runs where its kernel is; its nodes run where theirs are."""
+    """Control flow runs where its kernel is; the nodes of its subgraphs run where theirs are."""
     assert node.signature is not None
     for low in LOW_TYPES.values():
         held = [name for name in flowing if low.tensor in name]
@@ -184,17 +184,17 @@ def _control_flow(target: str, node: Node, flowing: set[str]) -> Place:
 
 
 def _precision(flowing: set[str]) -> str:
-    """The element types that flow through a node, floats first: "float16" or "float16 with int64"."""
+    """The element types at a node, floats first: "float16" or "float16 with int64"."""
     names = sorted({readable_types(name) for name in flowing}, key=lambda name: ("float" not in name, name))
     return " with ".join(names) if names else "no types known"
 
 
 def _advice(target: str, node: Node, bound: Mapping[str, str], refused: str | None) -> str:
-    """How a node might come back to the target's provider."""
+    """How to bring a node back to the target's provider."""
     signature = node.signature
     assert signature is not None
     if refused is not None:
-        return "Export it another way if it costs too much: no precision brings it back."
+        return "If it costs too much, export it another way: no precision brings it back."
     rows = kernel_table(target).get(node.key, ()) if target != "cpu" else ()
     raised = {param: _raised(found) for param, found in bound.items()}
     if any(kernel.takes(signature, raised) for kernel in rows):
@@ -205,11 +205,11 @@ def _advice(target: str, node: Node, bound: Mapping[str, str], refused: str | No
         return f"{target.upper()} has a kernel for older versions of the op: export with opset {version} or lower."
     if target == "cpu":
         return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
-    return "It falls back in every precision: replace the op if it costs too much."
+    return "It falls back in every precision: if it costs too much, replace the op."
 
 
 def _cure(target: str, node: Node, bound: Mapping[str, str]) -> str:
-    """What would make a node load that has no kernel."""
+    """What to do about a node without a kernel."""
     signature = node.signature
     assert signature is not None
     raised = {param: _raised(found) for param, found in bound.items()}
@@ -220,7 +220,7 @@ def _cure(target: str, node: Node, bound: Mapping[str, str]) -> str:
     newer = [k.since for p in providers for k in kernel_table(p).get(node.key, ()) if k.since > signature.since]
     if newer:
         return f"Upgrade the model: kernels start at opset {min(newer)}."
-    return "Replace the op, or register kernels of your own for it."
+    return "Replace the op, or register your own kernels for it."
 
 
 def _raised(found: str) -> str:
@@ -234,38 +234,36 @@ def _admits(allowed: Mapping[str, frozenset[str]], bound: Mapping[str, str]) -> 
 
 
 def _folded(view: View) -> set[int]:
-    """Nodes on constants alone: they are computed once, while the model is loaded."""
-    constant, found = set[int](), set[int]()
+    """Nodes that depend on constants only, and are computed once, while the model is loaded."""
+    constant, folded = set[int](), set[int]()
     for index in view.order:
         node = view.nodes[index]
         if node.bodies or node.key in op_facts().random:
             continue
         if all(value == ABSENT or value in constant or is_constant(view, value) for value in node.inputs):
             constant.update(node.outputs)
-            found.add(index)
-    return found
+            folded.add(index)
+    return folded
 
 
-def _summary(
-    view: View, types: Types, shapes: Sequence[Shape | None], copied: set[int], shaping: int
-) -> Iterator[Finding]:
-    """What all fallbacks together cost, and that shape arithmetic on CPU costs nothing."""
+def _summary(graph: Graph, shapes: Sequence[Shape | None], copied: set[int], shaping: int) -> Iterator[Finding]:
+    """What all fallbacks cost together, and that shape arithmetic on the CPU costs nothing."""
     if copied:
-        crossing = {value for node in copied for value in _crossing(view, view.nodes[node], copied)}
-        moved = sum(elements(shapes[value]) * element_bytes(types[value]) for value in crossing)
+        crossing = {value for node in copied for value in _crossing(graph, graph.nodes[node], copied)}
+        moved = sum(elements(shapes[value]) * element_bytes(graph.types[value]) for value in crossing)
         tensors = "1 tensor" if len(crossing) == 1 else f"{len(crossing)} tensors"
         nodes = "1 node falls" if len(copied) == 1 else f"{len(copied)} nodes fall"
-        cost = f"about {moved / 1e6:.3f} MB ({tensors}) go to the host or come from there in every run"
-        text = f"{nodes} back to CPU: " + (cost if crossing else "what they read and make is on the host anyhow")
+        cost = f"about {moved / 1e6:.3f} MB ({tensors}) are copied to or from the host in every run"
+        text = f"{nodes} back to CPU: " + (cost if crossing else "their inputs and outputs are on the host anyway")
         yield Finding("warning", "fallback", "", "", text, "")
     if shaping:
         nodes = "1 node computes" if shaping == 1 else f"{shaping} nodes compute"
-        text = f"{nodes} with shapes on CPU, as ONNX Runtime wants it: that costs next to nothing"
+        text = f"{nodes} with shapes on CPU, as ONNX Runtime intends: that costs next to nothing"
         yield Finding("note", "fallback", "", "", text, "")
 
 
 def _crossing(view: View, node: Node, copied: set[int]) -> Iterator[int]:
-    """Values of the node that a node of the target makes or reads; graph inputs and weights are on the host."""
+    """Values of the node that a node of the target makes or reads. Graph inputs and weights are on the host."""
     for value in node.inputs:
         producer = view.producer(value)
         if producer is not None and producer.index not in copied and producer.key != "Constant":

@@ -1,4 +1,4 @@
-"""What is wrong with a model's types and versions: what no runtime loads, or the installed one does not know."""
+"""Faults in types and versions: what no runtime loads, or the installed one does not know."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -9,8 +9,9 @@ from onnx import ModelProto, TensorProto, helper
 from onnxamp._audit.findings import Finding
 from onnxamp._dtypes import readable_types
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import Types, bind, declared_type
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.types import bind, declared_type
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.protos import default_domain
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature, newer_versions
 from onnxamp._rewrite.verify import complaints
@@ -20,95 +21,97 @@ _RETYPE = "Insert a Cast, or convert the float32 original again (onnxamp convert
 _REDECLARE = "Correct the declaration, or remove it: runtimes infer types themselves."
 
 
-def type_faults(view: Graph) -> list[Finding]:
-    """Nodes whose inputs or outputs contradict their schema, and declarations that contradict what flows there.
+def type_faults(graph: Graph) -> list[Finding]:
+    """Nodes that contradict their schema, and declarations that contradict the types of values.
 
-    Where one contradiction leads to others downstream, only the first is found. Complexity: linear in nodes and ports.
+    If one contradiction causes others downstream, only the first is reported. Complexity: linear in nodes and ports.
     """
-    types, known, found = view.types, complaints(view), list[Finding]()
-    declared = _contradicted(view, types)
-    places, tainted = set[str](), set[int]()
-    for index in view.order:
-        node = view.nodes[index]
-        place = f"node {node.label!r} ({node.key})"
-        places.add(place)
-        if view.scopes[node.scope].opaque:
+    known, declared, findings = complaints(graph), _contradicted(graph), list[Finding]()
+    explained, tainted = set[str](), set[int]()
+    for index in graph.order:
+        node = graph.nodes[index]
+        where, branches = f"node {node.label!r} ({node.key})", f"the branches of {node.label!r}"
+        explained.add(where)
+        if graph.scopes[node.scope].opaque:
             continue
-        branches = f"the branches of {node.label!r}"
         if branches in known:
-            places.add(branches)
+            explained.add(branches)
             tainted.update(node.outputs)
             text = "its branches return different types"
-            found.append(Finding("error", "type", node.label, node.key, text, _RETYPE))
+            findings.append(Finding("error", "type", node.label, node.key, text, _RETYPE))
             continue
-        faults = list(_node_faults(types, node, declared, is_known=place in known))
-        bodies = (value for _, body in node.bodies for value in view.scopes[body].outputs)
+        fault = next(_node_faults(graph, node, declared, is_known=where in known), None)
+        bodies = (value for _, body in node.bodies for value in graph.scopes[body].outputs)
         is_first = tainted.isdisjoint((*node.inputs, *bodies))
-        if faults and is_first:
-            found.append(faults[0])
-        if faults or not is_first:
-            tainted.update(value for value in node.outputs if faults or value in declared)
-    places |= _explained(view, tainted)
-    for place in (place for place in known if place not in places):
-        text = readable_types(known[place].removeprefix(place).strip())
-        found.append(Finding("error", "type", place, "", text, _REDECLARE))
-    return [*found, *_wrong_entries(view, types, declared), *_same_names(view)]
+        if fault and is_first:
+            findings.append(fault)
+        if fault or not is_first:
+            tainted.update(value for value in node.outputs if fault or value in declared)
+    explained |= _tainted_outputs(graph, tainted)
+    for where in (where for where in known if where not in explained):
+        text = readable_types(known[where].removeprefix(where).strip())
+        findings.append(Finding("error", "type", where, "", text, _REDECLARE))
+    return [*findings, *_wrong_entries(graph, declared), *_same_names(graph)]
 
 
-def _node_faults(types: Types, node: Node, declared: Mapping[int, str], *, is_known: bool) -> Iterator[Finding]:
+def _node_faults(graph: Graph, node: Node, declared: Mapping[int, str], *, is_known: bool) -> Iterator[Finding]:
     """What is wrong with one node, the worst first."""
     if node.signature is not None:
-        inputs = [None if value == ABSENT else types[value] for value in node.inputs]
-        text = (_input_fault(node.signature, inputs) if is_known else None) or _output_fault(node, types)
+        text = (_input_fault(node.signature, _types(graph, node.inputs)) if is_known else None) or _output_fault(
+            graph, node
+        )
         if text is not None:
-            yield _fault(node, types, text)
+            yield _fault(graph, node, text)
     for value in node.outputs:
         if value in declared:
             wanted = readable_types(declared[value])
-            text = f"makes {readable_types(types[value])}, but the model declares {wanted}"
+            text = f"outputs {readable_types(graph.types[value])}, but the model declares {wanted}"
             rule = op_facts().dtype_attribute.get(node.key)
-            mend = (
-                f"Set its attribute {rule.attribute!r} to {wanted}, or correct the declaration." if rule else _REDECLARE
-            )
-            yield Finding("error", "type", node.label, node.key, text, mend)
+            mend = f"Set its attribute {rule.attribute!r} to {wanted}, or correct the declaration." if rule else None
+            yield Finding("error", "type", node.label, node.key, text, mend or _REDECLARE)
 
 
-def _contradicted(view: View, types: Types) -> dict[int, str]:
-    """Value -> the type that the model declares for it, where that is not what flows there."""
-    found: dict[int, str] = {}
-    for scope in view.scopes:
+def _types(graph: Graph, values: Sequence[int]) -> list[str | None]:
+    """Types of a node's inputs or outputs; None if one is absent or unknown."""
+    return [None if value == ABSENT else graph.types[value] for value in values]
+
+
+def _contradicted(graph: Graph) -> dict[int, str]:
+    """Value -> the type that the model declares for it, if its type is another."""
+    contradicted: dict[int, str] = {}
+    for scope in graph.scopes:
         if scope.opaque:
             continue
         inputs = scope.proto.input if scope.index == 0 else ()
         for entry in (*scope.proto.value_info, *scope.proto.output, *inputs):
             value, declared = scope.names.get(entry.name), declared_type(entry.type)
-            if value is not None and None not in (declared, types[value]) and declared != types[value]:
-                found[value] = str(declared)
-    return found
+            if value is not None and None not in (declared, graph.types[value]) and declared != graph.types[value]:
+                contradicted[value] = str(declared)
+    return contradicted
 
 
-def _wrong_entries(view: View, types: Types, declared: Mapping[int, str]) -> Iterator[Finding]:
+def _wrong_entries(graph: Graph, declared: Mapping[int, str]) -> Iterator[Finding]:
     """Inputs and initializers that are declared with another type than they have."""
     for value, wanted in declared.items():
-        if view.producer(value) is None:
-            text = f"is {readable_types(types[value])}, but the model declares {readable_types(wanted)}"
-            yield Finding("error", "type", view.values[value].name, "", text, _REDECLARE)
+        if graph.producer(value) is None:
+            text = f"is {readable_types(graph.types[value])}, but the model declares {readable_types(wanted)}"
+            yield Finding("error", "type", graph.values[value].name, "", text, _REDECLARE)
 
 
-def _explained(view: View, tainted: set[int]) -> set[str]:
-    """Outputs of the graph and of bodies (as :func:`complaints` calls them) that an error upstream explains."""
-    found = set[str]()
-    for scope in view.scopes:
-        owner = view.nodes[scope.owner] if scope.index else None
+def _tainted_outputs(graph: Graph, tainted: set[int]) -> set[str]:
+    """Outputs of the graph and of subgraphs, as :func:`complaints` names them, that an error upstream explains."""
+    names = set[str]()
+    for scope in graph.scopes:
+        owner = graph.nodes[scope.owner] if scope.index else None
         attribute = "" if owner is None else next(name for name, body in owner.bodies if body == scope.index)
-        behind = "" if owner is None else f" of {attribute} of {owner.label!r}"
-        named = zip(scope.outputs, scope.proto.output, strict=True)
-        found.update(f"output {entry.name!r}{behind}" for value, entry in named if value in tainted)
-    return found
+        suffix = "" if owner is None else f" of {attribute} of {owner.label!r}"
+        outputs = zip(scope.outputs, scope.proto.output, strict=True)
+        names.update(f"output {entry.name!r}{suffix}" for value, entry in outputs if value in tainted)
+    return names
 
 
 def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | None:
-    """The first input that contradicts the schema, in words; None where all agree."""
+    """The first input that contradicts the schema, in words; None if all agree."""
     bound = bind(signature, inputs)
     if is_consistent(signature, bound, inputs):
         return None
@@ -120,43 +123,39 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
             return f"has {len(inputs)} inputs, more than its schema knows"
         wanted = bound[signature.param(port, position)] if port.type in signature.params else port.type
         if wanted != found:
-            return (
-                f"reads {readable_types(found)} as {port.name!r}, where its other inputs want {readable_types(wanted)}"
-            )
+            return f"reads {readable_types(found)} as {port.name!r}, but its other inputs need {readable_types(wanted)}"
         if port.type in signature.params and found not in signature.params[port.type]:
             opset = f"its schema of opset {signature.since}"
             return f"reads {readable_types(found)} as {port.name!r}, which {opset} does not admit"
     return "its inputs contradict its schema"
 
 
-def _output_fault(node: Node, types: Types) -> str | None:
+def _output_fault(graph: Graph, node: Node) -> str | None:
     """The first output whose type the schema does not admit (a Cast to bfloat16 before opset 13, say)."""
     signature = node.signature
     if signature is None or node.key in op_facts().control_flow:
         return None
-    bound = bind(signature, [None if value == ABSENT else types[value] for value in node.inputs])
-    for position, value in enumerate(node.outputs):
+    bound = bind(signature, _types(graph, node.inputs))
+    for position, found in enumerate(_types(graph, node.outputs)):
         port = signature.output(position)
-        found = None if value == ABSENT else types[value]
         if port is None or found is None:
             continue
         admitted = signature.params.get(port.type, frozenset({port.type}))
         if found not in admitted:
-            return f"makes {readable_types(found)}, which its schema of opset {signature.since} does not admit"
+            return f"outputs {readable_types(found)}, which its schema of opset {signature.since} does not admit"
         wanted = bound.get(signature.param(port, position), found) if port.type in signature.params else port.type
         if wanted != found:
-            return f"makes {readable_types(found)}, where its inputs want {readable_types(wanted)}"
+            return f"outputs {readable_types(found)}, but its inputs need {readable_types(wanted)}"
     return None
 
 
-def _fault(node: Node, types: Types, text: str) -> Finding:
-    """The finding, with the opset that would mend it if there is one."""
+def _fault(graph: Graph, node: Node, text: str) -> Finding:
+    """The finding, with the opset that would fix it if there is one."""
     assert node.signature is not None
-    inputs = [None if value == ABSENT else types[value] for value in node.inputs]
-    made = {types[value] for value in node.outputs if value != ABSENT} - {None}
+    inputs, outputs = _types(graph, node.inputs), {*_types(graph, node.outputs)} - {None}
     for newer in newer_versions(node.signature) if not node.signature.domain else ():
         admitted = frozenset().union(*newer.params.values(), (port.type for port in newer.outputs))
-        fits = made <= admitted and is_consistent(newer, bind(newer, inputs), inputs)
+        fits = outputs <= admitted and is_consistent(newer, bind(newer, inputs), inputs)
         if fits and _loads(_OLD_IR, (("", newer.since),)):
             action = (
                 f"Keep it float32, or convert the original with --opset {newer.since}, whose schema admits the type."
@@ -165,23 +164,24 @@ def _fault(node: Node, types: Types, text: str) -> Finding:
     return Finding("error", "type", node.label, node.key, text, _RETYPE)
 
 
-def _same_names(view: View) -> Iterator[Finding]:
+def _same_names(graph: Graph) -> Iterator[Finding]:
     """Nodes of one graph that share a name; empty names are no names."""
     taken = set[tuple[int, str]]()
-    for node in view.nodes:
+    for node in graph.nodes:
         if node.proto.name and (node.scope, node.proto.name) in taken:
-            text = "another node of the same graph has this name, too: ONNX Runtime refuses the model"
+            text = "another node of the same graph has the same name: ONNX Runtime refuses the model"
             yield Finding("error", "schema", node.label, node.key, text, "Rename one of them; an empty name will do.")
         taken.add((node.scope, node.proto.name))
 
 
-def import_faults(model: ModelProto, view: View | None) -> list[Finding]:
+def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
     """Versions that the installed ONNX Runtime does not know, and imports that are missing.
 
     Args:
-        view: the model's view, None where it has none (its opset is newer than the installed onnx).
+        model: the model.
+        graph: its graph; None if there is none, since the installed onnx does not know its opset.
     """
-    found = list[Finding]()
+    findings = list[Finding]()
     imports = tuple(sorted({(entry.domain, entry.version) for entry in model.opset_import}))
     if not imports:
         text = "the model imports no opset: its ops have no version"
@@ -190,18 +190,19 @@ def import_faults(model: ModelProto, view: View | None) -> list[Finding]:
     reason = _refusal(model.ir_version, imports)
     if reason is not None:
         action = "Upgrade onnxruntime, or export the model for an older opset and IR version."
-        found.append(Finding("error", "opset", "", "", reason, action))
-    known = {"" if domain == "ai.onnx" else domain for domain, _ in imports}
-    used = {"" if node.proto.domain == "ai.onnx" else node.proto.domain for node in view.nodes} if view else set()
+        findings.append(Finding("error", "opset", "", "", reason, action))
+    known = {default_domain(domain) for domain, _ in imports}
+    used = {default_domain(node.proto.domain) for node in graph.nodes} if graph else set()
     for domain in sorted(used - known):
-        assumed = f"version {view.book.opsets.get(domain, 1)}" if view else "its newest version"
+        assumed = f"version {graph.book.opsets.get(domain, 1)}" if graph else "its newest version"
         text = f"the model does not import the domain {domain or 'ai.onnx'} that it uses; {assumed} is assumed"
-        found.append(Finding("note", "opset", "", "", text, "Add it to opset_import: runtimes may assume another one."))
-    return found
+        action = "Add it to opset_import: runtimes may assume another version."
+        findings.append(Finding("note", "opset", "", "", text, action))
+    return findings
 
 
 def _refusal(ir_version: int, imports: tuple[tuple[str, int], ...]) -> str | None:
-    """Why ONNX Runtime loads no model of this IR version and these imports; None where it does."""
+    """Why ONNX Runtime refuses models with this IR version and these imports; None if it loads them."""
     import onnxruntime  # noqa: PLC0415 - costs 0.1 s
 
     name = f"the installed ONNX Runtime {onnxruntime.__version__}"

@@ -1,4 +1,4 @@
-"""What an audit returns: frozen records, which the reports print and save. See :mod:`onnxamp._audit`."""
+"""What an audit returns: frozen records, which reports print and save."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong or costs time.
+    """Something that is wrong with a model, or costs time.
 
-    ``severity``: "error" (it will not load, or is known to break), "warning" (it may break or is slow), "note".
-    ``kind``: "type", "opset", "kernel", "fallback", "cast", "fold", "hazard", "weight", "schema". ``node`` is empty
-    where the whole model is meant. ``text`` is the same for findings of one sort; ``action`` says what to do, or is
-    empty.
+    Attributes:
+        severity: "error" (it will not load, or is known to break), "warning" (it may break or is slow), or "note".
+        kind: "type", "opset", "kernel", "fallback", "cast", "fold", "hazard", "weight" or "schema".
+        node: label of the node; "" if it concerns the whole model.
+        op: op type of the node.
+        text: what is wrong; the same for all findings of one sort.
+        action: what to do about it, or "".
     """
 
     severity: str
@@ -24,24 +27,29 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node as it will run: ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed" or "no floats".
+    """How a node will run.
 
-    ``provider`` is where the target runs it: "CUDA", "CPU", "none" where it has no kernel at all, and "" where that is
-    unknown, or where it is computed on the host once and for all while the model is loaded.
+    Attributes:
+        position: index of the node, those of subgraphs included.
+        node: its label: the name, or else the first output.
+        op: its op type.
+        scope: name of the subgraph it is in ("loop1.body"); "" for the main graph.
+        precision: "float16", "bfloat16", "float32", "float64", "mixed" or "no floats".
+        provider: where the target runs it: "CUDA", "CPU", "none" if no kernel exists, or "" if that is unknown or the
+            node is computed once while the model is loaded.
     """
 
     position: int
     node: str
     op: str
     scope: str
-    """Name of the body it is in ("loop1.body"), empty in the main graph."""
     precision: str
     provider: str
 
 
 @dataclass(frozen=True, slots=True)
 class Casts:
-    """Cast traffic of one run, by estimate: Casts between floats, what they move, and those that cancel each other."""
+    """Estimated Cast traffic of one run: Casts between floats, the bytes they move, and how many are redundant."""
 
     count: int
     bytes: int
@@ -50,7 +58,16 @@ class Casts:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """All that is known of a model before it runs."""
+    """Everything that is known about a model before it runs.
+
+    Attributes:
+        target: "cuda", "cpu" or "any".
+        opsets: domain -> version, with "" for ai.onnx.
+        nodes: one record per node.
+        findings: errors first, then warnings, then notes.
+        casts: estimated Cast traffic.
+        weight_bytes: element type -> bytes of weights.
+    """
 
     target: str
     opsets: Mapping[str, int]
@@ -58,4 +75,3 @@ class Audit:
     findings: tuple[Finding, ...]
     casts: Casts
     weight_bytes: Mapping[str, int]
-    """Element type -> bytes of weights."""

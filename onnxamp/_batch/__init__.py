@@ -1,1 +1,1 @@
-"""A whole folder of models, converted in worker processes: what breaks one model breaks no other."""
+"""Batch conversion: a whole folder of models in worker processes, where no model can break another."""

@@ -1,4 +1,4 @@
-"""Convert all models of a folder: find them, leave out what is up to date, hand the rest to workers, and remember."""
+"""Converting all models of a folder: find them, skip what is up to date, hand the rest to workers, and remember."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Unpack
 
 from onnxamp._api import is_auto
-from onnxamp._batch.job import Done, Job, Order, run_job
+from onnxamp._batch.job import FolderOptions, Job, JobResult, run_job
 from onnxamp._batch.pool import Crash, run_jobs
 from onnxamp._batch.state import Entry, Row, fingerprint, load_state, save_state
 from onnxamp._convert.convert import EXTERNAL_DATA
@@ -24,12 +24,20 @@ from onnxamp._options.options import LevelName, Options
 from onnxamp._runtime.session import Provider, choose_provider
 
 _SAVE_EVERY: Final = 5.0
-"""Seconds between two writes of the state: what a killed run loses."""
+"""Seconds between two writes of the state: what a killed run loses at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderReport:
-    """What became of all models of a folder, in the order of their names."""
+    """What became of the models of a folder.
+
+    Attributes:
+        source: the folder with the models.
+        target: the folder with the results.
+        jobs: number of worker processes.
+        seconds: how long it took.
+        rows: one per model, sorted by name.
+    """
 
     source: Path
     target: Path
@@ -43,8 +51,15 @@ class FolderReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """How far a run is: told when a model is begun (``row`` is None then) and when it is done."""
+class FolderProgress:
+    """How far a run is. Reported when a model is started (``row`` is None) and when it is done.
+
+    Attributes:
+        done: models that are done, those that were up to date included.
+        total: models in all.
+        running: names of the models that are being converted.
+        row: what became of the model that is done.
+    """
 
     done: int
     total: int
@@ -52,7 +67,7 @@ class Moment:
     row: Row | None
 
 
-Told = Callable[[Moment], None]
+Told = Callable[[FolderProgress], None]
 
 
 def convert_folder(
@@ -74,64 +89,82 @@ def convert_folder(
     told: Told | None = None,
     **options: Unpack[OptionKeywords],
 ) -> FolderReport:
-    """Convert every ``*.onnx`` file below a folder, in worker processes, and compare each with its original.
+    """Convert every ``*.onnx`` file below a folder in worker processes, and compare each result with its original.
 
-    What breaks one model, be it a crash of its process, breaks no other. Results keep their place below ``dst``; what
-    is up to date there (``dst/.onnxamp.json`` knows) is left alone. Workers are spawned: a script that calls this needs
-    the usual ``if __name__ == "__main__":``.
+    A model that fails, even by crashing its process, does not affect the others. Results keep their relative path.
+    Those that are up to date, according to ``dst/.onnxamp.json``, are skipped. Workers are spawned, so a script that
+    calls this needs the usual ``if __name__ == "__main__":``.
 
     Args:
-        src: the folder; hidden files and folders are left out, and so is ``dst`` where it lies inside.
-        dst: made where it is missing.
-        level, external_data, shard_bytes, tolerance, metric, options: see :func:`convert_file`; no ``rule``.
-        jobs: worker processes, which share the cores among them; as many as there are cores by default.
-        validate: run originals and results to compare them.
-        inputs: a folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the model's path
-            below ``src`` without ".onnx". Models without any run on made-up inputs.
-        samples, seed, dims: how many inputs are made up, their seed, and sizes of named dimensions, which count for
-            the models that have them.
-        provider: where models run to be compared, "cuda" or "cpu"; None for CUDA where there is one.
-        told: called whenever a model is begun or done.
+        src: the folder. Hidden files and folders are skipped, and so is ``dst`` if it lies inside.
+        dst: the folder for the results; created if it is missing.
+        level: see :func:`convert_file`, as for ``external_data``, ``shard_bytes``, ``metric`` and ``options``.
+        jobs: worker processes, which share the processor's cores; by default one per core.
+        external_data: "auto", "always" or "never".
+        shard_bytes: bytes per data file.
+        tolerance: for level "auto" only: the largest error to accept.
+        metric: for level "auto" only: how errors are measured.
+        validate: run originals and results, and compare their outputs.
+        inputs: folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the path of the
+            model below ``src`` without ".onnx". A model without any runs on made-up inputs.
+        samples: number of made-up inputs.
+        seed: seed of made-up inputs.
+        dims: sizes of named dimensions of made-up inputs, for the models that have them.
+        provider: where to run models to compare them, "cuda" or "cpu"; None for CUDA if there is a device.
+        told: progress callback, called when a model is started and when it is done.
+        options: keyword arguments of :func:`convert_model`, except ``rule``.
+
+    Returns:
+        What became of each model.
 
     Raises:
-        ArgumentError: an argument is wrong, there is no model, or one folder holds the other in a way that results
-            could replace originals. OutputError: ``dst`` cannot be made. RuntimeFailure: CUDA is wanted, and cannot be
-            used.
+        ArgumentError: an argument is wrong, there is no model, or results could replace originals.
+        OutputError: ``dst`` cannot be created.
+        RuntimeFailure: CUDA is asked for, and cannot be used.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from onnxamp import convert_folder
+        >>> with TemporaryDirectory() as folder:
+        ...     report = convert_folder("models", folder, jobs=1, validate=False)
+        >>> report.count("failed")
+        0
     """
-    order = Order(
+    asked = FolderOptions(
         Options.of(level, options), external_data, shard_bytes, tolerance, metric, validate, samples, seed,
         dict(dims or {}), provider,
     )  # fmt: skip
-    return run_folder(order, Path(src), Path(dst), jobs, Path(inputs) if inputs is not None else None, told)
+    return run_folder(asked, Path(src), Path(dst), jobs, Path(inputs) if inputs is not None else None, told)
 
 
 def run_folder(
-    order: Order, source: Path, target: Path, jobs: int | None, inputs: Path | None, told: Told | None
+    options: FolderOptions, source: Path, target: Path, jobs: int | None, inputs: Path | None, told: Told | None
 ) -> FolderReport:
-    """:func:`convert_folder` with an order that is made already; raises the same."""
+    """:func:`convert_folder` with its options in one record; raises the same."""
     start = time.perf_counter()
-    check_order(order, jobs)
+    check_options(options, jobs)
     found = find_jobs(source, target, inputs)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"Cannot make the folder {str(target)!r}: {error.strerror}.") from None
-    mark, state = _fingerprint(order), load_state(target)
+        raise OutputError(f"Cannot create the folder {str(target)!r}: {error.strerror}.") from None
+    made_with, state = _fingerprint(options), load_state(target)
     rows: dict[str, Row] = {}
     for job in found:
         entry = state.get(job.name)
-        if entry is not None and entry.is_current(target, mark, filter(None, (job.source, job.inputs))):
+        if entry is not None and entry.is_current(target, made_with, filter(None, (job.source, job.inputs))):
             rows[job.name] = replace(entry.row, outcome="up to date", seconds=0.0)
-    waiting = sorted((job for job in found if job.name not in rows), key=_size, reverse=True)  # the last ones are short
+    waiting = [job for job in found if job.name not in rows]
+    waiting.sort(key=_size, reverse=True)  # so that no worker starts a large one last
     workers = max(1, min(jobs or core_count(), len(waiting)))
     saved = time.monotonic()
     try:
-        with closing(_work(order, waiting, workers, len(rows), told)) as finished:
-            for done in finished:
-                rows[done.row.name] = done.row
-                state.pop(done.row.name, None)
-                if done.row.outcome == "converted":
-                    state[done.row.name] = Entry(mark, done.read, done.written, done.row)
+        with closing(_work(options, waiting, workers, len(rows), told)) as results:
+            for result in results:
+                rows[result.row.name] = result.row
+                state.pop(result.row.name, None)
+                if result.row.outcome == "converted":
+                    state[result.row.name] = Entry(made_with, result.read, result.written, result.row)
                 if time.monotonic() - saved > _SAVE_EVERY:
                     save_state(target, state)
                     saved = time.monotonic()
@@ -141,53 +174,53 @@ def run_folder(
     return FolderReport(source, target, workers, time.perf_counter() - start, tuple(rows[job.name] for job in found))
 
 
-def check_order(order: Order, jobs: int | None) -> None:
-    """Find what cannot be done before the first model is read.
+def check_options(options: FolderOptions, jobs: int | None) -> None:
+    """Refuse wrong options before the first model is read.
 
     Raises:
-        ArgumentError: an option has an impossible value, or cannot be used for a folder. RuntimeFailure: CUDA is
-            wanted, and cannot be used.
+        ArgumentError: an option has an impossible value, or cannot be used for a folder.
+        RuntimeFailure: CUDA is asked for, and cannot be used.
     """
     if jobs is not None and jobs < 1:
         raise ArgumentError(f"jobs must be at least 1, but is {jobs}.")
-    if order.external_data not in EXTERNAL_DATA:
-        raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {order.external_data!r}.")
-    if order.options.rule is not None:
-        raise ArgumentError("A rule is a function, and cannot be told apart from another one: give patterns instead.")
-    if order.validate and order.provider is not None:
-        choose_provider(order.provider)
-    is_auto(order.options.level, order.tolerance, None, order.metric)
+    if options.external_data not in EXTERNAL_DATA:
+        raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {options.external_data!r}.")
+    if options.conversion.rule is not None:
+        raise ArgumentError("A rule is a function, and cannot be compared with that of an earlier run: use patterns.")
+    if options.validate and options.provider is not None:
+        choose_provider(options.provider)
+    is_auto(options.conversion.level, options.tolerance, None, options.metric)
 
 
 def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Job]:
-    """The models below a folder, by name; hidden ones, and what lies below ``target``, are left out.
+    """The models below a folder, sorted by name, without hidden ones and those below ``target``.
 
     Raises:
         ArgumentError: there is none, or results could replace originals.
     """
     if not source.is_dir():
-        raise ArgumentError(f"{str(source)!r} is no folder.")
+        raise ArgumentError(f"{str(source)!r} is not a folder.")
     if target.exists() and not target.is_dir():
         raise ArgumentError(f"The output {str(target)!r} is a file: results of a folder go to a folder.")
     if inputs is not None and not inputs.is_dir():
-        raise ArgumentError(f"The inputs {str(inputs)!r} are no folder: for a folder of models, one is needed.")
+        raise ArgumentError(f"The inputs {str(inputs)!r} are not a folder: models of a folder need one.")
     home = target.resolve()
     if source.resolve() == home or source.resolve().is_relative_to(home):
         raise ArgumentError(
             f"Results in {str(target)!r} could replace originals in {str(source)!r}: use another folder."
         )
-    found = []
+    jobs = []
     for path in _models(source, home):
         name = path.relative_to(source)
-        found.append(Job(name.as_posix(), path, target / name, _inputs_of(name, inputs), target))
-    if not found:
+        jobs.append(Job(name.as_posix(), path, target / name, _inputs_of(name, inputs), target))
+    if not jobs:
         raise ArgumentError(f"There is no *.onnx file below {str(source)!r}.")
-    if inputs is not None and all(job.inputs is None for job in found):
+    if inputs is not None and all(job.inputs is None for job in jobs):
         raise ArgumentError(
-            f"{str(inputs)!r} holds inputs of none of the models: {found[0].name} would have"
-            f" {Path(found[0].name).with_suffix('.npz').as_posix()} there."
+            f"{str(inputs)!r} holds inputs of none of the models: those of {jobs[0].name} would be in"
+            f" {Path(jobs[0].name).with_suffix('.npz').as_posix()}."
         )
-    return found
+    return jobs
 
 
 def _models(source: Path, without: Path) -> Iterator[Path]:
@@ -198,7 +231,7 @@ def _models(source: Path, without: Path) -> Iterator[Path]:
 
 
 def _inputs_of(name: Path, inputs: Path | None) -> Path | None:
-    """A model's inputs: an npz file, Polygraphy's JSON, or a folder of them."""
+    """The inputs of a model: an npz file, Polygraphy's JSON, or a folder of them."""
     if inputs is None:
         return None
     kinds = (inputs / name.with_suffix(suffix) for suffix in (".npz", ".json", ""))
@@ -209,41 +242,40 @@ def _size(job: Job) -> int:
     return job.source.stat().st_size if job.source.is_file() else 0
 
 
-def _fingerprint(order: Order) -> str:
-    """What makes a result, however it was asked for. Whether a failure would be cured does not count."""
-    rest = {
-        name: value
-        for name, value in ((item.name, getattr(order, item.name)) for item in fields(order))
-        if name not in ("options", "cures")
-    }
-    return fingerprint({"onnxamp": version("onnxamp"), "options": order.options.as_json(), **rest})
+def _fingerprint(options: FolderOptions) -> str:
+    """A hash of everything that determines a result, however it was asked for. Looking for cures does not count."""
+    names = [item.name for item in fields(options) if item.name not in ("conversion", "cures")]
+    rest = {name: getattr(options, name) for name in names}
+    return fingerprint({"onnxamp": version("onnxamp"), "options": options.conversion.as_json(), **rest})
 
 
-def _work(order: Order, jobs: Sequence[Job], workers: int, before: int, told: Told | None) -> Generator[Done]:
-    """Each job's result when it is done; what a worker that dies leaves behind is removed."""
+def _work(
+    options: FolderOptions, jobs: Sequence[Job], workers: int, before: int, told: Told | None
+) -> Generator[JobResult]:
+    """The result of each job when it is done. What a worker that dies leaves behind is removed."""
     running: dict[int, str] = {}
     finished, total = before, before + len(jobs)
 
     def tell(row: Row | None = None) -> None:
         if told is not None:
-            told(Moment(finished, total, tuple(running.values()), row))
+            told(FolderProgress(finished, total, tuple(running.values()), row))
 
     def started(position: int) -> None:
         running[position] = jobs[position].name
         tell()
 
-    function, threads = partial(run_job, order), max(1, core_count() // workers)
+    threads = max(1, core_count() // workers)
     try:
-        with closing(run_jobs(function, jobs, workers, threads, started)) as results:
+        with closing(run_jobs(partial(run_job, options), jobs, workers, threads, started)) as results:
             for position, result in results:
                 del running[position]
                 finished += 1
                 job = jobs[position]
-                done = Done(Row(job.name, message=str(result))) if isinstance(result, Crash) else result
                 if isinstance(result, Crash):
                     sweep(job.target)
-                yield done
-                tell(done.row)
+                    result = JobResult(Row(job.name, message=str(result)))  # noqa: PLW2901
+                yield result
+                tell(result.row)
     finally:
         for position in running:
             sweep(jobs[position].target)

@@ -1,4 +1,4 @@
-"""One model of a folder: converted, compared with its original and, if that fails, cured. Runs in a worker process."""
+"""One model of a folder, in a worker process: convert it, compare it with its original, and cure it if that fails."""
 
 import time
 import traceback
@@ -19,15 +19,14 @@ from onnxamp._options.options import Level, Options
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.shell import take_weights
 from onnxamp._tuning.tune import Search, tune
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is done with every model of a folder: ``cures`` tells whether to look for cures of failures."""
+class FolderOptions:
+    """What to do with every model of a folder, see :func:`onnxamp.convert_folder`; ``cures``: look for cures, too."""
 
-    options: Options = field(default_factory=Options)
+    conversion: Options = field(default_factory=Options)
     external_data: str = "auto"
     shard_bytes: int | None = None
     tolerance: float = 1e-2
@@ -42,7 +41,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One model: its name, where it is, where its result goes, its inputs, and the folder that remembers."""
+    """One model: its name, its file, where the result goes, its inputs, and the folder of the state."""
 
     name: str
     source: Path
@@ -52,80 +51,79 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What became of a job, and which files it read and wrote."""
+class JobResult:
+    """What became of a job, and the stamps of the files it read and wrote, by path."""
 
     row: Row
     read: Mapping[str, Stamp] = field(default_factory=dict)
     written: Mapping[str, Stamp] = field(default_factory=dict)
 
 
-def run_job(order: Order, job: Job) -> Done:
-    """Do it. Whatever goes wrong is told in the row."""
+def run_job(options: FolderOptions, job: Job) -> JobResult:
+    """Run a job. Whatever goes wrong ends up in the row."""
     start = time.perf_counter()
     try:
-        done = _run(order, job)
+        result = _run(options, job)
     except OnnxAmpError as error:
-        done = Done(Row(job.name, message=str(error)))
-    except Exception as error:  # noqa: BLE001 - no model may end the others
-        done = Done(Row(job.name, message=f"{type(error).__name__}: {error}", trace=traceback.format_exc()))
-    return replace(done, row=replace(done.row, seconds=time.perf_counter() - start))
+        result = JobResult(Row(job.name, message=str(error)))
+    except Exception as error:  # noqa: BLE001 - no model may break the others
+        result = JobResult(Row(job.name, message=f"{type(error).__name__}: {error}", trace=traceback.format_exc()))
+    return replace(result, row=replace(result.row, seconds=time.perf_counter() - start))
 
 
-def _run(order: Order, job: Job) -> Done:
+def _run(options: FolderOptions, job: Job) -> JobResult:
     model = Model.read(job.source)
     read = stamps({job.source, *model.stock.files, *_files(job.inputs)}, job.home)
-    auto = order.options.level == Level.AUTO
-    samples = _samples(order, job, model) if auto or order.validate else None
+    is_auto = options.conversion.level == Level.AUTO
+    samples = _samples(options, job, model) if is_auto or options.validate else None
     job.target.parent.mkdir(parents=True, exist_ok=True)
-    options, plan, sink = order.options, None, Sink(job.target, order.external_data, order.shard_bytes)
-    if auto:
-        plan = tune(model, options, Search(order.tolerance, order.metric, samples))[1].plan
-    made = convert_to_file(model, sink, plan.options if plan else options, plan)
+    plan, sink = None, Sink(job.target, options.external_data, options.shard_bytes)
+    if is_auto:
+        plan = tune(model, options.conversion, Search(options.tolerance, options.metric, samples))[1].plan
+    made = convert_to_file(model, sink, plan.options if plan else options.conversion, plan)
     row = _row(job.name, made)
     if samples is not None:
         row = replace(row, inputs=samples.description)
-        if order.validate:
-            row = _validated(row, order, job, model, samples)
+        if options.validate:
+            row = _validated(row, options, job, model, samples)
     written = stamps({job.target, *data_files(load_model(job.target), folder_of(job.target))}, job.home)
-    return Done(row, read, written)
+    return JobResult(row, read, written)
 
 
 def _files(inputs: Path | None) -> list[Path]:
-    """The files that inputs come from."""
+    """The files that inputs are read from."""
     if inputs is None:
         return []
     return [path for path in inputs.iterdir() if path.is_file()] if inputs.is_dir() else [inputs]
 
 
-def _samples(order: Order, job: Job, model: Model) -> Samples:
-    """The model's own inputs, or made-up ones; a size that is asked for counts where the model has that dimension.
+def _samples(options: FolderOptions, job: Job, model: Model) -> Samples:
+    """The model's own inputs, or made-up ones.
 
     Raises:
         ArgumentError: the inputs cannot be read or do not fit.
     """
-    proto = take_weights(model.proto, model.folder, keep=0).model  # samples must not hold weights
     if job.inputs is not None:
         samples = load_samples(job.inputs)
-        check_inputs(proto, samples[0])
+        check_inputs(model.proto, samples[0])
         return samples
-    return random_samples(proto, order.samples, seed=order.seed, dims=_dims(order, proto))
+    return random_samples(model, options.samples, seed=options.seed, dims=_dims(options, model.proto))
 
 
-def _dims(order: Order, model: ModelProto) -> dict[str, int]:
-    """The sizes that are asked for, of dimensions that the model's inputs have."""
+def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
+    """The given sizes of those dimensions that the model has."""
     shapes = [entry.type.tensor_type.shape for entry in model.graph.input]
     named = {dim.dim_param for shape in shapes for dim in shape.dim}
-    return {name: size for name, size in order.dims.items() if name in named}
+    return {name: size for name, size in options.dims.items() if name in named}
 
 
-def _sampling(order: Order, job: Job, model: Model) -> tuple[str, ...]:
-    """What makes the command line run the model on the same inputs."""
+def _sampling(options: FolderOptions, job: Job, model: Model) -> tuple[str, ...]:
+    """Arguments of the command line that make it run the model on the same inputs."""
     if job.inputs is not None:
         return "--inputs", str(job.inputs)
-    numbers = [("--samples", order.samples, 1), ("--seed", order.seed, 0)]
+    numbers = [("--samples", options.samples, 1), ("--seed", options.seed, 0)]
     written = [text for name, value, default in numbers if value != default for text in (name, str(value))]
-    dims = _dims(order, model.proto) if order.dims else {}
+    dims = _dims(options, model.proto) if options.dims else {}
     return *written, *(text for name, size in dims.items() for text in ("--dim", f"{name}={size}"))
 
 
@@ -137,17 +135,17 @@ def _row(name: str, made: Conversion) -> Row:
     )  # fmt: skip
 
 
-def _validated(row: Row, order: Order, job: Job, model: Model, samples: Samples) -> Row:
-    found = diff_models(model, Model.read(job.target, model), samples, provider=order.provider)
-    worst = max((diff.rel_l2 for diff in found.outputs if diff.is_float), default=None)
-    row = replace(row, error=worst, message=found.skipped or "")
-    if found.passed or found.skipped:
+def _validated(row: Row, options: FolderOptions, job: Job, model: Model, samples: Samples) -> Row:
+    diff = diff_models(model, Model.read(job.target, model), samples, provider=options.provider)
+    worst = max((output.rel_l2 for output in diff.outputs if output.is_float), default=None)
+    row = replace(row, error=worst, message=diff.skipped or "")
+    if diff.passed or diff.skipped:
         return row
-    why = found.failure or next(iter(found.warnings), "it is beyond its limits.")
+    why = diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
     row = replace(row, outcome="failed", message=f"It was written, but failed its validation: {why}")
-    if not order.cures:
+    if not options.cures:
         return row
-    recipe = Recipe(replace(order.options, hazards=True), _sampling(order, job, model))
-    command, tried = (str(job.source), str(job.target)), order.options.hazards
-    cure = cure_conversion(model, command, recipe, Trial(samples, provider=order.provider), tried=tried)
+    recipe = Recipe(replace(options.conversion, hazards=True), _sampling(options, job, model))
+    command, tried = (str(job.source), str(job.target)), options.conversion.hazards
+    cure = cure_conversion(model, command, recipe, Trial(samples, provider=options.provider), tried=tried)
     return replace(row, cure=cure.command)

@@ -1,6 +1,6 @@
-"""Worker processes that may die: whatever kills one is the failure of the one item that it worked on.
+"""Worker processes that may die: if one is killed, only the item it worked on fails.
 
-Workers are spawned, never forked: threads of ONNX Runtime do not survive a fork.
+Workers are spawned, never forked, since threads of ONNX Runtime do not survive a fork.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 from onnxamp._model.threads import THREADS
 
 _GRACE: Final = 10.0
-"""Seconds that workers get to remove what they have half written."""
+"""Seconds that workers get to remove half-written files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Crash:
         if self.code is None or self.code >= 0:
             return f"The worker process ended with exit code {self.code}."
         name = next((item.name for item in signal.Signals if item == -self.code), f"signal {-self.code}")
-        more = ": out of memory, perhaps; fewer --jobs need less" if name == "SIGKILL" else ""
+        more = ": perhaps it ran out of memory; fewer --jobs need less" if name == "SIGKILL" else ""
         return f"The worker process was ended by {name}{more}."
 
 
@@ -45,15 +45,15 @@ class _Worker:
 def run_jobs(
     function: Callable[[Any], Any], items: Sequence[Any], workers: int, threads: int, started: Callable[[int], None]
 ) -> Generator[tuple[int, Any]]:
-    """Yield (position, result) of each item as it is done, and (position, Crash) where its worker died.
+    """Yield (position, result) when an item is done, and (position, Crash) if its worker died.
 
-    Closing the iterator ends the workers: each one that is at work may first remove what it has half written.
+    Closing the generator ends the workers; those that are busy get time to remove half-written files.
 
     Args:
-        function: importable, or a partial of such a function; may be handed to other processes with each item.
-        items: worked on in their order.
-        workers: processes at a time.
-        threads: what ONNXAMP_THREADS says in each of them.
+        function: what to call with each item: an importable function, or a partial of one.
+        items: worked on in this order.
+        workers: number of processes.
+        threads: the value of ONNXAMP_THREADS in each of them.
         started: called with the position of each item when a worker gets it.
     """
     waiting = deque(range(len(items)))
@@ -63,7 +63,7 @@ def run_jobs(
         while waiting or busy:
             while waiting and len(busy) < workers:
                 worker = idle.pop() if idle else _start(function, threads)
-                with contextlib.suppress(OSError):  # it died while it had nothing to do: the next one gets the item
+                with contextlib.suppress(OSError):  # it died while idle: the next one gets the item
                     worker.pipe.send(items[waiting[0]])
                     worker.position = waiting.popleft()
                     busy[worker.pipe] = worker
@@ -88,13 +88,13 @@ def _start(function: Callable[[Any], Any], threads: int) -> _Worker:
     process = context.Process(target=_serve, args=(theirs, function, threads), daemon=True)
     with _interrupts_blocked():
         process.start()
-    theirs.close()  # or the death of the worker could not be seen at our end
+    theirs.close()  # else we would not notice the death of the worker
     return _Worker(process, ours)
 
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Workers inherit this: Ctrl-C reaches every process of a terminal, and the main one is to decide what ends."""
+    """Workers inherit this. Ctrl-C reaches every process of a terminal, but the main process decides what ends."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -106,7 +106,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _end(idle: Sequence[_Worker], busy: Sequence[_Worker]) -> None:
-    """End all workers; those that do not end within the grace are killed."""
+    """End all workers; those that are still there after the grace period are killed."""
     for worker in (*idle, *busy):
         worker.pipe.close()
     for worker in busy:
@@ -120,7 +120,7 @@ def _end(idle: Sequence[_Worker], busy: Sequence[_Worker]) -> None:
 
 
 def _serve(pipe: Connection, function: Callable[[Any], Any], threads: int) -> None:
-    """What a worker does: one item after the other, until the other end closes."""
+    """What a worker does: work on one item after the other until the main process closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems that cannot block it
     signal.signal(signal.SIGTERM, _leave)
     os.environ[THREADS] = str(threads)
@@ -130,5 +130,5 @@ def _serve(pipe: Connection, function: Callable[[Any], Any], threads: int) -> No
 
 
 def _leave(*_: object) -> NoReturn:
-    """Unwind the stack, so that temporary files are removed on the way."""
+    """Unwind the stack, which removes temporary files."""
     raise SystemExit(128 + signal.SIGTERM)

@@ -1,10 +1,9 @@
-"""What a folder of results remembers, so that nothing is made twice.
+"""The state of a folder of results, which saves converting what is up to date.
 
 A result is up to date if its entry in ``.onnxamp.json`` was made by this version of onnxamp with the same options, and
-if every file that was read for it (the model, its data files, its inputs) and every file that was written has the size
-and the modification time of then. Times alone, as make compares them, would not see other options, nor a file that was
-moved here and is older; and a result that somebody changed is made again. Failures are not remembered: they are tried
-again.
+every file that was read for it (the model, its data files, its inputs) and every file that was written still has the
+same size and modification time. Comparing times alone, as make does, would miss other options and older files that
+were moved here. Failures are not remembered, so they are tried again.
 """
 
 import hashlib
@@ -19,9 +18,10 @@ from typing import Any, Final, Literal
 from onnxamp._model.storage import write_file
 
 NAME: Final = ".onnxamp.json"
-"""The file's name; it lies in the folder of the results."""
+"""Name of the state file in the folder of the results."""
 _FORMAT: Final = 1
 _KIND: Final = "zoo state"
+"""Marks the file as ours; older versions wrote the same."""
 
 Stamp = tuple[int, int]
 """Size in bytes, and modification time in nanoseconds."""
@@ -32,11 +32,20 @@ Outcome = Literal["converted", "up to date", "failed"]
 class Row:
     """What became of one model.
 
-    ``name`` is its path below the folder, with slashes; ``low`` and ``nodes`` count the result's nodes with low
-    precision and all nodes; ``casts`` are those that were added; ``error`` is the worst relative L2 error of a float
-    output, None where nothing was compared. ``message`` says why it failed or was not validated, ``cure`` is a command
-    that was seen to cure it, and ``trace`` shows where an error that nobody foresaw came from. ``inputs`` says what the
-    models ran on.
+    Attributes:
+        name: path of the model below the folder, with slashes.
+        outcome: "converted", "up to date" or "failed".
+        low: number of the result's nodes in low precision, wholly or in part.
+        nodes: number of all its nodes.
+        casts: number of Casts that were added.
+        error: worst relative L2 error of a float output; None if nothing was compared.
+        seconds: how long it took.
+        bytes_before: bytes of the weights of the model.
+        bytes_after: bytes of the weights of the result.
+        inputs: description of the inputs on which the models ran.
+        message: why it failed, or was not validated.
+        cure: a command that was tried, and converts it successfully.
+        trace: traceback of an unexpected error.
     """
 
     name: str
@@ -56,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A success: the options' fingerprint, and stamps by path, relative to the folder of the results."""
+    """A success: the fingerprint of its options, and stamps by path relative to the folder of the results."""
 
     made_with: str
     read: Mapping[str, Stamp]
@@ -64,7 +73,7 @@ class Entry:
     row: Row
 
     def is_current(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
-        """Whether nothing has changed since, and all files that would be read now were read then."""
+        """Whether nothing has changed since, and all files that are ``needed`` were read then."""
         known = {**self.read, **self.written}
         return (
             self.made_with == fingerprint
@@ -74,13 +83,13 @@ class Entry:
 
 
 def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:
-    """The stamp of each file, by path relative to ``folder``; files that are missing are left out."""
-    found = {_relative(path, folder): _stamp(path) for path in paths}
-    return {path: stamp for path, stamp in found.items() if stamp is not None}
+    """The stamp of each file that exists, by path relative to ``folder``."""
+    every = {_relative(path, folder): _stamp(path) for path in paths}
+    return {path: stamp for path, stamp in every.items() if stamp is not None}
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
-    """A hash of plain data, sets and regular expressions; the order of keys and of sets does not count."""
+    """A hash of plain data, sets and regular expressions, whatever the order of keys and sets."""
 
     def plain(item: Any) -> Any:
         return item.pattern if isinstance(item, re.Pattern) else sorted(item)
@@ -89,7 +98,7 @@ def fingerprint(facts: Mapping[str, Any]) -> str:
 
 
 def load_state(folder: Path) -> dict[str, Entry]:
-    """What the folder remembers, by name of the model; nothing where there is no such file, or one of another form."""
+    """The entries by name of the model; empty if there is no state file, or one of another form."""
     try:
         data = json.loads((folder / NAME).read_text(encoding="utf-8"))
         if (data["onnxamp"], data["format"]) != (_KIND, _FORMAT):
@@ -103,7 +112,7 @@ def load_state(folder: Path) -> dict[str, Entry]:
 
 
 def save_state(folder: Path, entries: Mapping[str, Entry]) -> None:
-    """Write the file, whole or not at all.
+    """Write the state file, whole or not at all.
 
     Raises:
         OutputError: it cannot be written.
@@ -121,7 +130,7 @@ def _relative(path: Path, folder: Path) -> str:
 
 def _stamp(path: Path) -> Stamp | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns

@@ -1,8 +1,8 @@
-"""One model profiled in a process of its own: time per op, and what it takes of the device's memory.
+"""Profiling one model in a process of its own: time per op, and device memory.
 
-It is a process of its own because ONNX Runtime's builds on PyPI record on CUDA how long *launching* a kernel takes,
-unless launching waits for the kernel, which the driver is told (``CUDA_LAUNCH_BLOCKING``) when it starts; and because
-memory can be attributed where nothing else is loaded.
+A separate process is needed because ONNX Runtime's builds on PyPI record on CUDA how long *launching* a kernel takes,
+unless launches are blocking (``CUDA_LAUNCH_BLOCKING``), which the driver must know when it starts; and because memory
+can be attributed to the model only if nothing else is loaded.
 """
 
 import json
@@ -36,7 +36,7 @@ _NAMES: Final = {"float": "float32", "double": "float64"}
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``ops``: what ran; ``memory``: bytes of the device, None on CPU; ``odd``: see :class:`Bench`."""
+    """The fields of :class:`Bench` that need a profile."""
 
     ops: tuple[OpTime, ...]
     memory: int | None
@@ -54,22 +54,25 @@ def profile(
     """Profile the model in a file.
 
     Args:
+        path: the file.
         feeds: arrays by input name.
+        provider: where to run it.
+        cuda_options: options of the CUDA provider.
         threads: as for :func:`~onnxamp._runtime.session.make_session`.
-        runs: at least 1; one that warms up is made besides.
+        runs: at least 1; a run to warm up comes on top.
 
     Raises:
-        RuntimeFailure: the model does not run, or the process ends without a profile.
+        RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
     """
     with TemporaryDirectory(prefix="onnxamp-") as folder:
-        spec, given, found = (Path(folder, name) for name in ("spec.json", "feeds.npz", "found.json"))
+        spec, given, result = (Path(folder, name) for name in ("spec.json", "feeds.npz", "result.json"))
         np.savez(given, **{str(number): _array(name, feed) for number, (name, feed) in enumerate(feeds.items())})
-        told = {
+        task = {
             "model": str(Path(path).absolute()), "names": list(feeds), "provider": provider,
-            "options": dict(cuda_options), "threads": threads, "runs": runs, "feeds": str(given), "found": str(found),
-            "prefix": str(Path(folder, "profile")),
+            "options": dict(cuda_options), "threads": threads, "runs": runs, "feeds": str(given),
+            "result": str(result), "prefix": str(Path(folder, "profile")),
         }  # fmt: skip
-        spec.write_text(json.dumps(told), encoding="utf-8")
+        spec.write_text(json.dumps(task), encoding="utf-8")
         paths = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
         child = subprocess.run(
             [sys.executable, "-m", __name__, str(spec)],
@@ -79,24 +82,26 @@ def profile(
             errors="replace",
             check=False,
         )
-        if child.returncode or not found.exists():
+        if child.returncode or not result.exists():
             last = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise RuntimeFailure(f"Profiling {path} failed (exit code {child.returncode}): {last}")
-        result = json.loads(found.read_text(encoding="utf-8"))
-        events = json.loads(Path(result["profile"]).read_text(encoding="utf-8"))
-    return Profile(op_times(events), result["memory"], odd_channels(events))
+        facts = json.loads(result.read_text(encoding="utf-8"))
+        events = json.loads(Path(facts["profile"]).read_text(encoding="utf-8"))
+    return Profile(op_times(events), facts["memory"], odd_channels(events))
 
 
 def _array(name: str, feed: Feed) -> Any:
     if not isinstance(feed, np.ndarray):
-        raise RuntimeFailure(f"Input {name!r} is no tensor: models with such inputs can only be timed (--no-profile).")
+        raise RuntimeFailure(
+            f"Input {name!r} is not a tensor: models with such inputs can be timed, not profiled (--no-profile)."
+        )
     return feed
 
 
 def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
-    """Nodes of a profile by op, provider and type, those that take most time first.
+    """Nodes of a profile by op, provider and type, slowest first.
 
-    Control flow is left out: its time is that of the nodes in its bodies, which are there.
+    Control flow is left out: its time is that of the nodes in its bodies, which are listed.
     """
     seconds, kinds = times_of(events), dict[str, tuple[str, str, str]]()
     for name, args in _nodes(events):
@@ -111,11 +116,11 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
 
 
 def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Op type -> low convolutions and matrix products with channels that are no multiple of 8.
+    """Op type -> number of low-precision convolutions and matrix products whose channels are not a multiple of 8.
 
-    Such shapes are slow on tensor cores, or keep off them.
+    Such shapes are slow on tensor cores, or cannot use them.
     """
-    found = dict[str, str]()
+    odd = dict[str, str]()
     for name, args in _nodes(events):
         axis = executed().channels.get(args["op_name"])
         if axis is None or _dtype(args) not in ("float16", "bfloat16"):
@@ -123,8 +128,8 @@ def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         entries = (*args.get("input_type_shape", ())[:1], *args.get("output_type_shape", ()))
         shapes = [shape for entry in entries for shape in entry.values()]
         if any(len(shape) > max(axis, 0) and shape[axis] % 8 for shape in shapes):
-            found[name] = args["op_name"]
-    return dict(Counter(found.values()))
+            odd[name] = args["op_name"]
+    return dict(Counter(odd.values()))
 
 
 def _nodes(events: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -134,7 +139,7 @@ def _nodes(events: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Mapping[s
 
 
 def _dtype(args: Mapping[str, Any]) -> str:
-    """The lowest float type that a node reads or makes."""
+    """The lowest float type that a node reads or writes."""
     types = {name for key in ("input_type_shape", "output_type_shape") for entry in args.get(key, ()) for name in entry}
     lowest = next((name for name in _LOWEST if name in types), "no floats")
     return _NAMES.get(lowest, lowest)
@@ -142,20 +147,20 @@ def _dtype(args: Mapping[str, Any]) -> str:
 
 def _child(spec: Path) -> None:
     """What the process does: load, run, and write down where the profile is."""
-    told = json.loads(spec.read_text(encoding="utf-8"))
-    with np.load(told["feeds"]) as arrays:
-        feeds = {name: arrays[str(number)] for number, name in enumerate(told["names"])}
-    on_cuda = told["provider"] == "cuda" and cuda_available()  # makes the context, and loads the libraries
+    task = json.loads(spec.read_text(encoding="utf-8"))
+    with np.load(task["feeds"]) as arrays:
+        feeds = {name: arrays[str(number)] for number, name in enumerate(task["names"])}
+    on_cuda = task["provider"] == "cuda" and cuda_available()  # makes the context, and loads the libraries
     before = device_memory_used() if on_cuda else None
-    how = {"threads": told["threads"], "profile_to": told["prefix"], "cuda_options": told["options"]}
-    session = make_session(told["model"], told["provider"], **how)
+    how = {"threads": task["threads"], "profile_to": task["prefix"], "cuda_options": task["options"]}
+    session = make_session(task["model"], task["provider"], **how)
     run = bind(session, feeds)
-    for _ in range(told["runs"]):
+    for _ in range(task["runs"]):
         run()
     after = device_memory_used() if on_cuda else None
     memory = None if before is None or after is None else max(after - before, 0)
     facts = {"profile": session.end_profiling(), "memory": memory}
-    Path(told["found"]).write_text(json.dumps(facts), encoding="utf-8")
+    Path(task["result"]).write_text(json.dumps(facts), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a benchmark returns: frozen records, which the reports print and save."""
+"""What a benchmark returns: frozen records, which reports print and save. Times are in seconds, memory is in bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds of one run: the first at this shape, and quantiles of ``runs`` runs after warming up."""
+    """Seconds per run: the first run at this shape, and quantiles of ``runs`` runs after warming up."""
 
     first: float
     median: float
@@ -26,22 +26,33 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One model at one batch size (None: the inputs as they were given)."""
+    """One model at one batch size.
+
+    Attributes:
+        model: label of the model.
+        batch: None for the inputs as they were given.
+        latency: seconds per run.
+        throughput: samples per second (batch over median latency); runs per second without a batch size.
+        speedup: over the first model, None for that.
+    """
 
     model: str
     batch: int | None
     latency: Latency
     throughput: float
-    """Samples per second: batch over the median; runs per second without a batch."""
     speedup: Ratio | None
-    """None for the first model."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """What nodes of one op type, provider and type took in one profiled run; fused ops go by what they became.
+    """Time that the nodes of one op type, provider and float type took in a profiled run.
 
-    ``dtype`` is the lowest float type that they read or make, "no floats" where there is none.
+    Attributes:
+        op: op type as ONNX Runtime executes it: fused ops under the name of the fusion.
+        provider: "CUDA" or "CPU".
+        dtype: lowest float type the nodes read or write; "no floats" if there is none.
+        nodes: how many there are.
+        seconds: total time of one run.
     """
 
     op: str
@@ -53,12 +64,18 @@ class OpTime:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One model: what loading it took, and, where it was profiled, its memory and the ops that ran.
+    """One model: what was measured independently of batch sizes.
 
-    ``options`` are those of the CUDA provider, or the number of threads. ``lowest`` is the model's lowest float type.
-    ``assigned`` counts nodes per provider, before those fusions that depend on the provider. ``memory`` is what it took
-    of the device's memory, beyond the CUDA context; None on CPU. ``kinds`` counts its own nodes per op type; ``odd``
-    low convolutions and products with channels that are no multiple of 8.
+    Attributes:
+        model: label: the path, or the number and the name of the graph.
+        options: options of the CUDA provider; on CPU the number of threads.
+        lowest: the model's lowest float type.
+        load: seconds to make the session.
+        assigned: nodes by provider, before the fusions that depend on the provider.
+        memory: bytes of device memory beyond the CUDA context; None on CPU and without a profile.
+        ops: what ran, slowest first; empty without a profile.
+        kinds: op type -> nodes of the model itself.
+        odd: op type -> low-precision convolutions and products whose channels are not a multiple of 8.
     """
 
     model: str
@@ -74,7 +91,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that costs a model time: ``kind`` is one of those that :mod:`onnxamp._bench.causes` lists."""
+    """Something that slows a model down. :mod:`onnxamp._bench.causes` lists the kinds."""
 
     model: str
     kind: str
@@ -86,8 +103,16 @@ class Cause:
 class BenchReport:
     """Models beside each other, all on the same inputs.
 
-    ``ran_on`` is "CUDA (device)" or "CPU"; ``profiled`` is the batch that the
-    op times are of. ``slower`` names models that are slower than the first at some batch.
+    Attributes:
+        ran_on: "CUDA (name of the device)" or "CPU".
+        runtime: ONNX Runtime and its version.
+        inputs: description of the inputs.
+        models: one entry per model, the reference first.
+        timings: one entry per model and batch size.
+        profiled: batch size of the profiles; None for the inputs as they are.
+        slower: labels of models that are slower than the first at some batch size.
+        causes: what slows the models down.
+        notes: what to know when reading the numbers.
     """
 
     ran_on: str

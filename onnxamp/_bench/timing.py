@@ -1,19 +1,18 @@
-"""Timing of functions beside each other: warmed up until stable, in turns, with the spread of what comes out.
+"""Timing functions beside each other: warmed up until they are stable, in turns, and with the spread of the result.
 
-Every function runs in blocks, a few runs one behind the other as in production; the blocks of all functions take turns,
-each round in the opposite order of the last, so that drift of clocks and temperature meets all of them alike.
+Each function runs in blocks of a few consecutive runs, as in production. The blocks of all functions take turns, in
+reverse order every other round, so that drifting clocks and temperatures affect all functions alike.
 """
 
-import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final
 
 import numpy as np
 
 from onnxamp._bench.records import Latency, Ratio
+from onnxamp._graph.collecting import no_collections
 
 Run = Callable[[], None]
 Clock = Callable[[], float]
@@ -22,20 +21,20 @@ Blocks = list[list[float]]
 
 _WINDOW: Final = 5
 _STEADY: Final = 0.03
-"""Windows of so many runs whose medians differ by less: warm."""
+"""Warm means: the medians of two windows of ``_WINDOW`` runs differ by less than this share."""
 _BLOCK: Final = 0.02
-"""Seconds that a block should last, and ..."""
+"""Seconds that a block should last ..."""
 _MOST: Final = 50
-"""... runs that it may have."""
+"""... and runs that it may have."""
 _ROUNDS: Final = (8, 60)
 _RESAMPLES: Final = 2000
 
 
 def warm_up(run: Run, clock: Clock, longest: float) -> float:
-    """Run until two windows take the same time, or ``longest`` seconds have passed.
+    """Run until two consecutive windows take the same time, or ``longest`` seconds have passed.
 
     Returns:
-        Seconds of a run at the end.
+        Seconds per run at the end.
     """
     start = clock()
     run()
@@ -49,23 +48,25 @@ def interleave(runs: Sequence[Run], each: Sequence[float], seconds: float, clock
     """Time functions in turns, for about ``seconds`` per function.
 
     Args:
-        runs: at least one.
+        runs: the functions, at least one.
         each: seconds that one run of each takes, from :func:`warm_up`.
+        seconds: time per function.
+        clock: returns the time in seconds.
 
     Returns:
-        For each function, its rounds; all have the same number of them.
+        The rounds of each function, all in the same number.
     """
     sizes = [max(2, min(_MOST, math.ceil(_BLOCK / max(cost, 1e-7)))) for cost in each]
     round_cost = sum(cost * (size + 1) for cost, size in zip(each, sizes, strict=True))
     rounds = int(min(max(seconds * len(runs) / max(round_cost, 1e-7), _ROUNDS[0]), _ROUNDS[1]))
-    found: list[Blocks] = [[] for _ in runs]
-    with _no_collection():
+    blocks: list[Blocks] = [[] for _ in runs]
+    with no_collections():  # a collection would fall into the turn of one function
         for number in range(rounds):
             order = range(len(runs)) if number % 2 == 0 else reversed(range(len(runs)))
             for index in order:
-                runs[index]()  # not timed: it brings back caches that the other functions have taken
-                found[index].append(_block(runs[index], sizes[index], clock))
-    return found
+                runs[index]()  # not timed: it refills the caches that the other functions have used
+                blocks[index].append(_block(runs[index], sizes[index], clock))
+    return blocks
 
 
 def _block(run: Run, count: int, clock: Clock) -> list[float]:
@@ -77,29 +78,17 @@ def _block(run: Run, count: int, clock: Clock) -> list[float]:
     return taken
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """The garbage collector would run in one function's turn, and not in another's."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def latency(first: float, blocks: Blocks) -> Latency:
-    """Quantiles over all runs."""
+    """Quantiles over all runs of all rounds."""
     every = np.concatenate([np.asarray(block) for block in blocks])
     middle, p90, p99 = (float(x) for x in np.quantile(every, (0.5, 0.9, 0.99)))
     return Latency(first, middle, p90, p99, every.size)
 
 
 def ratio(reference: Blocks, other: Blocks) -> Ratio:
-    """How many times as fast ``other`` is: the median over rounds of the quotient of their medians.
+    """How many times as fast ``other`` is: the median over rounds of the ratio of the two medians of a round.
 
-    The interval is the 2.5th to the 97.5th percentile of that median when rounds are drawn anew with replacement
+    The interval spans the 2.5th to the 97.5th percentile of that median when rounds are resampled with replacement
     (Efron's percentile bootstrap, seeded).
     """
     quotients = np.array([median(one) / max(median(two), 1e-12) for one, two in zip(reference, other, strict=True)])

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import click
 
-from onnxamp._batch.folder import FolderReport, Moment, Told, run_folder
-from onnxamp._batch.job import Order
+from onnxamp._batch.folder import FolderProgress, FolderReport, Told, run_folder
+from onnxamp._batch.job import FolderOptions
 from onnxamp._cli.common import parse_dims, provider_of
 from onnxamp._cli.options import options_of
 from onnxamp._errors import ArgumentError
@@ -33,10 +33,10 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
         raise ArgumentError(f"{given[0]} is for a single model, and {str(source)!r} is a folder.")
     if options["output"] is None:
         raise ArgumentError(f"{str(source)!r} is a folder: say with -o OUTDIR where the results go.")
-    order, quiet = _order(options), options["quiet"]
+    folder_options, quiet = _folder_options(options), options["quiet"]
     inputs = Path(options["inputs"]) if options["inputs"] else None
     with _progress(quiet=quiet) as told:
-        report = run_folder(order, source, options["output"], options["jobs"], inputs, told)
+        report = run_folder(folder_options, source, options["output"], options["jobs"], inputs, told)
     if options["as_json"] and not quiet:
         click.echo(document("convert folder", {"report": report}))
     elif not quiet:
@@ -44,8 +44,8 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
     _finish(report, quiet=quiet)
 
 
-def _order(options: dict[str, Any]) -> Order:
-    return Order(
+def _folder_options(options: dict[str, Any]) -> FolderOptions:
+    return FolderOptions(
         options_of(options), options["external_data"], options["shard_size"], options["tolerance"], "rel-l2",
         not options["no_validate"], options["samples"], options["seed"], parse_dims(options["dims"]),
         provider_of(options), not options["no_cure"],
@@ -66,7 +66,7 @@ def _progress(*, quiet: bool) -> Iterator[Told]:
     is_terminal = make_console(stderr=True).is_terminal
     with progress_bar(quiet=quiet) as told:
 
-        def update(moment: Moment) -> None:
+        def update(moment: FolderProgress) -> None:
             names = ", ".join(name.rpartition("/")[2] for name in moment.running)
             told(f"converting: {names}", moment.done, moment.total)
             row = moment.row

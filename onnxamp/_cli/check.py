@@ -62,7 +62,7 @@ def _check(path: Path, options: dict[str, Any]) -> None:
     check_outputs([*files_of(model), *given_inputs(options)], [options["html"]])
     samples = None if options["static"] else samples_of(model, options)
     shapes = _shapes(samples) if samples is not None else {}
-    audit = audit_model(model.proto, options["target"], base_dir=model.folder, shapes=shapes)
+    audit = audit_model(model, options["target"], shapes=shapes)
     run = None if samples is None else _run(model, samples, options)
     if options["html"]:
         from onnxamp._report.html.page import check_page  # noqa: PLC0415 - jinja2 is needed for nothing else

@@ -108,7 +108,7 @@ def write_page(
     from onnxamp._report.html.page import conversion_page  # noqa: PLC0415 - jinja2 is needed for nothing else
     from onnxamp._report.html.render import write  # noqa: PLC0415
 
-    audit = audit_model(result.proto, made.plan.target, base_dir=result.folder)
+    audit = audit_model(result, made.plan.target)
     write(conversion_page(made, validation, audit, tuned), path)
 
 

@@ -136,7 +136,7 @@ def _show(found: DiffReport, result: Model | None, options: dict[str, Any]) -> N
         from onnxamp._report.html.page import diff_page  # noqa: PLC0415 - jinja2 is needed for nothing else
         from onnxamp._report.html.render import write  # noqa: PLC0415
 
-        audit = None if result is None else audit_model(result.proto, base_dir=result.folder)
+        audit = None if result is None else audit_model(result)
         write(diff_page(found, audit), options["html"])
     if options["as_json"] and not options["quiet"]:
         click.echo(diff_json(found))

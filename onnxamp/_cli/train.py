@@ -10,8 +10,8 @@ from onnxamp._cli.common import check_outputs, errors_end_here
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._model.saving import save_model
-from onnxamp._model.storage import INLINE_LIMIT, WeightConverter, weight_bytes
+from onnxamp._model.saving import WeightConverter, save_model
+from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._report import parts
 from onnxamp._report.terminal import print_report
 from onnxamp._runtime.sample_files import read_npz

@@ -13,10 +13,10 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
+from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
-from onnxamp._model.saving import copy_file, save_model
-from onnxamp._model.storage import INLINE_LIMIT, Stock, WeightConverter, load_external_data
-from onnxamp._model.weights import ConversionCounts
+from onnxamp._model.saving import WeightConverter, copy_file, save_model
+from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.prepare import Prepared, prepare
@@ -135,7 +135,7 @@ class Sink:
         if self.target.is_dir():
             raise ArgumentError(f"The output {str(self.target)!r} is a folder: name a file.")
 
-    def is_external(self, stock: Stock, low_bytes: int) -> bool:
+    def is_external(self, stock: StoredWeights, low_bytes: int) -> bool:
         """Whether the result's weights go to a data file; ``low_bytes`` of the original's are halved.
 
         Raises:

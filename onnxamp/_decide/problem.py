@@ -14,7 +14,7 @@ from onnxamp._decide.verdicts import Hazard
 from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import opset_imports
+from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Level, Options
 from onnxamp._patterns.fusion_groups import batch_norm_folds, skip_sums

@@ -14,11 +14,12 @@ from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto, helper
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._extract.cutout import Cut, MainGraph
-from onnxamp._graph.view import View, node_bodies
+from onnxamp._graph.view import View
 from onnxamp._model.copying import copy_fields
 from onnxamp._model.model import Model
-from onnxamp._model.saving import save_model
-from onnxamp._model.storage import INLINE_LIMIT, WeightConverter, tensors_of, weight_bytes, write_file
+from onnxamp._model.protos import node_bodies, tensors_of
+from onnxamp._model.saving import WeightConverter, save_model
+from onnxamp._model.storage import INLINE_LIMIT, weight_bytes, write_file
 from onnxamp._model.weights import embed
 from onnxamp._runtime.inputs import Array
 from onnxamp._runtime.values import type_proto

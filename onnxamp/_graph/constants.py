@@ -11,7 +11,7 @@ from onnx import TensorProto, numpy_helper
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
-from onnxamp._model.weights import ConstantStats, constant_stats, read_float32
+from onnxamp._model.weights import ConstantStats, constant_stats, read_array
 from onnxamp._ops.facts import attribute, op_facts
 
 _MAKERS = ("Constant", "ConstantOfShape")
@@ -109,13 +109,13 @@ class Constants:
 
     def _array(self, value: int) -> NDArray[np.float32] | None:
         if self.view.values[value].origin is Origin.INITIALIZER:
-            return read_float32(self._tensors[value], self.folder)
+            return read_array(self._tensors[value], self.folder)
         maker, producer = self._maker(value), self.view.producer(value)
         if producer is None or maker not in _MAKERS:
             return None
         tensor = attribute(producer.proto, "value")
         if isinstance(tensor, TensorProto):
-            return read_float32(tensor, self.folder)
+            return read_array(tensor, self.folder)
         number = attribute(producer.proto, "value_float")
         numbers = attribute(producer.proto, "value_floats") if number is None else [number]
         if maker == "ConstantOfShape":

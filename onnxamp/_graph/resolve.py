@@ -13,7 +13,8 @@ from typing import TypeAlias, TypeVar
 from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxamp._errors import ModelError
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, node_bodies, opset_imports
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View
+from onnxamp._model.protos import node_bodies, opset_imports
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.signature import SignatureBook
 

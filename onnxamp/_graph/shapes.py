@@ -7,7 +7,8 @@ import onnx.shape_inference
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TypeProto, helper
 
 from onnxamp._dtypes import ELEM_NUMBERS
-from onnxamp._graph.view import ABSENT, View, node_bodies, opset_imports, scope_graphs
+from onnxamp._graph.view import ABSENT, View, scope_graphs
+from onnxamp._model.protos import node_bodies, opset_imports
 from onnxamp._ops.facts import op_facts, op_key
 
 DEFAULT_DIMENSION = 64

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper
-from onnx.defs import onnx_opset_version
+from onnx import GraphProto, ModelProto, NodeProto
 
+from onnxamp._model.protos import node_bodies
 from onnxamp._ops.signature import Signature, SignatureBook
 
 ABSENT = -1
@@ -108,25 +108,6 @@ class View:
     def overridable(self) -> list[Value]:
         """Initializers that callers may override."""
         return [value for value in self.values if value.origin is Origin.DEFAULT]
-
-
-def opset_imports(model: ModelProto) -> dict[str, int]:
-    """Domain -> version, with "" for ai.onnx: where it is missing, the newest that the IR version may hold."""
-    found = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
-    if "" not in found:
-        newest = [row[2] for row in helper.VERSION_TABLE if row[1] <= model.ir_version]
-        found[""] = max(newest, default=onnx_opset_version())
-    return found
-
-
-def node_bodies(node: NodeProto) -> list[tuple[str, GraphProto]]:
-    """The node's subgraphs by attribute name."""
-    found = []
-    for item in node.attribute:
-        if item.type == AttributeProto.GRAPH or item.HasField("g"):
-            found.append((item.name, item.g))
-        found += [(item.name, graph) for graph in item.graphs]
-    return found
 
 
 def shadowing(view: View) -> dict[int, int]:

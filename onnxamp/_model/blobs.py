@@ -1,8 +1,8 @@
-"""The bytes of weights on their way from file to file: in pieces, by several threads, converted on the way.
+"""Streaming the bytes of weights from file to file, in pieces and by several threads, converting them on the way.
 
-Each thread holds one piece of :data:`PIECE` bytes and what becomes of it, so memory does not depend on the size of
-tensors or of their number. Data are read, not memory-mapped: a file that somebody cuts off meanwhile is an error then,
-and no crash.
+Each thread holds one piece of :data:`PIECE` bytes and its conversion, so memory depends neither on the size nor on the
+number of tensors. Data are read, not memory-mapped: if somebody truncates a file meanwhile, that is an error and not a
+crash.
 """
 
 import os
@@ -20,43 +20,44 @@ from numpy.typing import NDArray
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError
+from onnxamp._model.lowering import ConversionCounts, Scratch, lower
 from onnxamp._model.threads import core_count, thread_limit
-from onnxamp._model.weights import ConversionCounts, External, Scratch, lower
+from onnxamp._model.weights import DataLocation
 
 PIECE: Final = 4 << 20
-"""Bytes that a thread reads at a time; large enough that what Python adds to each does not count, small enough that
-they stay in the processor's cache from the read to the write.
+"""Bytes that a thread reads at a time: enough to hide the overhead of Python, few enough to stay in the processor's
+cache until they are written.
 """
 
 _PAGE: Final = 4096
 _LINE: Final = 64
 _LARGE: Final = 8 * _PAGE
-"""Bytes from which on data begin at a page; smaller ones would waste space."""
+"""Bytes from which on data are aligned to a page; aligning smaller data would waste space."""
 _PAUSE: Final = 0.2
-"""Seconds between two of its turns."""
+"""Seconds between two flushes."""
 _LONG: Final = 32
-"""Pieces from which on the disk is not left idle meanwhile."""
+"""Pieces from which on data are flushed to disk while more are written."""
 _THREADS: Final = 4
-"""More would wait for memory and disk."""
+"""Threads at most: more would wait for memory and disk."""
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
 
 
 class Blob(Protocol):
-    """The data of one tensor, as they shall be written. Equal blobs have the same bytes."""
+    """The data of one tensor as they will be written. Equal blobs have the same bytes."""
 
     @property
     def size(self) -> int:
         """Bytes."""
 
     def read(self, start: int, stop: int, desk: "Desk") -> Any:
-        """A buffer with the bytes from ``start`` to ``stop``; both are multiples of two."""
+        """A buffer with the bytes from ``start`` to ``stop``, both of which are even."""
 
 
 @dataclass(slots=True)
 class Desk:
-    """Where one thread works: memory for one piece, and the files that it reads from, each opened once."""
+    """What one thread works with: memory for one piece, and the files it reads from, each opened once."""
 
     numbers: NDArray[np.float32] = field(default_factory=lambda: np.empty(PIECE // 4, np.float32))
     scratch: Scratch = field(default_factory=lambda: Scratch.make(PIECE // 4))
@@ -69,30 +70,30 @@ class Desk:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def fill(self, place: External, start: int, size: int) -> NDArray[np.float32]:
-        """Read ``size`` bytes, from byte ``start`` of what lies in a file; valid until the next.
+    def fill(self, place: DataLocation, start: int, size: int) -> NDArray[np.float32]:
+        """Read ``size`` bytes from byte ``start`` of some data. The array is reused by the next call.
 
         Raises:
-            ExternalDataError: the file ends before.
+            ExternalDataError: the file is too short.
         """
-        path, found = place.path, self.numbers[: -(-size // 4)]
+        path, numbers = place.path, self.numbers[: -(-size // 4)]
         if path not in self._files:
             self._files[path] = self._stack.enter_context(path.open("rb", buffering=0))
-        file, view = self._files[path], found.data.cast("B")[:size]
+        file, view = self._files[path], numbers.data.cast("B")[:size]
         file.seek(place.offset + start)
         while view:
             count = file.readinto(view)  # type: ignore[attr-defined]
             if not count:
                 raise ExternalDataError(f"The file {str(path)!r} became shorter while its weights were read.")
             view = view[count:]
-        return found
+        return numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Bytes that lie in a file and stay as they are."""
+    """Bytes that are copied from a file as they are."""
 
-    place: External
+    place: DataLocation
 
     @property
     def size(self) -> int:
@@ -106,7 +107,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Bytes in memory. Equal ones are not looked for."""
+    """Bytes in memory. Compared by identity."""
 
     data: bytes
 
@@ -122,9 +123,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """float32 numbers that lie in a file and become low; ``lost`` gathers what becomes of those of each piece."""
+    """float32 numbers that are read from a file and converted; ``lost`` collects the counts of each piece."""
 
-    place: External
+    place: DataLocation
     low: LowType
     saturate_at: float
     lost: list[ConversionCounts] = field(default_factory=list, compare=False)
@@ -135,7 +136,7 @@ class Lowered:
         return self.place.length // 2
 
     def read(self, start: int, stop: int, desk: Desk) -> Any:
-        """The low numbers whose bytes go from ``start`` to ``stop``."""
+        """The bytes of the converted numbers from ``start`` to ``stop``."""
         numbers = desk.fill(self.place, 2 * start, 2 * (stop - start))
         bits, counts = lower(numbers, self.low, self.saturate_at, desk.scratch)
         self.lost.append(counts)
@@ -146,7 +147,9 @@ def write_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progres
     """Write blobs to their positions in an existing file, in parallel.
 
     Args:
-        progress: called with the number of bytes of each piece, one call at a time.
+        path: the file.
+        blobs: (position, blob) pairs; positions are byte offsets in the file.
+        progress: called with the number of bytes of each piece, by one thread at a time.
 
     Raises:
         OSError: the file cannot be written or a source cannot be read. ExternalDataError: a source is too short.
@@ -169,7 +172,7 @@ def write_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progres
                         with lock:
                             progress(stop - start)
         except BaseException:
-            pieces.clear()  # the others stop, too
+            pieces.clear()  # so that the other threads stop, too
             raise
 
     count, finished = thread_limit() or min(_THREADS, core_count()), Event()
@@ -186,14 +189,14 @@ def write_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progres
 
 
 def _sync_meanwhile(path: Path, finished: Event) -> None:
-    """Let the disk work while there is more to write. An error that shows here would not show a second time."""
+    """Flush data to disk while more are written. Errors are raised: the final flush would not report them again."""
     with path.open("r+b") as file:
         while not finished.wait(_PAUSE):
             os.fsync(file.fileno())
 
 
 def _taken(pieces: deque[T]) -> Iterator[T]:
-    """Take pieces as long as there are any; other threads take some, too."""
+    """Take pieces until none is left; several threads may do so at once."""
     with suppress(IndexError):
         while True:
             yield pieces.popleft()
@@ -207,10 +210,11 @@ def _write_at(file: BinaryIO, data: Any, position: int) -> None:
 
 
 def layout(sizes: Sequence[int], limit: int | None = None) -> list[tuple[int, int]]:
-    """(file, offset) for data of these sizes, in their order: large ones begin at pages, so that they can be mapped.
+    """(file number, offset) for data of these sizes, in order. Large data begin at pages, so that they can be mapped.
 
     Args:
-        limit: bytes after which a new file begins; data larger than that have one of their own. None: one file.
+        sizes: in bytes.
+        limit: bytes per file; larger data get a file of their own. None for a single file.
     """
     places, number, end = [], 0, 0
     for size in sizes:

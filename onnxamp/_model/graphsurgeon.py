@@ -1,4 +1,4 @@
-"""onnx-graphsurgeon in and out. It is a door, not the editor: its exporter loses metadata and doc strings."""
+"""Translate onnx-graphsurgeon's graphs. They are never edited: its exporter loses metadata and doc strings."""
 
 import sys
 from typing import Any
@@ -9,7 +9,7 @@ from onnxamp._errors import ModelError
 
 
 def is_graphsurgeon(model: object) -> bool:
-    """Whether ``model`` is a graphsurgeon Graph; nothing is imported to find out."""
+    """Whether ``model`` is a graphsurgeon Graph. Does not import graphsurgeon: if nobody has, it is not."""
     module = sys.modules.get("onnx_graphsurgeon")
     return module is not None and isinstance(model, module.Graph)
 
@@ -20,7 +20,7 @@ def from_graphsurgeon(graph: Any) -> ModelProto:
     Raises:
         ModelError: graphsurgeon cannot export it.
     """
-    import onnx_graphsurgeon as gs  # noqa: PLC0415 - only where the caller has it
+    import onnx_graphsurgeon as gs  # noqa: PLC0415 - the caller has imported it
 
     try:
         return gs.export_onnx(graph)  # type: ignore[no-any-return]

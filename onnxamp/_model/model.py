@@ -11,13 +11,13 @@ from onnx import ModelProto
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._model.ask import Asked
 from onnxamp._model.graphsurgeon import from_graphsurgeon, is_graphsurgeon
+from onnxamp._model.protos import has_external_data
 from onnxamp._model.storage import (
-    Stock,
+    StoredWeights,
     folder_of,
-    has_external_data,
     load_external_data,
     load_model,
-    take_stock,
+    locate_weights,
     weight_bytes,
 )
 from onnxamp._model.wellformed import check_wellformed
@@ -72,9 +72,11 @@ class Model(Asked):
         return str(self.path) if self.path is not None else self.proto.graph.name or "model"
 
     @cached_property
-    def stock(self) -> Stock:
+    def stock(self) -> StoredWeights:
         """Its weights: bytes, and the files that hold them."""
-        return take_stock(self.proto, self.folder) if self.folder else Stock(weight_bytes(self.proto), frozenset())
+        if self.folder is None:
+            return StoredWeights(weight_bytes(self.proto), frozenset())
+        return locate_weights(self.proto, self.folder)
 
     def embedded(self) -> ModelProto:
         """The proto with all weights inside: itself where they are, else a copy."""

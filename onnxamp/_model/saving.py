@@ -1,38 +1,97 @@
-"""Writing models: weights are converted on their way from file to file, and output is whole or not at all.
+"""Writing models: weights are converted while they are copied from file to file, and output is whole or not at all.
 
-See :mod:`onnxamp._model.staging` for what becomes of files when a process is killed.
+:mod:`onnxamp._model.staging` says what becomes of files when a process is killed.
 """
 
 import re
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Final
 
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from onnxamp._dtypes import LowType
 from onnxamp._errors import ModelError
-from onnxamp._model.blobs import Blob, Copied, Held, layout, write_blobs
+from onnxamp._model.blobs import Blob, Copied, Held, Lowered, layout, write_blobs
+from onnxamp._model.lowering import ConversionCounts, convert
+from onnxamp._model.protos import tensors_of
 from onnxamp._model.staging import Stage, staging
-from onnxamp._model.storage import (
-    EXTERNAL_MIN,
-    PENDING,
-    WeightConverter,
-    load_model,
-    place_of,
-    tensors_of,
-    unwritable,
+from onnxamp._model.storage import load_model, unwritable
+from onnxamp._model.weights import (
+    INSIDE,
+    data_location,
+    embed,
+    external_tensor,
+    forget_location,
+    read_array,
+    stored_bytes,
 )
-from onnxamp._model.weights import embed, external_of, forget_place, stored_bytes
 from onnxamp._model.wire import find_data, raw_data_head, replaced
 
+EXTERNAL_MIN: Final = 1024
+"""Bytes; smaller tensors stay in the model file even if the others go to a data file."""
+_PENDING: Final = f"{INSIDE}pending:"
+"""Prefix of the location of a weight that is still to be converted; its number follows."""
 _TOKEN: Final = 16
-"""Length of the random bytes that, with a number, stand for a weight's data until they are written."""
+"""Length of the random bytes that, with a number, stand for the data of a weight until they are written."""
 _DATA_FIELDS: Final = (
     "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data",
 )  # fmt: skip
+
+
+@dataclass(slots=True)
+class WeightConverter:
+    """Makes low-precision versions of float32 tensors for :func:`onnxamp._rewrite.apply.apply_edits`.
+
+    If ``deferred``, large data that are not in memory are not touched: the result is a placeholder, and
+    :func:`save_model` converts each tensor while it writes.
+    """
+
+    low: LowType
+    base_dir: Path | None
+    deferred: bool = False
+    _pending: list[Lowered] = field(default_factory=list)
+    _counts: dict[str, ConversionCounts] = field(default_factory=dict)
+    _numbers: dict[str, list[int]] = field(default_factory=dict)
+
+    def __call__(self, tensor: TensorProto, saturate_at: float, name: str) -> TensorProto:
+        """The tensor in low precision, or its placeholder; what is lost is counted under ``name``."""
+        made = TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=self.low.elem, dims=tensor.dims)
+        made.metadata_props.extend(tensor.metadata_props)
+        is_large = stored_bytes(made) >= EXTERNAL_MIN
+        place = data_location(tensor, self.base_dir) if self.deferred and is_large else None
+        if place is not None:
+            made.data_location = TensorProto.EXTERNAL
+            made.external_data.add(key="location", value=f"{_PENDING}{len(self._pending)}")
+            self._numbers.setdefault(name, []).append(len(self._pending))
+            self._pending.append(Lowered(place, self.low, saturate_at))
+        else:
+            made.raw_data, lost = convert(read_array(tensor, self.base_dir), self.low, saturate_at)
+            self._counts[name] = self._counts.get(name, ConversionCounts()) + lost
+        return made
+
+    def pending(self, tensor: TensorProto) -> Lowered | None:
+        """What a placeholder stands for; None for any other tensor."""
+        location = next((item.value for item in tensor.external_data if item.key == "location"), "")
+        return self._pending[int(location.removeprefix(_PENDING))] if location.startswith(_PENDING) else None
+
+    def share(self, known: Mapping[Blob, Blob]) -> None:
+        """Replace pending blobs by the equal ones in ``known``, so that each is converted and counted once."""
+        self._pending = [known.get(blob, blob) for blob in self._pending]  # type: ignore[misc]
+
+    def counts(self) -> dict[str, ConversionCounts]:
+        """What was lost, by name; weights that were pending count once they are written."""
+        counts = dict(self._counts)
+        for name, numbers in self._numbers.items():
+            lost = (count for number in numbers for count in self._pending[number].lost)
+            counts[name] = reduce(add, lost, counts.get(name, ConversionCounts()))
+        return counts
 
 
 def save_model(
@@ -45,13 +104,15 @@ def save_model(
     keep: frozenset[Path] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Write a model whole or not at all. ``model`` is changed: it then refers to what was written.
+    """Write a model whole or not at all. ``model`` is changed: it refers to what was written afterwards.
 
     Args:
-        converter: holds the weights that are still to be converted.
-        external: put weights of at least EXTERNAL_MIN bytes into a data file beside the model.
-        shard_bytes: or into several of about this size.
-        keep: data files that somebody else needs; those of an earlier result are removed otherwise.
+        model: the model; its weights may be placeholders of ``converter``.
+        path: where it goes.
+        converter: holds the weights that are still to be converted, and knows the model's folder.
+        external: put weights of at least EXTERNAL_MIN bytes into a data file beside the model ...
+        shard_bytes: ... or into several, each of about this size.
+        keep: data files that are still needed. Others that an earlier save to ``path`` wrote are removed.
         progress: called with (bytes written, bytes in all) while large weights are written.
 
     Returns:
@@ -79,7 +140,7 @@ def save_model(
 
 
 def _adding_up(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    """A function that takes the bytes of each piece."""
+    """A function that takes the bytes of each piece and reports their sum."""
     done = 0
 
     def report(written: int) -> None:
@@ -91,32 +152,33 @@ def _adding_up(progress: Callable[[int, int], None], total: int) -> Callable[[in
 
 
 def _blobs(model: ModelProto, converter: WeightConverter, *, held: bool) -> tuple[list[tuple[TensorProto, Blob]], int]:
-    """The weights whose data are to be streamed, and bytes of all; small ones are brought into the model.
+    """The weights whose data are to be streamed, and the bytes of all weights. Small weights are embedded.
 
     Args:
-        held: also those that are in memory.
+        model: its tensors are changed.
+        converter: see :func:`save_model`.
+        held: stream data that are in memory, too.
     """
-    found: list[tuple[TensorProto, Blob]] = []
+    blobs: list[tuple[TensorProto, Blob]] = []
     known: dict[Blob, Blob] = {}
     total = 0
     for tensor in tensors_of(model):
         total += stored_bytes(tensor)
         blob = _blob(tensor, converter, held=held)
         if blob is not None:
-            found.append((tensor, known.setdefault(blob, blob)))
+            blobs.append((tensor, known.setdefault(blob, blob)))
     converter.share(known)
-    return found, total
+    return blobs, total
 
 
 def _blob(tensor: TensorProto, converter: WeightConverter, *, held: bool) -> Blob | None:
-    location = next((item.value for item in tensor.external_data if item.key == "location"), "")
-    if location.startswith(PENDING):
-        return converter.pending[int(location.removeprefix(PENDING))]
-    size = stored_bytes(tensor)
-    if size < EXTERNAL_MIN:
+    pending = converter.pending(tensor)
+    if pending is not None:
+        return pending
+    if stored_bytes(tensor) < EXTERNAL_MIN:
         embed(tensor, converter.base_dir)
         return None
-    place = external_of(tensor, converter.base_dir)
+    place = data_location(tensor, converter.base_dir)
     if place is not None:
         return Copied(place)
     if not held:
@@ -128,24 +190,24 @@ def _blob(tensor: TensorProto, converter: WeightConverter, *, held: bool) -> Blo
 def _write_data(
     blobs: list[tuple[TensorProto, Blob]], stage: Stage, shard_bytes: int | None, progress: Callable[[int], None] | None
 ) -> None:
-    """Write all blobs to new data files, each once, and point the tensors to them; nothing where there are none."""
+    """Write all blobs to new data files, each once, and point the tensors to them; no blobs, no file."""
     unique = list(dict.fromkeys(blob for _, blob in blobs))
     places = dict(zip(unique, layout([blob.size for blob in unique], shard_bytes), strict=True))
     names = _data_names(stage.path.name, places[unique[-1]][0] + 1 if unique else 0)
     for number, name in enumerate(names):
         (stage.data / name).touch()
-        here = [(offset, blob) for blob, (shard, offset) in places.items() if shard == number]
-        write_blobs(stage.data / name, here, progress)
+        own = [(offset, blob) for blob, (shard, offset) in places.items() if shard == number]
+        write_blobs(stage.data / name, own, progress)
     names = stage.publish(names)
     for tensor, blob in blobs:
         number, offset = places[blob]
-        for field in _DATA_FIELDS:
-            tensor.ClearField(field)
-        tensor.MergeFrom(place_of(names[number], offset, blob.size))
+        for name in _DATA_FIELDS:
+            tensor.ClearField(name)
+        tensor.MergeFrom(external_tensor(names[number], offset, blob.size))
 
 
 def _data_names(base: str, count: int) -> list[str]:
-    """``model.onnx.data``, or ``model.onnx-00001-of-00003.data`` and so on."""
+    """``model.onnx.data`` if one is enough, else ``model.onnx-00001-of-00003.data`` and so on."""
     if count == 1:
         return [f"{base}.data"]
     return [f"{base}-{number + 1:05d}-of-{count:05d}.data" for number in range(count)]
@@ -154,10 +216,10 @@ def _data_names(base: str, count: int) -> list[str]:
 def _write_inline(
     model: ModelProto, blobs: list[tuple[TensorProto, Blob]], path: Path, progress: Callable[[int], None] | None
 ) -> None:
-    """Write a model with all its weights in it to an existing file: marks stand for blobs where it is serialized."""
+    """Write a model with all its weights to an existing file. Random marks stand for blobs while it is serialised."""
     token = secrets.token_bytes(_TOKEN)
     for number, (tensor, _) in enumerate(blobs):
-        forget_place(tensor)
+        forget_location(tensor)
         tensor.raw_data = token + number.to_bytes(8, "big")
     data = model.SerializeToString()
     spans = find_data(data, lambda start, stop: data.find(token, start, stop) >= 0)
@@ -172,7 +234,7 @@ def _write_inline(
 
 
 def copy_file(source: Path, target: Path, keep: frozenset[Path]) -> None:
-    """Copy an unchanged model file, whole or not at all; ``keep`` as in :func:`save_model`.
+    """Copy a model file whole or not at all; ``keep`` as for :func:`save_model`.
 
     Raises:
         OutputError: the target cannot be written.
@@ -186,14 +248,14 @@ def copy_file(source: Path, target: Path, keep: frozenset[Path]) -> None:
 
 
 def _own_data_files(path: Path, keep: frozenset[Path]) -> list[Path]:
-    """Data files that an earlier save of this very output wrote: nobody needs them once it is replaced."""
+    """Data files that an earlier save to ``path`` wrote: nothing refers to them once it is replaced."""
     own = re.compile(re.escape(path.name) + r"(\.[0-9a-f]{8})?(-[0-9]{5}-of-[0-9]{5})?\.data")
-    found = {}
+    files = {}
     with suppress(OSError, ModelError):
         if not any(own.fullmatch(file.name) for file in path.parent.iterdir()):
             return []
         for tensor in tensors_of(load_model(path)):
             for item in tensor.external_data:
                 if item.key == "location" and isinstance(item.value, str) and own.fullmatch(item.value):
-                    found[item.value] = path.parent / item.value
-    return [data for data in found.values() if data.is_file() and data.resolve() not in keep]
+                    files[item.value] = path.parent / item.value
+    return [data for data in files.values() if data.is_file() and data.resolve() not in keep]

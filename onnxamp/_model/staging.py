@@ -1,18 +1,18 @@
-"""Writing files whole or not at all, whatever becomes of the process that writes.
+"""Writing files whole or not at all, even if the writing process is killed.
 
-All that a result will consist of is written into a hidden folder beside it, which its process holds locked:
+Everything a result consists of is first written to a hidden folder beside it, which the process keeps locked:
 
 ==============  =====================================================================================================
-``main``        the file itself. As long as it is here, nothing refers to the data files: renaming it commits.
-``data/NAME``   data files, until :meth:`Stage.publish` gives them names beside the result, and replaces nothing
-``new/NAME``    which file beside the result is such a data file
-``old/NAME``    which file beside the result is needless when the new one is in its place
+``main``        the file itself. While it is here, nothing refers to the data files: renaming it is the commit.
+``data/NAME``   data files, until :meth:`Stage.publish` moves them beside the result without replacing anything
+``new/NAME``    a note: which file beside the result is such a data file
+``old/NAME``    a note: which file beside the result is obsolete once the new result is in its place
 ==============  =====================================================================================================
 
-Whoever is killed on the way leaves an unlocked folder, and it says what else is to be removed: new data files if
-``main`` is here, old ones if it is gone. The next run to the same output sees to it.
+A process that is killed leaves an unlocked folder, which says what else to remove: new data files if ``main`` is still
+here, old ones if it is gone. The next run to the same output cleans up.
 
-No data file has a second hard link when a model refers to it: onnx refuses to read such files.
+No data file has a second hard link while a model refers to it: onnx refuses to read such files.
 """
 
 import os
@@ -29,7 +29,7 @@ from onnxamp._errors import OutputError
 
 try:
     import fcntl
-except ImportError:  # Windows: what a killed process leaves stays there, for nobody can tell that it is dead
+except ImportError:  # Windows: leftovers of a killed process stay, since nobody can tell that it is dead
     fcntl = None  # type: ignore[assignment]
 
 _DIGITS: Final = "([0-9a-f]{8})"
@@ -37,7 +37,7 @@ _DIGITS: Final = "([0-9a-f]{8})"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A result that is being written: ``path`` is where it goes, ``folder`` where it is made."""
+    """A result that is being written in ``folder``, and will become ``path``."""
 
     path: Path
     folder: Path
@@ -45,27 +45,27 @@ class Stage:
 
     @property
     def main(self) -> Path:
-        """Where the new file is written; it is there, and empty, from the beginning."""
+        """The new file; it exists, empty, from the beginning."""
         return self.folder / "main"
 
     @property
     def data(self) -> Path:
-        """Folder for data files, each under the name that it would like to have."""
+        """Folder for data files, each under the name it should get beside the result."""
         return self.folder / "data"
 
     def publish(self, names: Sequence[str]) -> list[str]:
-        """Give data files names beside the result: the ones that they have, or ones with the token in them.
+        """Move data files beside the result, under their names or, if one is taken, under names with the token.
 
         Returns:
-            The names, in order. Nothing that is there is replaced.
+            The final names, in order. Existing files are never replaced.
 
         Raises:
-            OSError: they cannot be written there.
+            OSError: the files cannot be written there.
         """
         for name in names:
             _sync(self.data / name)
             (self.data / name).chmod(self._mode())
-        if not self._has_links():  # then the token makes sure that nothing is replaced
+        if not self._has_links():  # the token makes sure that nothing is replaced
             return [(self.data / name).rename(self._with_token(name)).name for name in names]
         try:
             return self._named([self.path.parent / name for name in names], names)
@@ -82,17 +82,18 @@ class Stage:
         return [target.name for target in targets]
 
     def _note(self, kind: str, file: Path) -> None:
-        """Write down a file by name and identity: what has its name later may be somebody else's."""
+        """Note a file by name and identity: by the time the note is read, another file may have that name."""
         (self.folder / kind / file.name).write_text(_identity(file))
 
     def commit(self, outdated: Callable[[], Iterable[Path]] = tuple) -> None:
         """Put the new file in its place.
 
         Args:
-            outdated: files that only what is there now refers to; asked while nobody else can replace it, and removed.
+            outdated: returns the files to remove, which only the present result refers to. It is called while no other
+                process can replace that.
 
         Raises:
-            OSError: it cannot be put there.
+            OSError: the file cannot be put there.
         """
         _sync(self.main)
         self.main.chmod(self._mode())
@@ -106,7 +107,7 @@ class Stage:
         _sync(self.path.parent)
 
     def withdraw(self) -> None:
-        """Remove beside the result what was made for nothing: new data files before the commit, old ones behind it."""
+        """Remove obsolete files beside the result: new data files before the commit, old ones after it."""
         beside, is_open = self.path.parent, self.main.exists()
         for note in _listed(self.folder / ("new" if is_open else "old")):
             file = beside / note.name
@@ -135,19 +136,19 @@ class Stage:
         return self.path.parent / f"{self.path.name}.{self.token}{name.removeprefix(self.path.name)}"
 
     def _mode(self) -> int:
-        """Permissions of what is replaced; new files get those that new files get."""
+        """Permissions of the file to be replaced; if there is none, the default for new files."""
         return (self.path if self.path.exists() else self.main).stat().st_mode & 0o777
 
 
 @contextmanager
 def staging(path: Path) -> Iterator[Stage]:
-    """A place to write what shall become ``path``; where :meth:`Stage.commit` is not reached, nothing changes.
+    """A stage for what will become ``path``. Unless :meth:`Stage.commit` is reached, nothing changes.
 
     Raises:
-        OutputError: something else than a file is there. OSError: nothing can be written there.
+        OutputError: ``path`` is something other than a file. OSError: nothing can be written there.
     """
     if path.exists() and not path.is_file():
-        raise OutputError(f"Cannot write {str(path)!r}: what is there is no regular file.")
+        raise OutputError(f"Cannot write {str(path)!r}: it exists, and is not a regular file.")
     sweep(path)
     while True:
         token = token_hex(4)
@@ -155,7 +156,7 @@ def staging(path: Path) -> Iterator[Stage]:
         folder.mkdir(mode=0o700)
         try:
             with _locked(folder, wait=True):
-                if not folder.exists():  # somebody took it for a dead one's before it was locked
+                if not folder.exists():  # another process took it for a leftover before it was locked
                     continue
                 stage = Stage(path, folder, token)
                 stage.main.touch()
@@ -168,7 +169,7 @@ def staging(path: Path) -> Iterator[Stage]:
 
 
 def sweep(path: Path) -> None:
-    """Remove what processes left that were killed while they wrote to ``path``."""
+    """Clean up after processes that were killed while they wrote to ``path``."""
     pattern = re.compile(re.escape(f".{path.name}.") + _DIGITS + re.escape(".tmp"))
     for entry in _listed(path.parent) if fcntl is not None else []:
         found = pattern.fullmatch(entry.name)
@@ -178,8 +179,8 @@ def sweep(path: Path) -> None:
 
 
 def _identity(file: Path) -> str:
-    found = file.stat()
-    return f"{found.st_dev} {found.st_ino}"
+    status = file.stat()
+    return f"{status.st_dev} {status.st_ino}"
 
 
 def _clear(stage: Stage) -> None:
@@ -188,7 +189,7 @@ def _clear(stage: Stage) -> None:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What is in a folder; nothing where it cannot be listed, though it may still be written to."""
+    """The entries of a folder; none if it cannot be listed, though it may still be writable."""
     try:
         return list(folder.iterdir())
     except OSError:
@@ -197,10 +198,14 @@ def _listed(folder: Path) -> list[Path]:
 
 @contextmanager
 def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Hold a folder; the lock goes with the process. Where there are no locks, nothing is held.
+    """Lock a folder; the lock dies with the process. File systems without locks: nothing is held.
+
+    Args:
+        folder: what to lock.
+        wait: wait until the lock is free.
 
     Raises:
-        OSError: it shall not be waited for, and somebody else holds it, or there are no locks.
+        OSError: without ``wait``: another process holds the lock, or locks do not work here.
     """
     handle = None
     try:
@@ -218,7 +223,7 @@ def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
 
 
 def _sync(path: Path) -> None:
-    """See that what was written survives when the machine stops; folders, where the system can."""
+    """Flush a file or, if the system can, a folder, so that it survives a crash of the machine."""
     is_folder = path.is_dir()
     if is_folder and fcntl is None:
         return

@@ -1,4 +1,4 @@
-"""How many threads there are to use: processes that share a machine must not all take every core."""
+"""How many threads to use: processes that share a machine must not each take every core."""
 
 import os
 from typing import Final
@@ -6,14 +6,14 @@ from typing import Final
 from onnxamp._errors import ArgumentError
 
 THREADS: Final = "ONNXAMP_THREADS"
-"""Environment variable: threads that one operator of ONNX Runtime may use in this process."""
+"""Environment variable: the number of threads that one operator of ONNX Runtime may use in this process."""
 
 
 def thread_limit() -> int:
-    """What ONNXAMP_THREADS says; 0, which leaves the choice to ONNX Runtime, where it is not set.
+    """The value of ONNXAMP_THREADS; 0 if it is not set, which leaves the choice to ONNX Runtime.
 
     Raises:
-        ArgumentError: it is set to something else than a number.
+        ArgumentError: it is not a number.
     """
     text = os.environ.get(THREADS, "0")
     if not text.isdecimal():
@@ -22,7 +22,7 @@ def thread_limit() -> int:
 
 
 def core_count() -> int:
-    """Cores that this process may run on."""
+    """The number of cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

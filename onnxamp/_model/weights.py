@@ -1,10 +1,11 @@
-"""Weights: reading them wherever they are stored, their statistics, and their conversion to low precision.
+"""Reading weights: where the bytes of a tensor lie, its elements, and statistics of constants.
 
-The converter is ONNX Runtime's own Cast kernel in a one-node session: 18 GB/s for float32 to float16 where
-``numpy.astype`` reaches 1.4, it knows bfloat16, and its rounding (to nearest, ties to even) is the runtime's.
+The data of a tensor are in one of three places: in the proto itself; in a data file beside the model (ONNX external
+data); or still in the model file, where :func:`onnxamp._model.storage.load_model` left them because they are large.
+:func:`data_location` answers for the last two, with one record.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -20,30 +21,25 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError, ModelError
 
-SENTINEL = 1e30
-"""Magnitudes from here on mean "minus (or plus) infinity", as in attention masks; they saturate."""
+SENTINEL: Final = 1e30
+"""Magnitudes from here on stand for infinity, as in attention masks; a conversion saturates them."""
 
 INSIDE: Final = f"onnxamp:{token_hex(8)}:"
-"""What stands before the path in the location of a weight that lies inside a model file (see
-:func:`onnxamp._model.storage.load_model`). It is random, so that no file can claim to be one
-of these and name any path.
+"""Prefix of the location of a weight that lies inside a model file; the path follows. It is random, so that no file can
+pretend to hold such an entry and name an arbitrary path.
 """
+_WAS_DEFAULT: Final = "onnxamp:default"
+"""Key of an entry that says: ``data_location`` was set to DEFAULT explicitly before the weight was left in its file."""
 
-WAS_DEFAULT: Final = "onnxamp:default"
-"""Entry of a weight inside a model file that said, though it need not, that its data lie there."""
-
+_BLOCK: Final = 1 << 20
+"""Elements that are looked at together."""
 _MAPPED: Final = 1 << 16
-"""Elements from which on data are mapped: reading is faster below."""
-
-_BLOCK: Final = 1 << 18
-"""Elements that are converted at a time."""
-
-Array = NDArray[Any]
+"""Elements from which on external data are memory-mapped; below, reading them is faster."""
 
 
 @dataclass(frozen=True, slots=True)
-class External:
-    """Where a tensor's data lies outside the model file."""
+class DataLocation:
+    """Where the data of a tensor lie in a file: ``length`` bytes from byte ``offset``."""
 
     path: Path
     offset: int
@@ -52,7 +48,7 @@ class External:
 
 @dataclass(frozen=True, slots=True)
 class ConstantStats:
-    """What the hazard rules ask about a float32 constant."""
+    """Statistics of a float constant, for hazard rules."""
 
     largest: float
     """Largest finite magnitude."""
@@ -60,6 +56,8 @@ class ConstantStats:
     """The value where all elements are equal."""
     largest_number: float
     """The element of the largest magnitude below :data:`SENTINEL`."""
+    has_infinite: bool = False
+    """Whether any element is infinite."""
 
     def out_of_range(self, low: LowType) -> float | None:
         """An element that rounds to infinity in the low-precision type and is no sentinel."""
@@ -70,36 +68,20 @@ class ConstantStats:
         return self.largest >= max(SENTINEL, low.overflow)
 
 
-@dataclass(frozen=True, slots=True)
-class ConversionCounts:
-    """What became of a tensor's elements: how many overflowed, flushed to zero, or became subnormal."""
-
-    elements: int = 0
-    overflowed: int = 0
-    flushed: int = 0
-    subnormal: int = 0
-
-    def __add__(self, other: "ConversionCounts") -> "ConversionCounts":
-        """Both together."""
-        return ConversionCounts(
-            self.elements + other.elements,
-            self.overflowed + other.overflowed,
-            self.flushed + other.flushed,
-            self.subnormal + other.subnormal,
-        )
-
-
-def external_of(
+def data_location(
     tensor: TensorProto, base_dir: Path | None, known: dict[str, tuple[Path, int]] | None = None
-) -> External | None:
-    """Where the tensor's data lie, checked, if they are not in memory; None for a tensor that holds them.
+) -> DataLocation | None:
+    """Where the data of a tensor lie, checked against the file; None if the proto itself holds them.
 
     Args:
-        known: by location the file and its size, for the tensors of one sweep: looking for files takes long.
+        tensor: any tensor.
+        base_dir: folder of the model's data files.
+        known: location -> (path, size) of data files that were already looked up; filled here. Pass one dict for all
+            tensors of a model, since looking up files is slow.
 
     Raises:
-        ExternalDataError: the folder is unknown, the file is missing or too short, or it lies outside the folder
-            of the model (absolute paths, ``..`` and symbolic links included).
+        ExternalDataError: the folder is unknown, the file is missing or too short, or it lies outside the model's
+            folder (absolute paths, ``..`` and symbolic links included).
     """
     if tensor.data_location != TensorProto.EXTERNAL:
         return None
@@ -108,7 +90,7 @@ def external_of(
         raise ExternalDataError(f"The weight {tensor.name!r} says twice, or not in UTF-8, where its data are.")
     location = entries.get("location", "")
     if location.startswith(INSIDE):
-        return External(Path(location.removeprefix(INSIDE)), int(entries["offset"]), int(entries["length"]))
+        return DataLocation(Path(location.removeprefix(INSIDE)), int(entries["offset"]), int(entries["length"]))
     known = {} if known is None else known
     if location not in known:
         known[location] = _data_file(tensor.name, location, base_dir)
@@ -122,11 +104,11 @@ def external_of(
             f"The weight {tensor.name!r} needs {expected} bytes at offset {offset} of {str(path)!r}, which holds"
             f" {size} bytes (entry: {length} bytes)."
         )
-    return External(path, offset, length)
+    return DataLocation(path, offset, length)
 
 
 def _data_file(name: str, location: str, base_dir: Path | None) -> tuple[Path, int]:
-    """The file of a location, resolved, and its size; raises as :func:`external_of`."""
+    """The data file of a location, with symbolic links resolved, and its size."""
     if base_dir is None:
         raise ExternalDataError(
             f"The weight {name!r} is stored in {location!r}, which only a path can locate: pass the model's"
@@ -138,61 +120,82 @@ def _data_file(name: str, location: str, base_dir: Path | None) -> tuple[Path, i
             f"The weight {name!r} points to {location!r}, outside the model's folder {str(base_dir)!r}: refused."
         )
     if not path.is_file():
-        what = "is no regular file" if path.exists() else "is missing"
+        what = "is not a regular file" if path.exists() else "is missing"
         raise ExternalDataError(f"The data file {str(path)!r} of the weight {name!r} {what}.")
     return path, path.stat().st_size
 
 
 def _resolved(base_dir: Path, location: str) -> Path | None:
-    """Where a location leads, links followed; None where it leads nowhere."""
+    """The path of a location with symbolic links resolved; None if it can name no file."""
     if not location:
         return None
     try:
         path = (base_dir / location).resolve()
         path.exists()
-    except (OSError, ValueError, RuntimeError):  # a name that is too long, has a zero byte, or links in a circle
+    except (OSError, ValueError, RuntimeError):  # the name is too long or holds a zero byte, or links form a circle
         return None
     return path
 
 
 def _number(text: str) -> int | None:
-    """A number as ONNX Runtime writes it; Python's ``int`` would take signs, blanks and other digits, too."""
+    """A number as ONNX Runtime writes it; Python's ``int`` would also accept signs, blanks and other digits."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 def lies_inside(tensor: TensorProto) -> bool:
-    """Whether the tensor's data lie in a model file, and were left there."""
+    """Whether the tensor's data were left in a model file."""
     entries = (item.value for item in tensor.external_data if item.key == "location")
     return any(isinstance(text, str) and text.startswith(INSIDE) for text in entries)
 
 
-def lies_elsewhere(tensor: TensorProto) -> bool:
+def has_data_file(tensor: TensorProto) -> bool:
     """Whether the tensor's data lie in another file than the model's."""
     return tensor.data_location == TensorProto.EXTERNAL and not lies_inside(tensor)
 
 
-def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
-    """Read an external tensor's data into the tensor itself, in place; other tensors stay as they are.
+def external_tensor(location: str, offset: int, length: int) -> TensorProto:
+    """A tensor that holds nothing but an external location: a name relative to the model's folder."""
+    tensor = TensorProto(data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": location, "offset": offset, "length": length}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
 
-    Raises:
-        ExternalDataError: see :func:`external_of`.
+
+def inside_tensor(place: DataLocation, *, was_default: bool) -> TensorProto:
+    """A tensor that holds nothing but the location of data left in a file, which is trusted from then on.
+
+    Args:
+        place: where the data lie.
+        was_default: whether the tensor said explicitly that it holds its data (``data_location`` DEFAULT).
     """
-    external = external_of(tensor, None if base_dir is None else Path(base_dir))
-    if external is None:
-        return
-    with external.path.open("rb") as file:
-        file.seek(external.offset)
-        tensor.raw_data = file.read(external.length)
-    forget_place(tensor)
+    tensor = external_tensor(f"{INSIDE}{place.path}", place.offset, place.length)
+    if was_default:
+        tensor.external_data.add(key=_WAS_DEFAULT)
+    return tensor
 
 
-def forget_place(tensor: TensorProto) -> None:
-    """Let the tensor say no more that its data lie elsewhere, in place; as it was where they lay inside its file."""
-    if lies_elsewhere(tensor) or any(item.key == WAS_DEFAULT for item in tensor.external_data):
+def forget_location(tensor: TensorProto) -> None:
+    """Remove the external location from the tensor, in place, and set ``data_location`` as it was in its file."""
+    if has_data_file(tensor) or any(item.key == _WAS_DEFAULT for item in tensor.external_data):
         tensor.data_location = TensorProto.DEFAULT
     else:
         tensor.ClearField("data_location")
     tensor.ClearField("external_data")
+
+
+def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
+    """Read external data into the tensor itself, in place; a tensor that holds its data stays as it is.
+
+    Raises:
+        ExternalDataError: see :func:`data_location`.
+    """
+    place = data_location(tensor, None if base_dir is None else Path(base_dir))
+    if place is None:
+        return
+    with place.path.open("rb") as file:
+        file.seek(place.offset)
+        tensor.raw_data = file.read(place.length)
+    forget_location(tensor)
 
 
 def stored_bytes(tensor: TensorProto) -> int:
@@ -203,7 +206,7 @@ def stored_bytes(tensor: TensorProto) -> int:
 
 @cache
 def _bits_of(elem: int) -> int:
-    """Bits of one element; 0 where it has none."""
+    """Bits of one element; 0 if the type has no fixed size."""
     if elem in _PACKED or elem == TensorProto.STRING:
         return _PACKED.get(elem, 0)
     try:
@@ -213,35 +216,59 @@ def _bits_of(elem: int) -> int:
 
 
 _PACKED: Final = {TensorProto.UINT4: 4, TensorProto.INT4: 4, TensorProto.FLOAT4E2M1: 4, 25: 2, 26: 2}
-"""Element types of which a byte holds several -> their bits."""
+"""Bits of element types of which one byte holds several."""
 
 
-def read_float32(tensor: TensorProto, base_dir: Path | None) -> NDArray[np.float32]:
-    """Elements of a float32 tensor, without a copy where it is stored raw; large external data are memory-mapped.
+def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
+    """Elements of a tensor whose type fills whole bytes, without a copy where they are stored raw.
+
+    Large external data are memory-mapped: reading a few elements of a large weight costs little memory.
 
     Raises:
-        ModelError: the tensor holds fewer or more bytes than its dimensions say.
-        ExternalDataError: see :func:`external_of`.
+        ModelError: the tensor holds fewer or more elements than its dimensions say.
+        ExternalDataError: see :func:`data_location`.
     """
-    external = external_of(tensor, base_dir)
+    place = data_location(tensor, base_dir)
     shape, count = tuple(tensor.dims), prod(tensor.dims)
-    if external is not None:
-        if count == 0:
-            return np.zeros(shape, np.float32)
+    kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).newbyteorder("<")
+    if place is not None:
         if count < _MAPPED:
-            return np.fromfile(external.path, "<f4", count, offset=external.offset).reshape(shape)
-        return np.memmap(external.path, "<f4", "r", external.offset, (count,)).reshape(shape)
-    if tensor.HasField("raw_data") and len(tensor.raw_data) == 4 * count:
-        return np.frombuffer(tensor.raw_data, "<f4").reshape(shape)
-    if not tensor.HasField("raw_data") and len(tensor.float_data) == count:
-        return numpy_helper.to_array(tensor).astype(np.float32, copy=False)
+            return np.fromfile(place.path, kind, count, offset=place.offset).reshape(shape)
+        return np.asarray(np.memmap(place.path, kind, "r", place.offset, shape))
+    if tensor.HasField("raw_data") and len(tensor.raw_data) == kind.itemsize * count:
+        return np.frombuffer(tensor.raw_data, kind).reshape(shape)
+    field = helper.tensor_dtype_to_field(tensor.data_type)
+    if not tensor.HasField("raw_data") and len(getattr(tensor, field)) == count:
+        return numpy_helper.to_array(tensor)
     raise ModelError(f"The weight {tensor.name!r} does not hold the {count} elements that its shape {shape} says.")
 
 
-def constant_stats(array: NDArray[np.float32]) -> ConstantStats:
-    """Statistics of a constant. Two passes over the data; more only where elements are infinite, NaN or sentinels."""
+def constant_stats(array: NDArray[Any]) -> ConstantStats:
+    """Statistics of a float constant. Two passes over the data; more only if elements are infinite, NaN or sentinels.
+
+    Low-precision arrays are converted to float32 block by block, never as a whole.
+    """
     if array.size == 0:
         return ConstantStats(0.0, None, 0.0)
+    if array.dtype == np.float32:
+        return _block_stats(array)
+    parts = [_block_stats(block.astype(np.float32)) for block in blocks_of(array)]
+    numbers = {part.uniform for part in parts}
+    return ConstantStats(
+        max(part.largest for part in parts),
+        numbers.pop() if len(numbers) == 1 else None,
+        max((part.largest_number for part in parts), key=abs),
+        any(part.has_infinite for part in parts),
+    )
+
+
+def blocks_of(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """The elements of an array in flat blocks that fit into the processor's cache."""
+    flat = array.reshape(-1)
+    return (flat[start : start + _BLOCK] for start in range(0, flat.size, _BLOCK))
+
+
+def _block_stats(array: NDArray[np.float32]) -> ConstantStats:
     top, bottom = float(array.max()), float(array.min())
     uniform, extreme = top if top == bottom else None, top if top >= -bottom else bottom
     if abs(extreme) < SENTINEL:  # false for NaN
@@ -249,92 +276,5 @@ def constant_stats(array: NDArray[np.float32]) -> ConstantStats:
     magnitudes = np.abs(array[np.isfinite(array)])
     numbers = array[np.abs(array) < SENTINEL]
     extreme = float(numbers[np.abs(numbers).argmax()]) if numbers.size else 0.0
-    return ConstantStats(float(magnitudes.max(initial=0.0)), uniform, extreme)
-
-
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """Memory for up to ``size`` elements that :func:`lower` works in: fresh pages would cost more than the work."""
-
-    bits: NDArray[np.uint16]
-    magnitude: NDArray[np.uint16]
-    mask: NDArray[np.bool_]
-
-    @classmethod
-    def make(cls, size: int) -> "Scratch":
-        """Scratch for tensors of up to ``size`` elements, or for their blocks."""
-        block = min(size, _BLOCK)
-        return cls(np.empty(size, np.uint16), np.empty(block, np.uint16), np.empty(block, np.bool_))
-
-
-def convert(array: NDArray[np.float32], low: LowType, saturate_at: float) -> tuple[bytes, ConversionCounts]:
-    """The array in low precision, as raw little-endian bytes, and what was lost. See :func:`lower`."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    bits, counts = lower(flat, low, saturate_at, Scratch.make(flat.size))
-    return bits.tobytes(), counts
-
-
-def lower(
-    flat: NDArray[np.float32], low: LowType, saturate_at: float, scratch: Scratch
-) -> tuple[NDArray[np.uint16], ConversionCounts]:
-    """Numbers in low precision, as bits, and what was lost.
-
-    Finite numbers beyond the range become plus or minus ``saturate_at``; infinities and NaN stay.
-
-    Returns:
-        A part of ``scratch.bits``, and the counts.
-    """
-    counts, bits = ConversionCounts(), scratch.bits[: flat.size]
-    for start in range(0, flat.size, _BLOCK):  # in blocks, which stay in the processor's cache
-        block = slice(start, start + _BLOCK)
-        counts += _lower_block(flat[block], bits[block], low, saturate_at, scratch)
-    return bits, counts
-
-
-def _lower_block(
-    flat: NDArray[np.float32], bits: NDArray[np.uint16], low: LowType, saturate_at: float, scratch: Scratch
-) -> ConversionCounts:
-    _caster(low)(flat, bits)
-    mask = scratch.mask[: flat.size]
-    magnitude = np.add(bits, bits, out=scratch.magnitude[: flat.size])  # drops the sign
-    small = int(np.count_nonzero(np.less(magnitude, 2 * _bits(low, low.smallest_normal), out=mask)))
-    zeros = int(np.count_nonzero(np.equal(magnitude, 0, out=mask))) if small else 0
-    flushed = zeros - int(np.count_nonzero(np.equal(flat, 0, out=mask))) if zeros else 0
-    overflowed = 0
-    if magnitude.max() >= 2 * _bits(low, np.inf):
-        beyond = np.isfinite(flat, out=mask) & (magnitude == 2 * _bits(low, np.inf))
-        overflowed = int(np.count_nonzero(beyond))
-        bits[beyond] = bits[beyond] & 0x8000 | _bits(low, saturate_at)
-    return ConversionCounts(flat.size, overflowed, flushed, small - zeros)
-
-
-@cache
-def _bits(low: LowType, number: float) -> int:
-    """How a positive number is written in the low type."""
-    bits = np.empty(1, np.uint16)
-    _caster(low)(np.array([number], np.float32), bits)
-    return int(bits[0])
-
-
-@cache
-def _caster(low: LowType) -> Callable[[NDArray[np.float32], NDArray[np.uint16]], None]:
-    """A function that casts a flat float32 array, which has elements, to the low type's bits."""
-    import onnxruntime as ort  # noqa: PLC0415 - importing it costs 0.1 s
-
-    node = helper.make_node("Cast", ["x"], ["y"], to=low.elem)
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
-    y = helper.make_tensor_value_info("y", low.elem, ["n"])
-    model = helper.make_model(
-        helper.make_graph([node], "cast", [x], [y]), opset_imports=[helper.make_opsetid("", 13)], ir_version=8
-    )
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1  # whole blocks go to threads of our own; idle ones of the session's would spin
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-    def cast(flat: NDArray[np.float32], bits: NDArray[np.uint16]) -> None:
-        binding = session.io_binding()
-        binding.bind_cpu_input("x", flat)
-        binding.bind_output("y", "cpu", 0, low.elem, flat.shape, bits.ctypes.data)
-        session.run_with_iobinding(binding)
-
-    return cast
+    infinite = bool(np.isinf(array).any())
+    return ConstantStats(float(magnitudes.max(initial=0.0)), uniform, extreme, infinite)

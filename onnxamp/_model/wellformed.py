@@ -1,13 +1,13 @@
-"""Is a model well formed? Asked of every model that comes in, before anything else looks into it.
+"""Is a model well formed? Every model is checked when it comes in, before anything else looks at it.
 
-onnx and ONNX Runtime are C++ that believes what it reads here and there: a node without the attribute that its schema
-demands, or a tensor with fewer bytes than its shape says, can end the process. Whatever is refused here, ONNX Runtime
-would not load either; what it loads although onnx's own checker complains (nodes out of order, ops that onnx does not
-know, negative sizes for "dynamic") passes.
+onnx and ONNX Runtime are C++ that trusts its input in places: a node without a required attribute, or a tensor with
+fewer bytes than its shape needs, can crash the process. ONNX Runtime would load nothing that is refused here. What it
+does load passes, even if onnx's own checker complains: nodes out of order, unknown ops, negative sizes for "dynamic".
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from math import prod
 from typing import Any, Final
 
@@ -26,17 +26,17 @@ from onnx import (
 )
 
 from onnxamp._errors import ModelError, OpsetError
-from onnxamp._graph.view import node_bodies, opset_imports
+from onnxamp._model.protos import all_nodes, default_domain, node_bodies, opset_imports
 from onnxamp._model.weights import stored_bytes
 from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.signature import Signature, SignatureBook
 
 MAX_NESTING: Final = 32
-"""Graphs within graphs: protobuf reads 100 levels of messages, and each graph takes three."""
+"""Levels of nested graphs: protobuf reads 100 levels of messages, and each graph takes three."""
 
 _ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 _NEWEST: Final = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": onnx.defs.onnx_ml_opset_version()}
-"""Domain -> newest opset of the installed onnx."""
+"""Domain -> newest opset that the installed onnx knows."""
 
 _FIELDS: Final[Mapping[int, str]] = {
     AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s", AttributeProto.TENSOR: "t",
@@ -47,7 +47,7 @@ _FIELDS: Final[Mapping[int, str]] = {
 }  # fmt: skip
 """Attribute type -> the field that holds the value."""
 _HELD: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
-"""Fields that must be there: a number or a text that is left out is 0 or empty."""
+"""Fields that must be set: a number or a text that is left out is 0 or empty."""
 _VALUES: Final = frozenset(_FIELDS.values())
 _DATA: Final = ("float_data", "int32_data", "int64_data", "string_data", "double_data", "uint64_data")
 
@@ -55,11 +55,11 @@ _DATA: Final = ("float_data", "int32_data", "int64_data", "string_data", "double
 def check_wellformed(model: ModelProto) -> None:
     """Refuse a model that contradicts the form of ONNX models.
 
-    No data are read, and nothing is allocated because the model says so. Complexity: linear in nodes, attributes and
-    names.
+    No external data are read, and sizes that the model claims are never allocated. Complexity: linear in nodes,
+    attributes and names.
 
     Raises:
-        ModelError: the message names the place. OpsetError: an opset that the installed onnx does not know.
+        ModelError: the message says what is wrong where. OpsetError: the installed onnx does not know an opset.
     """
     if not model.HasField("graph"):
         raise ModelError("The model holds no graph.")
@@ -69,10 +69,10 @@ def check_wellformed(model: ModelProto) -> None:
             raise ModelError(f"The model's input {entry.name!r} has no type.")
     _check_versions(model)
     check_functions(model.functions)
-    own = frozenset((_domain(function.domain), function.name) for function in model.functions)
+    own = frozenset((default_domain(function.domain), function.name) for function in model.functions)
     _Checker(SignatureBook(opset_imports(model)), own, model.ir_version).graphs(model.graph)
     for function in model.functions:
-        opsets = {_domain(entry.domain): entry.version for entry in function.opset_import}
+        opsets = {default_domain(entry.domain): entry.version for entry in function.opset_import}
         checker = _Checker(SignatureBook({"": _NEWEST[""], **opsets}), own, model.ir_version, in_function=True)
         checker.function(function)
 
@@ -86,7 +86,7 @@ def _check_versions(model: ModelProto) -> None:
     if model.ir_version < 0:
         raise ModelError(f"The model has the IR version {model.ir_version}: it is damaged.")
     for entry in (*model.opset_import, *(item for function in model.functions for item in function.opset_import)):
-        domain = _domain(_text(entry.domain, "the domain of an opset"))
+        domain = default_domain(_text(entry.domain, "the domain of an opset"))
         if domain in _NEWEST and entry.version > _NEWEST[domain]:
             raise OpsetError(
                 f"The model needs {domain or 'ai.onnx'} opset {entry.version}, but the installed onnx"
@@ -97,36 +97,26 @@ def _check_versions(model: ModelProto) -> None:
 
 
 def check_functions(functions: Sequence[FunctionProto]) -> None:
-    """Refuse functions that call themselves, be it through others: some versions of onnx inline them for ever.
+    """Refuse functions that call themselves, directly or not: some versions of onnx never stop inlining them.
 
     Raises:
         ModelError: one does.
     """
     calls: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for function in functions:
-        key = _domain(_text(function.domain, "the domain of a function")), _text(function.name, "a function's name")
-        overloads = calls.setdefault(key, set())
-        nodes = [*function.node, *(node for body in _bodies(function) for node in body.node)]
-        overloads.update((_domain(node.domain), node.op_type) for node in nodes)
-    waiting = {key: found & calls.keys() for key, found in calls.items()}
-    while ready := [key for key, found in waiting.items() if not found & waiting.keys()]:
-        for key in ready:
-            del waiting[key]
-    if waiting:
-        raise ModelError(f"The function {next(iter(waiting))[1]!r} calls itself, or functions that do.")
-
-
-def _bodies(function: FunctionProto) -> Iterator[GraphProto]:
-    stack = [body for node in function.node for _, body in node_bodies(node)]
-    while stack:
-        body = stack.pop()
-        yield body
-        stack += [inner for node in body.node for _, inner in node_bodies(node)]
+        domain = default_domain(_text(function.domain, "the domain of a function"))
+        called = calls.setdefault((domain, _text(function.name, "the name of a function")), set())
+        called.update((default_domain(node.domain), node.op_type) for node in all_nodes(function.node))
+    try:
+        TopologicalSorter(calls).prepare()
+    except CycleError as error:
+        cycle = " -> ".join(repr(name) for _, name in error.args[1])
+        raise ModelError(f"The function {error.args[1][0][1]!r} calls itself: {cycle}.") from None
 
 
 @dataclass(slots=True)
 class _Checker:
-    """Checks graphs at one set of opsets. ``own`` are the functions of the model, which no schema describes."""
+    """Checks graphs under one set of opset imports. ``own`` are the model's functions, which have no schema."""
 
     book: SignatureBook
     own: frozenset[tuple[str, str]]
@@ -134,12 +124,12 @@ class _Checker:
     in_function: bool = False
 
     def graphs(self, graph: GraphProto, depth: int = 0, *, opaque: bool = False) -> None:
-        """Check a graph and all that are within it. Iterative."""
+        """Check a graph and those nested in it. An opaque graph belongs to an op without schema. Iterative."""
         stack = [(graph, depth, opaque)]
         while stack:
             graph, depth, opaque = stack.pop()
             if depth > MAX_NESTING:
-                raise ModelError(f"The model has graphs within graphs, more than {MAX_NESTING} deep.")
+                raise ModelError(f"The model nests graphs more than {MAX_NESTING} deep.")
             _text(graph.name, "the name of a graph")
             for tensor in graph.initializer:
                 check_tensor(tensor)
@@ -159,7 +149,7 @@ class _Checker:
                 self.graphs(body, 1, opaque=opaque)
 
     def node(self, node: NodeProto, *, opaque: bool) -> list[tuple[GraphProto, bool]]:
-        """Check a node but for the graphs in it: they are returned, each with whether no schema describes it."""
+        """Check a node. Returns its subgraphs, which are still to be checked, each with whether it is opaque."""
         _text(node.domain, "the domain of a node")
         if not _text(node.op_type, "the op type of a node"):
             raise ModelError(f"Node {_label(node)!r} has no op type.")
@@ -168,7 +158,7 @@ class _Checker:
         for item in node.attribute:
             self._attribute(node, item)
         bodies = [body for _, body in node_bodies(node)]
-        is_own = (_domain(node.domain), node.op_type) in self.own
+        is_own = (default_domain(node.domain), node.op_type) in self.own
         signature = None if is_own else self.book.get(node.domain, node.op_type)
         within = opaque or op_key(node) not in op_facts().control_flow
         if signature is not None and not opaque:
@@ -186,7 +176,7 @@ class _Checker:
         used = {field.name for field, _ in item.ListFields()} & _VALUES
         wanted = _FIELDS.get(item.type)
         if item.type == AttributeProto.UNDEFINED and self.ir_version < 2 and len(used) == 1:
-            return  # files of the first IR version do not say the type
+            return  # IR version 1 had no attribute types
         if wanted is None:
             raise ModelError(f"{where} is of type {item.type}, which the installed onnx {onnx.__version__} lacks.")
         if used - {wanted} or (wanted in _HELD and not used):
@@ -204,7 +194,7 @@ class _Checker:
 
 
 def _check_node(node: NodeProto, signature: Signature) -> None:
-    """A node that does not fit its schema is one that no runtime loads."""
+    """Refuse a node that does not fit its schema: no runtime would load it."""
     for kind, found, least, most in (
         ("inputs", len(node.input), signature.min_inputs, signature.max_inputs),
         ("outputs", len(node.output), signature.min_outputs, signature.max_outputs),
@@ -222,7 +212,7 @@ def _check_node(node: NodeProto, signature: Signature) -> None:
 def _check_attributes(node: NodeProto, signature: Signature, known: Mapping[str, int]) -> None:
     what, names = f"Node {_label(node)!r} ({node.op_type})", {item.name for item in node.attribute}
     for item in node.attribute:
-        if item.name not in known and not item.name.startswith("__"):  # these are somebody's own: onnx allows them
+        if item.name not in known and not item.name.startswith("__"):  # onnx allows private ones
             raise ModelError(f"{what} has an attribute {item.name!r}, which its schema lacks.")
         if item.type not in (known.get(item.name, item.type), AttributeProto.UNDEFINED):
             found, wanted = (AttributeProto.AttributeType.Name(kind) for kind in (item.type, known[item.name]))
@@ -236,9 +226,10 @@ def _check_attributes(node: NodeProto, signature: Signature, known: Mapping[str,
 
 
 def _check_bodies(node: NodeProto, bodies: Sequence[GraphProto], signature: Signature) -> None:
-    """Bodies take what their node takes, and give what it gives; a Loop's body gives whether it goes on, too."""
+    """Bodies have the inputs and outputs of their node; that of a Loop also returns whether to continue."""
     key = op_key(node)
-    takes = 0 if key == "If" else len(node.input) - (key == "Scan" and signature.since < 9)  # Scan-8: lengths, first
+    lengths = 1 if key == "Scan" and signature.since < 9 else 0  # the first input of Scan-8
+    takes = 0 if key == "If" else len(node.input) - lengths
     gives = len(node.output) + (key == "Loop")
     for body in bodies:
         if (len(body.input), len(body.output)) != (takes, gives):
@@ -251,10 +242,10 @@ def _check_bodies(node: NodeProto, bodies: Sequence[GraphProto], signature: Sign
 
 
 def check_tensor(tensor: TensorProto, where: str = "") -> None:
-    """Refuse a tensor whose data are not what its type and shape say. External data are not looked at.
+    """Refuse a tensor whose data do not match its type and shape. External data are not looked at.
 
     Raises:
-        ModelError: it is.
+        ModelError: they do not match; the message calls an unnamed tensor ``where``.
     """
     what = f"The weight {_text(tensor.name, 'the name of a weight')!r}" if tensor.name or not where else where
     _text(tensor.doc_string, f"the documentation of {tensor.name!r}")
@@ -275,12 +266,12 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         fits = held in ([], [name]) and found == wanted
     if not fits:
         raise ModelError(
-            f"{what} does not hold the {wanted} {unit} that its shape {shape} says, or not where its type is kept."
+            f"{what} does not hold the {wanted} {unit} that its shape {shape} says, or not in the field of its type."
         )
 
 
 def _numbers(tensor: TensorProto) -> int:
-    """Entries of the field in which elements lie one by one: packed types fill it byte by byte."""
+    """Entries of the typed data field: one per element, or one per byte for packed types."""
     count = prod(tensor.dims)
     if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
         return 2 * count
@@ -305,7 +296,7 @@ def _check_entry(entry: ValueInfoProto) -> None:
 
 
 def _check_type(kind: TypeProto, where: str) -> None:
-    """A declared type may be unknown (0), but not one that onnx lacks."""
+    """Refuse a declared element type that onnx does not define; it may be unknown (0)."""
     while (form := kind.WhichOneof("value")) in ("sequence_type", "optional_type", "map_type"):
         part: Any = getattr(kind, form)
         kind = part.value_type if form == "map_type" else part.elem_type
@@ -318,16 +309,12 @@ def _check_type(kind: TypeProto, where: str) -> None:
         _text(dim.dim_param, f"the name of a dimension of {where}")
 
 
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name
-
-
 def _label(node: NodeProto) -> str:
     return node.name or next((name for name in node.output if name), node.op_type)
 
 
 def _text(found: Any, what: str) -> str:
-    """A text, which protobuf gives as bytes where it is not UTF-8."""
+    """The text, which protobuf returns as bytes if it is not UTF-8."""
     if not isinstance(found, str):
         raise ModelError(f"The model is damaged: {what} is not UTF-8: {found[:60]!r}.")
     return found

@@ -1,9 +1,9 @@
-"""Model files as bytes: where the data of large tensors lie, and the same file with other data in their place.
+"""Serialised models: where the data of large tensors lie, and the same bytes with other data in their place.
 
 A parsed model holds its weights in memory, and protobuf frees none of them before the whole model. So large weights are
-taken out of a file's bytes before they are parsed, and put into them after the rest was serialized. Only what this
-needs of protobuf's wire format (https://protobuf.dev/programming-guides/encoding/) is known here: fields are a tag, a
-length and a payload, and messages that hold tensors are descended into.
+cut out of a file's bytes before these are parsed, and spliced in after the rest was serialised. This module knows just
+enough of protobuf's wire format (https://protobuf.dev/programming-guides/encoding/): a field is a tag, a length and a
+payload, and only messages that can hold tensors are descended into.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ _FIELDS: Final = MappingProxyType({
     kind: {proto.DESCRIPTOR.fields_by_name[name].number: held for name, held in fields.items()}
     for kind, (proto, fields) in _HOLDERS.items()
 })  # fmt: skip
-"""Kind of message -> field number -> kind of message that may hold tensors."""
+"""Kind of message -> field number -> kind of message in that field that may hold tensors."""
 
 _RAW_DATA: Final = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _DATA_LOCATION: Final = TensorProto.DESCRIPTOR.fields_by_name["data_location"].number
@@ -38,23 +38,22 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The ``raw_data`` field of a tensor: tag and length from ``start``, data from ``data`` to ``end``.
-
-    ``around`` are the messages that hold it, outermost first: where the length stands, where the content begins and
-    where it ends.
-    """
+    """The ``raw_data`` field of a tensor: tag and length from ``start``, data from ``data`` to ``end``."""
 
     start: int
     data: int
     end: int
     around: tuple[tuple[int, int, int], ...]
+    """The messages that enclose it, outermost first, as positions: of the length, and where the content starts and
+    ends.
+    """
     default: bool
-    """Whether the tensor says, though it need not, that it holds its data."""
+    """Whether the tensor says explicitly that it holds its data (``data_location`` DEFAULT)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """``size`` bytes that are to be filled in at ``position``: the data of tensor ``index``."""
+    """``size`` bytes at ``position`` that are left for the data of tensor ``index``."""
 
     position: int
     size: int
@@ -62,16 +61,16 @@ class Hole:
 
 
 def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
-    """Data of tensors, in the file's order.
+    """The raw data of tensors, in the order of the file.
 
     Args:
-        data: a serialized ModelProto.
-        wanted: whether to look into the bytes from ``start`` to ``end``; all others are passed over.
+        data: a serialised ModelProto.
+        wanted: whether to look into the bytes from a start to an end; anything else is skipped.
 
     Raises:
-        ValueError: the bytes are no ModelProto, or one that is written in an unusual way.
+        ValueError: the bytes are not a ModelProto, or one in an unusual encoding.
 
-    Complexity: linear in the fields of messages that are looked into.
+    Complexity: linear in the fields of the messages that are looked into.
     """
     found: list[Span] = []
     stack: list[tuple[str, int, int, tuple[tuple[int, int, int], ...]]] = [("model", 0, len(data), ())]
@@ -92,7 +91,7 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
 
 
 def _tensor_data(data: Buffer, position: int, end: int, around: tuple[tuple[int, int, int], ...]) -> Span | None:
-    """The raw data of one tensor; None where it has none, or says of data elsewhere."""
+    """The raw data of one tensor; None if it has none, or refers to external data."""
     span, default = None, False
     for number, tag_at, _, start, stop in _fields(data, position, end):
         if number == _DATA_LOCATION:
@@ -107,9 +106,9 @@ def _tensor_data(data: Buffer, position: int, end: int, around: tuple[tuple[int,
 
 
 def _fields(data: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """(number, where the tag, the length and the payload begin, where it ends) of a message's fields.
+    """The fields of a message: number, start of the tag, of the length and of the payload, and end of the payload.
 
-    Fields of other kinds than bytes have no length: it begins where the payload does.
+    Only fields of bytes have a length; for others its start is that of the payload.
     """
     while position < end:
         tag_at = position
@@ -131,7 +130,7 @@ def _fields(data: Buffer, position: int, end: int) -> Iterator[tuple[int, int, i
 
 
 def _varint(data: Buffer, position: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """The number at a position, and where it ends."""
     byte = data[position] if position < len(data) else 0
     if byte < 0x80:
         return byte, position + 1
@@ -146,7 +145,7 @@ def _varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def as_varint(value: int) -> bytes:
-    """A number as it stands in messages."""
+    """A number in the encoding of messages."""
     written = bytearray()
     while value >= 0x80:
         written.append(value & 0x7F | 0x80)
@@ -158,21 +157,21 @@ def as_varint(value: int) -> bytes:
 def replaced(
     data: Buffer, spans: Sequence[Span], fields: Sequence[tuple[bytes, int]]
 ) -> tuple[list[tuple[int, memoryview]], list[Hole], int]:
-    """The message with other fields in place of some tensors' data.
+    """Replace the data of some tensors in a message by other fields.
 
     Args:
         data: what :func:`find_data` searched.
-        spans: what to replace, in the file's order.
-        fields: for each of them the bytes that come instead, and the size of a hole behind them.
+        spans: what to replace, in the order of the file.
+        fields: for each span, the bytes to put in its place and the size of the hole to leave behind them.
 
     Returns:
-        Pieces as (position, bytes), the holes between them, and the size of it all.
+        The new message: pieces as (position, bytes), the holes between them, and its total size.
 
-    Complexity: linear in the spans and the messages that hold them; no data are copied.
+    Complexity: linear in the spans and the messages that enclose them; no data are copied.
     """
     grown: dict[int, int] = {}
     messages: dict[int, tuple[int, int, int]] = {}
-    """By where a message's content begins: where its length stands, where it ends, and what holds it."""
+    """Start of a message's content -> start of its length, end of its content, and start of the enclosing message."""
     for span, (text, size) in zip(spans, fields, strict=True):
         outer = -1
         for length_at, start, stop in span.around:
@@ -180,7 +179,7 @@ def replaced(
             outer = start
         grown[outer] = grown.get(outer, 0) + len(text) + size - (span.end - span.start)
     cuts: list[tuple[int, int, bytes, int, int]] = []
-    for start in sorted(messages, reverse=True):  # inner ones first: their lengths may get longer, too
+    for start in sorted(messages, reverse=True):  # inner messages first, since their lengths may grow, too
         length_at, stop, outer = messages[start]
         length = as_varint(stop - start + grown.get(start, 0))
         cuts.append((length_at, start, length, 0, -1))
@@ -201,5 +200,5 @@ def replaced(
 
 
 def raw_data_head(size: int) -> bytes:
-    """Tag and length of a ``raw_data`` field."""
+    """Tag and length that start a ``raw_data`` field of ``size`` bytes."""
     return as_varint(_RAW_DATA << 3 | _BYTES) + as_varint(size)

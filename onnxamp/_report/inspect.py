@@ -7,7 +7,7 @@ from typing import Final
 from onnx import ModelProto
 
 from onnxamp._convert.plan import Plan
-from onnxamp._graph.view import opset_imports
+from onnxamp._model.protos import opset_imports
 from onnxamp._model.storage import weight_bytes
 from onnxamp._options.lists import Preset
 from onnxamp._report import parts

@@ -38,12 +38,22 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
     result = ModelProto()
     result.CopyFrom(model)
     view = Graph.of(model)
-    removal = _Removal(view, infer_types(view), lossy)
-    removal.run()
-    removal.orphans()
+    removal = _decided(view, infer_types(view), lossy=lossy)
     for scope, graph in reversed(list(zip(view.scopes, scope_graphs(view, result), strict=True))):
         removal.apply(scope.index, graph)
     return result
+
+
+def redundant_casts(graph: Graph) -> frozenset[int]:
+    """The Casts that :func:`remove_redundant_casts` removes, by node index."""
+    return frozenset(_decided(graph, graph.types, lossy=False).removed)
+
+
+def _decided(view: View, types: Types, *, lossy: bool) -> "_Removal":
+    removal = _Removal(view, types, lossy)
+    removal.run()
+    removal.orphans()
+    return removal
 
 
 class _Removal:

@@ -4,7 +4,7 @@ import onnx.version_converter
 from onnx import ModelProto, helper
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OpsetError
-from onnxamp._graph.view import opset_imports
+from onnxamp._model.protos import opset_imports
 
 
 def upgrade(model: ModelProto, opset: int, notes: list[str]) -> ModelProto:

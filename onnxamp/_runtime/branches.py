@@ -27,8 +27,9 @@ from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, node_bodies
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
 from onnxamp._model.copying import copy_without
+from onnxamp._model.protos import node_bodies
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]
 """Runs a model and returns the named values, each a truth value. It must not change or keep the model."""

@@ -32,8 +32,9 @@ from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, opset_imports
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
 from onnxamp._model.copying import BaseDir, copy_fields
+from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._runtime.rounding import Rounder
 from onnxamp._runtime.upcast import upcast_attribute, upcast_sparse, upcast_tensor, upcast_type

@@ -21,7 +21,8 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.copying import BaseDir
-from onnxamp._model.storage import data_files, folder_of, has_external_data, load_model
+from onnxamp._model.protos import has_external_data
+from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._model.threads import thread_limit
 from onnxamp._runtime.device import device_present
 from onnxamp._runtime.spill import is_large, save_spilled

@@ -8,13 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxamp._dtypes import LOW_ELEMS
-from onnxamp._errors import ModelError
 from onnxamp._model.copying import copy_without
-from onnxamp._model.storage import tensors_of
-from onnxamp._model.weights import embed, external_of, stored_bytes
+from onnxamp._model.protos import tensors_of
+from onnxamp._model.weights import embed, read_array, stored_bytes
 
 WEIGHTS_IN_GRAPH: Final = 8 * 2**20
 """Bytes of weights up to which they stay in the graph, where kernels see that they are constant. There they take their
@@ -46,15 +45,7 @@ class Shell:
             ExternalDataError: external data cannot be read. ModelError: the data do not match the shape.
         """
         tensor = self.weights[name]
-        external = external_of(tensor, self.base_dir)
-        try:
-            if external is None:
-                array = numpy_helper.to_array(tensor)
-            else:
-                kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-                array = np.asarray(np.memmap(external.path, kind, "r", external.offset, tuple(tensor.dims)))
-        except ValueError as error:
-            raise ModelError(f"The weight {name!r} does not hold what its shape says: {error}.") from error
+        array = read_array(tensor, self.base_dir)
         return array.astype(np.float32) if raised and tensor.data_type in LOW_ELEMS else array
 
 

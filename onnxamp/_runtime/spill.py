@@ -7,7 +7,7 @@ from typing import BinaryIO, Final
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp._model.copying import BaseDir, copy_without
-from onnxamp._model.storage import tensors_of
+from onnxamp._model.protos import tensors_of
 from onnxamp._model.weights import embed, stored_bytes
 
 _ALIGNMENT: Final = 4096

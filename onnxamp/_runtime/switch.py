@@ -29,8 +29,9 @@ from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope, opset_imports
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope
 from onnxamp._model.copying import copy_fields
+from onnxamp._model.protos import opset_imports
 from onnxamp._runtime.rounding import Rounder
 
 Floats: TypeAlias = npt.NDArray[np.float32]

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from onnx import GraphProto, ModelProto
 
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import View, node_bodies
+from onnxamp._graph.view import View
+from onnxamp._model.protos import all_nodes
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.observe import settle
 from onnxamp._runtime.samples import Samples
@@ -34,13 +35,8 @@ def find_live(view: View, samples: Samples) -> list[frozenset[int]]:
 
 
 def _tags(graph: GraphProto) -> set[int]:
-    found, stack = set(), [graph]
-    while stack:
-        for node in stack.pop().node:
-            if node.name.isdecimal():  # else it was added where branches were moved
-                found.add(int(node.name))
-            stack += [body for _, body in node_bodies(node)]
-    return found
+    """Numbers of the nodes; those that were added where branches were moved have none."""
+    return {int(node.name) for node in all_nodes(graph.node) if node.name.isdecimal()}
 
 
 def choose_samples(live: Sequence[frozenset[int]], least: int) -> list[int]:

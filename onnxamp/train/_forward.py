@@ -12,8 +12,9 @@ from onnxamp._errors import GradientError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import Dims, symbolic_shapes
-from onnxamp._graph.view import ABSENT, Node, Origin, opset_imports
+from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.copying import copy_without
+from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute
 from onnxamp._rewrite.opset import upgrade
 from onnxamp._rewrite.prepare import inline

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.weights import read_float32
+from onnxamp._model.weights import read_array
 from onnxamp._ops.facts import attribute
 from onnxamp._patterns.fusion_groups import constant_batch_norms
 from onnxamp._patterns.match import Reading
@@ -67,7 +67,7 @@ def _weights(reading: Reading, producer: Node, node: Node) -> tuple[NewWeight, N
 
 
 def _read(reading: Reading, value: int) -> Array:
-    return read_float32(reading.tensors[value], reading.graph.folder)
+    return read_array(reading.tensors[value], reading.graph.folder)
 
 
 def _bias(reading: Reading, producer: Node, channels: int) -> Array | None:

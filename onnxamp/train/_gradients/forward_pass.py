@@ -11,7 +11,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxamp._dtypes import ELEM_NUMBERS, element_name
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
-from onnxamp._graph.view import ABSENT, Node, opset_imports
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp.train._gradients.calls import Call
 from onnxamp.train._gradients.table import FLAT

@@ -1,0 +1,79 @@
+"""The Casts of a model: how many there are, how much data they move, and which of them are redundant."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from onnx import helper
+
+from onnxamp._audit.findings import Casts, Finding
+from onnxamp._decide.precision import loop_trips
+from onnxamp._dtypes import ELEM_NUMBERS, LOW_TYPES, element_name, is_lossless
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._rewrite.casts import redundant_casts
+
+_FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", *(low.tensor for low in LOW_TYPES.values())})
+_CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
+
+
+def cast_traffic(graph: Graph, shapes: Sequence[Shape | None]) -> tuple[Casts, list[Finding]]:
+    """Estimate the Casts between floats in one run, and find redundant ones. Complexity: near linear.
+
+    Casts of constants do not count: they run once, while the model is loaded.
+    """
+    types, constants, trips = graph.types, graph.constants, graph.ask(loop_trips)
+    count = moved = 0
+    for node in graph.nodes:
+        if _is_float_cast(graph, node) and not constants.is_constant(node.inputs[0]):
+            count += 1
+            size = element_bytes(types[node.inputs[0]]) + element_bytes(types[node.outputs[0]])
+            moved += size * elements(shapes[node.inputs[0]]) * trips[node.scope]
+    redundant = {
+        index for index in graph.ask(redundant_casts) if not constants.is_constant(graph.nodes[index].inputs[0])
+    }
+    findings = [_redundancy(graph, graph.nodes[index]) for index in sorted(redundant)]
+    return Casts(count, moved, len(redundant)), [*findings, *_lossy_pairs(graph, redundant)]
+
+
+def element_bytes(type_name: str | None) -> int:
+    """Bytes of one element of a type, at any depth: 4 if the type is unknown, 0 for strings, at least 1 otherwise."""
+    name = (type_name or "float").rsplit("(", maxsplit=1)[-1].rstrip(")")
+    if name == "string":
+        return 0
+    try:
+        return int(np.dtype(helper.tensor_dtype_to_np_dtype(ELEM_NUMBERS[name])).itemsize)
+    except (KeyError, TypeError):
+        return 4
+
+
+def _is_float_cast(graph: Graph, node: Node) -> bool:
+    if node.key != "Cast" or ABSENT in (node.input(0), node.outputs[0]):
+        return False
+    return graph.types[node.inputs[0]] in _FLOATS and graph.types[node.outputs[0]] in _FLOATS
+
+
+def _redundancy(graph: Graph, node: Node) -> Finding:
+    before = graph.producer(node.inputs[0])
+    behind = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
+    severity, text = "warning", "casts a value to a type that another Cast casts it to as well"
+    if graph.types[node.inputs[0]] == graph.types[node.outputs[0]]:
+        severity, text = "note", "casts to the type that its input already has: runtimes drop it while they load"
+    elif (before is not None and before.key == "Cast") or behind == {"Cast"}:
+        text = "is in a chain of Casts of which the first loses nothing: one Cast or none does the same"
+    return Finding(severity, "cast", node.label, node.key, text, _CLEAN)
+
+
+def _lossy_pairs(graph: Graph, redundant: set[int]) -> Iterator[Finding]:
+    """Casts to low precision and back: the pair rounds, perhaps on purpose."""
+    for node in graph.nodes:
+        before = graph.producer(node.input(0)) if _is_float_cast(graph, node) else None
+        if before is None or not _is_float_cast(graph, before) or node.index in redundant:
+            continue
+        values = before.inputs[0], node.inputs[0], node.outputs[0]
+        first, second, third = (element_name(graph.types[value]) for value in values)
+        if first == third and not is_lossless(first, second):
+            text = f"undoes a Cast to {second}: the pair rounds, and costs two passes over the data"
+            action = "Keep pairs that round on purpose; remove_redundant_casts(model, lossy=True) removes the rest."
+            yield Finding("note", "cast", node.label, node.key, text, action)

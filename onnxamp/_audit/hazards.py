@@ -1,0 +1,259 @@
+"""Hazards of a model that has low precision already.
+
+Two kinds of rules look for them. The rules of :mod:`onnxamp._decide.hazards` know float32 models, so they see this one
+raised to float32 (:mod:`onnxamp._audit.raised`), and count where a node really computes in low precision. The others
+look for what a conversion did to constants: epsilons that became zero, masks that became infinite.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite, log2, sqrt
+from typing import Final, TypeAlias
+
+from onnxamp._audit.findings import Finding
+from onnxamp._audit.raised import RaisedGraph, raised, saturated
+from onnxamp._decide.hazards import (
+    constant_ranges,
+    epsilons,
+    find_hazards,
+    index_hazards,
+    integer_products,
+    large_reductions,
+)
+from onnxamp._decide.masks import mask_path, masks
+from onnxamp._decide.verdicts import Hazard, Reason
+from onnxamp._dtypes import FLOAT, FLOAT16, LOW_TYPES, LowType
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import is_exact, op_facts
+from onnxamp._patterns.islands import absorbed_casts, decomposed_norms, magnitudes, softmax_islands
+
+_KEEP: Final = (
+    "Convert the original again with hazards on (onnxamp convert), or keep this node float32 (--keep-fp32 NAME)."
+)
+_REACH: Final = 32
+"""Nodes that the walk from an epsilon may visit."""
+
+LowRule: TypeAlias = Callable[[RaisedGraph], Iterator[Finding]]
+
+
+def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
+    """What is known to break among the low-precision nodes of a model.
+
+    Of a float32 model: one note with the number of nodes that a conversion would keep float32.
+
+    Complexity: near linear in nodes, as the rules; weights are read once per low-precision type.
+    """
+    present = {name for name in graph.types if name is not None}
+    lows = [low for low in LOW_TYPES.values() if any(low.tensor in name for name in present)]
+    findings: dict[tuple[str, str], Finding] = {}
+    for low in lows:
+        view = raised(graph, low, shapes)
+        findings |= {(finding.node, finding.text): finding for rule in _RULES for finding in rule(view)}
+    if lows or FLOAT not in present:
+        return list(findings.values())
+    kept = {hazard.node for hazard in find_hazards(raised(graph, FLOAT16, shapes), FLOAT16)}
+    text = f"a conversion to float16 keeps up to {len(kept)} of its nodes float32: they would break in float16"
+    return [Finding("note", "hazard", "", "", text, "onnxamp inspect -v shows which, and why.")] if kept else []
+
+
+def _hazard(graph: RaisedGraph, node: Node, text: str, severity: str = "warning", action: str = _KEEP) -> Finding:
+    """A hazard of a low-precision node; LOW in the text becomes the name of the type."""
+    return Finding(severity, "hazard", node.label, node.key, text.replace("LOW", graph.low.name), action)
+
+
+_WHY: Final[Mapping[Reason, str]] = {
+    Reason.RANGE: "works in LOW at the end of its range",
+    Reason.EPSILON: "LOW loses an epsilon here, or what the epsilon guards",
+    Reason.INDEX: "computes integers, positions or sizes in LOW",
+    Reason.MASK: "masks in LOW with a number so large that a fully masked row forgets its scores",
+    Reason.QDQ: "scales integer sums in LOW, whose range they exceed",
+}
+_IS_TELLING: Final[Mapping[Reason, Callable[[float, LowType], bool]]] = {
+    Reason.EPSILON: lambda number, low: 0 < abs(number) < low.smallest_normal,
+    Reason.MASK: lambda number, low: abs(number) * low.epsilon >= 1 and abs(number) not in saturated(low),
+    Reason.RANGE: lambda number, low: abs(number) > low.max_finite / 8,
+}
+"""Which constants of a node illustrate the hazard."""
+
+
+def _constant_hazards(graph: RaisedGraph) -> Iterator[Finding]:
+    """Masks, ranges, epsilons, indices and integer products; one finding per low-precision node and reason."""
+    masking = set[int]()
+    for rule in (masks, constant_ranges, epsilons, index_hazards, integer_products):
+        owner = ABSENT
+        for hazard in rule(graph, graph.low):
+            node, is_telling = graph.nodes[hazard.node], _IS_TELLING.get(hazard.reason)
+            numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
+            shown = [x for x in numbers if x is not None and is_telling is not None and is_telling(x, graph.low)]
+            if shown:
+                owner = hazard.node
+            # A rule yields the node with the constant first, then what follows from it: one finding says it all.
+            cause = graph.nodes[owner] if owner not in (hazard.node, ABSENT) else None
+            follows = cause is not None and graph.is_low(cause) and repr(cause.label) in hazard.detail
+            if not graph.is_low(node) or follows or (hazard.reason is Reason.MASK and not shown):
+                continue
+            if hazard.reason is Reason.MASK:
+                masking.add(hazard.node)
+            elif hazard.node in masking:  # a mask times 0 or 1 stays in range
+                continue
+            constants = f" (constant {', '.join(f'{number:.4g}' for number in shown)})" if shown else ""
+            yield _hazard(graph, node, _WHY[hazard.reason] + constants + _limit(graph.low, hazard.reason))
+
+
+def _limit(low: LowType, reason: Reason) -> str:
+    if reason is Reason.INDEX:
+        return f", which counts exactly up to {low.exact_integers} only"
+    return f": it ends at {low.max_finite:.6g}" if reason in (Reason.RANGE, Reason.QDQ) else ""
+
+
+def _large_sums(graph: RaisedGraph) -> Iterator[Finding]:
+    """Sums over very many elements."""
+    for hazard in large_reductions(graph, graph.low):
+        node = graph.nodes[hazard.node]
+        if graph.is_low(node):
+            yield _hazard(graph, node, f"{hazard.detail} in LOW, which ends at {graph.low.max_finite:.6g}")
+
+
+def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
+    """One finding per decomposed normalisation, softmax or magnitude, at the op that breaks first."""
+    limit = f"squares beyond {sqrt(graph.low.max_finite):.3g} overflow, and the result silently becomes 0"
+    if graph.low is not FLOAT16:
+        limit = f"its sums keep only {1 - int(log2(graph.low.epsilon))} bits"
+    for _, nodes in graph.ask(decomposed_norms):
+        yield from _first_low(graph, nodes, f"a normalisation decomposed into single ops in LOW: {limit}")
+    limit = "exponentials beyond 11 overflow, and their sums" if graph.low is FLOAT16 else limit
+    for nodes in _grouped(softmax_islands(graph)):
+        yield from _first_low(graph, nodes, f"a softmax decomposed into single ops in LOW: {limit}")
+    for nodes in _grouped(magnitudes(graph)):
+        yield from _first_low(graph, nodes, "a magnitude in LOW: its squares need twice the range of the result")
+
+
+def _grouped(hazards: Iterator[Hazard]) -> Iterator[list[int]]:
+    """The nodes of hazards with the same detail."""
+    groups: dict[str, list[int]] = {}
+    for hazard in hazards:
+        groups.setdefault(hazard.detail, []).append(hazard.node)
+    yield from groups.values()
+
+
+def _first_low(graph: RaisedGraph, nodes: Sequence[int], text: str) -> Iterator[Finding]:
+    """The finding for the first low-precision node of a group that squares, exponentiates or sums up."""
+    growing = op_facts().hazard["growing"]
+    for node in (graph.nodes[index] for index in sorted(nodes)):
+        squares = node.key == "Mul" and node.input(0) == node.input(1)
+        if graph.is_low(node) and (squares or node.key in growing):
+            yield _hazard(graph, node, text)
+            return
+
+
+def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
+    """Casts to float32 in front of a decomposed normalisation, which ONNX Runtime fuses into a node it cannot load."""
+    for value in graph.ask(absorbed_casts, graph.low):
+        cast = graph.producer(value)
+        if cast is not None and cast.key == "Cast" and graph.actual[cast.inputs[0]] == graph.low.tensor:
+            text = "ONNX Runtime fuses this Cast with the normalisation behind it, and then cannot load the model"
+            action = "Convert the original again: onnxamp convert keeps such Casts apart."
+            yield _hazard(graph, cast, text, "error", action)
+
+
+def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
+    """An epsilon that a conversion flushed to zero, in front of what it guarded."""
+    adds, bounds = op_facts().added_epsilons, op_facts().bounding_epsilons
+    for node in graph.nodes:
+        # Clip and Max with 0 are common without any epsilon, and so is a Sqrt of their result.
+        ports = adds.get(node.key) or bounds.get(node.key)
+        if ports is None or not graph.is_low(node):
+            continue
+        zeros = [node.inputs[port] for port, number in graph.low_constants(node) if number == 0 and port in ports]
+        if any(_is_single(graph, zero) for zero in zeros) and _guards(graph, node, through_roots=node.key in adds):
+            yield _hazard(graph, node, "its epsilon is 0 in LOW: what it guards divides by zero")
+
+
+def _is_single(graph: RaisedGraph, value: int) -> bool:
+    """Whether the constant is a single stored number, as epsilons are; vectors of zeros are biases."""
+    maker = graph.producer(graph.constants.source(value))
+    return elements(graph.shapes[value]) == 1 and (maker is None or maker.key == "Constant")
+
+
+def _guards(graph: RaisedGraph, start: Node, *, through_roots: bool) -> bool:
+    """Whether exact ops, and roots if allowed, lead from the node to one that divides by its result."""
+    stack, seen = [start], {start.index}
+    while stack and len(seen) < _REACH:
+        for reader, port in graph.consumers(stack.pop().outputs[0]):
+            if port in op_facts().divisors.get(reader.key, ()):
+                return True
+            passes = is_exact(reader.proto) or reader.key == "Cast" or (through_roots and reader.key == "Sqrt")
+            if passes and reader.index not in seen and graph.is_float_output(reader):
+                seen.add(reader.index)
+                stack.append(reader)
+    return False
+
+
+def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
+    """Infinities that are multiplied (0 times infinity is NaN) or added as a mask, and constant divisors that are 0."""
+    for node in graph.nodes:
+        if node.key == "Div" and (1, 0.0) in graph.low_constants(node):
+            yield _hazard(graph, node, "divides by a constant that is 0 in LOW", "error")
+        if node.key not in op_facts().hazard["mask_arithmetic"] or not graph.is_low(node):
+            continue
+        stored = (graph.constants.stored(value) for _, value in graph.low_inputs(node))
+        if not any(stats is not None and stats.has_infinite for stats in stored):
+            continue
+        if node.key == "Mul":
+            text = "multiplies by an infinite constant: 0 times that is NaN"
+            action = (
+                "Convert the original again: onnxamp convert saturates masks, and keeps other large numbers float32."
+            )
+            yield _hazard(graph, node, text, "error", action)
+        elif mask_path(graph, node):
+            text = "masks with infinities in LOW: a fully masked row becomes NaN"
+            action = "Harmless if the original does so, too; else convert it again (onnxamp convert saturates masks)."
+            yield _hazard(graph, node, text, "note", action)
+
+
+def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
+    """Masks at the very end of the range, which adding a score leaves. Half of the range would do."""
+    if graph.low is not FLOAT16:  # the end of the range of bfloat16 is far beyond the last digit of a score
+        return
+    for node in graph.nodes:
+        if node.key not in ("Add", "Sub", "Where", "Mul"):
+            continue
+        stored = (graph.constants.stored(value) for _, value in graph.low_inputs(node))
+        if not any(stats is not None and stats.largest == graph.low.max_finite for stats in stored):
+            continue
+        path = (graph.nodes[index] for index in mask_path(graph, node))
+        if any(step.key in ("Add", "Sub") and graph.is_low(step) for step in path):
+            text = "masks with the largest number of LOW: with a score added it is infinite, and a masked row NaN"
+            action = "Convert the original again (onnxamp convert takes half of it), or add the mask in float32."
+            yield _hazard(graph, node, text, action=action)
+
+
+def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
+    """Masks that are made in float32, and become infinite in a Cast on their way to the Softmax."""
+    walk, low = op_facts().hazard["mask_arithmetic"], graph.low
+    for node in graph.nodes:
+        if node.key not in walk or node.key == "Cast":
+            continue
+        values = (value for _, value in graph.float_inputs(node) if graph.actual[value] == FLOAT)
+        stored = (graph.constants.stored(value) for value in values)
+        largest = max((stats.largest for stats in stored if stats is not None), default=0.0)
+        if not (low.overflow <= largest and isfinite(largest)):
+            continue
+        for step in (graph.nodes[index] for index in mask_path(graph, node)):
+            falls = step.key == "Cast" and graph.actual[step.inputs[0]] == FLOAT
+            if falls and graph.actual[step.outputs[0]] == low.tensor:
+                text = f"casts a mask of {largest:.4g} to LOW, where it is infinite: a masked row becomes NaN"
+                yield _hazard(graph, step, text)
+
+
+_RULES: Final[tuple[LowRule, ...]] = (
+    _decomposed,
+    _constant_hazards,
+    _large_sums,
+    _zero_epsilons,
+    _infinite_constants,
+    _saturated_masks,
+    _cast_masks,
+    _absorbed_casts,
+)

@@ -1,0 +1,126 @@
+"""Converting float32 weights to low precision, and counting what the conversion loses.
+
+The converter is ONNX Runtime's own Cast kernel in a one-node session. It converts float32 to float16 at 18 GB/s, where
+``numpy.astype`` reaches 1.4; it knows bfloat16; and it rounds as the runtime does (to nearest, ties to even).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from onnxamp._dtypes import LowType
+
+_BLOCK: Final = 1 << 18
+"""Elements converted at a time: few enough to stay in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionCounts:
+    """What became of a tensor's elements: how many overflowed, flushed to zero, or became subnormal."""
+
+    elements: int = 0
+    overflowed: int = 0
+    flushed: int = 0
+    subnormal: int = 0
+
+    def __add__(self, other: "ConversionCounts") -> "ConversionCounts":
+        """The counts of both together."""
+        return ConversionCounts(
+            self.elements + other.elements,
+            self.overflowed + other.overflowed,
+            self.flushed + other.flushed,
+            self.subnormal + other.subnormal,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Reusable memory for :func:`lower`: allocating fresh pages would cost more than the conversion."""
+
+    bits: NDArray[np.uint16]
+    magnitude: NDArray[np.uint16]
+    mask: NDArray[np.bool_]
+
+    @classmethod
+    def make(cls, size: int) -> "Scratch":
+        """Scratch memory for up to ``size`` elements."""
+        block = min(size, _BLOCK)
+        return cls(np.empty(size, np.uint16), np.empty(block, np.uint16), np.empty(block, np.bool_))
+
+
+def convert(array: NDArray[np.float32], low: LowType, saturate_at: float) -> tuple[bytes, ConversionCounts]:
+    """The array in low precision, as raw little-endian bytes, and what was lost. See :func:`lower`."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    bits, counts = lower(flat, low, saturate_at, Scratch.make(flat.size))
+    return bits.tobytes(), counts
+
+
+def lower(
+    flat: NDArray[np.float32], low: LowType, saturate_at: float, scratch: Scratch
+) -> tuple[NDArray[np.uint16], ConversionCounts]:
+    """Convert numbers to the bit patterns of a low-precision type, and count what was lost.
+
+    Finite numbers out of range become plus or minus ``saturate_at``; infinities and NaN stay what they are.
+
+    Returns:
+        A part of ``scratch.bits``, and the counts.
+    """
+    counts, bits = ConversionCounts(), scratch.bits[: flat.size]
+    for start in range(0, flat.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        counts += _lower_block(flat[block], bits[block], low, saturate_at, scratch)
+    return bits, counts
+
+
+def _lower_block(
+    flat: NDArray[np.float32], bits: NDArray[np.uint16], low: LowType, saturate_at: float, scratch: Scratch
+) -> ConversionCounts:
+    _caster(low)(flat, bits)
+    mask = scratch.mask[: flat.size]
+    magnitude = np.add(bits, bits, out=scratch.magnitude[: flat.size])  # shifts out the sign
+    small = int(np.count_nonzero(np.less(magnitude, 2 * _bits(low, low.smallest_normal), out=mask)))
+    zeros = int(np.count_nonzero(np.equal(magnitude, 0, out=mask))) if small else 0
+    flushed = zeros - int(np.count_nonzero(np.equal(flat, 0, out=mask))) if zeros else 0
+    overflowed = 0
+    if magnitude.max() >= 2 * _bits(low, np.inf):
+        beyond = np.isfinite(flat, out=mask) & (magnitude == 2 * _bits(low, np.inf))
+        overflowed = int(np.count_nonzero(beyond))
+        bits[beyond] = bits[beyond] & 0x8000 | _bits(low, saturate_at)
+    return ConversionCounts(flat.size, overflowed, flushed, small - zeros)
+
+
+@cache
+def _bits(low: LowType, number: float) -> int:
+    """The bit pattern of a positive number in the low-precision type."""
+    bits = np.empty(1, np.uint16)
+    _caster(low)(np.array([number], np.float32), bits)
+    return int(bits[0])
+
+
+@cache
+def _caster(low: LowType) -> Callable[[NDArray[np.float32], NDArray[np.uint16]], None]:
+    """A function that casts a flat, non-empty float32 array into an array of bit patterns."""
+    import onnxruntime as ort  # noqa: PLC0415 - importing it costs 0.1 s
+
+    node = helper.make_node("Cast", ["x"], ["y"], to=low.elem)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    y = helper.make_tensor_value_info("y", low.elem, ["n"])
+    model = helper.make_model(
+        helper.make_graph([node], "cast", [x], [y]), opset_imports=[helper.make_opsetid("", 13)], ir_version=8
+    )
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1  # write_blobs has threads of its own; idle ones of the session would spin
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+    def cast(flat: NDArray[np.float32], bits: NDArray[np.uint16]) -> None:
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", flat)
+        binding.bind_output("y", "cpu", 0, low.elem, flat.shape, bits.ctypes.data)
+        session.run_with_iobinding(binding)
+
+    return cast

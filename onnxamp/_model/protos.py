@@ -1,0 +1,76 @@
+"""Reading ONNX protos: the opsets a model imports, the subgraphs of a node, the tensors of a model.
+
+These functions need no graph analysis; whatever looks at a bare ModelProto, NodeProto or GraphProto starts here. The
+accessors that op tables need as well (``op_key``, ``attribute``) are in :mod:`onnxamp._ops.facts`.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx.defs import onnx_opset_version
+
+_PLAIN: Final = frozenset({
+    AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.FLOATS, AttributeProto.STRING,
+    AttributeProto.STRINGS,
+})  # fmt: skip
+"""Types of attributes that hold neither tensors nor graphs."""
+
+
+def default_domain(domain: str) -> str:
+    """The domain with "" for ``ai.onnx``, its alias."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def opset_imports(model: ModelProto) -> dict[str, int]:
+    """Domain -> version, with "" for ai.onnx. If that is not imported, the newest that the IR version allows."""
+    versions = {default_domain(entry.domain): entry.version for entry in model.opset_import}
+    if "" not in versions:
+        newest = [row[2] for row in helper.VERSION_TABLE if row[1] <= model.ir_version]
+        versions[""] = max(newest, default=onnx_opset_version())
+    return versions
+
+
+def node_bodies(node: NodeProto) -> list[tuple[str, GraphProto]]:
+    """The node's subgraphs, each with the name of its attribute."""
+    bodies = []
+    for item in node.attribute:
+        if item.type == AttributeProto.GRAPH or item.HasField("g"):
+            bodies.append((item.name, item.g))
+        bodies += [(item.name, graph) for graph in item.graphs]
+    return bodies
+
+
+def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """The nodes and those of all subgraphs below them, each once, in no particular order. Iterative."""
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        yield node
+        for _, body in node_bodies(node):
+            stack += body.node
+
+
+def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
+    """All dense initializers and tensor attributes of the model, its subgraphs and its functions, each once."""
+    stack: list[Any] = [model.graph, *model.functions]
+    while stack:
+        graph = stack.pop()
+        if isinstance(graph, GraphProto):
+            yield from graph.initializer
+        for node in graph.node:
+            for item in node.attribute:
+                kind = item.type
+                if kind in _PLAIN:
+                    continue
+                if item.HasField("t"):
+                    yield item.t
+                yield from item.tensors
+                if item.HasField("g"):
+                    stack.append(item.g)
+                stack.extend(item.graphs)
+
+
+def has_external_data(model: ModelProto) -> bool:
+    """Whether the data of any weight are stored outside the proto."""
+    return any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model))
