@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from onnxamp import amp, debugging, train
     from onnxamp._api import apply_plan, convert_file, convert_model, plan_model
-    from onnxamp._audit import Audit, audit_model
+    from onnxamp._audit.audit import audit_model
+    from onnxamp._audit.findings import Audit
     from onnxamp._batch.folder import FolderReport, convert_folder
     from onnxamp._bench.bench import BenchOptions, bench_models
     from onnxamp._bench.records import BenchReport
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
         OutputError,
         RuntimeFailure,
     )
-    from onnxamp._extract import Region, extract_region, save_region
+    from onnxamp._extract.around import extract_region
+    from onnxamp._extract.region import Region, save_region
     from onnxamp._numerics.check import check_run
     from onnxamp._numerics.diff import diff_models
     from onnxamp._numerics.limits import Limits, make_limits
@@ -52,7 +54,8 @@ __version__ = "0.1.0"
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "_api": ("apply_plan", "convert_file", "convert_model", "plan_model"),
-    "_audit": ("Audit", "audit_model"),
+    "_audit.audit": ("audit_model",),
+    "_audit.findings": ("Audit",),
     "_batch.folder": ("FolderReport", "convert_folder"),
     "_bench.bench": ("BenchOptions", "bench_models"),
     "_bench.records": ("BenchReport",),
@@ -62,7 +65,8 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "ArgumentError", "ArgumentTypeError", "ContradictionError", "ExternalDataError", "GradientError",
         "InternalError", "ModelError", "NumericsError", "OnnxAmpError", "OpsetError", "OutputError", "RuntimeFailure",
     ),
-    "_extract": ("Region", "extract_region", "save_region"),
+    "_extract.around": ("extract_region",),
+    "_extract.region": ("Region", "save_region"),
     "_numerics.check": ("check_run",),
     "_numerics.diff": ("diff_models",),
     "_numerics.limits": ("Limits", "make_limits"),

@@ -10,11 +10,10 @@ from onnx import ModelProto
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import Conversion, Sink, check_decided, convert, convert_to_file
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._errors import ArgumentError
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.options import Level, LevelName, Options, check_level
+from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._tuning.tune import Search, tune
@@ -200,16 +199,3 @@ def convert_as(model: Any, options: Options, plan: Plan | None = None) -> Any:
     """:func:`convert_model` with options that are made already, or as a plan says."""
     proto = convert(Model.of(model), options, plan).embedded()
     return to_graphsurgeon(proto) if is_graphsurgeon(model) else proto
-
-
-def is_auto(level: str, tolerance: float, samples: SamplesLike | None, metric: str) -> bool:
-    """Whether data decide.
-
-    Raises:
-        ArgumentError: they do not, but are given.
-    """
-    given = {"tolerance": tolerance != 1e-2, "samples": samples is not None, "metric": metric != "rel-l2"}
-    wrong = [name for name, is_given in given.items() if is_given]
-    if check_level(level) != Level.AUTO and wrong:
-        raise ArgumentError(f"{wrong[0]} is for level 'auto' alone, not for {level!r}.")
-    return level == Level.AUTO

@@ -370,8 +370,7 @@ class TestCommand:
 
     def test_slower_models_are_warned_of(self) -> None:
         from onnxamp._bench.records import BenchReport, Cause, Ratio
-        from onnxamp._report.bench import bench_report
-        from onnxamp._report.machine import bench_json
+        from onnxamp._report.bench import bench_json, bench_report
         from onnxamp._report.terminal import as_text
 
         slow = replace(timing(1.0, 2.0), speedup=Ratio(0.5, 0.45, 0.55))

@@ -14,7 +14,7 @@ from graphs.case import add_weights, parse
 from repository import feeds as model_feeds
 
 from onnxamp import convert_model
-from onnxamp._audit import audit_model
+from onnxamp._audit.audit import audit_model
 from onnxamp._errors import ArgumentError, OpsetError
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.diff import diff_models

@@ -17,8 +17,9 @@ from real_models import needs, real_model
 import onnxamp
 from onnxamp._cli.extract import command
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ExternalDataError, RuntimeFailure
-from onnxamp._extract import extract_region, save_region
+from onnxamp._extract.around import extract_region
 from onnxamp._extract.record import Run, differences, same
+from onnxamp._extract.region import save_region
 from onnxamp._numerics.diff import diff_models
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.flow import make_flow

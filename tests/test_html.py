@@ -17,7 +17,7 @@ from repository import ROOT
 from rich.console import Console
 
 import onnxamp
-from onnxamp._audit import Finding
+from onnxamp._audit.findings import Finding
 from onnxamp._dtypes import LOW_TYPES
 from onnxamp._numerics.results import Cure, Judgement
 from onnxamp._report.conversion import conversion_notes, conversion_report

@@ -9,7 +9,7 @@ from typing import Any
 import pages
 import pytest
 
-from onnxamp._audit import Finding
+from onnxamp._audit.findings import Finding
 from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.render import write
 from onnxamp._report.text import named

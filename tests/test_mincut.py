@@ -82,3 +82,21 @@ def test_nothing_wants_low():
     cut = network.solve()
     assert cut.cost == 0
     assert not np.any(cut.low)
+
+
+@every(seed=range(60))
+def test_both_solvers_agree(seed):
+    """Dinic's algorithm and scipy's, on networks with many answers of the same cost."""
+    rng = random.Random(seed)
+    size = rng.randint(2, 120)
+    network = Network()
+    network.add(size)
+    for _ in range(rng.randint(0, 4 * size)):
+        cost = rng.choice([1, 1, 2, 5, INFINITE]) if seed % 2 else rng.randint(1, 4)
+        network.arc(rng.randrange(size), rng.randrange(size), cost)
+    for _ in range(size // 3):
+        network.charge_low(rng.randrange(size), rng.randint(1, 6))
+        network.charge_high(rng.randrange(size), rng.choice([3, 4, INFINITE]) if rng.random() < 0.2 else 2)
+    here, there = network.solve(small=10**6), network.solve(small=0)
+    assert here.cost == there.cost
+    assert list(here.low) == list(there.low)

@@ -25,7 +25,7 @@ from strategies import all_ops, random_model
 from train_nets import conv_net
 
 from onnxamp import OnnxAmpError, convert_model
-from onnxamp._audit import audit_model
+from onnxamp._audit.audit import audit_model
 from onnxamp._audit.host import memory_table
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types, infer_types

@@ -11,7 +11,7 @@ from graphs.case import add_weights, parse
 from onnx import ModelProto, helper
 
 import onnxamp
-from onnxamp._audit import audit_model
+from onnxamp._audit.audit import audit_model
 from onnxamp._ops.kernel_limits import refusal
 from onnxamp._target.kernels import kernel_table
 

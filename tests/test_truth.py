@@ -10,7 +10,7 @@ from graphs.case import parse
 from onnx import ModelProto
 
 from onnxamp import OnnxAmpError, convert_model
-from onnxamp._audit import audit_model
+from onnxamp._audit.audit import audit_model
 from onnxamp._runtime.session import Provider, assigned_nodes, cuda_available, make_session
 
 ZOO = {path.stem: lambda path=path: onnx.load(path) for path in MODELS} | {

@@ -11,7 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, Unpack
 
-from onnxamp._api import is_auto
 from onnxamp._batch.job import FolderOptions, Job, JobResult, run_job
 from onnxamp._batch.pool import Crash, run_jobs
 from onnxamp._batch.state import Entry, Row, fingerprint, load_state, save_state
@@ -20,7 +19,7 @@ from onnxamp._errors import ArgumentError, OutputError
 from onnxamp._model.staging import sweep
 from onnxamp._model.threads import core_count
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.options import LevelName, Options
+from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._runtime.session import Provider, choose_provider
 
 _SAVE_EVERY: Final = 5.0

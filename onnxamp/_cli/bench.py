@@ -9,8 +9,7 @@ import click
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._cli.common import errors_end_here, parse_dims, provider_of, provider_option
 from onnxamp._errors import ArgumentError
-from onnxamp._report.bench import bench_report
-from onnxamp._report.machine import bench_json
+from onnxamp._report.bench import bench_json, bench_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import print_report
 from onnxamp._runtime.samples import load_samples

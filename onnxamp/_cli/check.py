@@ -8,7 +8,8 @@ from typing import Any
 import click
 import numpy as np
 
-from onnxamp._audit import Audit, audit_model
+from onnxamp._audit.audit import audit_model
+from onnxamp._audit.findings import Audit
 from onnxamp._cli.common import (
     check_outputs,
     errors_end_here,
@@ -24,8 +25,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial, cure_run
 from onnxamp._numerics.results import RunCheck
-from onnxamp._report.check import check_report
-from onnxamp._report.machine import check_json
+from onnxamp._report.check import check_json, check_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import print_report
 from onnxamp._runtime.samples import Samples

@@ -5,11 +5,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from onnxamp._audit import audit_model
 from onnxamp._convert.convert import Conversion
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError
@@ -19,7 +18,9 @@ from onnxamp._report.text import printable
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
-from onnxamp._tuning.results import Tuned
+
+if TYPE_CHECKING:
+    from onnxamp._tuning.results import Tuned
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,9 +103,10 @@ def is_same_file(model: Path, target: Path) -> bool:
 
 
 def write_page(
-    made: Conversion, result: Model, validation: DiffReport | None, path: Path, tuned: Tuned | None = None
+    made: Conversion, result: Model, validation: DiffReport | None, path: Path, tuned: "Tuned | None" = None
 ) -> None:
     """Write the report of a conversion as an HTML page."""
+    from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - pages alone show it
     from onnxamp._report.html.page import conversion_page  # noqa: PLC0415 - jinja2 is needed for nothing else
     from onnxamp._report.html.render import write  # noqa: PLC0415
 

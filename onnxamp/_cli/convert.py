@@ -7,8 +7,6 @@ from typing import Any, get_args
 
 import click
 
-from onnxamp._api import is_auto
-from onnxamp._cli.batch import convert_all
 from onnxamp._cli.common import (
     errors_end_here,
     is_same_file,
@@ -26,18 +24,15 @@ from onnxamp._convert.convert import Sink, convert_to_file
 from onnxamp._convert.plan import load_plan
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.results import Cure, DiffReport
-from onnxamp._options.options import Level, LevelName, Options
-from onnxamp._report.conversion import conversion_report
-from onnxamp._report.machine import conversion_json
+from onnxamp._options.options import Level, LevelName, Options, is_auto
+from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import print_report
 from onnxamp._report.text import printable
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import choose_provider
-from onnxamp._tuning.tune import Search, tune
 
 
 @click.command("convert")
@@ -71,6 +66,8 @@ def command(model: Path, **options: Any) -> None:
     """
     with errors_end_here(verbose=options["verbose"]):
         if model.is_dir():
+            from onnxamp._cli.batch import convert_all  # noqa: PLC0415 - most conversions are of one model
+
             convert_all(model, options)
         else:
             _convert(model, options)
@@ -95,6 +92,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     tuned = None
     with progress_bar(quiet=given["quiet"]) as told:
         if options.level == Level.AUTO and plan is None:
+            from onnxamp._tuning.tune import Search, tune  # noqa: PLC0415 - other levels need none of it
+
             search = Search(given["tolerance"], samples=samples, provider=provider_of(given), progress=told)
             tuned = tune(model, options, search)[1]
             plan = tuned.plan
@@ -128,6 +127,8 @@ def _fails(validation: DiffReport) -> bool:
 
 def _cure(model: Model, target: Path, samples: Samples, options: Options, given: dict[str, Any]) -> Cure:
     """What would have been better: the same options with the hazards heeded and, if need be, more nodes in float32."""
+    from onnxamp._numerics.cure import Recipe, Trial, cure_conversion  # noqa: PLC0415 - most results need none
+
     recipe = Recipe(replace(options, hazards=True), sampling_text(given))
     trial = Trial(samples, provider=provider_of(given))
     return cure_conversion(model, (str(model.path), str(target)), recipe, trial, tried=options.hazards)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onnxamp._audit import audit_model
+from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import (
     check_outputs,
     errors_end_here,

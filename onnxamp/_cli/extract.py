@@ -8,10 +8,9 @@ import click
 
 from onnxamp._cli.common import errors_end_here, parse_dims, provider_of, provider_option, sampling
 from onnxamp._errors import ArgumentError
-from onnxamp._extract import extract_region, save_region
-from onnxamp._extract.region import region_files
-from onnxamp._report.extract import region_report
-from onnxamp._report.machine import region_json
+from onnxamp._extract.around import extract_region
+from onnxamp._extract.region import region_files, save_region
+from onnxamp._report.extract import region_json, region_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import print_report
 from onnxamp._runtime.samples import load_samples

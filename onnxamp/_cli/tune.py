@@ -22,10 +22,9 @@ from onnxamp._cli.options import conversion_options, options_of
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._model.model import Model
 from onnxamp._options.options import Level
-from onnxamp._report.machine import tuning_json
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import print_report
-from onnxamp._report.tuning import tuning_report
+from onnxamp._report.tuning import tuning_json, tuning_report
 from onnxamp._target.roofline import DEFAULT_DEVICE, devices
 from onnxamp._tuning.hunt import PRICING
 from onnxamp._tuning.metric import METRICS

@@ -248,6 +248,19 @@ def check_level(level: object) -> Level:
     return Level(level)
 
 
+def is_auto(level: str, tolerance: float, samples: object, metric: str) -> bool:
+    """Whether data decide.
+
+    Raises:
+        ArgumentError: they do not, but are given.
+    """
+    given = {"tolerance": tolerance != 1e-2, "samples": samples is not None, "metric": metric != "rel-l2"}
+    wrong = [name for name, is_given in given.items() if is_given]
+    if check_level(level) != Level.AUTO and wrong:
+        raise ArgumentError(f"{wrong[0]} is for level 'auto' alone, not for {level!r}.")
+    return level == Level.AUTO
+
+
 def _names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
     if names is None:
         return ()

@@ -5,6 +5,7 @@ from typing import Final
 
 from onnxamp._bench.records import Bench, BenchReport, Cause, Timing
 from onnxamp._report import parts
+from onnxamp._report.machine import document
 from onnxamp._report.text import size
 
 _OPS: Final = 12
@@ -89,3 +90,8 @@ def _ops(models: Sequence[Bench]) -> Iterator[parts.Table]:
         rows.append(parts.Row((*kind, *("–" if cell is None else f"{cell[1] * 1e3:.3f} ×{cell[0]}" for cell in cells))))
     columns = ("op", "on", "type", *(model.model for model in models))
     yield parts.table(columns, rows, right=range(3, 3 + len(models)), shown=_OPS + 1)
+
+
+def bench_json(report: BenchReport) -> str:
+    """A benchmark; times in seconds, memory in bytes."""
+    return document("bench", {"report": report})

@@ -6,12 +6,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
-from onnxamp._audit import Audit, Finding
+from onnxamp._audit.findings import Audit, Finding
 from onnxamp._numerics.results import RunCheck, ValueCheck
 from onnxamp._ops.facts import op_facts
 from onnxamp._report import parts
 from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
 from onnxamp._report.conversion import node_bar, node_figure, traffic_figures, weight_bar
+from onnxamp._report.machine import document
 from onnxamp._report.text import count, magnitude, opset_text, size, tally
 
 _ROWS: Final = 12
@@ -162,3 +163,8 @@ def _value(row: ValueCheck) -> parts.Row:
     return parts.Row(
         (row.value, row.op, row.dtype, *peaks, *counts, problem), parts.Status.FAILED if row.fault else None
     )
+
+
+def check_json(audit: Audit | None, run: RunCheck | None) -> str:
+    """What a check found."""
+    return document("check", {"verdict": check_status(audit, run), "static": audit, "run": run})

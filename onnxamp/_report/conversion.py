@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
-from onnxamp._audit import Audit
+from onnxamp._audit.findings import Audit
 from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import HazardRow, Plan
 from onnxamp._numerics.results import DiffReport
@@ -19,6 +20,7 @@ from onnxamp._report.comparison import (
     where_it_ran,
     worst_figure,
 )
+from onnxamp._report.machine import as_data, document
 from onnxamp._report.text import count, percent, size, tally
 
 _ROWS: Final = 12
@@ -228,3 +230,15 @@ def traffic_figures(audit: Audit | None) -> tuple[parts.Figure, ...]:
     return (
         parts.Figure("Casts between floats", f"{casts.count:,}", f"{redundant}about {size(casts.bytes)} moved per run"),
     )
+
+
+def conversion_json(made: Conversion, validation: DiffReport | None) -> str:
+    """A conversion without its decisions (``--save-plan`` writes those), and the validation."""
+    return document("convert", conversion_data(made) | {"verdict": status_of(validation), "validation": validation})
+
+
+def conversion_data(made: Conversion) -> dict[str, Any]:
+    """A conversion in JSON's types, without its decisions."""
+    facts: dict[str, Any] = as_data(replace(made, plan=replace(made.plan, rows=())))
+    del facts["plan"]["rows"]
+    return facts

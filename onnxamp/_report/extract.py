@@ -10,13 +10,14 @@ from typing import Final
 import numpy as np
 
 from onnxamp._dtypes import readable_types
-from onnxamp._extract import Region
+from onnxamp._extract.region import Region
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import weight_bytes
 from onnxamp._ops.facts import op_key
 from onnxamp._report import parts
+from onnxamp._report.machine import document
 from onnxamp._report.text import count, shape, size
 from onnxamp._runtime.inputs import Array
 
@@ -145,3 +146,23 @@ def _steps(region: Region, files: Sequence[Path]) -> tuple[parts.Step, ...]:
     convert = parts.Step("See what a conversion does to it:", f"onnxamp convert {model}{given}")
     check = parts.Step("Find the op at which it goes wrong:", f"onnxamp check {model}{given}")
     return check, look if is_low else convert
+
+
+def region_json(region: Region, files: Sequence[Path]) -> str:
+    """What was cut, what was recorded, and where it was written."""
+    nodes = zip(region.nodes, region.model.graph.node, strict=True)
+    facts = {
+        "source": region.source,
+        "around": region.around,
+        "nodes": [{"node": name, "op": op_key(node)} for name, node in nodes],
+        "total": region.total,
+        "weight_bytes": weight_bytes(region.model),
+        "ran_on": region.ran_on,
+        "sample": region.sample,
+        "inputs": [value_facts(name, array) for name, array in region.inputs.items()],
+        "expected": [value_facts(name, array) for name, array in region.expected.items()],
+        "differing": region.differing,
+        "notes": region.notes,
+        "files": dict(zip(("model", "inputs", "expected"), files, strict=True)),
+    }
+    return document("extract", facts)

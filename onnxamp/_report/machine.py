@@ -2,84 +2,24 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
-from onnxamp._audit import Audit
-from onnxamp._bench.records import BenchReport
-from onnxamp._convert.convert import Conversion
 from onnxamp._errors import ArgumentError
-from onnxamp._extract import Region
-from onnxamp._model.storage import weight_bytes
 from onnxamp._numerics.metrics import LOWNESS
-from onnxamp._numerics.results import DiffReport, RunCheck
-from onnxamp._ops.facts import op_key
-from onnxamp._report.check import check_status
+from onnxamp._numerics.results import DiffReport
 from onnxamp._report.comparison import status_of
-from onnxamp._report.extract import value_facts
-from onnxamp._report.tuning import tuning_status
-from onnxamp._tuning.results import Tuned
 
 _FORMAT: Final = 1
 """Version of the JSON forms."""
 
 
-def conversion_json(made: Conversion, validation: DiffReport | None) -> str:
-    """A conversion without its decisions (``--save-plan`` writes those), and the validation."""
-    return document("convert", _conversion(made) | {"verdict": status_of(validation), "validation": validation})
-
-
-def tuning_json(made: Conversion, tuned: Tuned) -> str:
-    """A conversion likewise, and the tuning under "tuning"."""
-    facts = as_data(tuned)
-    del facts["plan"]
-    for row, candidate in zip(facts["candidates"], tuned.candidates, strict=True):
-        row["low"] = sorted(candidate.low)
-    return document("tune", _conversion(made) | {"verdict": tuning_status(tuned), "tuning": facts})
-
-
 def diff_json(report: DiffReport) -> str:
     """A comparison, for :func:`load_diff`."""
     return document("diff", {"passed": report.passed, "verdict": status_of(report), **as_data(report)})
-
-
-def check_json(audit: Audit | None, run: RunCheck | None) -> str:
-    """What a check found."""
-    return document("check", {"verdict": check_status(audit, run), "static": audit, "run": run})
-
-
-def bench_json(report: BenchReport) -> str:
-    """A benchmark; times in seconds, memory in bytes."""
-    return document("bench", {"report": report})
-
-
-def region_json(region: Region, files: Sequence[Path]) -> str:
-    """What was cut, what was recorded, and where it was written."""
-    nodes = zip(region.nodes, region.model.graph.node, strict=True)
-    facts = {
-        "source": region.source,
-        "around": region.around,
-        "nodes": [{"node": name, "op": op_key(node)} for name, node in nodes],
-        "total": region.total,
-        "weight_bytes": weight_bytes(region.model),
-        "ran_on": region.ran_on,
-        "sample": region.sample,
-        "inputs": [value_facts(name, array) for name, array in region.inputs.items()],
-        "expected": [value_facts(name, array) for name, array in region.expected.items()],
-        "differing": region.differing,
-        "notes": region.notes,
-        "files": dict(zip(("model", "inputs", "expected"), files, strict=True)),
-    }
-    return document("extract", facts)
-
-
-def _conversion(made: Conversion) -> dict[str, Any]:
-    facts: dict[str, Any] = as_data(replace(made, plan=replace(made.plan, rows=())))
-    del facts["plan"]["rows"]
-    return facts
 
 
 def load_diff(path: Path) -> DiffReport:

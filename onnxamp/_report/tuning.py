@@ -7,11 +7,12 @@ from math import inf, log10
 from pathlib import Path
 from typing import Final
 
-from onnxamp._audit import Audit
+from onnxamp._audit.findings import Audit
 from onnxamp._convert.convert import Conversion
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report import parts
-from onnxamp._report.conversion import conversion_report
+from onnxamp._report.conversion import conversion_data, conversion_report
+from onnxamp._report.machine import as_data, document
 from onnxamp._report.text import count, percent, tally
 from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.search import Candidate
@@ -179,3 +180,12 @@ def _kept(tuned: Tuned) -> Iterator[parts.Part]:
     for reason, times in Counter(row.reason for row in nodes.values() if not row.low).most_common():
         if reason in _UNMEASURED:
             yield parts.Item(f"{reason}, as at other levels.", label=count(times, "node"))
+
+
+def tuning_json(made: Conversion, tuned: Tuned) -> str:
+    """A conversion likewise, and the tuning under "tuning"."""
+    facts = as_data(tuned)
+    del facts["plan"]
+    for row, candidate in zip(facts["candidates"], tuned.candidates, strict=True):
+        row["low"] = sorted(candidate.low)
+    return document("tune", conversion_data(made) | {"verdict": tuning_status(tuned), "tuning": facts})

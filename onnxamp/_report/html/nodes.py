@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from onnxamp._audit import Audit
+from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import LOW_TYPES
 from onnxamp._numerics.measure import Measurement

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from onnxamp._audit import Audit
+from onnxamp._audit.findings import Audit
 from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import LOW_TYPES, LowType
