@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from repository import ROOT
 from test_layers import ROOMS
@@ -20,7 +20,7 @@ def test_picture_is_what_the_script_draws(tmp_path):
 
 
 def test_picture_names_all_rooms():
-    named = {element.text for element in ElementTree.parse(PICTURE).iter() if "label" in element.get("class", "")}
+    named = {element.text for element in ET.parse(PICTURE).iter() if "label" in element.get("class", "")}
     assert named == {room or "onnxamp" for room in ROOMS} - {"__main__"}
 
 

@@ -5,8 +5,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args, get_type_hints
 
 import numpy as np
 import onnx
@@ -102,11 +103,28 @@ def test_examples_import_nothing_private():
     assert {name: found for name, found in private.items() if found} == {}
 
 
-@pytest.mark.xfail(strict=False, reason="results of diff and bench, errors and add_gradients have no public name yet")
 def test_reference_describes_public_names():
     directive = re.compile(r"auto\w+:: (\S+)")
     text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
     assert [name for name in directive.findall(text) if PRIVATE.match(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("report", "field"),
+    [
+        (onnxamp.DiffReport, "outputs"),
+        (onnxamp.DiffReport, "layers"),
+        (onnxamp.BenchReport, "timings"),
+        (onnxamp.BenchReport, "models"),
+        (onnxamp.BenchReport, "causes"),
+    ],
+)
+def test_tables_of_results_name_all_attributes(report, field):
+    page = (ROOT / "docs" / "reference" / "results.md").read_text(encoding="utf-8")
+    table = page.partition(f"| attribute of `{field}` |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    item = get_args(get_type_hints(report)[field])[0]
+    assert sorted(named) == sorted(attribute.name for attribute in fields(item))
 
 
 def test_reference_names_all_that_is_public():
@@ -126,4 +144,9 @@ def test_documentation_builds(tmp_path):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "convert_model" in (tmp_path / "html" / "reference" / "python.html").read_text(encoding="utf-8")
+    reference = tmp_path / "html" / "reference"
+    assert "convert_model" in (reference / "python.html").read_text(encoding="utf-8")
+    options = (reference / "options.html").read_text(encoding="utf-8")
+    assert [item.name for item in fields(onnxamp.Options) if item.name not in options] == []
+    flags = [item.metadata["cli"].flag for item in fields(onnxamp.Options) if "cli" in item.metadata]
+    assert [flag for flag in flags if flag.removeprefix("--") not in options] == []
