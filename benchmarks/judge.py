@@ -1,7 +1,7 @@
 """What a result is worth: Casts, bytes, whether it loads, and its error. Runs in a process of its own.
 
 python judge.py ORIGINAL RESULT prints JSON. The error is the worst relative L2 error of a float output against the
-float32 original under onnxamp's emulation (every low value is rounded), or on CUDA where there is a device.
+float32 original under onnxamp's emulation (every low-precision value is rounded), or on CUDA where there is a device.
 """
 
 import json

@@ -101,7 +101,12 @@ def draw(facts: Facts) -> str:
     medians = f"Medians of {rounds} runs" if rounds > 1 else "One run"
     note = f"{found['cores']} cores of {found['processor']}, {found['memory'] / 2**30:.0f} GiB. {medians}."
     parts.append(
-        _text(16, y, f"{note} Memory: most anonymous bytes. Error: relative L2, every low value rounded.", "dim")
+        _text(
+            16,
+            y,
+            f"{note} Memory: peak of anonymous bytes. Error: relative L2, every low-precision value rounded.",
+            "dim",
+        )
     )
     body = "\n  ".join(parts)
     return (

@@ -4,7 +4,7 @@ python benchmarks/train.py [--steps N] [--batch N] [--cores N]
 
 The networks are two of the zoo, written again for PyTorch (``pip install .[torch]``). Each side warms up, and all
 take turns on the same core or cores, so that a busy machine slows down each; the median of a step is reported. Also
-reported is the step at level O2, emulated: it rounds every low value, and says nothing of a GPU. Writes
+reported is the step at level O2, emulated: it rounds every low-precision value, and says nothing about a GPU. Writes
 benchmarks/results/train.json.
 """
 

@@ -63,7 +63,12 @@ def read_rooms() -> dict[str, Room]:
         package = name if modules[name].name == "__init__.py" else name.rpartition(".")[0]
         imports[room].update({room_of(item) for item in imported(tree, package, modules.keys())} - {room})
     purposes = {room_of(name): ast.get_docstring(tree) or "" for name, tree in trees.items() if name.count(".") < 2}
-    return {room: Room(room, purposes[room].partition("\n")[0], lines[room], imports[room]) for room in imports}
+    return {room: Room(room, first_sentence(purposes[room]), lines[room], imports[room]) for room in imports}
+
+
+def first_sentence(docstring: str) -> str:
+    """The first sentence of a docstring, without markup."""
+    return docstring.partition("\n")[0].partition(". ")[0].rstrip(".").replace("`", "")
 
 
 def room_of(module: str) -> str:
@@ -144,7 +149,7 @@ def draw(rooms: list[Room]) -> str:
 def draw_row(row: int, room: Room, band: str, right: int, longest: int) -> list[str]:
     """The band of a row, its texts, and the bar of its length."""
     y = TOP + ROW * row
-    purpose = textwrap.wrap(room.purpose.replace("`", ""), PURPOSE_CHARACTERS, max_lines=2, placeholder=" ...")
+    purpose = textwrap.wrap(room.purpose, PURPOSE_CHARACTERS, max_lines=2, placeholder=" ...")
     first = y + 19 - 6.5 * (len(purpose) - 1)
     bar = BAR * room.lines / longest
     public = "" if room.name.startswith("_") else " public"
