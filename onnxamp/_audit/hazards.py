@@ -139,7 +139,7 @@ def _grouped(hazards: Iterator[Hazard]) -> Iterator[list[int]]:
 
 def _first_low(graph: RaisedGraph, nodes: Sequence[int], text: str) -> Iterator[Finding]:
     """The finding for the first low-precision node of a group that squares, exponentiates or sums up."""
-    growing = op_facts().hazard["growing"]
+    growing = op_facts().growing
     for node in (graph.nodes[index] for index in sorted(nodes)):
         squares = node.key == "Mul" and node.input(0) == node.input(1)
         if graph.is_low(node) and (squares or node.key in growing):
@@ -180,7 +180,7 @@ def _guards(graph: RaisedGraph, start: Node, *, through_roots: bool) -> bool:
     """Whether exact ops, and roots if allowed, lead from the node to one that divides by its result."""
     stack, seen = [start], {start.index}
     while stack and len(seen) < _REACH:
-        for reader, port in graph.consumers(stack.pop().outputs[0]):
+        for reader, port in graph.readers(stack.pop()):
             if port in op_facts().divisors.get(reader.key, ()):
                 return True
             passes = is_exact(reader.proto) or reader.key == "Cast" or (through_roots and reader.key == "Sqrt")
@@ -195,7 +195,7 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
     for node in graph.nodes:
         if node.key == "Div" and (1, 0.0) in graph.low_constants(node):
             yield _hazard(graph, node, "divides by a constant that is 0 in LOW", "error")
-        if node.key not in op_facts().hazard["mask_arithmetic"] or not graph.is_low(node):
+        if node.key not in op_facts().mask_arithmetic or not graph.is_low(node):
             continue
         stored = (graph.constants.stored(value) for _, value in graph.low_inputs(node))
         if not any(stats is not None and stats.has_infinite for stats in stored):
@@ -231,7 +231,7 @@ def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
 
 def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
     """Masks that are made in float32, and become infinite in a Cast on their way to the Softmax."""
-    walk, low = op_facts().hazard["mask_arithmetic"], graph.low
+    walk, low = op_facts().mask_arithmetic, graph.low
     for node in graph.nodes:
         if node.key not in walk or node.key == "Cast":
             continue

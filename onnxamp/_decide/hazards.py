@@ -58,7 +58,7 @@ def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Tiny uniform constants keep their consumer in float32, and what they guard against zero with it."""
     walks = _Walks()
     for node in graph.nodes:
-        if node.key not in op_facts().hazard["epsilon_ops"]:
+        if node.key not in op_facts().epsilons:
             continue
         for position, value in graph.float_inputs(node):
             number = graph.constants.uniform(value)
@@ -89,7 +89,7 @@ def _guarded(graph: Graph, node: Node, walks: _Walks) -> Iterator[Hazard]:
     stack = [node]
     while stack:
         last = stack.pop()
-        for reader, port in graph.consumers(last.outputs[0]):
+        for reader, port in graph.readers(last):
             if reader.index in previous or reader.index == node.index:
                 continue
             previous[reader.index] = last.index
@@ -114,7 +114,7 @@ def _guarded(graph: Graph, node: Node, walks: _Walks) -> Iterator[Hazard]:
 
 def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
     """What computes the argument of a logarithm that is guarded by a tiny number: such numbers occur in it."""
-    walk, stack, seen = op_facts().hazard["spectral_arithmetic"], [node], {node.index}
+    walk, stack, seen = op_facts().spectral_arithmetic, [node], {node.index}
     while stack and len(seen) < _SPECTRAL_REACH:
         for _, value in graph.float_inputs(stack.pop()):
             producer = graph.producer(value)
@@ -142,7 +142,7 @@ def large_reductions(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Sums over so many elements that terms of magnitude 1 come within a factor of 8 of the largest finite number."""
     limit = low.max_finite / 8
     for node in graph.nodes:
-        if node.key not in op_facts().hazard["growing_reductions"] or ABSENT in (node.input(0), node.outputs[0]):
+        if node.key not in op_facts().growing_reductions or ABSENT in (node.input(0), node.outputs[0]):
             continue
         before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
         if before is None or after is None or None in before or None in after or prod(after) == 0:  # type: ignore[arg-type]
@@ -174,11 +174,11 @@ def integer_products(graph: Graph, _low: LowType) -> Iterator[Hazard]:
     """From an integer product's sum to its scaled result: out of range before, and one fused kernel together."""
     seen: set[int] = set()
     for node in graph.nodes:
-        if node.key not in op_facts().hazard["integer_products"]:
+        if node.key not in op_facts().integer_products:
             continue
         stack = [node]
         while stack:
-            for reader, _ in graph.consumers(stack.pop().outputs[0]):
+            for reader, _ in graph.readers(stack.pop()):
                 scales = reader.key == "Mul" or (reader.key == "Add" and _adds_constant(graph, reader))
                 if reader.index in seen or not (scales or reader.key == "Cast"):
                     continue
@@ -242,12 +242,12 @@ def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
 
     They are added to ``seen``, so that all walks of a model together stay linear.
     """
-    stack = list(node.outputs)
+    stack = [node]
     while stack:
-        for reader, _ in graph.consumers(stack.pop()):
+        for reader, _ in graph.readers(stack.pop()):
             if reader.index in seen:
                 continue
             seen.add(reader.index)
             yield reader
             if is_exact(reader.proto) and graph.is_float_output(reader):
-                stack.append(reader.outputs[0])
+                stack.append(reader)

@@ -73,7 +73,7 @@ def _makers(graph: Graph, value: int, path: list[int]) -> Iterator[Node]:
     if maker is not None:
         yield maker
     nodes = (graph.nodes[index] for index in path)
-    yield from (node for node in nodes if node.key not in op_facts().hazard["mask_sinks"])
+    yield from (node for node in nodes if node.key not in op_facts().mask_sinks)
 
 
 def _stays_high(low: LowType, maker: Node) -> bool:
@@ -86,13 +86,13 @@ def _stays_high(low: LowType, maker: Node) -> bool:
 
 def _leading(graph: Graph) -> set[int]:
     """Nodes of mask arithmetic that lead to a Softmax, found backward from all of them at once."""
-    walk, sinks = op_facts().hazard["mask_arithmetic"], op_facts().hazard["mask_sinks"]
+    walk, sinks = op_facts().mask_arithmetic, op_facts().mask_sinks
     stack = [node for node in graph.nodes if node.key in sinks]
     found = {node.index for node in stack if node.key in walk}
     while stack:
         for _, value in graph.float_inputs(stack.pop()):
             maker = graph.producer(value)
-            if maker is not None and maker.index not in found and maker.key in walk and value == maker.outputs[0]:
+            if maker is not None and maker.index not in found and maker.key in walk:
                 found.add(maker.index)
                 stack.append(maker)
     return found
@@ -100,7 +100,7 @@ def _leading(graph: Graph) -> set[int]:
 
 def mask_path(graph: Graph, start: Node) -> list[int]:
     """Nodes from ``start`` through mask arithmetic to each Softmax that it reaches, both ends included."""
-    walk, sinks = op_facts().hazard["mask_arithmetic"], op_facts().hazard["mask_sinks"]
+    walk, sinks = op_facts().mask_arithmetic, op_facts().mask_sinks
     previous: dict[int, list[int]] = {start.index: []}
     stack, found = [start], []
     while stack:
@@ -110,7 +110,7 @@ def mask_path(graph: Graph, start: Node) -> list[int]:
             continue
         if node.key not in walk or not graph.is_float_output(node):
             continue
-        for reader, _ in graph.consumers(node.outputs[0]):
+        for reader, _ in graph.readers(node):
             if reader.index not in previous and len(previous) < _MASK_REACH:
                 previous[reader.index] = []
                 stack.append(reader)

@@ -18,7 +18,7 @@ def index_paths(graph: Graph) -> Iterator[Hazard]:
     The walk stops at whatever is no index arithmetic (Conv, MatMul, activations), so that an image that is cast to
     uint8 at its end does not keep a whole network in float32. Complexity: linear, each node is visited once.
     """
-    walk, sized = op_facts().hazard["index_arithmetic"], op_facts().index_inputs
+    walk, sized = op_facts().index_arithmetic, op_facts().index_inputs
     seen: set[int] = set()
     stack: list[tuple[int, str]] = []
     for node in graph.nodes:
@@ -54,7 +54,7 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
     and CumSum all position arithmetic is kept; behind Casts and inputs only what reaches such a sink
     (or a comparison, which low positions would answer wrongly).
     """
-    walk, facts = op_facts().hazard["position_arithmetic"], op_facts().hazard
+    facts = op_facts()
     counting, position = set[int](), set[int]()
     for value in graph.values:
         if graph.types[value.index] in _FLOATS and value.scope == 0 and value.origin in (Origin.INPUT, Origin.DEFAULT):
@@ -64,18 +64,22 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
         node = graph.nodes[index]
         sources = [value for value in node.inputs if value != ABSENT and graph.types[value] in _FLOATS]
         from_integers = node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] in _INTEGERS
-        if node.key in facts["position_sources"]:
+        if node.key in facts.position_sources:
             counting.update(node.outputs)
             position.update(node.outputs)
             yield Hazard(index, Reason.INDEX, "counts in floats")
         elif from_integers:
             position.update(node.outputs)
-        elif node.key in facts["position_sinks"] and sources and sources[0] in position:
+        elif node.key in facts.position_sinks and sources and sources[0] in position:
             sinks.append(node)
-            if node.key in facts["rounding_ops"]:
+            if node.key in facts.rounding:
                 counting.update(node.outputs)
                 position.update(node.outputs)
-        elif node.key in walk and sources and all(v in position or graph.constants.is_constant(v) for v in sources):
+        elif (
+            node.key in facts.position_arithmetic
+            and sources
+            and all(v in position or graph.constants.is_constant(v) for v in sources)
+        ):
             if any(value in position for value in sources):
                 position.update(node.outputs)
             if any(value in counting for value in sources):

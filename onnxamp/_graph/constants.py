@@ -55,11 +55,9 @@ class Constants:
         carriers = op_facts().carriers
         for index in self.view.order:
             node = self.view.nodes[index]
-            if node.key not in carriers or not node.outputs or node.outputs[0] == ABSENT:
-                continue
-            source = node.input(0)
+            source = node.input(0) if node.key in carriers else ABSENT
             if source != ABSENT and self.types[source] == FLOAT:
-                self._sources[node.outputs[0]] = self._sources.get(source, source)
+                self._sources |= dict.fromkeys(node.outputs, self.source(source))
 
     def source(self, value: int) -> int:
         """The value that this one's elements are moved from; itself where it is moved from nothing."""
@@ -77,6 +75,8 @@ class Constants:
 
     def is_constant(self, value: int) -> bool:
         """Whether the value is a constant that no caller can override."""
+        if value == ABSENT:
+            return False
         source = self.source(value)
         return self.view.values[source].origin is Origin.INITIALIZER or self._maker(source) in _MAKERS
 

@@ -83,7 +83,7 @@ def absorbed_casts(graph: Graph, low: LowType) -> dict[int, str]:
             if value == ABSENT or graph.types[value] != FLOAT:
                 continue
             found[value] = first.label
-            while (before := graph.producer(value)) is not None and before.key in op_facts().hazard["eliminated"]:
+            while (before := graph.producer(value)) is not None and before.key in op_facts().eliminated:
                 value = before.inputs[0]
                 found[value] = first.label
     return found
@@ -153,7 +153,7 @@ def _square_of(graph: Graph, node: Node) -> int:
 
 def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
     """Nodes from the squared values to the root, and the values that were squared and summed (none: no island)."""
-    walk, reductions = op_facts().hazard["norm_arithmetic"], op_facts().hazard["reductions"]
+    walk, reductions = op_facts().norm_arithmetic, op_facts().reductions
     nodes, bases = {root.index}, set[int]()
     if root.key == "ReduceL2":  # squares, sums and takes the root by itself
         return nodes, {root.inputs[0]}
@@ -172,7 +172,7 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
                 nodes.add(square.index)
                 bases.add(squared)
         else:
-            stack += [value for value in node.inputs if value != ABSENT]
+            stack += [value for _, value in graph.float_inputs(node)]
     for base in list(bases):
         nodes |= _centring(graph, base, bases)
     return nodes, bases
@@ -183,7 +183,7 @@ def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
     centred = graph.producer(base)
     if centred is None or centred.key != "Sub":
         return set()
-    mean = _back_to_reduction(graph, centred.input(1), op_facts().hazard["reductions"])
+    mean = _back_to_reduction(graph, centred.input(1), op_facts().reductions)
     if not mean:
         return set()
     bases.add(centred.inputs[0])
@@ -248,7 +248,7 @@ def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
     node = graph.producer(value)
     if node is None or node.key != "Sub" or node.input(0) not in bases:
         return set()
-    return {node.index} | _back_to_reduction(graph, node.input(1), op_facts().hazard["reductions"])
+    return {node.index} | _back_to_reduction(graph, node.input(1), op_facts().reductions)
 
 
 def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
