@@ -18,7 +18,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import SENTINEL
 from onnxamp._ops.facts import is_exact, op_facts
-from onnxamp._patterns.islands import absorbed_casts, decomposed_norms, magnitudes, softmax_islands
+from onnxamp._patterns.fusion_groups import absorbed_casts
+from onnxamp._patterns.patterns import patterns_of
 
 Rule = Callable[[Graph, LowType], Iterator[Hazard]]
 
@@ -201,21 +202,20 @@ def index_hazards(graph: Graph, _low: LowType) -> Iterator[Hazard]:
     yield from position_paths(graph)
 
 
-def islands(graph: Graph, _low: LowType) -> Iterator[Hazard]:
-    """Normalisations and softmaxes written out as single ops; see :mod:`onnxamp._patterns.islands`."""
-    for root, nodes in graph.ask(decomposed_norms):
-        for index in nodes:
-            yield Hazard(index, Reason.ISLAND, f"part of the normalisation around {root.label!r}")
-    yield from softmax_islands(graph)
-    yield from magnitudes(graph)
+def decomposed_patterns(graph: Graph, _low: LowType) -> Iterator[Hazard]:
+    """Decomposed ops whose inner values, such as squares, leave the range that inputs and results have."""
+    for kind in ("normalisation", "softmax", "magnitude"):
+        for match in patterns_of(graph, kind):
+            why = f"part of the {kind} around {graph.nodes[match.core].label!r}"
+            yield from (Hazard(index, Reason.ISLAND, why) for index in sorted(match.nodes))
 
 
-def swallowed_casts(graph: Graph, low: LowType) -> Iterator[Hazard]:
-    """Producers whose up-cast a fusion would swallow: in float32 instead, the Casts are no more than before."""
+def cast_absorbed(graph: Graph, low: LowType) -> Iterator[Hazard]:
+    """Producers behind which a fusion would absorb the Cast up: in float32 instead, there are no more Casts."""
     for value, mean in graph.ask(absorbed_casts, low).items():
         producer = graph.producer(value)
         if producer is not None:
-            why = f"a Cast in front of {mean!r} would be swallowed by the fusion of the norm, and nothing would load"
+            why = f"ONNX Runtime would fuse a Cast in front of {mean!r} into the normalisation, and not load the model"
             yield Hazard(producer.index, Reason.FUSION, why)
 
 
@@ -227,8 +227,8 @@ RULES: tuple[Rule, ...] = (
     quantized_units,
     integer_products,
     index_hazards,
-    islands,
-    swallowed_casts,
+    decomposed_patterns,
+    cast_absorbed,
 )
 
 

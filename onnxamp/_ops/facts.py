@@ -90,6 +90,7 @@ class OpFacts:
 
     # Columns
     moved_inputs: Mapping[str, range | tuple[int, ...]]
+    core_of: Mapping[str, tuple[str, ...]]
     exact_when: Mapping[str, Mapping[str, Any]]
     dtype_attribute: Mapping[str, DtypeAttribute]
     output_parameter: Mapping[str, OutputParameter]
@@ -123,6 +124,7 @@ def op_facts() -> OpFacts:
     return OpFacts(
         **_sets(column("is"), column("arithmetic"), moves),
         moved_inputs={op: range(_ALL_INPUTS) if inputs == "all" else tuple(inputs) for op, inputs in moves.items()},
+        core_of={op: tuple(kinds) for op, kinds in column("core_of").items()},
         exact_when=column("exact_when"),
         dtype_attribute={
             op: DtypeAttribute(row["attribute"], row.get("default")) for op, row in column("dtype_attribute").items()
