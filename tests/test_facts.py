@@ -48,6 +48,8 @@ NUMPY = {
 }
 FLOATS = ("float16", "bfloat16", "float", "double")
 INTEGERS = [name for name in NUMPY if name not in FLOATS]
+WITHOUT_SCHEMA = {"com.microsoft::Rsqrt"}
+"""Ops of models for runtimes with kernels of their own: known as parts of a normalisation alone."""
 KNOWN_RUNTIME = (1, 31)
 """The ONNX Runtime whose ops the tables know; with an older one some have no schema."""
 
@@ -74,7 +76,7 @@ def newest(op: str) -> Signature | None:
 def test_every_op_exists() -> None:
     schemas = itertools.chain(onnx.defs.get_all_schemas(), get_all_operator_schema())
     known = {f"{schema.domain}::{schema.name}" if schema.domain else schema.name for schema in schemas}
-    assert facts().keys() - known == set()
+    assert facts().keys() - known == WITHOUT_SCHEMA
 
 
 def test_rows_are_sorted() -> None:
