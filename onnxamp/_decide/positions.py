@@ -1,4 +1,4 @@
-"""Integers carried in floats: indices, sizes, counters, positions. Low types are exact only to 2048 or 256."""
+"""Integers carried in floats: indices, sizes, counters, positions. float16 holds them up to 2048, bfloat16 to 256."""
 
 from collections.abc import Iterator
 
@@ -13,10 +13,10 @@ _INTEGERS = frozenset({"tensor(int32)", "tensor(int64)", "tensor(uint32)", "tens
 
 
 def index_paths(graph: Graph) -> Iterator[Hazard]:
-    """Backward from Casts to int, and from sizes and scales: the arithmetic that leads there stays float32.
+    """Index arithmetic upstream of Casts to integers, and of sizes and scales, stays float32.
 
-    The walk stops at whatever is no index arithmetic (Conv, MatMul, activations), so that an image that is cast to
-    uint8 at its end does not keep a whole network in float32. Complexity: linear, each node is visited once.
+    The walk stops at all other ops (Conv, MatMul, activations), so an image that is cast to integers at the end does
+    not keep a whole network in float32. Complexity: linear; each node is visited once.
     """
     walk, sized = op_facts().index_arithmetic, op_facts().index_inputs
     seen: set[int] = set()
@@ -43,16 +43,16 @@ def index_paths(graph: Graph) -> Iterator[Hazard]:
 
 
 def _is_roi(node: Node, port: int) -> bool:
-    """Resize has its scales at input 1 up to opset 10, and a region of interest there since."""
+    """Whether the port is a region of interest: input 1 of Resize held scales up to opset 10."""
     return node.key == "Resize" and port == 1 and node.signature is not None and node.signature.since > 10
 
 
 def position_paths(graph: Graph) -> Iterator[Hazard]:
-    """Forward from counters, Casts from int and graph inputs to Sin, Cos, Floor and Mod: rotary and timestep tables.
+    """Rotary and timestep tables: from counters, Casts from integers and graph inputs to Sin, Cos, Floor and Mod.
 
-    A value is a *position* if it is made of these sources and constants alone, by position arithmetic. Behind Range
-    and CumSum all position arithmetic is kept; behind Casts and inputs only what reaches such a sink
-    (or a comparison, which low positions would answer wrongly).
+    A value is a *position* if position arithmetic computes it from these sources and constants alone. Downstream of
+    Range and CumSum all position arithmetic stays float32; downstream of Casts and inputs only what reaches such a
+    sink, or a comparison, which rounded positions would answer wrongly.
     """
     facts = op_facts()
     counting, position = set[int](), set[int]()

@@ -18,7 +18,7 @@ def find_variables(graph: Graph, options: Options, groups: Sequence[Sequence[int
     """All variables of a model, joined by its ties. Complexity: near linear in ports.
 
     Args:
-        groups: nodes that must share one precision, with all their variables (folds, written-out activations, masks).
+        groups: nodes that must share one precision, with all their variables (folds, decomposed activations, masks).
     """
     finder = _Finder(graph, options)
     for scope in graph.scopes:

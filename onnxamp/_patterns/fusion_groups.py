@@ -18,8 +18,8 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
     """(producer, BatchNormalization) pairs that ONNX Runtime folds into one Conv, ConvTranspose or Gemm.
 
     The conditions are those of its conv_bn_fusion.cc and matmul_bn_fusion.cc: inference mode, constant parameters
-    and weights, and a producer that nobody else reads. Where the target has no low kernel for the normalisation,
-    there is no pair: folding happens at load time, but the model must also load with optimisations off.
+    and weights, and a producer that nothing else reads. Where the target has no low-precision kernel for the
+    normalisation there is no pair: folding happens at load time, but the model must also load with optimisations off.
     """
     if not options.folds_batch_norm:
         return []
@@ -28,7 +28,7 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
 
 
 def constant_batch_norms(graph: Graph, is_constant: Callable[[int], bool]) -> list[tuple[Node, Node]]:
-    """(producer, BatchNormalization) pairs in inference mode, all but the data constant, and nobody reads between."""
+    """(producer, BatchNormalization) pairs in inference mode that nothing else reads; all but the data is constant."""
     pairs = []
     for node in graph.nodes:
         producer = graph.producer(node.input(0)) if node.key in op_facts().folded else None
@@ -106,7 +106,7 @@ def absorbed_casts(graph: Graph, low: LowType) -> dict[int, str]:
 
 
 def _centred_alone(graph: Graph, mean: Node) -> int:
-    """The input of a mean that only x - mean(x) reads; ABSENT where it is no such mean."""
+    """The x of a mean that only x - mean(x) reads; ABSENT for any other node."""
     if mean.key != "ReduceMean" or not _reduces_last(graph, mean):
         return ABSENT
     readers = [node for node, _ in graph.consumers(mean.outputs[0])]
@@ -115,7 +115,7 @@ def _centred_alone(graph: Graph, mean: Node) -> int:
 
 
 def _divided_square(graph: Graph, square: Node) -> int:
-    """The value that is squared by Pow, and then divided; ABSENT where the node is no such square."""
+    """The value that a Pow squares and a Div divides; ABSENT for any other node."""
     if square.key != "Pow" or graph.constants.uniform(square.input(1)) != 2.0:
         return ABSENT
     readers = [(node.key, port) for node, port in graph.consumers(square.inputs[0])]
@@ -123,6 +123,6 @@ def _divided_square(graph: Graph, square: Node) -> int:
 
 
 def _reduces_last(graph: Graph, mean: Node) -> bool:
-    """Whether the axes are the last ones, as far as is known; only then it can be a LayerNormalization."""
+    """Whether the axes may include the last one: only then can it be a LayerNormalization."""
     axes, shape = declared_axes(graph, mean), graph.shapes[mean.inputs[0]]
     return not axes or shape is None or -1 in axes or len(shape) - 1 in axes
