@@ -15,7 +15,7 @@ class DtypeAttribute:
     """The attribute that fixes the element type of a node's first output."""
 
     attribute: str
-    default: str | None
+    default: str | None = None
     """Element type where the attribute is absent; "input" or "scale" name the input that gives it."""
 
 
@@ -122,13 +122,11 @@ def op_facts() -> OpFacts:
 
     moves = column("moves")
     return OpFacts(
-        **_sets(column("is"), column("arithmetic"), moves),
+        **_sets(rows, moves),
         moved_inputs={op: range(_ALL_INPUTS) if inputs == "all" else tuple(inputs) for op, inputs in moves.items()},
         core_of={op: tuple(kinds) for op, kinds in column("core_of").items()},
         exact_when=column("exact_when"),
-        dtype_attribute={
-            op: DtypeAttribute(row["attribute"], row.get("default")) for op, row in column("dtype_attribute").items()
-        },
+        dtype_attribute={op: DtypeAttribute(**row) for op, row in column("dtype_attribute").items()},
         output_parameter={op: OutputParameter(**row) for op, row in column("output_parameter").items()},
         pinned_parameters={op: frozenset(names) for op, names in column("pinned_parameters").items()},
         computes_in=column("computes_in"),
@@ -150,16 +148,11 @@ _ALL_INPUTS = 1 << 31
 """More inputs than a node can have."""
 
 
-def _sets(
-    flags: Mapping[str, list[str]], arithmetic: Mapping[str, list[str]], moves: Mapping[str, Any]
-) -> dict[str, frozenset[str]]:
+def _sets(rows: Mapping[str, Mapping[str, Any]], moves: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     """The ops with each flag, and the sets that follow from flags and data movement."""
     members: dict[str, set[str]] = {}
-    for op, names in (
-        *flags.items(),
-        *((op, [f"{kind}_arithmetic" for kind in kinds]) for op, kinds in arithmetic.items()),
-    ):
-        for name in names:
+    for op, row in rows.items():
+        for name in (*row.get("is", ()), *(f"{kind}_arithmetic" for kind in row.get("arithmetic", ()))):
             members.setdefault(name, set()).add(op)
     members["moves_data"] = moves.keys() - members["containers"]
     members["carriers"] = {op for op in members["moves_data"] if moves[op] == [0]} | {"Cast"}

@@ -1,8 +1,8 @@
 """Decomposed LayerNormalization and RMSNormalization.
 
 The standard ops need a gain of the normalised shape. Where the form has none that fits, the gain is all ones, and the
-ops behind the form stay. A form that computes in float32 between Casts of a low-precision model is the op in low precision:
-by definition it computes in float32 inside, rounds, and then applies gain and bias.
+ops behind the form stay. A form that computes in float32 between Casts of a low-precision model is the op in low
+precision: by definition it computes in float32 inside, rounds, and then applies gain and bias.
 """
 
 from collections.abc import Sequence
