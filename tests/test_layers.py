@@ -60,11 +60,6 @@ READERS = frozenset(ROOMS[: ROOMS.index("_graph") + 1])
 """What is known before a model is seen, and what reads one. Nothing of it decides."""
 DECIDERS = frozenset(ROOMS[ROOMS.index("_target") : ROOMS.index("_rewrite") + 1])
 HEAVY = {"onnxruntime", "onnx_ir", "onnx_graphsurgeon", "click", "rich", "openpyxl"}
-PENDING = {
-    ("onnxamp._patterns.fusion_groups", "_decide"),
-    ("onnxamp._patterns.islands", "_decide"),
-}
-"""Imports against the way of the data that are still to go."""
 
 
 def imports(tree: ast.Module, name: str) -> Iterator[tuple[str, str]]:
@@ -112,7 +107,7 @@ def test_rooms_are_in_the_order_of_their_imports() -> None:
     assert {room(name) for name in FILES} == set(ROOMS)
     floor = {name: number for number, name in enumerate(ROOMS)}
     against = {(name, target) for name, target in crossings() if floor[target] > floor[room(name)]}
-    assert against <= PENDING
+    assert against == set()
 
 
 def test_the_runtime_knows_nothing_of_decisions() -> None:

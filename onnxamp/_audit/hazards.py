@@ -5,7 +5,7 @@ raised to float32 (:mod:`onnxamp._audit.raised`), and count where a node really 
 look for what a conversion did to constants: epsilons that became zero, masks that became infinite.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import isfinite, log2, sqrt
 from typing import Final, TypeAlias
 
@@ -20,13 +20,14 @@ from onnxamp._decide.hazards import (
     large_reductions,
 )
 from onnxamp._decide.masks import mask_path, masks
-from onnxamp._decide.verdicts import Hazard, Reason
+from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT, FLOAT16, LOW_TYPES, LowType
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import is_exact, op_facts
-from onnxamp._patterns.islands import absorbed_casts, decomposed_norms, magnitudes, softmax_islands
+from onnxamp._patterns.fusion_groups import absorbed_casts
+from onnxamp._patterns.patterns import patterns_of
 
 _KEEP: Final = (
     "Convert the original again with hazards on (onnxamp convert), or keep this node float32 (--keep-fp32 NAME)."
@@ -117,34 +118,29 @@ def _large_sums(graph: RaisedGraph) -> Iterator[Finding]:
 
 def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
     """One finding per decomposed normalisation, softmax or magnitude, at the op that breaks first."""
-    limit = f"squares beyond {sqrt(graph.low.max_finite):.3g} overflow, and the result silently becomes 0"
-    if graph.low is not FLOAT16:
-        limit = f"its sums keep only {1 - int(log2(graph.low.epsilon))} bits"
-    for _, nodes in graph.ask(decomposed_norms):
-        yield from _first_low(graph, nodes, f"a normalisation decomposed into single ops in LOW: {limit}")
-    limit = "exponentials beyond 11 overflow, and their sums" if graph.low is FLOAT16 else limit
-    for nodes in _grouped(softmax_islands(graph)):
-        yield from _first_low(graph, nodes, f"a softmax decomposed into single ops in LOW: {limit}")
-    for nodes in _grouped(magnitudes(graph)):
-        yield from _first_low(graph, nodes, "a magnitude in LOW: its squares need twice the range of the result")
+    narrow, digits = graph.low is FLOAT16, f"its sums keep only {1 - int(log2(graph.low.epsilon))} bits"
+    squares = f"squares beyond {sqrt(graph.low.max_finite):.3g} overflow, and the result silently becomes 0"
+    texts = {
+        "normalisation": f"a normalisation decomposed into single ops in LOW: {squares if narrow else digits}",
+        "softmax": "a softmax decomposed into single ops in LOW: "
+        + ("exponentials beyond 11 overflow, and their sums" if narrow else digits),
+        "magnitude": "a magnitude in LOW: its squares need twice the range of the result",
+    }
+    for kind, text in texts.items():
+        for match in patterns_of(graph, kind):
+            first = _first_to_break(graph, match.nodes)
+            if first is not None:
+                yield _hazard(graph, first, text)
 
 
-def _grouped(hazards: Iterator[Hazard]) -> Iterator[list[int]]:
-    """The nodes of hazards with the same detail."""
-    groups: dict[str, list[int]] = {}
-    for hazard in hazards:
-        groups.setdefault(hazard.detail, []).append(hazard.node)
-    yield from groups.values()
-
-
-def _first_low(graph: RaisedGraph, nodes: Sequence[int], text: str) -> Iterator[Finding]:
-    """The finding for the first low-precision node of a group that squares, exponentiates or sums up."""
-    growing = op_facts().hazard["growing"]
+def _first_to_break(graph: RaisedGraph, nodes: Collection[int]) -> Node | None:
+    """The first low-precision node of a pattern that squares, exponentiates or sums up."""
+    growing = op_facts().growing
     for node in (graph.nodes[index] for index in sorted(nodes)):
         squares = node.key == "Mul" and node.input(0) == node.input(1)
         if graph.is_low(node) and (squares or node.key in growing):
-            yield _hazard(graph, node, text)
-            return
+            return node
+    return None
 
 
 def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
@@ -180,7 +176,7 @@ def _guards(graph: RaisedGraph, start: Node, *, through_roots: bool) -> bool:
     """Whether exact ops, and roots if allowed, lead from the node to one that divides by its result."""
     stack, seen = [start], {start.index}
     while stack and len(seen) < _REACH:
-        for reader, port in graph.consumers(stack.pop().outputs[0]):
+        for reader, port in graph.readers(stack.pop()):
             if port in op_facts().divisors.get(reader.key, ()):
                 return True
             passes = is_exact(reader.proto) or reader.key == "Cast" or (through_roots and reader.key == "Sqrt")
@@ -195,7 +191,7 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
     for node in graph.nodes:
         if node.key == "Div" and (1, 0.0) in graph.low_constants(node):
             yield _hazard(graph, node, "divides by a constant that is 0 in LOW", "error")
-        if node.key not in op_facts().hazard["mask_arithmetic"] or not graph.is_low(node):
+        if node.key not in op_facts().mask_arithmetic or not graph.is_low(node):
             continue
         stored = (graph.constants.stored(value) for _, value in graph.low_inputs(node))
         if not any(stats is not None and stats.has_infinite for stats in stored):
@@ -231,7 +227,7 @@ def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
 
 def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
     """Masks that are made in float32, and become infinite in a Cast on their way to the Softmax."""
-    walk, low = op_facts().hazard["mask_arithmetic"], graph.low
+    walk, low = op_facts().mask_arithmetic, graph.low
     for node in graph.nodes:
         if node.key not in walk or node.key == "Cast":
             continue

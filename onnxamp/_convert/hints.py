@@ -16,7 +16,6 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import newer_versions
 from onnxamp._options.options import Level
-from onnxamp._patterns.match import Reading
 from onnxamp._rewrite.fold.fold import reachable, told
 from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import find_folds
@@ -142,8 +141,8 @@ def decomposed(graph: Graph) -> str | None:
 
 def _casts_around(graph: Graph, fold: Fold) -> set[int]:
     """Casts between floats among the nodes, right before and right behind them."""
-    reading, found = graph.ask(Reading), set[int]()
-    read = {reading.passed_on(value) for index in fold.nodes for value in graph.nodes[index].inputs if value != ABSENT}
+    found = set[int]()
+    read = {graph.passed_on(value) for index in fold.nodes for value in graph.nodes[index].inputs if value != ABSENT}
     before = map(graph.producer, read)
     behind = (node for value in graph.nodes[fold.last].outputs for node, _ in graph.consumers(value))
     for node in (*map(graph.nodes.__getitem__, fold.nodes), *before, *behind):

@@ -1,7 +1,6 @@
-"""Static hazards: what is known to break in low precision before anything runs (design: hazards are pins).
+"""Static hazards: what is known to break in low precision before anything runs.
 
-Every rule is a function that reads the view and yields hazards; :func:`find_hazards` is their list. Limits are those
-of the chosen low type. Matching looks through Casts and data movement.
+Each rule is a function that yields the hazards of a graph for a low-precision type; :func:`find_hazards` runs them all.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,20 +17,21 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import SENTINEL
 from onnxamp._ops.facts import is_exact, op_facts
-from onnxamp._patterns.islands import absorbed_casts, decomposed_norms, magnitudes, softmax_islands
+from onnxamp._patterns.fusion_groups import absorbed_casts
+from onnxamp._patterns.patterns import patterns_of
 
 Rule = Callable[[Graph, LowType], Iterator[Hazard]]
 
 
 def find_hazards(graph: Graph, low: LowType) -> list[Hazard]:
-    """All hazards of a model, in the order of its nodes; a node may have several."""
+    """All hazards of a graph, in node order; a node may have several."""
     found = [hazard for rule in RULES for hazard in rule(graph, low)]
     unique = {(hazard.node, hazard.reason): hazard for hazard in reversed(found)}
     return sorted(unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value))
 
 
 def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
-    """Constants beyond the low range that are no sentinels keep their consumers in float32, and what these make."""
+    """Constants out of range, sentinels apart, keep their consumers in float32, and the consumers of their results."""
     seen: set[int] = set()
     for node in graph.nodes:
         for _, value in graph.float_inputs(node):
@@ -42,11 +42,13 @@ def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
             why = f"{name!r} holds {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
             yield Hazard(node.index, Reason.RANGE, why)
             for reader in _readers(graph, node, seen):
-                yield Hazard(reader.index, Reason.RANGE, f"reads what {node.label!r} made of a constant out of range")
+                yield Hazard(
+                    reader.index, Reason.RANGE, f"reads what {node.label!r} computes from a constant out of range"
+                )
 
 
 def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
-    """A number of the constant that is out of range, or a factor that brings values of a few units out of it."""
+    """An element of the constant that is out of range, or a factor that scales values of a few units out of it."""
     stats = graph.constants.stats(value)
     if stats is None:
         return None
@@ -55,10 +57,10 @@ def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
 
 
 def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
-    """Tiny uniform constants keep their consumer in float32, and what they guard against zero with it."""
+    """Tiny uniform constants keep their consumers in float32, and the ops that they guard against zero."""
     walks = _Walks()
     for node in graph.nodes:
-        if node.key not in op_facts().hazard["epsilon_ops"]:
+        if node.key not in op_facts().epsilons:
             continue
         for position, value in graph.float_inputs(node):
             number = graph.constants.uniform(value)
@@ -72,16 +74,16 @@ def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
 
 @dataclass(slots=True)
 class _Walks:
-    """Nodes behind any epsilon that were looked at, and those of them that lead to what it guards."""
+    """Nodes downstream of an epsilon that were visited, and those among them that lead to a guarded op."""
 
     seen: set[int] = field(default_factory=set)
     leading: set[int] = field(default_factory=set)
 
 
 def _guarded(graph: Graph, node: Node, walks: _Walks) -> Iterator[Hazard]:
-    """Ops behind an epsilon whose result explodes if the guarded value becomes zero on the way.
+    """Ops downstream of an epsilon whose results explode if the guarded value is flushed to zero.
 
-    Complexity: linear for all epsilons of a model together; a walk ends where an earlier one has been.
+    Complexity: linear over all epsilons of a graph, because a walk ends where an earlier one has been.
     """
     guarded, why = op_facts().guarded, f"{node.label!r} guards its input with an epsilon"
     previous: dict[int, int] = {}
@@ -89,7 +91,7 @@ def _guarded(graph: Graph, node: Node, walks: _Walks) -> Iterator[Hazard]:
     stack = [node]
     while stack:
         last = stack.pop()
-        for reader, port in graph.consumers(last.outputs[0]):
+        for reader, port in graph.readers(last):
             if reader.index in previous or reader.index == node.index:
                 continue
             previous[reader.index] = last.index
@@ -113,8 +115,8 @@ def _guarded(graph: Graph, node: Node, walks: _Walks) -> Iterator[Hazard]:
 
 
 def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
-    """What computes the argument of a logarithm that is guarded by a tiny number: such numbers occur in it."""
-    walk, stack, seen = op_facts().hazard["spectral_arithmetic"], [node], {node.index}
+    """Ops that compute the argument of a guarded logarithm: a tiny epsilon says that tiny values occur there."""
+    walk, stack, seen = op_facts().spectral_arithmetic, [node], {node.index}
     while stack and len(seen) < _SPECTRAL_REACH:
         for _, value in graph.float_inputs(stack.pop()):
             producer = graph.producer(value)
@@ -125,11 +127,11 @@ def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
 
 
 _SPECTRAL_REACH = 16
-"""Nodes that the walk back from a guarded logarithm may visit."""
+"""Limit on the nodes visited upstream of a guarded logarithm."""
 
 
 def _is_lost(number: float, low: LowType, key: str) -> bool:
-    """Whether rounding a non-zero constant to the low type flushes it or leaves it subnormal (for Mul: inexact)."""
+    """Whether rounding flushes a non-zero constant or makes it subnormal (for Mul: inexact)."""
     if number == 0 or not np.isfinite(number) or abs(number) >= low.smallest_normal:
         return False
     if key != "Mul":
@@ -139,10 +141,10 @@ def _is_lost(number: float, low: LowType, key: str) -> bool:
 
 
 def large_reductions(graph: Graph, low: LowType) -> Iterator[Hazard]:
-    """Sums over so many elements that terms of magnitude 1 come within a factor of 8 of the largest finite number."""
+    """Sums over so many elements that terms of magnitude 1 reach an eighth of the largest finite number."""
     limit = low.max_finite / 8
     for node in graph.nodes:
-        if node.key not in op_facts().hazard["growing_reductions"] or ABSENT in (node.input(0), node.outputs[0]):
+        if node.key not in op_facts().growing_reductions or ABSENT in (node.input(0), node.outputs[0]):
             continue
         before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
         if before is None or after is None or None in before or None in after or prod(after) == 0:  # type: ignore[arg-type]
@@ -153,7 +155,7 @@ def large_reductions(graph: Graph, low: LowType) -> Iterator[Hazard]:
 
 
 def quantized_units(graph: Graph, _low: LowType) -> Iterator[Hazard]:
-    """Quantize and dequantize nodes, and what stands between them: ONNX Runtime fuses these into integer kernels."""
+    """Quantize and dequantize nodes and the nodes between them, which ONNX Runtime fuses into integer kernels."""
     facts = op_facts()
     for node in graph.nodes:
         if node.key in facts.quantize | facts.dequantize:
@@ -171,14 +173,14 @@ def quantized_units(graph: Graph, _low: LowType) -> Iterator[Hazard]:
 
 
 def integer_products(graph: Graph, _low: LowType) -> Iterator[Hazard]:
-    """From an integer product's sum to its scaled result: out of range before, and one fused kernel together."""
+    """Ops that scale the sums of an integer product: the sums are out of range, and ONNX Runtime fuses both."""
     seen: set[int] = set()
     for node in graph.nodes:
-        if node.key not in op_facts().hazard["integer_products"]:
+        if node.key not in op_facts().integer_products:
             continue
         stack = [node]
         while stack:
-            for reader, _ in graph.consumers(stack.pop().outputs[0]):
+            for reader, _ in graph.readers(stack.pop()):
                 scales = reader.key == "Mul" or (reader.key == "Add" and _adds_constant(graph, reader))
                 if reader.index in seen or not (scales or reader.key == "Cast"):
                     continue
@@ -201,21 +203,20 @@ def index_hazards(graph: Graph, _low: LowType) -> Iterator[Hazard]:
     yield from position_paths(graph)
 
 
-def islands(graph: Graph, _low: LowType) -> Iterator[Hazard]:
-    """Normalisations and softmaxes written out as single ops; see :mod:`onnxamp._patterns.islands`."""
-    for root, nodes in graph.ask(decomposed_norms):
-        for index in nodes:
-            yield Hazard(index, Reason.ISLAND, f"part of the normalisation around {root.label!r}")
-    yield from softmax_islands(graph)
-    yield from magnitudes(graph)
+def decomposed_patterns(graph: Graph, _low: LowType) -> Iterator[Hazard]:
+    """Decomposed ops whose inner values, such as squares, leave the range that inputs and results have."""
+    for kind in ("normalisation", "softmax", "magnitude"):
+        for match in patterns_of(graph, kind):
+            why = f"part of the {kind} around {graph.nodes[match.core].label!r}"
+            yield from (Hazard(index, Reason.ISLAND, why) for index in sorted(match.nodes))
 
 
-def swallowed_casts(graph: Graph, low: LowType) -> Iterator[Hazard]:
-    """Producers whose up-cast a fusion would swallow: in float32 instead, the Casts are no more than before."""
+def cast_absorbed(graph: Graph, low: LowType) -> Iterator[Hazard]:
+    """Producers whose Cast to float32 a fusion would absorb: computed in float32, they need no Cast there."""
     for value, mean in graph.ask(absorbed_casts, low).items():
         producer = graph.producer(value)
         if producer is not None:
-            why = f"a Cast in front of {mean!r} would be swallowed by the fusion of the norm, and nothing would load"
+            why = f"ONNX Runtime would fuse a Cast in front of {mean!r} into the normalisation, and not load the model"
             yield Hazard(producer.index, Reason.FUSION, why)
 
 
@@ -227,27 +228,27 @@ RULES: tuple[Rule, ...] = (
     quantized_units,
     integer_products,
     index_hazards,
-    islands,
-    swallowed_casts,
+    decomposed_patterns,
+    cast_absorbed,
 )
 
 
 def _carries(graph: Graph, node: Node) -> bool:
-    """Whether the node only hands the constant on: then its consumers are judged instead."""
+    """Whether the node only moves the constant: then its consumers are judged instead."""
     return bool(node.outputs) and graph.constants.stats(node.outputs[0]) is not None
 
 
 def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
-    """Nodes that read the node's outputs, directly or through exact ops (which are among them), and were not ``seen``.
+    """Nodes not ``seen`` yet that read the node's outputs, directly or through exact ops, which are included.
 
-    They are added to ``seen``, so that all walks of a model together stay linear.
+    They are added to ``seen``, which keeps all walks of a graph linear together.
     """
-    stack = list(node.outputs)
+    stack = [node]
     while stack:
-        for reader, _ in graph.consumers(stack.pop()):
+        for reader, _ in graph.readers(stack.pop()):
             if reader.index in seen:
                 continue
             seen.add(reader.index)
             yield reader
             if is_exact(reader.proto) and graph.is_float_output(reader):
-                stack.append(reader.outputs[0])
+                stack.append(reader)

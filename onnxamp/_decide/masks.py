@@ -1,4 +1,4 @@
-"""Attention masks: large constants on their way to a Softmax, and what low precision would make of them."""
+"""Attention masks: large constants on their way to a Softmax, which low precision would spoil."""
 
 from collections.abc import Iterator
 
@@ -11,19 +11,19 @@ from onnxamp._ops.facts import op_facts
 
 
 def masks(graph: Graph, low: LowType) -> Iterator[Hazard]:
-    """Large constants that are no sentinels on their way to a Softmax: the whole way stays float32.
+    """Large constants, sentinels apart, that reach a Softmax: the whole path stays float32.
 
-    Large means that the low type steps by more than 1 there, so that score + mask forgets the score: a row that is
-    masked as a whole would lose the differences that float32 keeps.
+    Large means that adjacent low-precision numbers differ by more than 1 there, so score + mask forgets the score: a
+    fully masked row would lose the differences that float32 keeps.
 
-    Complexity: linear; a way is walked once, however many of its nodes read large constants.
+    Complexity: linear; a path is walked once, however many of its nodes read large constants.
     """
     leading = _leading(graph)
     walked: set[int] = set()
     kept: set[int] = set()
     for node in graph.nodes:
         if node.index not in leading or node.index in kept:
-            continue  # where a node is kept, so is its whole way
+            continue  # where a node is kept, so is its whole path
         for _, value in graph.float_inputs(node):
             stats = graph.constants.stats(value)
             found, path = None if stats is None else _large(low, stats), list[int]()
@@ -41,13 +41,13 @@ def masks(graph: Graph, low: LowType) -> Iterator[Hazard]:
 
 
 def _large(low: LowType, stats: ConstantStats) -> float | None:
-    """A number of the constant that is large and no sentinel."""
+    """A large element of the constant that is no sentinel."""
     large = stats.uniform if stats.uniform is not None and abs(stats.uniform) * low.epsilon >= 1 else None
     return large if large is not None and abs(large) < SENTINEL else stats.out_of_range(low)
 
 
 def sentinel_paths(graph: Graph, low: LowType) -> list[list[int]]:
-    """Node groups that take one precision: the ops between a sentinel constant and its Softmax, with the Softmax."""
+    """Node groups that take one precision: the ops from a sentinel constant to its Softmax, both ends included."""
     groups = []
     leading = _leading(graph)
     walked: set[int] = set()
@@ -56,7 +56,7 @@ def sentinel_paths(graph: Graph, low: LowType) -> list[list[int]]:
             values = [value for _, value in graph.float_inputs(node) if _holds_sentinel(graph, low, value)]
             path = [] if not values else [node.index] if node.index in walked else mask_path(graph, node)
             walked.update(path)
-            # What makes the sentinel goes along: cast down from float32 it would be minus infinity.
+            # The node that makes the sentinel joins: a Cast from float32 would turn it into minus infinity.
             makers = [graph.producer(graph.constants.source(value)) for value in values]
             groups += [[*path, *(maker.index for maker in makers if maker is not None)]] if path else []
     return groups
@@ -68,16 +68,16 @@ def _holds_sentinel(graph: Graph, low: LowType, value: int) -> bool:
 
 
 def _makers(graph: Graph, value: int, path: list[int]) -> Iterator[Node]:
-    """What makes a constant, and what carries it on its way before the Softmax."""
+    """The node that makes a constant, and the path from there to the Softmax, which is excluded."""
     maker = graph.producer(graph.constants.source(value))
     if maker is not None:
         yield maker
     nodes = (graph.nodes[index] for index in path)
-    yield from (node for node in nodes if node.key not in op_facts().hazard["mask_sinks"])
+    yield from (node for node in nodes if node.key not in op_facts().mask_sinks)
 
 
 def _stays_high(low: LowType, maker: Node) -> bool:
-    """Whether the schema of a node does not admit the low type for its output."""
+    """Whether the node's schema does not admit the low-precision type as output."""
     port = maker.signature.output(0) if maker.signature is not None else None
     if port is None or maker.signature is None:
         return False
@@ -85,14 +85,14 @@ def _stays_high(low: LowType, maker: Node) -> bool:
 
 
 def _leading(graph: Graph) -> set[int]:
-    """Nodes of mask arithmetic that lead to a Softmax, found backward from all of them at once."""
-    walk, sinks = op_facts().hazard["mask_arithmetic"], op_facts().hazard["mask_sinks"]
+    """Nodes of mask arithmetic that lead to a Softmax, found upstream from all of them at once."""
+    walk, sinks = op_facts().mask_arithmetic, op_facts().mask_sinks
     stack = [node for node in graph.nodes if node.key in sinks]
     found = {node.index for node in stack if node.key in walk}
     while stack:
         for _, value in graph.float_inputs(stack.pop()):
             maker = graph.producer(value)
-            if maker is not None and maker.index not in found and maker.key in walk and value == maker.outputs[0]:
+            if maker is not None and maker.index not in found and maker.key in walk:
                 found.add(maker.index)
                 stack.append(maker)
     return found
@@ -100,7 +100,7 @@ def _leading(graph: Graph) -> set[int]:
 
 def mask_path(graph: Graph, start: Node) -> list[int]:
     """Nodes from ``start`` through mask arithmetic to each Softmax that it reaches, both ends included."""
-    walk, sinks = op_facts().hazard["mask_arithmetic"], op_facts().hazard["mask_sinks"]
+    walk, sinks = op_facts().mask_arithmetic, op_facts().mask_sinks
     previous: dict[int, list[int]] = {start.index: []}
     stack, found = [start], []
     while stack:
@@ -110,7 +110,7 @@ def mask_path(graph: Graph, start: Node) -> list[int]:
             continue
         if node.key not in walk or not graph.is_float_output(node):
             continue
-        for reader, _ in graph.consumers(node.outputs[0]):
+        for reader, _ in graph.readers(node):
             if reader.index not in previous and len(previous) < _MASK_REACH:
                 previous[reader.index] = []
                 stack.append(reader)
@@ -125,4 +125,4 @@ def mask_path(graph: Graph, start: Node) -> list[int]:
 
 
 _MASK_REACH = 4096
-"""Nodes that one mask's walk may visit; deep models share one mask among all layers."""
+"""Limit on the nodes visited from one mask; deep models share one mask among all layers."""

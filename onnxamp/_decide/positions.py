@@ -1,4 +1,4 @@
-"""Integers carried in floats: indices, sizes, counters, positions. Low types are exact only to 2048 or 256."""
+"""Integers carried in floats: indices, sizes, counters, positions. float16 holds them up to 2048, bfloat16 to 256."""
 
 from collections.abc import Iterator
 
@@ -13,12 +13,12 @@ _INTEGERS = frozenset({"tensor(int32)", "tensor(int64)", "tensor(uint32)", "tens
 
 
 def index_paths(graph: Graph) -> Iterator[Hazard]:
-    """Backward from Casts to int, and from sizes and scales: the arithmetic that leads there stays float32.
+    """Index arithmetic upstream of Casts to integers, and of sizes and scales, stays float32.
 
-    The walk stops at whatever is no index arithmetic (Conv, MatMul, activations), so that an image that is cast to
-    uint8 at its end does not keep a whole network in float32. Complexity: linear, each node is visited once.
+    The walk stops at all other ops (Conv, MatMul, activations), so an image that is cast to integers at the end does
+    not keep a whole network in float32. Complexity: linear; each node is visited once.
     """
-    walk, sized = op_facts().hazard["index_arithmetic"], op_facts().index_inputs
+    walk, sized = op_facts().index_arithmetic, op_facts().index_inputs
     seen: set[int] = set()
     stack: list[tuple[int, str]] = []
     for node in graph.nodes:
@@ -43,18 +43,18 @@ def index_paths(graph: Graph) -> Iterator[Hazard]:
 
 
 def _is_roi(node: Node, port: int) -> bool:
-    """Resize has its scales at input 1 up to opset 10, and a region of interest there since."""
+    """Whether the port is a region of interest: input 1 of Resize held scales up to opset 10."""
     return node.key == "Resize" and port == 1 and node.signature is not None and node.signature.since > 10
 
 
 def position_paths(graph: Graph) -> Iterator[Hazard]:
-    """Forward from counters, Casts from int and graph inputs to Sin, Cos, Floor and Mod: rotary and timestep tables.
+    """Rotary and timestep tables: from counters, Casts from integers and graph inputs to Sin, Cos, Floor and Mod.
 
-    A value is a *position* if it is made of these sources and constants alone, by position arithmetic. Behind Range
-    and CumSum all position arithmetic is kept; behind Casts and inputs only what reaches such a sink
-    (or a comparison, which low positions would answer wrongly).
+    A value is a *position* if position arithmetic computes it from these sources and constants alone. Downstream of
+    Range and CumSum all position arithmetic stays float32; downstream of Casts and inputs only what reaches such a
+    sink, or a comparison, which rounded positions would answer wrongly.
     """
-    walk, facts = op_facts().hazard["position_arithmetic"], op_facts().hazard
+    facts = op_facts()
     counting, position = set[int](), set[int]()
     for value in graph.values:
         if graph.types[value.index] in _FLOATS and value.scope == 0 and value.origin in (Origin.INPUT, Origin.DEFAULT):
@@ -64,18 +64,22 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
         node = graph.nodes[index]
         sources = [value for value in node.inputs if value != ABSENT and graph.types[value] in _FLOATS]
         from_integers = node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] in _INTEGERS
-        if node.key in facts["position_sources"]:
+        if node.key in facts.position_sources:
             counting.update(node.outputs)
             position.update(node.outputs)
             yield Hazard(index, Reason.INDEX, "counts in floats")
         elif from_integers:
             position.update(node.outputs)
-        elif node.key in facts["position_sinks"] and sources and sources[0] in position:
+        elif node.key in facts.position_sinks and sources and sources[0] in position:
             sinks.append(node)
-            if node.key in facts["rounding_ops"]:
+            if node.key in facts.rounding:
                 counting.update(node.outputs)
                 position.update(node.outputs)
-        elif node.key in walk and sources and all(v in position or graph.constants.is_constant(v) for v in sources):
+        elif (
+            node.key in facts.position_arithmetic
+            and sources
+            and all(v in position or graph.constants.is_constant(v) for v in sources)
+        ):
             if any(value in position for value in sources):
                 position.update(node.outputs)
             if any(value in counting for value in sources):

@@ -17,8 +17,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Level, Options
-from onnxamp._patterns.fusion_groups import batch_norm_folds, skip_sums
-from onnxamp._patterns.islands import absorbed_casts, activation_groups, decomposed_norms
+from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
+from onnxamp._patterns.patterns import patterns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Problem:
     joined: Mapping[int, int]
     """See :func:`onnxamp._patterns.fusion_groups.skip_sums`."""
     absorbed: frozenset[int]
-    """Inputs of :func:`onnxamp._patterns.islands.absorbed_casts`."""
+    """Inputs of :func:`onnxamp._patterns.fusion_groups.absorbed_casts`."""
 
 
 @no_collections()
@@ -62,8 +62,9 @@ def find_problem(graph: Graph, options: Options, *, settled: bool = False) -> Pr
     folds = [pair for pair in folds if not overrides.of_node.keys() & set(pair)]
     groups: list[Sequence[int]] = []
     if judged and not settled:
-        activations = (group for group in activation_groups(graph) if not overrides.of_node.keys() & set(group))
-        norms = (nodes for _, nodes in graph.ask(decomposed_norms))
+        activations = [sorted(match.nodes) for match in patterns_of(graph, "gelu", "silu")]
+        activations = [nodes for nodes in activations if overrides.of_node.keys().isdisjoint(nodes)]
+        norms = [sorted(match.nodes) for match in patterns_of(graph, "normalisation")]
         groups = [*activations, *folds, *norms, *(sentinels if options.hazards else ())]
     terms = find_variables(graph, options, groups)
     hazards = graph.ask(find_hazards, low) if judged else []

@@ -18,7 +18,7 @@ def find_variables(graph: Graph, options: Options, groups: Sequence[Sequence[int
     """All variables of a model, joined by its ties. Complexity: near linear in ports.
 
     Args:
-        groups: nodes that must share one precision, with all their variables (folds, written-out activations, masks).
+        groups: nodes that must share one precision, with all their variables (folds, decomposed activations, masks).
     """
     finder = _Finder(graph, options)
     for scope in graph.scopes:
@@ -159,7 +159,7 @@ class _Finder:
                 continue
             if position == 0 and inherited != ABSENT:
                 self.produced[value] = self.consumed[node.index][inherited]
-            elif signature.param(port, position) in driven or (position == 0 and node.key in _settable()):
+            elif signature.param(port, position) in driven or (position == 0 and _is_settable(node)):
                 self.produced[value] = self.port_term(node, port, position)
             else:  # fixed by the op and not by its inputs, as LayerNormalization's Mean
                 self.produced[value] = HIGH
@@ -212,7 +212,7 @@ class _Finder:
             self.produced[result] = LOW if visible else HIGH
             if visible:
                 self.lowered[result] = source
-        elif before in _FREE_CASTS:
+        elif before in op_facts().free_sources[node.key]:
             self.produced[result] = self.new(node.index, "T2")
             self.free.add(result)
         else:
@@ -298,26 +298,6 @@ class _Finder:
             self.fixed_high.add(variables[0])
 
 
-_FREE_CASTS = frozenset(
-    f"tensor({name})" for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-)
-"""Sources of a Cast that could as well produce the low type, with one rounding instead of two."""
-
-
-def _settable() -> frozenset[str]:
-    """Ops whose output 0 can change its type although no input shares its parameter."""
-    return _CONTAINER_OPS | frozenset(op_facts().dtype_attribute)
-
-
-_CONTAINER_OPS = frozenset(
-    {
-        "CastLike",
-        "ConcatFromSequence",
-        "Optional",
-        "OptionalGetElement",
-        "SequenceAt",
-        "SequenceConstruct",
-        "SplitToSequence",
-    }
-)
-"""Ops whose output type follows an input's without sharing its type parameter."""
+def _is_settable(node: Node) -> bool:
+    """Whether output 0 of the node can change its type although no input shares its parameter."""
+    return node.key in op_facts().follows_type or node.key in op_facts().dtype_attribute

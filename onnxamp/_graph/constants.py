@@ -1,8 +1,10 @@
 """Constants of a model: which values are constant, through data movement and Casts, and what is in them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ _MAKERS = ("Constant", "ConstantOfShape")
 """Nodes whose output is constant but for its shape."""
 
 _FEW = 64
-"""Elements up to which an integer constant may be axes or sizes."""
+"""Elements up to which a constant may be a number, axes or sizes."""
 
 
 def constant_tensors(view: View) -> dict[int, TensorProto]:
@@ -39,27 +41,25 @@ def constant_tensors(view: View) -> dict[int, TensorProto]:
 
 @dataclass(slots=True)
 class Constants:
-    """Lazy access to the float32 constants of a view; each tensor is read and measured once at most."""
+    """Lazy access to the constants of a view; each float32 tensor is read and measured once at most."""
 
     view: View
     types: Types
     folder: Path | None
-    _tensors: dict[int, TensorProto] = field(default_factory=dict)
+    tensors: Mapping[int, TensorProto] = field(init=False)
+    """See :func:`constant_tensors`."""
     _stats: dict[int, ConstantStats | None] = field(default_factory=dict)
+    _scalars: dict[int, float | None] = field(default_factory=dict)
     _sources: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for scope in self.view.scopes:
-            for tensor in scope.proto.initializer:
-                self._tensors[scope.names[tensor.name]] = tensor
+        self.tensors = constant_tensors(self.view)
         carriers = op_facts().carriers
         for index in self.view.order:
             node = self.view.nodes[index]
-            if node.key not in carriers or not node.outputs or node.outputs[0] == ABSENT:
-                continue
-            source = node.input(0)
+            source = node.input(0) if node.key in carriers else ABSENT
             if source != ABSENT and self.types[source] == FLOAT:
-                self._sources[node.outputs[0]] = self._sources.get(source, source)
+                self._sources |= dict.fromkeys(node.outputs, self.source(source))
 
     def source(self, value: int) -> int:
         """The value that this one's elements are moved from; itself where it is moved from nothing."""
@@ -77,6 +77,8 @@ class Constants:
 
     def is_constant(self, value: int) -> bool:
         """Whether the value is a constant that no caller can override."""
+        if value == ABSENT:
+            return False
         source = self.source(value)
         return self.view.values[source].origin is Origin.INITIALIZER or self._maker(source) in _MAKERS
 
@@ -90,34 +92,52 @@ class Constants:
         stats = self.stats(value)
         return None if stats is None else stats.uniform
 
+    def scalar(self, value: int) -> float | None:
+        """The number that a constant of one element is, None where the value is anything else.
+
+        A constant of more than one dimension could raise the rank of what it meets, so it is none.
+        """
+        if value not in self._scalars:
+            self._scalars[value] = self._scalar(value)
+        return self._scalars[value]
+
     def integers(self, value: int) -> list[int] | None:
-        """Elements of a small integer constant; None where it is not one, or lies outside the model file."""
-        tensor, producer = self._tensors.get(value), self.view.producer(value)
-        if tensor is None and producer is not None and producer.key == "Constant":
-            numbers = attribute(producer.proto, "value_ints")
-            found = attribute(producer.proto, "value")
-            if numbers is not None:
-                return list(numbers)
-            tensor = found if isinstance(found, TensorProto) else None
-        if tensor is None or tensor.data_location == TensorProto.EXTERNAL or prod(tensor.dims) > _FEW:
+        """Elements of a small integer constant; None where it is not one."""
+        tensor = self.tensors.get(value)
+        numbers = self._attribute(value, "value_ints") if tensor is None else self._few(tensor)
+        return None if numbers is None else [int(number) for number in numbers]
+
+    def _scalar(self, value: int) -> float | None:
+        tensor = self.tensors.get(value)
+        if tensor is None:
+            number = self._attribute(value, "value_float")
+            number = self._attribute(value, "value_int") if number is None else number
+            return None if number is None else float(number)
+        numbers = self._few(tensor) if len(tensor.dims) < 2 and prod(tensor.dims) == 1 else None
+        return None if numbers is None else float(numbers[0])
+
+    def _attribute(self, value: int, name: str) -> Any:
+        """An attribute of the Constant that makes the value."""
+        producer = self.view.producer(value)
+        return attribute(producer.proto, name) if producer is not None and producer.key == "Constant" else None
+
+    def _few(self, tensor: TensorProto) -> NDArray[Any] | None:
+        """Elements of a small tensor of numbers."""
+        if prod(tensor.dims) > _FEW or tensor.data_type == TensorProto.STRING:
             return None
-        return [int(number) for number in numpy_helper.to_array(tensor).reshape(-1)]
+        is_external = tensor.data_location == TensorProto.EXTERNAL
+        return (read_array(tensor, self.folder) if is_external else numpy_helper.to_array(tensor)).reshape(-1)
 
     def _maker(self, value: int) -> str | None:
         producer = self.view.producer(value)
         return None if producer is None else producer.key
 
     def _array(self, value: int) -> NDArray[np.float32] | None:
-        if self.view.values[value].origin is Origin.INITIALIZER:
-            return read_array(self._tensors[value], self.folder)
-        maker, producer = self._maker(value), self.view.producer(value)
-        if producer is None or maker not in _MAKERS:
-            return None
-        tensor = attribute(producer.proto, "value")
-        if isinstance(tensor, TensorProto):
+        tensor, producer = self.tensors.get(value), self.view.producer(value)
+        if tensor is None and producer is not None and producer.key == "ConstantOfShape":
+            tensor = attribute(producer.proto, "value") or numpy_helper.from_array(np.zeros(1, np.float32))
+        if tensor is not None:
             return read_array(tensor, self.folder)
-        number = attribute(producer.proto, "value_float")
-        numbers = attribute(producer.proto, "value_floats") if number is None else [number]
-        if maker == "ConstantOfShape":
-            numbers = [0.0]
+        number = self._attribute(value, "value_float")
+        numbers = self._attribute(value, "value_floats") if number is None else [number]
         return None if numbers is None else np.asarray(numbers, np.float32)

@@ -73,6 +73,21 @@ class Graph(View, Asked):
         """Values that a body's value of the same name hides from it, see :func:`shadowing`."""
         return frozenset(self.ask(shadowing).values())
 
+    def passes_on(self, node: Node) -> bool:
+        """Whether the node passes its input on as it is.
+
+        That is an Identity, a Cast to the type that is there, or the Max of one input that keeps Casts from fusions.
+        """
+        if node.key == "Cast":
+            return self.types[node.inputs[0]] == self.types[node.outputs[0]]
+        return node.key == "Identity" or (node.key == "Max" and len(node.inputs) == 1)
+
+    def passed_on(self, value: int) -> int:
+        """The value that is passed on as this one; itself where it is none."""
+        while (node := self.producer(value)) is not None and self.passes_on(node):
+            value = node.inputs[0]
+        return value
+
     def float_inputs(self, node: Node) -> Iterator[tuple[int, int]]:
         """(position, value) of the node's float32 tensor inputs."""
         types = self.types

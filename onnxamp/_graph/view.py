@@ -101,6 +101,17 @@ class View:
         """Nodes that read the value, with the input position; none where the value is ABSENT."""
         return ((self.nodes[node], port) for node, port in (self.uses[value] if value != ABSENT else ()))
 
+    def readers(self, node: Node) -> Iterator[tuple[Node, int]]:
+        """Nodes that read any output of the node, with the input position."""
+        return (use for value in node.outputs for use in self.consumers(value))
+
+    def only_reader(self, value: int) -> Node | None:
+        """The node that alone reads the value, in its own graph, where no graph returns it."""
+        if value == ABSENT or len(self.uses[value]) != 1 or self.results[value]:
+            return None
+        node = self.nodes[self.uses[value][0][0]]
+        return node if node.scope == self.values[value].scope else None
+
     def all_names(self) -> set[str]:
         """Every value and node name of every scope: a new name must not be among them."""
         return {value.name for value in self.values} | {node.proto.name for node in self.nodes}

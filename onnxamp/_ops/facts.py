@@ -15,7 +15,7 @@ class DtypeAttribute:
     """The attribute that fixes the element type of a node's first output."""
 
     attribute: str
-    default: str | None
+    default: str | None = None
     """Element type where the attribute is absent; "input" or "scale" name the input that gives it."""
 
 
@@ -40,36 +40,67 @@ class OutputParameter:
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """The tables of ``_data/ops.toml``; the comments there say what each means."""
+    """The rows of ``_data/ops.toml``, by what they say; the comments there define each flag and column."""
 
+    # Flags
+    containers: frozenset[str]
+    contractions: frozenset[str]
+    control_flow: frozenset[str]
+    dequantize: frozenset[str]
+    eliminated: frozenset[str]
+    epsilons: frozenset[str]
     exact: frozenset[str]
+    """With all data movement."""
+    folded: frozenset[str]
+    folds_into: frozenset[str]
+    following: frozenset[str]
+    follows_type: frozenset[str]
+    growing: frozenset[str]
+    growing_reductions: frozenset[str]
+    idle: frozenset[str]
+    integer_products: frozenset[str]
+    kernel_free: frozenset[str]
+    mask_sinks: frozenset[str]
+    position_sinks: frozenset[str]
+    position_sources: frozenset[str]
+    quantize: frozenset[str]
+    random: frozenset[str]
+    reads_bits: frozenset[str]
+    reductions: frozenset[str]
+    representable: frozenset[str]
+    rounding: frozenset[str]
+    uninferable: frozenset[str]
+
+    # Sets that follow from them
+    moves_data: frozenset[str]
+    """Data movement on tensors."""
+    carriers: frozenset[str]
+    """What is constant before these is constant behind: they move input 0 alone, or cast it."""
+    uncounted: frozenset[str]
+    """``idle`` and control flow."""
+    unrounded: frozenset[str]
+    """Their outputs need no rounding where their inputs are rounded already."""
+
+    # Kinds of arithmetic, each with data movement
+    index_arithmetic: frozenset[str]
+    mask_arithmetic: frozenset[str]
+    norm_arithmetic: frozenset[str]
+    position_arithmetic: frozenset[str]
+    spectral_arithmetic: frozenset[str]
+
+    # Columns
+    moved_inputs: Mapping[str, range | tuple[int, ...]]
+    core_of: Mapping[str, tuple[str, ...]]
     exact_when: Mapping[str, Mapping[str, Any]]
     dtype_attribute: Mapping[str, DtypeAttribute]
     output_parameter: Mapping[str, OutputParameter]
     pinned_parameters: Mapping[str, frozenset[str]]
-    quantize: frozenset[str]
-    dequantize: frozenset[str]
-    folded: frozenset[str]
-    folds_into: frozenset[str]
-    kernel_free: frozenset[str]
-    control_flow: frozenset[str]
-    following: frozenset[str]
-    idle: frozenset[str]
-    uncounted: frozenset[str]
-    """``idle`` and control flow."""
-    random: frozenset[str]
-    uninferable: frozenset[str]
-    contractions: frozenset[str]
-    unrounded: frozenset[str]
     computes_in: Mapping[str, str]
-    reads_bits: frozenset[str]
+    free_sources: Mapping[str, frozenset[str]]
+    """As types of tensors."""
     lookups: Mapping[str, tuple[Lookup, ...]]
     size_inputs: Mapping[str, tuple[int, ...]]
     mask_inputs: Mapping[str, tuple[int, ...]]
-    carriers: frozenset[str]
-    joining: frozenset[str]
-    parting: frozenset[str]
-    hazard: Mapping[str, frozenset[str]]
     index_inputs: Mapping[str, tuple[int, ...]]
     guarded: Mapping[str, tuple[int, ...]]
     added_epsilons: Mapping[str, tuple[int, ...]]
@@ -81,48 +112,57 @@ class OpFacts:
 def op_facts() -> OpFacts:
     """The facts, parsed at the first call."""
     text = resources.files("onnxamp").joinpath("_data/ops.toml").read_text(encoding="utf-8")
-    data = tomllib.loads(text)
-    hazard = data["hazard"]
+    rows = tomllib.loads(text)
+
+    def column(name: str) -> dict[str, Any]:
+        return {op: row[name] for op, row in rows.items() if name in row}
+
+    def ports(name: str) -> dict[str, tuple[int, ...]]:
+        return {op: tuple(positions) for op, positions in column(name).items()}
+
+    moves = column("moves")
     return OpFacts(
-        exact=frozenset(data["exact"]["ops"]),
-        exact_when=data["exact"]["when"],
-        dtype_attribute={
-            op: DtypeAttribute(row["attribute"], row.get("default")) for op, row in data["dtype_attribute"].items()
+        **_sets(rows, moves),
+        moved_inputs={op: range(_ALL_INPUTS) if inputs == "all" else tuple(inputs) for op, inputs in moves.items()},
+        core_of={op: tuple(kinds) for op, kinds in column("core_of").items()},
+        exact_when=column("exact_when"),
+        dtype_attribute={op: DtypeAttribute(**row) for op, row in column("dtype_attribute").items()},
+        output_parameter={op: OutputParameter(**row) for op, row in column("output_parameter").items()},
+        pinned_parameters={op: frozenset(names) for op, names in column("pinned_parameters").items()},
+        computes_in=column("computes_in"),
+        free_sources={
+            op: frozenset(f"tensor({name})" for name in names) for op, names in column("free_sources").items()
         },
-        output_parameter={op: OutputParameter(**row) for op, row in data["output_parameter"].items()},
-        pinned_parameters={op: frozenset(names) for op, names in data["pinned_parameters"].items()},
-        quantize=frozenset(data["quantization"]["quantize"]),
-        dequantize=frozenset(data["quantization"]["dequantize"]),
-        folded=frozenset(data["folding"]["batch_norm"]),
-        folds_into=frozenset(data["folding"]["into"]),
-        kernel_free=frozenset(data["kernel_free"]["ops"]),
-        control_flow=frozenset(data["control_flow"]["ops"]),
-        following=frozenset(data["following"]["ops"]),
-        idle=frozenset(data["idle"]["ops"]),
-        uncounted=frozenset(data["idle"]["ops"] + data["control_flow"]["ops"]),
-        random=frozenset(data["random"]["ops"]),
-        uninferable=frozenset(data["uninferable"]["ops"]),
-        contractions=frozenset(data["contractions"]["ops"]),
-        unrounded=frozenset(data["unrounded"]["movement"] + data["unrounded"]["sources"]),
-        computes_in=data["computes_in"],
-        reads_bits=frozenset(data["reads_bits"]["ops"]),
-        lookups={op: tuple(Lookup(**row) for row in rows) for op, rows in data["lookups"].items()},
-        size_inputs=_ports(data["size_inputs"]),
-        mask_inputs=_ports(data["mask_inputs"]),
-        carriers=frozenset(data["carriers"]["ops"]),
-        joining=frozenset(data["carriers"]["joining"]),
-        parting=frozenset(data["carriers"]["parting"]),
-        hazard={name: frozenset(ops) for name, ops in hazard.items() if isinstance(ops, list)},
-        index_inputs=_ports(hazard["index_inputs"]),
-        guarded=_ports(hazard["guarded"]),
-        added_epsilons=_ports(hazard["added_epsilons"]),
-        bounding_epsilons=_ports(hazard["bounding_epsilons"]),
-        divisors=_ports(hazard["divisors"]),
+        lookups={op: tuple(Lookup(**row) for row in found) for op, found in column("lookups").items()},
+        size_inputs=ports("size_inputs"),
+        mask_inputs=ports("mask_inputs"),
+        index_inputs=ports("index_inputs"),
+        guarded=ports("guarded"),
+        added_epsilons=ports("added_epsilons"),
+        bounding_epsilons=ports("bounding_epsilons"),
+        divisors=ports("divisors"),
     )
 
 
-def _ports(table: Mapping[str, list[int]]) -> dict[str, tuple[int, ...]]:
-    return {op: tuple(ports) for op, ports in table.items()}
+_ALL_INPUTS = 1 << 31
+"""More inputs than a node can have."""
+
+
+def _sets(rows: Mapping[str, Mapping[str, Any]], moves: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """The ops with each flag, and the sets that follow from flags and data movement."""
+    members: dict[str, set[str]] = {}
+    for op, row in rows.items():
+        for name in (*row.get("is", ()), *(f"{kind}_arithmetic" for kind in row.get("arithmetic", ()))):
+            members.setdefault(name, set()).add(op)
+    members["moves_data"] = moves.keys() - members["containers"]
+    members["carriers"] = {op for op in members["moves_data"] if moves[op] == [0]} | {"Cast"}
+    members["exact"] |= moves.keys()
+    members["uncounted"] = members["idle"] | members["control_flow"]
+    members["unrounded"] = moves.keys() | members["control_flow"] | members["representable"]
+    for name in members:
+        if name.endswith("_arithmetic"):
+            members[name] |= members["moves_data"]
+    return {name: frozenset(ops) for name, ops in members.items()}
 
 
 def op_key(node: NodeProto) -> str:

@@ -1,8 +1,8 @@
-"""Written-out forms as expression trees, read from ``_data/folds.toml``; the comments there define the language."""
+"""Forms of decomposed ops as expression trees, read from ``_data/folds.toml``, whose comments define the language."""
 
 import ast
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -29,34 +29,80 @@ class Op:
 
     key: str
     inputs: "tuple[Pattern, ...]"
+    places: tuple[int, ...]
+    """The inputs in the order in which to try them: what fails at once first, last a name, which takes anything."""
+    heads: tuple[tuple[int, frozenset[str]], ...]
+    """The inputs that must be nodes, each with the types that it may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Any of several expressions."""
+    """Any of several expressions, all of them nodes."""
 
     options: "tuple[Pattern, ...]"
+
+    ending_in: "Mapping[str, tuple[Pattern, ...]]" = field(compare=False)
+    """Op type -> the options whose last node may be of it."""
+
+    @classmethod
+    def of(cls, options: "tuple[Pattern, ...]") -> "Choice":
+        """The choice of these expressions."""
+        keys = frozenset().union(*map(heads, options))
+        return cls(options, {key: tuple(option for option in options if key in heads(option)) for key in keys})
 
 
 Pattern: TypeAlias = Var | Number | Op | Choice
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """One way to write an op out.
+class Anchors:
+    """Where to begin the search for a form.
 
-    ``roots`` are the types that its last node may have; one of ``anchors`` is in it whatever is chosen.
+    Each choice has a node of one of the types ``keys`` in it; at most ``height`` steps through nodes of the types
+    ``spine`` lead from there to the last node.
     """
+
+    keys: frozenset[str]
+    spine: frozenset[str]
+    height: int
+
+    @classmethod
+    def of(cls, pattern: "Pattern") -> "Anchors | None":
+        """The nearest anchors that are no plain arithmetic, which is everywhere; None where there are none."""
+        if isinstance(pattern, Choice):
+            found = [cls.of(option) for option in pattern.options]
+            anchors = [option for option in found if option is not None]
+            return _merged(anchors) if len(anchors) == len(found) else None
+        if not isinstance(pattern, Op):
+            return None
+        if pattern.key not in _ARITHMETIC:
+            return cls(frozenset({pattern.key}), frozenset(), 0)
+        below = filter(None, map(cls.of, pattern.inputs))
+        nearest = min(below, key=lambda anchors: (anchors.height, len(anchors.keys)), default=None)
+        return None if nearest is None else cls(nearest.keys, nearest.spine | {pattern.key}, nearest.height + 1)
+
+
+def _merged(options: "Sequence[Anchors]") -> Anchors:
+    return Anchors(
+        frozenset().union(*(option.keys for option in options)),
+        frozenset().union(*(option.spine for option in options)),
+        max(option.height for option in options),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to write an op as several. ``roots`` are the types that its last node may have."""
 
     kind: str
     pattern: Pattern
     roots: frozenset[str]
-    anchors: frozenset[str]
+    anchors: Anchors
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The standard op that written-out forms are, the opset it starts at, and attributes that it always has."""
+    """The standard op that forms are, the opset it starts at, and attributes that it always has."""
 
     name: str
     called: str
@@ -67,32 +113,34 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class FoldFacts:
-    """The table of forms: kinds by name, and forms by the type of their last node, in the table's order."""
+class FormTable:
+    """The table of forms: kinds by name, and forms in the table's order."""
 
     kinds: Mapping[str, Kind]
-    forms: Mapping[str, tuple[Form, ...]]
+    forms: tuple[Form, ...]
 
 
-_ARITHMETIC: Final = frozenset({"Add", "Div", "Mul", "Pow", "Sub"})
+_ARITHMETIC: Final = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
 @cache
-def fold_facts() -> FoldFacts:
-    """The facts, parsed at the first call."""
+def form_table() -> FormTable:
+    """The forms, parsed at the first call."""
     data = tomllib.loads(resources.files("onnxamp").joinpath("_data/folds.toml").read_text(encoding="utf-8"))
     rules = {name: (params, forms) for head, forms in data.pop("rules").items() for name, params in [_call(head)]}
     kinds = {
         name: Kind(name, row.get("called", name), row["op"], row["opset"], row.get("attributes", {}))
         for name, row in data.items()
     }
-    forms = []
-    for name, row in data.items():
-        for form in row["forms"]:
-            pattern = parse(form, rules)
-            forms.append(Form(name, pattern, frozenset(_roots(pattern)), _anchors(pattern)))
-    keys = sorted(set().union(*(form.roots for form in forms)))
-    return FoldFacts(kinds, {key: tuple(form for form in forms if key in form.roots) for key in keys})
+    forms = [_form(name, text, rules) for name, row in data.items() for text in row["forms"]]
+    return FormTable(kinds, tuple(forms))
+
+
+def _form(kind: str, text: str, rules: "Rules") -> Form:
+    pattern = parse(text, rules)
+    anchors = Anchors.of(pattern)
+    assert anchors is not None, f"{text} is plain arithmetic alone: every sum would be a place to search"
+    return Form(kind, pattern, heads(pattern), anchors)
 
 
 Rules: TypeAlias = Mapping[str, tuple[tuple[str, ...], list[str]]]
@@ -110,39 +158,29 @@ def _expression(text: str) -> ast.expr:
 
 def _call(head: str) -> tuple[str, tuple[str, ...]]:
     """Name and parameters of "rule(a, b)"."""
-    found = _expression(head)
-    assert isinstance(found, ast.Call)
-    return ast.unparse(found.func), tuple(ast.unparse(item) for item in found.args)
+    call = _expression(head)
+    assert isinstance(call, ast.Call)
+    return ast.unparse(call.func), tuple(ast.unparse(item) for item in call.args)
 
 
-def _pattern(found: ast.expr, given: Mapping[str, Pattern], rules: Rules) -> Pattern:
-    if isinstance(found, ast.Name):
-        return given.get(found.id, Var(found.id))
-    if not isinstance(found, ast.Call):
-        return Number(float(ast.literal_eval(found)))
-    name, inputs = ast.unparse(found.func), tuple(_pattern(item, given, rules) for item in found.args)
+def _pattern(expression: ast.expr, given: Mapping[str, Pattern], rules: Rules) -> Pattern:
+    if isinstance(expression, ast.Name):
+        return given.get(expression.id, Var(expression.id))
+    if not isinstance(expression, ast.Call):
+        return Number(float(ast.literal_eval(expression)))
+    name, inputs = ast.unparse(expression.func), tuple(_pattern(item, given, rules) for item in expression.args)
     if name not in rules:
-        return Op(name, inputs)
+        kinds = Number, Op | Choice, Var
+        places = sorted(range(len(inputs)), key=lambda n: [isinstance(inputs[n], kind) for kind in kinds].index(True))
+        return Op(name, inputs, tuple(places), tuple((n, heads(inputs[n])) for n in places if heads(inputs[n])))
     params, alternatives = rules[name]
     bound = dict(zip(params, inputs, strict=True))
     options = tuple(_pattern(_expression(text), bound, rules) for text in alternatives)
-    return options[0] if len(options) == 1 else Choice(options)
+    return options[0] if len(options) == 1 else Choice.of(options)
 
 
-def _roots(pattern: Pattern) -> set[str]:
+def heads(pattern: Pattern) -> frozenset[str]:
+    """The types that the last node of what matches may have; empty for values and numbers."""
     if isinstance(pattern, Choice):
-        return set().union(*map(_roots, pattern.options))
-    assert isinstance(pattern, Op)
-    return {pattern.key}
-
-
-def _anchors(pattern: Pattern) -> frozenset[str]:
-    """Types, plain arithmetic apart, of which one at least is in whatever matches; empty where none is sure to be."""
-    if isinstance(pattern, Choice):
-        found = [_anchors(option) for option in pattern.options]
-        return frozenset().union(*found) if all(found) else frozenset()
-    if not isinstance(pattern, Op):
-        return frozenset()
-    if pattern.key not in _ARITHMETIC:
-        return frozenset({pattern.key})
-    return min(filter(None, map(_anchors, pattern.inputs)), key=len, default=frozenset())
+        return frozenset(pattern.ending_in)
+    return frozenset({pattern.key}) if isinstance(pattern, Op) else frozenset()

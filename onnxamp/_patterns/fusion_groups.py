@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 
-from onnxamp._dtypes import FLOAT
+from onnxamp._dtypes import FLOAT, LowType
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._options.options import Options
-from onnxamp._patterns.islands import decomposed_norms
+from onnxamp._patterns.match import declared_axes
+from onnxamp._patterns.patterns import patterns_of
 from onnxamp._target.kernels import freedom
 
 
@@ -17,8 +18,8 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
     """(producer, BatchNormalization) pairs that ONNX Runtime folds into one Conv, ConvTranspose or Gemm.
 
     The conditions are those of its conv_bn_fusion.cc and matmul_bn_fusion.cc: inference mode, constant parameters
-    and weights, and a producer that nobody else reads. Where the target has no low kernel for the normalisation,
-    there is no pair: folding happens at load time, but the model must also load with optimisations off.
+    and weights, and a producer that nothing else reads. Where the target has no low-precision kernel for the
+    normalisation there is no pair: folding happens at load time, but the model must also load with optimisations off.
     """
     if not options.folds_batch_norm:
         return []
@@ -27,7 +28,7 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
 
 
 def constant_batch_norms(graph: Graph, is_constant: Callable[[int], bool]) -> list[tuple[Node, Node]]:
-    """(producer, BatchNormalization) pairs in inference mode, all but the data constant, and nobody reads between."""
+    """(producer, BatchNormalization) pairs in inference mode that nothing else reads; all but the data is constant."""
     pairs = []
     for node in graph.nodes:
         producer = graph.producer(node.input(0)) if node.key in op_facts().folded else None
@@ -55,25 +56,73 @@ def _can_be_low(graph: Graph, node: Node, options: Options) -> bool:
 
 
 def skip_sums(graph: Graph) -> dict[int, int]:
-    """Add -> the normalisation of its sum (or a node of one that is written out): ONNX Runtime makes one op of both.
+    """Add -> the normalisation of its sum (or the core of a decomposed one): ONNX Runtime makes one op of both.
 
     The conditions are those of its skip_layer_norm_fusion.cc: two activations of one shape, as far as shapes are known.
     """
     heads = {index: index for index, node in enumerate(graph.nodes) if node.key == "LayerNormalization"}
-    for root, nodes in graph.ask(decomposed_norms):
-        heads |= dict.fromkeys((index for index in nodes if graph.nodes[index].key == "ReduceMean"), root.index)
-    found: dict[int, int] = {}
+    for match in patterns_of(graph, "normalisation"):
+        heads |= {index: match.core for index in match.nodes if graph.nodes[index].key == "ReduceMean"}
+    sums: dict[int, int] = {}
     for index, norm in heads.items():
         total = graph.producer(graph.nodes[index].input(0))
         if total is None or total.key != "Add" or any(graph.constants.is_constant(value) for value in total.inputs):
             continue
         one, other = (graph.shapes[value] for value in total.inputs)
         if one is None or other is None or _may_be_equal(one, other):
-            found[total.index] = norm
-    return found
+            sums[total.index] = norm
+    return sums
 
 
 def _may_be_equal(one: Shape, other: Shape) -> bool:
     if len(one) != len(other):
         return False
     return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
+
+
+def absorbed_casts(graph: Graph, low: LowType) -> dict[int, str]:
+    """Inputs of decomposed normalisations in front of which a Cast must not stand alone -> label of the first reader.
+
+    ONNX Runtime's layer_norm_fusion.cc takes a Cast into the fused node that feeds only the mean and the subtraction,
+    or the square and the division, and then cannot load the model: from opset 17 on, LayerNormalization wants one type
+    for input and scale, and in bfloat16 no CUDA kernel takes two (seen with 1.31.1).
+    """
+    absorbed: dict[int, str] = {}
+    mixed = low.name != "bfloat16"
+    if graph.book.opsets[""] < 17 and mixed:
+        return absorbed
+    for norm in patterns_of(graph, "normalisation"):
+        for first in (graph.nodes[index] for index in sorted(norm.nodes)):
+            value = _centred_alone(graph, first)
+            if value == ABSENT and not mixed:
+                value = _divided_square(graph, first)
+            if value == ABSENT or graph.types[value] != FLOAT:
+                continue
+            absorbed[value] = first.label
+            while (before := graph.producer(value)) is not None and before.key in op_facts().eliminated:
+                value = before.inputs[0]
+                absorbed[value] = first.label
+    return absorbed
+
+
+def _centred_alone(graph: Graph, mean: Node) -> int:
+    """The x of a mean that only x - mean(x) reads; ABSENT for any other node."""
+    if mean.key != "ReduceMean" or not _reduces_last(graph, mean):
+        return ABSENT
+    readers = [node for node, _ in graph.consumers(mean.outputs[0])]
+    centred = readers and all(node.key == "Sub" and node.input(0) == mean.inputs[0] for node in readers)
+    return mean.inputs[0] if centred else ABSENT
+
+
+def _divided_square(graph: Graph, square: Node) -> int:
+    """The value that a Pow squares and a Div divides; ABSENT for any other node."""
+    if square.key != "Pow" or graph.constants.uniform(square.input(1)) != 2.0:
+        return ABSENT
+    readers = [(node.key, port) for node, port in graph.consumers(square.inputs[0])]
+    return square.inputs[0] if ("Div", 0) in readers else ABSENT
+
+
+def _reduces_last(graph: Graph, mean: Node) -> bool:
+    """Whether the axes may include the last one: only then can it be a LayerNormalization."""
+    axes, shape = declared_axes(graph, mean), graph.shapes[mean.inputs[0]]
+    return not axes or shape is None or -1 in axes or len(shape) - 1 in axes

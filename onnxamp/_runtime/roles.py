@@ -84,7 +84,7 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
         reached: list[int] = []
         for node, port in view.consumers(value):
             yield node, port
-            if (node.key in facts.carriers | facts.parting and port == 0) or node.key in facts.joining:
+            if port in facts.moved_inputs.get(node.key, ()) or node.key == "Cast":
                 reached += node.outputs
             for _, body in node.bodies if node.key in facts.control_flow else ():
                 inputs = view.scopes[body].inputs

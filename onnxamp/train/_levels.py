@@ -23,7 +23,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph
 from onnxamp._ops.facts import op_key
 from onnxamp._options.options import Level, Options
-from onnxamp._patterns.islands import decomposed_norms
+from onnxamp._patterns.patterns import patterns_of
 from onnxamp.train._gradients.normalisations import SCALED
 from onnxamp.train._gradients.writer import MIN_OPSET
 from onnxamp.train._scaling import DynamicLossScaleManager, LossScaleManager, Scaling
@@ -89,7 +89,8 @@ def _with_gradients(label: str) -> str:
 def _decomposed_norms(model: ModelProto) -> list[str]:
     """Nodes of decomposed normalisations, and the values between them."""
     graph = Graph.of(model)
-    nodes = [graph.nodes[index] for index in sorted({i for _, parts in graph.ask(decomposed_norms) for i in parts})]
+    norms = frozenset[int]().union(*(match.nodes for match in patterns_of(graph, "normalisation")))
+    nodes = [graph.nodes[index] for index in sorted(norms)]
     return [name for node in nodes for name in dict.fromkeys((node.label, *node.proto.output)) if name]
 
 

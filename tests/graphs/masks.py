@@ -1,5 +1,7 @@
 """Attention masks: sentinels and infinities on their way to a Softmax (row 25)."""
 
+from typing import Any
+
 import numpy as np
 
 from .case import Case, at_opsets, graph
@@ -17,7 +19,40 @@ def attention(name: str, nodes: str, initializers: str = "", mask: np.ndarray = 
     return graph(name, 25, text, feeds={"M": mask}, **arguments)
 
 
+MOVEMENTS = {
+    "identity": ("3,4", "i = Identity (a) [soft] Y = Softmax (i)"),
+    "flatten": ("3,4", "i = Flatten <axis = 1> (a) [soft] Y = Softmax (i)"),
+    "gather": ("3,4", "i = Gather (a, rows) [soft] Y = Softmax (i)"),
+    "split": (
+        "3,4",
+        "i, j = Split (a, sizes) [soft] p = Softmax (i) [soft2] q = Softmax (j) Y = Concat <axis = 0> (p, q)",
+    ),
+    "squeeze": ("3,4", "u = Unsqueeze (a, axis) i = Squeeze (u, axis) [soft] Y = Softmax (i)"),
+    "unsqueeze": ("1,3,4", "i = Unsqueeze (a, axis) [soft] Y = Softmax (i)"),
+    "expand": ("2,3,4", "i = Expand (a, shape) [soft] Y = Softmax (i)"),
+    "slice": ("2,4", "i = Slice (a, one, end, axis) [soft] Y = Softmax (i)"),
+    "concat": ("6,4", "i = Concat <axis = 0> (a, s) [soft] Y = Softmax (i)"),
+}
+"""What may stand between the addition of the mask and the Softmax, with the shape of the result."""
+
+
+def moved_mask(movement: str, kind: str, number: str, mask: np.ndarray, **options: Any) -> Case:
+    """Scores of some tens, which low precision forgets beside the mask's number, moved to their Softmax."""
+    shape, nodes = MOVEMENTS[movement]
+    text = f"""(float[3,4] Q, float[3,4] M) => (float[{shape}] Y) <
+        float top = {{1}}, float low = {{{number}}}, int64[1] axis = {{0}}, int64[1] one = {{1}}, int64[1] end = {{3}},
+        int64[2] sizes = {{1, 2}}, int64[3] rows = {{2, 0, 1}}, int64[3] shape = {{2, 3, 4}}> {{
+        s = MatMul (Q, K) n = Sub (top, M) b = Mul (n, low) a = Add (s, b) {nodes} }}"""
+    weights = {"K": 10 * np.random.default_rng(1).standard_normal((4, 4)).astype(np.float32)}
+    name = f"mask_{kind}_through_{movement}"
+    return graph(name, 25, text, opset=22, weights=weights, feeds={"M": mask}, options=options)
+
+
 CASES: tuple[Case, ...] = (
+    *(moved_mask(movement, "that_is_large", "-1e6", MASK) for movement in MOVEMENTS),
+    *(moved_mask(movement, "sentinel", LOWEST, OPEN_MASK) for movement in MOVEMENTS),
+    # A sentinel that is saturated, because all around it is low, forgets the scores of a row that is masked as a whole.
+    *(moved_mask(movement, "float32", LOWEST, MASK, keep_high=("soft", "soft2")) for movement in MOVEMENTS),
     attention(
         "mask_lowest",
         "n = Sub (one, M) b = Mul (n, low) a = Add (s, b) Y = Softmax (a)",

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from onnxamp._dtypes import FLOAT
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import read_array
 from onnxamp._ops.facts import attribute
 from onnxamp._patterns.fusion_groups import constant_batch_norms
-from onnxamp._patterns.match import Reading
 from onnxamp._rewrite.fold.folds import Fold, NewWeight
 
 KIND = "BatchNorm"
@@ -25,29 +25,29 @@ _EPSILON = 1e-5
 Array = NDArray[Any]
 
 
-def batch_norms(reading: Reading) -> list[Fold]:
+def batch_norms(graph: Graph) -> list[Fold]:
     """All that can be folded. Complexity: each weight that changes is read here, and again when it is made."""
-    found = []
-    for producer, node in constant_batch_norms(reading.graph, reading.tensors.__contains__):
+    folds = []
+    for producer, node in constant_batch_norms(graph, graph.constants.tensors.__contains__):
         values = [value for value in (*producer.inputs, *node.inputs) if value != ABSENT]
-        if any(reading.graph.types[value] != FLOAT for value in values):
+        if any(graph.types[value] != FLOAT for value in values):
             continue
-        weights = _weights(reading, producer, node)
+        weights = _weights(graph, producer, node)
         if weights is not None:
             nodes = frozenset((producer.index, node.index))
             inputs = (producer.inputs[0], *weights)
-            found.append(Fold(KIND, producer.key, 1, nodes, node.index, inputs, {}, producer.index))
-    return found
+            folds.append(Fold(KIND, producer.key, 1, nodes, node.index, inputs, {}, producer.index))
+    return folds
 
 
-def _weights(reading: Reading, producer: Node, node: Node) -> tuple[NewWeight, NewWeight] | None:
+def _weights(graph: Graph, producer: Node, node: Node) -> tuple[NewWeight, NewWeight] | None:
     """Weight and bias of the producer with the normalisation in them.
 
     None where their shapes do not fit, or a number would be none or beyond float32.
     """
-    scale, shift, mean, variance = (_read(reading, value).astype(np.float64) for value in node.inputs[1:])
+    scale, shift, mean, variance = (_read(graph, value).astype(np.float64) for value in node.inputs[1:])
     epsilon, channels = attribute(node.proto, "epsilon"), scale.size
-    weight, bias = _read(reading, producer.inputs[1]), _bias(reading, producer, channels)
+    weight, bias = _read(graph, producer.inputs[1]), _bias(graph, producer, channels)
     shapes = _shapes(producer, weight.shape, channels)
     if shapes is None or bias is None:
         return None
@@ -57,24 +57,24 @@ def _weights(reading: Reading, producer: Node, node: Node) -> tuple[NewWeight, N
         largest = max(float(weight.max(initial=0)), -float(weight.min(initial=0))) * np.abs(factor)
     if not (np.concatenate((largest, np.abs(total))) < np.finfo(np.float32).max).all():
         return None
-    names = reading.graph.values[producer.inputs[1]].name, f"{producer.label}_bias"
+    names = graph.values[producer.inputs[1]].name, f"{producer.label}_bias"
     if producer.input(2) != ABSENT:
-        names = names[0], reading.graph.values[producer.inputs[2]].name
+        names = names[0], graph.values[producer.inputs[2]].name
     return (
         NewWeight(names[0], lambda: numpy_helper.from_array(_times(weight, factor, *shapes))),
         NewWeight(names[1], lambda: numpy_helper.from_array(total.astype(np.float32))),
     )
 
 
-def _read(reading: Reading, value: int) -> Array:
-    return read_array(reading.tensors[value], reading.graph.folder)
+def _read(graph: Graph, value: int) -> Array:
+    return read_array(graph.constants.tensors[value], graph.folder)
 
 
-def _bias(reading: Reading, producer: Node, channels: int) -> Array | None:
+def _bias(graph: Graph, producer: Node, channels: int) -> Array | None:
     """What the producer adds per channel; None where it is not one number for each."""
     if producer.input(2) == ABSENT:
         return np.zeros(channels)
-    bias = _read(reading, producer.inputs[2]).astype(np.float64)
+    bias = _read(graph, producer.inputs[2]).astype(np.float64)
     if producer.key != "Gemm":
         return bias if bias.shape == (channels,) else None
     beta = attribute(producer.proto, "beta")

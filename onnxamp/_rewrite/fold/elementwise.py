@@ -1,28 +1,29 @@
-"""Gelu, Softmax and LogSoftmax, written out."""
+"""Decomposed Gelu, Softmax and LogSoftmax."""
 
+from onnxamp._graph.graph import Graph
 from onnxamp._patterns.forms import Kind
-from onnxamp._patterns.match import Reading
-from onnxamp._rewrite.fold.folds import Fold, Found
+from onnxamp._patterns.match import Match
+from onnxamp._rewrite.fold.folds import Fold
 
 _AXIS_BY_ITSELF = 13
 """First opset at which Softmax is along one axis, and not along all from that one on."""
 
 
-def activation(reading: Reading, kind: Kind, found: Found) -> Fold | None:
+def activation(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     """The activation that the form is. A number without an axis would gain one by constants of shape [1]: it stays."""
-    if reading.graph.shapes[found.values["x"]] == ():
+    if graph.shapes[match.values["x"]] == ():
         return None
     return Fold(
-        kind.name, kind.op, kind.opset, found.nodes, found.last, (found.values["x"],), kind.attributes
+        kind.name, kind.op, kind.opset, match.nodes, match.core, (match.values["x"],), kind.attributes
     )  # fmt: skip
 
 
-def softmax(reading: Reading, kind: Kind, found: Found) -> Fold | None:
+def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     """The softmax along one axis."""
-    shape = reading.graph.shapes[found.values["x"]]
-    if len(found.axes) != 1:
+    shape = graph.shapes[match.values["x"]]
+    if len(match.axes) != 1:
         return None
-    axis, opset = found.axes[0], kind.opset
-    if reading.graph.book.opsets[""] < _AXIS_BY_ITSELF and axis == -1 and shape is not None:
+    axis, opset = match.axes[0], kind.opset
+    if graph.book.opsets[""] < _AXIS_BY_ITSELF and axis == -1 and shape is not None:
         axis, opset = len(shape) - 1, 1
-    return Fold(kind.name, kind.op, opset, found.nodes, found.last, (found.values["x"],), {"axis": axis})
+    return Fold(kind.name, kind.op, opset, match.nodes, match.core, (match.values["x"],), {"axis": axis})

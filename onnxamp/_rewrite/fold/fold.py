@@ -12,7 +12,7 @@ from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._ops.signature import lookup
 from onnxamp._options.options import Options
-from onnxamp._patterns.forms import fold_facts
+from onnxamp._patterns.forms import form_table
 from onnxamp._rewrite.fold.apply import apply_folds
 from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import find_folds
@@ -96,7 +96,7 @@ def _float_types(target: str, key: str, since: int) -> set[str]:
 def _why_late(graph: Graph, late: Sequence[Fold], target: str, ceiling: int | None) -> str:
     """Why folds have to be left."""
     opset = min(fold.opset for fold in late)
-    text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} written out: that takes opset {opset}"
+    text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that takes opset {opset}"
     if ceiling is not None and opset > ceiling:
         return f"{text}, and --opset {ceiling} is asked for."
     losers = _losers(graph, late, target, opset)
@@ -106,7 +106,7 @@ def _why_late(graph: Graph, late: Sequence[Fold], target: str, ceiling: int | No
 def told(folds: Sequence[Fold]) -> str:
     """How many of each kind: "12 LayerNorms and 24 Gelus"."""
     counts = Counter(
-        fold_facts().kinds[fold.kind].called if fold.kind in fold_facts().kinds else fold.kind for fold in folds
+        form_table().kinds[fold.kind].called if fold.kind in form_table().kinds else fold.kind for fold in folds
     )
     parts = [f"{n} {kind}{'' if n == 1 else 'es' if kind.endswith('x') else 's'}" for kind, n in counts.items()]
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

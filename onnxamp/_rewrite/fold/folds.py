@@ -7,8 +7,6 @@ from typing import Any
 from onnx import TensorProto
 
 from onnxamp._graph.view import ABSENT
-from onnxamp._patterns.forms import Form
-from onnxamp._patterns.match import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +33,3 @@ class Fold:
     inputs: tuple[int | NewWeight, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     first: int = ABSENT
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A form at its last node, before it is known whether all that it takes is given."""
-
-    form: Form
-    nodes: frozenset[int]
-    values: Mapping[str, int]
-    axes: tuple[int, ...]
-    last: int
-
-
-def is_closed(reading: Reading, nodes: frozenset[int], last: int) -> bool:
-    """Whether nobody outside reads what the nodes make, but for the output of the last one.
-
-    Reductions and divisions have one output each; a node whose others are read is none of a form.
-    """
-    for index in nodes - {last}:
-        for value in reading.graph.nodes[index].outputs:
-            if value == ABSENT:
-                continue
-            if reading.graph.results[value] or any(reader not in nodes for reader, _ in reading.graph.uses[value]):
-                return False
-    return True

@@ -1,8 +1,8 @@
-"""LayerNormalization and RMSNormalization, written out.
+"""Decomposed LayerNormalization and RMSNormalization.
 
-The standard ops want a gain of the normalised shape; where the form has none that suits, it is all ones, and what
-stands behind stays there. A form that computes in float32 between Casts, in a model that is low, is the op in the low
-type: by its definition it computes in float32 inside, rounds, and then applies gain and bias.
+The standard ops need a gain of the normalised shape. Where the form has none that fits, the gain is all ones, and the
+ops behind the form stay. A form that computes in float32 between Casts of a low-precision model is the op in low
+precision: by definition it computes in float32 inside, rounds, and then applies gain and bias.
 """
 
 from collections.abc import Sequence
@@ -14,45 +14,46 @@ from typing import Final
 from onnx import TensorProto, helper
 
 from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._patterns.forms import Kind
-from onnxamp._patterns.match import Reading
-from onnxamp._rewrite.fold.folds import Fold, Found, NewWeight
+from onnxamp._patterns.match import Match
+from onnxamp._rewrite.fold.folds import Fold, NewWeight
 
 _ONES: Final = 1 << 16
 """Elements up to which a gain of ones is made."""
 
 
-def norm(reading: Reading, kind: Kind, found: Found) -> Fold | None:
+def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     """The normalisation that the form is, with gain and bias; None where it is none."""
-    count = len(found.axes)
-    epsilon = reading.number(found.values["epsilon"])
-    if found.axes != tuple(range(-count, 0)) or epsilon is None or epsilon < 0 or not _is_mean(reading, found):
+    count = len(match.axes)
+    epsilon = graph.constants.scalar(match.values["epsilon"])
+    if match.axes != tuple(range(-count, 0)) or epsilon is None or epsilon < 0 or not _is_mean(graph, match):
         return None
-    found = _narrowed(reading, found)
-    dims = _normalised(reading, found)
-    given = {name: found.values[name] for name in ("gain", "bias") if name in found.values}
-    weights = {name: _suiting(reading, found, value, dims) for name, value in given.items()}
+    match = _narrowed(graph, match)
+    dims = _normalised(graph, match)
+    given = {name: match.values[name] for name in ("gain", "bias") if name in match.values}
+    weights = {name: _suiting(graph, match, value, dims) for name, value in given.items()}
     if None in weights.values():
         return None
     for _ in range(2):
-        found = _with_next(reading, found, dims, weights, has_bias=kind.op == "LayerNormalization")
-    gain = weights["gain"] if "gain" in weights else _ones(reading, found, dims)
+        match = _with_next(graph, match, dims, weights, has_bias=kind.op == "LayerNormalization")
+    gain = weights["gain"] if "gain" in weights else _ones(graph, match, dims)
     if gain is None:
         return None
     bias = weights.get("bias")
-    inputs = (found.values["x"], gain) if bias is None else (found.values["x"], gain, bias)
+    inputs = (match.values["x"], gain) if bias is None else (match.values["x"], gain, bias)
     attributes = {"axis": -count, "epsilon": epsilon}
-    return Fold(kind.name, kind.op, kind.opset, found.nodes, found.last, inputs, attributes)
+    return Fold(kind.name, kind.op, kind.opset, match.nodes, match.core, inputs, attributes)
 
 
-def _is_mean(reading: Reading, found: Found) -> bool:
+def _is_mean(graph: Graph, match: Match) -> bool:
     """Whether sums are divided by what they sum up."""
-    shape = reading.graph.shapes[found.values["x"]]
-    wanted = {name: reading.number(found.values[name]) for name in ("count", "share") if name in found.values}
+    shape = graph.shapes[match.values["x"]]
+    wanted = {name: graph.constants.scalar(match.values[name]) for name in ("count", "share") if name in match.values}
     if not wanted:
         return True
-    sizes = [] if shape is None else [shape[axis] for axis in found.axes]
+    sizes = [] if shape is None else [shape[axis] for axis in match.axes]
     if not sizes or None in sizes:
         return False
     total = prod(size or 0 for size in sizes)
@@ -60,67 +61,66 @@ def _is_mean(reading: Reading, found: Found) -> bool:
     return all(value is not None and isclose(value, parts[name], rel_tol=1e-6) for name, value in wanted.items())
 
 
-def _narrowed(reading: Reading, found: Found) -> Found:
+def _narrowed(graph: Graph, match: Match) -> Match:
     """The form with the Casts around it, where both are from and to one low type and nobody else reads between."""
-    view = reading.graph
-    before, (between, _, behind) = view.producer(found.values["x"]), _reader(reading, found)
+    before, (between, _, behind) = graph.producer(match.values["x"]), _reader(graph, match)
     if before is None or behind is None or not before.key == behind.key == "Cast":
-        return found
-    low = reading.graph.types[before.inputs[0]]
-    if low != reading.graph.types[behind.outputs[0]] or low not in {kind.tensor for kind in LOW_TYPES.values()}:
-        return found
-    if {"gain", "bias"} & found.values.keys():  # applied before the result is rounded
-        return found
-    values = {**found.values, "x": before.inputs[0]}
-    return replace(found, nodes=found.nodes | between | {behind.index}, values=values, last=behind.index)
+        return match
+    low = graph.types[before.inputs[0]]
+    if low != graph.types[behind.outputs[0]] or low not in {kind.tensor for kind in LOW_TYPES.values()}:
+        return match
+    if {"gain", "bias"} & match.values.keys():  # applied before the result is rounded
+        return match
+    values = {**match.values, "x": before.inputs[0]}
+    return replace(match, nodes=match.nodes | between | {behind.index}, values=values, core=behind.index)
 
 
-def _normalised(reading: Reading, found: Found) -> tuple[int | None, ...]:
+def _normalised(graph: Graph, match: Match) -> tuple[int | None, ...]:
     """The shape over which is normalised, as far as it is known."""
-    shape, count = reading.graph.shapes[found.values["x"]], len(found.axes)
+    shape, count = graph.shapes[match.values["x"]], len(match.axes)
     return (None,) * count if shape is None else tuple(shape[-count:])
 
 
 def _with_next(
-    reading: Reading,
-    found: Found,
+    graph: Graph,
+    match: Match,
     dims: Sequence[int | None],
     weights: dict[str, int | NewWeight | None],
     *,
     has_bias: bool,
-) -> Found:
+) -> Match:
     """Take in the multiplication by the gain, or the addition of the bias, that stands behind."""
-    nodes, value, node = _reader(reading, found)
+    nodes, value, node = _reader(graph, match)
     name = {"Mul": "gain", "Add": "bias" if has_bias else ""}.get(node.key if node else "", "")
     if node is None or not name or name in weights or (name == "gain" and "bias" in weights):
-        return found
+        return match
     other = node.inputs[1] if node.inputs[0] == value else node.inputs[0]
-    weight = _suiting(reading, found, other, dims)
+    weight = _suiting(graph, match, other, dims)
     if weight is None:
-        return found
+        return match
     weights[name] = weight
-    return replace(found, nodes=found.nodes | nodes | {node.index}, last=node.index)
+    return replace(match, nodes=match.nodes | nodes | {node.index}, core=node.index)
 
 
-def _reader(reading: Reading, found: Found) -> tuple[set[int], int, Node | None]:
+def _reader(graph: Graph, match: Match) -> tuple[set[int], int, Node | None]:
     """The node that alone reads the result, what it reads of it, and the nodes between that pass it on."""
-    between, value = set[int](), reading.graph.nodes[found.last].outputs[0]
-    node = reading.only_reader(value)
-    while node is not None and reading.is_passing(node):
+    between, value = set[int](), graph.nodes[match.core].outputs[0]
+    node = graph.only_reader(value)
+    while node is not None and graph.passes_on(node):
         between.add(node.index)
         value = node.outputs[0]
-        node = reading.only_reader(value)
+        node = graph.only_reader(value)
     return between, value, node
 
 
-def _suiting(reading: Reading, found: Found, value: int, dims: Sequence[int | None]) -> int | NewWeight | None:
+def _suiting(graph: Graph, match: Match, value: int, dims: Sequence[int | None]) -> int | NewWeight | None:
     """The constant as a weight of the normalised shape; None where it is not constant or has another one.
 
     A length of one axis that is not known is what the constant says, unless that is 1: anything would meet that.
     """
-    value = reading.passed_on(value)
-    tensor, shape = reading.tensors.get(value), reading.graph.shapes[found.values["x"]]
-    if tensor is None or tensor.data_type != _elem(reading, found):
+    value = graph.passed_on(value)
+    tensor, shape = graph.constants.tensors.get(value), graph.shapes[match.values["x"]]
+    if tensor is None or tensor.data_type != _elem(graph, match):
         return None
     sizes, rank = list(tensor.dims), len(dims) if shape is None else len(shape)
     if len(sizes) > rank:
@@ -133,7 +133,7 @@ def _suiting(reading: Reading, found: Found, value: int, dims: Sequence[int | No
         return None
     if sizes == list(tensor.dims):
         return value
-    return NewWeight(f"{reading.graph.values[value].name}_flat", partial(_flat, tensor, sizes))
+    return NewWeight(f"{graph.values[value].name}_flat", partial(_flat, tensor, sizes))
 
 
 def _flat(tensor: TensorProto, sizes: Sequence[int]) -> TensorProto:
@@ -144,14 +144,14 @@ def _flat(tensor: TensorProto, sizes: Sequence[int]) -> TensorProto:
     return made
 
 
-def _ones(reading: Reading, found: Found, dims: Sequence[int | None]) -> NewWeight | None:
+def _ones(graph: Graph, match: Match, dims: Sequence[int | None]) -> NewWeight | None:
     sizes = [dim for dim in dims if dim is not None]
     if len(sizes) < len(dims) or not 0 < prod(sizes) <= _ONES:
         return None
-    ones = partial(helper.make_tensor, "", _elem(reading, found), sizes, [1.0] * prod(sizes))
-    return NewWeight(f"{reading.graph.nodes[found.last].proto.output[0]}_ones", ones)
+    ones = partial(helper.make_tensor, "", _elem(graph, match), sizes, [1.0] * prod(sizes))
+    return NewWeight(f"{graph.nodes[match.core].proto.output[0]}_ones", ones)
 
 
-def _elem(reading: Reading, found: Found) -> int:
-    name = reading.graph.types[found.values["x"]] or FLOAT
+def _elem(graph: Graph, match: Match) -> int:
+    name = graph.types[match.values["x"]] or FLOAT
     return ELEM_NUMBERS[name.removeprefix("tensor(").removesuffix(")")]

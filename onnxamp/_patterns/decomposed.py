@@ -1,145 +1,55 @@
-"""Ops that belong together: normalisations and softmaxes written out as single ops, and written-out activations.
+"""Walks that recognise decomposed normalisations, softmaxes, magnitudes and activations, whatever stands among them.
 
-A normalisation squares and sums, which overflows float16 into *silent zeros*; it stays float32 as a unit. A
-written-out activation (Gelu, SiLU) is harmless, but ONNX Runtime fuses it only if no Cast stands inside: its nodes
-take one precision.
+A normalisation squares and sums, which overflows float16 into *silent zeros*. An activation (Gelu, SiLU) is harmless,
+but ONNX Runtime fuses it only if no Cast stands inside.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
+from typing import Final
 
-from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import FLOAT, LowType
+from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import attribute, is_exact, op_facts
+from onnxamp._ops.facts import is_exact, op_facts
 
 _REACH = 32
-"""Nodes that the search for one island may visit; written-out normalisations have at most about 20."""
+"""Nodes that one walk may visit; decomposed normalisations have at most about 20."""
 
 
-def decomposed_norms(graph: Graph) -> list[tuple[Node, list[int]]]:
-    """x^2 -> mean or sum -> + eps -> root -> divide: the root, and every node between squared value and result.
+def _normalisation(graph: Graph, root: Node) -> set[int]:
+    """x^2 -> mean or sum -> + eps -> root -> divide: every node between squared value and result.
 
     Gain and bias belong to it where they are constant, or vectors: ONNX Runtime fuses such, wherever they come from.
     """
-    found = []
-    for root in graph.nodes:
-        if _is_root(graph, root):
-            nodes, bases = _variance(graph, root)
-            scaling = _scaling(graph, root, bases) if bases else set()
-            if scaling:
-                found.append((root, sorted(nodes | scaling)))
-    return found
+    if root.key == "Pow" and graph.constants.uniform(root.input(1)) not in (0.5, -0.5):
+        return set()
+    nodes, bases = _variance(graph, root)
+    scaling = _scaling(graph, root, bases) if bases else set()
+    return nodes | scaling if scaling else set()
 
 
-def magnitudes(graph: Graph) -> Iterator[Hazard]:
-    """sqrt(a^2 + b^2): the squares need twice the range of their root, and rounding before it costs the same Casts."""
-    for root in graph.nodes:
-        total = graph.producer(root.input(0)) if root.key == "Sqrt" else None
-        if total is None or total.key not in ("Add", "Sum") or graph.types[total.outputs[0]] != FLOAT:
-            continue
-        terms = [graph.producer(value) for value in total.inputs]
-        squares = [node for node in terms if node is not None and _square_of(graph, node) != ABSENT]
-        if len(squares) >= 2:
-            for index in sorted({root.index, total.index, *(node.index for node in squares)}):
-                yield Hazard(index, Reason.ISLAND, f"part of the magnitude {root.label!r}")
+def _magnitude(graph: Graph, root: Node) -> set[int]:
+    """sqrt(a^2 + b^2)."""
+    total = graph.producer(root.input(0))
+    if total is None or total.key not in ("Add", "Sum") or graph.types[total.outputs[0]] != FLOAT:
+        return set()
+    terms = [graph.producer(value) for value in total.inputs]
+    squares = {node.index for node in terms if node is not None and _square_of(graph, node) != ABSENT}
+    return {root.index, total.index, *squares} if len(squares) >= 2 else set()
 
 
-def softmax_islands(graph: Graph) -> Iterator[Hazard]:
+def _softmax(graph: Graph, exp: Node) -> set[int]:
     """Exp -> sum -> divide (or Log), with the subtraction of the maximum before it."""
-    for exp in graph.nodes:
-        if exp.key != "Exp" or exp.outputs[0] == ABSENT or graph.types[exp.outputs[0]] != FLOAT:
-            continue
-        sums = [node for node, _ in graph.consumers(exp.outputs[0]) if node.key == "ReduceSum"]
-        island = {exp.index}
-        for total in sums:
-            island |= _softmax_end(graph, exp, total)
-        if len(island) == 1:
-            continue
-        shift = graph.producer(exp.inputs[0])
-        if shift is not None and shift.key == "Sub":
-            island |= {shift.index} | _back_to_reduction(graph, shift.input(1), {"ReduceMax"})
-        for index in sorted(island):
-            yield Hazard(index, Reason.ISLAND, f"part of the softmax around {exp.label!r}")
-
-
-def absorbed_casts(graph: Graph, low: LowType) -> dict[int, str]:
-    """Inputs of written-out LayerNorms and RMSNorms in front of which a Cast must not stand alone, with the name of the
-    first reader.
-
-    ONNX Runtime's layer_norm_fusion.cc takes a Cast into the fused node that feeds only the mean and the subtraction,
-    or the square and the division, and then cannot load the model: from opset 17 on, LayerNormalization wants one type
-    for input and scale, and in bfloat16 no CUDA kernel takes two (seen with 1.31.1).
-    """
-    found: dict[int, str] = {}
-    mixed = low.name != "bfloat16"
-    if graph.book.opsets[""] < 17 and mixed:
-        return found
-    for _, nodes in graph.ask(decomposed_norms):
-        for first in (graph.nodes[index] for index in nodes):
-            value = _centred_alone(graph, first)
-            if value == ABSENT and not mixed:
-                value = _divided_square(graph, first)
-            if value == ABSENT or graph.types[value] != FLOAT:
-                continue
-            found[value] = first.label
-            while (before := graph.producer(value)) is not None and before.key in op_facts().hazard["eliminated"]:
-                value = before.inputs[0]
-                found[value] = first.label
-    return found
-
-
-def _centred_alone(graph: Graph, mean: Node) -> int:
-    """The input of a mean that only x - mean(x) reads; ABSENT where it is no such mean."""
-    if mean.key != "ReduceMean" or not _reduces_last(graph, mean):
-        return ABSENT
-    readers = [node for node, _ in graph.consumers(mean.outputs[0])]
-    centred = readers and all(node.key == "Sub" and node.input(0) == mean.inputs[0] for node in readers)
-    return mean.inputs[0] if centred else ABSENT
-
-
-def _divided_square(graph: Graph, square: Node) -> int:
-    """The value that is squared by Pow, and then divided; ABSENT where the node is no such square."""
-    if square.key != "Pow" or graph.constants.uniform(square.input(1)) != 2.0:
-        return ABSENT
-    readers = [(node.key, port) for node, port in graph.consumers(square.inputs[0])]
-    return square.inputs[0] if ("Div", 0) in readers else ABSENT
-
-
-def _reduces_last(graph: Graph, mean: Node) -> bool:
-    """Whether the axes are the last ones, as far as is known; only then it can be a LayerNormalization."""
-    axes = attribute(mean.proto, "axes")
-    if axes is None and mean.input(1) != ABSENT:
-        axes = graph.constants.integers(mean.inputs[1])
-    shape = graph.shapes[mean.inputs[0]]
-    if not axes:
-        return True
-    rank = len(shape) if shape is not None else None
-    return -1 in axes or rank is None or rank - 1 in axes
-
-
-def activation_groups(graph: Graph) -> list[list[int]]:
-    """Written-out Gelu (erf and tanh forms) and SiLU: node groups that take one precision.
-
-    The forms are those of ONNX Runtime's gelu_fusion.cc, fast_gelu_fusion.cc and quick_gelu_fusion.cc.
-    """
-    groups = []
-    for node in graph.nodes:
-        if node.key in ("Erf", "Tanh"):
-            group = _gelu(graph, node)
-        elif node.key == "Sigmoid":
-            group = _silu(graph, node)
-        else:
-            continue
-        if len(group) > 1:
-            groups.append(sorted(group))
-    return groups
-
-
-def _is_root(graph: Graph, node: Node) -> bool:
-    if node.key == "Pow":
-        return graph.constants.uniform(node.input(1)) in (0.5, -0.5)
-    return node.key in ("ReduceL2", "Sqrt", "com.microsoft::Rsqrt")
+    if not graph.is_float_output(exp):
+        return set()
+    sums = [node for node, _ in graph.consumers(exp.outputs[0]) if node.key == "ReduceSum"]
+    ends = set().union(*(_softmax_end(graph, exp, total) for total in sums))
+    if not ends:
+        return set()
+    shift = graph.producer(exp.inputs[0])
+    if shift is not None and shift.key == "Sub":
+        ends |= {shift.index} | _back_to_reduction(graph, shift.input(1), {"ReduceMax"})
+    return {exp.index, *ends}
 
 
 def _square_of(graph: Graph, node: Node) -> int:
@@ -152,8 +62,8 @@ def _square_of(graph: Graph, node: Node) -> int:
 
 
 def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
-    """Nodes from the squared values to the root, and the values that were squared and summed (none: no island)."""
-    walk, reductions = op_facts().hazard["norm_arithmetic"], op_facts().hazard["reductions"]
+    """Nodes from the squared values to the root, and the values that were squared and summed."""
+    walk, reductions = op_facts().norm_arithmetic, op_facts().reductions
     nodes, bases = {root.index}, set[int]()
     if root.key == "ReduceL2":  # squares, sums and takes the root by itself
         return nodes, {root.inputs[0]}
@@ -172,7 +82,7 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
                 nodes.add(square.index)
                 bases.add(squared)
         else:
-            stack += [value for value in node.inputs if value != ABSENT]
+            stack += [value for _, value in graph.float_inputs(node)]
     for base in list(bases):
         nodes |= _centring(graph, base, bases)
     return nodes, bases
@@ -183,7 +93,7 @@ def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
     centred = graph.producer(base)
     if centred is None or centred.key != "Sub":
         return set()
-    mean = _back_to_reduction(graph, centred.input(1), op_facts().hazard["reductions"])
+    mean = _back_to_reduction(graph, centred.input(1), op_facts().reductions)
     if not mean:
         return set()
     bases.add(centred.inputs[0])
@@ -192,14 +102,14 @@ def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
 
 def _back_to_reduction(graph: Graph, value: int, reductions: frozenset[str] | set[str]) -> set[int]:
     """Nodes from ``value`` back to a reduction through data movement and scaling; empty if none is there."""
-    found: set[int] = set()
+    path: set[int] = set()
     for _ in range(_REACH):
         node = graph.producer(value)
         if node is None:
             return set()
-        found.add(node.index)
+        path.add(node.index)
         if node.key in reductions:
-            return found
+            return path
         if not is_exact(node.proto) and node.key not in ("Mul", "Div"):
             return set()
         value = node.input(0)
@@ -248,21 +158,21 @@ def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
     node = graph.producer(value)
     if node is None or node.key != "Sub" or node.input(0) not in bases:
         return set()
-    return {node.index} | _back_to_reduction(graph, node.input(1), op_facts().hazard["reductions"])
+    return {node.index} | _back_to_reduction(graph, node.input(1), op_facts().reductions)
 
 
 def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
     """Nodes from the sum of exponentials to the division or logarithm that ends the softmax; empty if none does."""
-    found, value = {total.index}, total.outputs[0]
+    path, value = {total.index}, total.outputs[0]
     for _ in range(_REACH):
         readers = [node for node, _ in graph.consumers(value)]
         ends = {n.index for n in readers if n.key == "Log" or (n.key in ("Div", "Mul") and exp.outputs[0] in n.inputs)}
         if ends:
-            return found | ends
+            return path | ends
         onward = next((node for node in readers if is_exact(node.proto) or node.key == "Reciprocal"), None)
         if onward is None or onward.outputs[0] == ABSENT:
             return set()
-        found.add(onward.index)
+        path.add(onward.index)
         value = onward.outputs[0]
     return set()
 
@@ -316,11 +226,19 @@ def _silu(graph: Graph, core: Node) -> set[int]:
 
 
 def _only_reader(graph: Graph, value: int, key: str) -> Node | None:
-    if value == ABSENT or len(graph.uses[value]) != 1 or graph.results[value]:
-        return None
-    node = graph.nodes[graph.uses[value][0][0]]
-    return node if node.key == key and len(node.inputs) == 2 else None
+    node = graph.only_reader(value)
+    return node if node is not None and node.key == key and len(node.inputs) == 2 else None
 
 
 def _other(node: Node, value: int) -> int:
     return node.inputs[1] if node.inputs[0] == value else node.inputs[0]
+
+
+WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
+    "normalisation": _normalisation,
+    "softmax": _softmax,
+    "magnitude": _magnitude,
+    "gelu": _gelu,
+    "silu": _silu,
+}
+"""Kind of match -> the walk from its core that finds the nodes; an empty set where there is none."""
