@@ -10,5 +10,5 @@ from bootstrap import BIN, ensure, run
 
 if __name__ == "__main__":
     ensure("dev")
-    workers = ["-n", str(min(os.cpu_count() or 1, 8))]
+    workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "worksteal"]
     run([str(BIN / "python"), "-m", "pytest", "-q", *workers, *sys.argv[1:]])

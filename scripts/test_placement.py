@@ -17,5 +17,5 @@ if __name__ == "__main__":
     with TemporaryDirectory() as folder:
         run([python, str(ROOT / "tests" / "standin" / "build.py"), folder])
         os.environ["LD_LIBRARY_PATH"] = folder
-        workers = ["-n", str(min(os.cpu_count() or 1, 8))]
+        workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "worksteal"]
         run([python, "-m", "pytest", "-q", *workers, "-m", "placement", *sys.argv[1:]])

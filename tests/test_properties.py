@@ -22,7 +22,7 @@ from strategies.table import schemas
 from onnxamp._convert.analysis import Analysis
 from onnxamp._errors import OpsetError
 
-EXAMPLES = int(os.environ.get("ONNXAMP_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("ONNXAMP_EXAMPLES", "150"))
 """Of the slow tests."""
 MAX_OPEN = 8
 """Open questions up to which all answers are tried."""
@@ -56,7 +56,7 @@ def test_each_op_among_others(op: str) -> None:
     assert violations(generated.model, generated.feeds, way, smooth=generated.smooth) == []
 
 
-@examples(60)
+@examples(40)
 @given(st.randoms(use_true_random=False), sizes(), st.sampled_from(WAYS))
 def test_random_models(rng: Random, size: int, way: Way) -> None:
     generated = random_model(rng, size=size)
@@ -71,7 +71,7 @@ def test_more_random_models(rng: Random, size: int, way: Way, op: str) -> None:
     assert violations(generated.model, generated.feeds, way, smooth=generated.smooth) == []
 
 
-@examples(60)
+@examples(30)
 @given(st.randoms(use_true_random=False), sizes())
 def test_models_that_stay_float32_come_back(rng: Random, size: int) -> None:
     assert list(unchanged(random_model(rng, size=size).model)) == []
@@ -92,7 +92,7 @@ def decided(model: onnx.ModelProto, way: Way) -> Analysis | None:
         return None
 
 
-@examples(80)
+@examples(60)
 @given(st.randoms(use_true_random=False), sizes(), st.sampled_from(WAYS))
 def test_the_cut_costs_what_its_casts_cost(rng: Random, size: int, way: Way) -> None:
     """And where few questions are open, no other answer costs less."""
