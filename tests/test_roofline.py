@@ -5,7 +5,7 @@ from graphs.case import parse
 
 from onnxamp import ArgumentError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import infer_shapes
+from onnxamp._graph.shapes import read_shapes, with_shapes
 from onnxamp._graph.types import infer_types
 from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, devices, work_of
 
@@ -30,14 +30,14 @@ WORK = {
 @pytest.mark.parametrize(("text", "touched", "flops"), WORK.values(), ids=WORK)
 def test_work(text: str, touched: int, flops: int) -> None:
     view = Graph.of(parse(text))
-    shapes = infer_shapes(view, infer_types(view))
+    shapes = read_shapes(view, with_shapes(view, infer_types(view)))
     assert work_of(view.nodes[0], shapes) == Work(touched, flops)
     assert work_of(view.nodes[0], shapes, trips=7) == Work(7 * touched, 7 * flops)
 
 
 def test_unknown_shapes_are_guessed() -> None:
     view = Graph.of(parse("(float[N,K] a, float[K,M] b) => (float[N,M] y) { y = MatMul (a, b) }"))
-    work = work_of(view.nodes[0], infer_shapes(view, infer_types(view)))
+    work = work_of(view.nodes[0], read_shapes(view, with_shapes(view, infer_types(view))))
     assert work.elements > 0
     assert work.flops > work.elements
 

@@ -18,12 +18,12 @@ import pytest
 from commands import run
 from graphs.case import parse
 from onnx import TensorProto, helper, numpy_helper
-from stored import DATA_BYTES, SIZE, answers, contents, external, files, is_low, locations
+from stored import SIZE, answers, contents, external, files, is_low, locations, normal
 
 import onnxamp
 from onnxamp import convert_file
 from onnxamp._dtypes import LOW_TYPES
-from onnxamp._model import blobs, saving
+from onnxamp._model import blobs
 from onnxamp._model.blobs import layout
 from onnxamp._model.lowering import ConversionCounts, convert
 
@@ -38,36 +38,50 @@ def model(tmp_path: Path) -> Path:
 # --- pieces -----------------------------------------------------------------------------------------------------
 
 
+def bytes_read() -> int:
+    """What this process has read from files so far, as Linux counts it."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 @pytest.mark.parametrize("wish", ["always", "never"])
-def test_tensors_larger_than_a_piece(model: Path, monkeypatch: pytest.MonkeyPatch, wish: str) -> None:
+def test_tensors_larger_than_a_piece(tmp_path: Path, wish: str) -> None:
+    """Each byte is read once, and what comes out are the bits of the conversion in memory."""
+    source, target = big(tmp_path, 16), tmp_path / "low.onnx"
+    counted = Path("/proc/self/io").exists()
+    before = bytes_read() if counted else 0
+    convert_file(source, target, external_data=wish)
+    assert not counted or bytes_read() - before < 1.1 * source.stat().st_size
+    assert normal(onnx.load(target)) == normal(onnxamp.convert_model(source))
+
+
+def test_pieces_of_many_tensors_go_to_few_threads(tmp_path: Path) -> None:
     """No piece is larger than it should be, and no more threads work on them than there should be."""
-    sizes, threads = [], set()
-    fill = blobs.Desk.fill
+    pieces, threads = [], set()
 
-    def noted(desk: blobs.Desk, place: Any, start: int, size: int) -> Any:
-        sizes.append(size)
-        threads.add(threading.get_ident())
-        return fill(desk, place, start, size)
+    class Noted(blobs.Held):
+        def read(self, start: int, stop: int, desk: blobs.Desk) -> Any:
+            pieces.append(stop - start)
+            threads.add(threading.get_ident())
+            return super().read(start, stop, desk)
 
-    monkeypatch.setattr(blobs, "PIECE", 1000)
-    monkeypatch.setattr(blobs.Desk, "fill", noted)
-    target = model.with_name("low.onnx")
-    convert_file(model, target, external_data=wish)
-    assert is_low(target)
-    assert max(sizes) <= 1000
-    assert sum(sizes) == DATA_BYTES, "each byte is read once"
+    path, size = tmp_path / "data", 3 << 20
+    path.touch()
+    blobs.write_blobs(path, [(number * size, Noted(bytes([number + 1]) * size)) for number in range(7)])
+    assert path.read_bytes() == b"".join(bytes([number + 1]) * size for number in range(7))
+    assert (max(pieces), sum(pieces)) == (blobs.PIECE // 2, 7 * size)
     assert len(threads) <= 4
 
 
 def test_a_source_that_shrinks_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = files(model.parent)
-    write = blobs.write_blobs
+    """It is cut off when the file for its data is made."""
+    before, touch = files(model.parent), Path.touch
 
-    def cut(*arguments: Any) -> None:
-        os.truncate(model.with_name("weights.bin"), 100)
-        write(*arguments)
+    def cut(path: Path, *arguments: Any, **options: Any) -> None:
+        touch(path, *arguments, **options)
+        if path.suffix == ".data":
+            os.truncate(model.with_name("weights.bin"), 100)
 
-    monkeypatch.setattr(saving, "write_blobs", cut)
+    monkeypatch.setattr(Path, "touch", cut)
     with pytest.raises(onnxamp.ExternalDataError, match="became shorter"):
         convert_file(model, model.with_name("low.onnx"))
     assert files(model.parent) == before
@@ -81,19 +95,17 @@ def test_an_error_that_only_the_disk_knows(tmp_path: Path, monkeypatch: pytest.M
         synced.set()
         raise OSError(5, "Input/output error")
 
-    def write(*arguments: Any) -> None:
-        synced.wait(60)
-        original(*arguments)
+    class Slow(blobs.Held):
+        def read(self, start: int, stop: int, desk: blobs.Desk) -> Any:
+            synced.wait(60)
+            return super().read(start, stop, desk)
 
-    original = blobs._write_at
-    monkeypatch.setattr(blobs, "PIECE", 400)
-    monkeypatch.setattr(blobs, "_PAUSE", 0.001)
-    monkeypatch.setattr(blobs, "_write_at", write)
+    size = 40 * blobs.PIECE // 2
     monkeypatch.setattr(os, "fsync", failing)
     (tmp_path / "data").touch()
     with pytest.raises(OSError, match="Input/output error"):
-        blobs.write_blobs(tmp_path / "data", [(0, blobs.Held(bytes(10_000)))])
-    assert (tmp_path / "data").stat().st_size == 10_000
+        blobs.write_blobs(tmp_path / "data", [(0, Slow(bytes(size)))])
+    assert (tmp_path / "data").stat().st_size == size
 
 
 def test_initializers_that_share_their_data_are_written_once(tmp_path: Path) -> None:
@@ -156,15 +168,14 @@ def test_a_disk_that_fills_up_at_the_second_shard(model: Path, monkeypatch: pyte
     target = model.with_name("low.onnx")
     convert_file(model, target, shard_bytes=1)
     before = contents(model.parent)
-    calls: list[Any] = []
+    touch = Path.touch
 
-    def full(*arguments: Any) -> None:
-        calls.append(arguments)
-        if len(calls) == 2:
+    def full(path: Path, *arguments: Any, **options: Any) -> None:
+        if "-00002-of-" in path.name:
             raise OSError(28, "No space left on device")
-        blobs.write_blobs(*arguments)
+        touch(path, *arguments, **options)
 
-    monkeypatch.setattr(saving, "write_blobs", full)
+    monkeypatch.setattr(Path, "touch", full)
     with pytest.raises(onnxamp.OutputError, match="No space left"):
         convert_file(model, target, shard_bytes=1)
     assert contents(model.parent) == before
@@ -280,13 +291,14 @@ def test_counts_and_bits(low: Any) -> None:
     )
 
 
-def lossy(folder: Path) -> Path:
-    """A weight that loses elements in every way, in a data file, and one in a Constant node."""
+def lossy(folder: Path, size: int = 64) -> Path:
+    """A weight that loses elements in every way, in a data file, and one in a Constant node; at both ends of each."""
     proto = parse(
-        "(float[N,64] X) => (float[N,64] Y) { h = MatMul (X, w) k = Constant <value = float {1}> () Y = MatMul (h, k) }"
+        f"(float[N,{size}] X) => (float[N,{size}] Y) {{"
+        " h = MatMul (X, w) k = Constant <value = float {1}> () Y = MatMul (h, k) }"
     )
-    weight = np.ones((64, 64), np.float32)
-    weight[0, :3], weight[1, :5], weight[2, :7] = 1e30, 1e-12, 1e-6
+    weight = np.ones((size, size), np.float32)
+    weight[0, :3], weight[1, :5], weight[-1, :7] = 1e30, 1e-12, 1e-6
     proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
     proto.graph.node[1].attribute[0].t.CopyFrom(numpy_helper.from_array(weight))
     path = folder / "model.onnx"
@@ -296,12 +308,11 @@ def lossy(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("wish", ["always", "never"])
-def test_losses_are_counted_while_weights_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str
-) -> None:
-    monkeypatch.setattr(blobs, "PIECE", 512)
-    made = convert_file(lossy(tmp_path), tmp_path / "low.onnx", "O3", external_data=wish, hazards=False)
-    assert made.weights == dict.fromkeys(("w", "k"), ConversionCounts(4096, 3, 5, 7))
+def test_losses_are_counted_while_weights_are_written(tmp_path: Path, wish: str) -> None:
+    """Of each weight, which is larger than a piece, in sum."""
+    size = 1100
+    made = convert_file(lossy(tmp_path, size), tmp_path / "low.onnx", "O3", external_data=wish, hazards=False)
+    assert made.weights == dict.fromkeys(("w", "k"), ConversionCounts(size * size, 3, 5, 7))
 
 
 def test_losses_are_reported(tmp_path: Path) -> None:
