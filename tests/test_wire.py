@@ -7,44 +7,41 @@ import onnx
 import pytest
 from graphs.case import add_weights, parse
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from stored import answers, inline
+from stored import TEXT, answers
 
 import onnxamp
-from onnxamp._model import storage
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.storage import load_external_data, load_model
 from onnxamp._model.weights import data_location, has_data_file
 from onnxamp._model.wire import as_varint, find_data, raw_data_head, replaced
 
-
-@pytest.fixture
-def lean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All files count as large, and nearly all weights."""
-    monkeypatch.setattr(storage, "_READ_WHOLE", 1)
-    monkeypatch.setattr(storage, "_LEFT_BEHIND", 64)
+PADDING = 16 << 20
+"""Bytes of text that make a file a large one, whose large weights are not read with it."""
+LARGE = 1 << 14
+"""Elements of a float32 weight that is one of them."""
 
 
-def nested() -> ModelProto:
+def nested(padding: int = PADDING) -> ModelProto:
     """Weights in the graph, in a Constant, in both branches of an If, and in a function, some inside others."""
-    inner = parse("(float[2] X) => (float[64] b) { b = Constant <value = float {1}> () }").graph
-    inner.node[0].attribute[0].t.CopyFrom(numpy_helper.from_array(np.arange(64, dtype=np.float32)))
-    other = parse("(float[2] X) => (float[64] b) { b = Identity (w) }").graph
-    other.initializer.append(numpy_helper.from_array(np.full(64, 2, np.float32), "w"))
+    inner = parse(f"(float[2] X) => (float[{LARGE}] b) {{ b = Constant <value = float {{1}}> () }}").graph
+    inner.node[0].attribute[0].t.CopyFrom(numpy_helper.from_array(np.arange(LARGE, dtype=np.float32)))
+    other = parse(f"(float[2] X) => (float[{LARGE}] b) {{ b = Identity (w) }}").graph
+    other.initializer.append(numpy_helper.from_array(np.full(LARGE, 2, np.float32), "w"))
     for branch in (inner, other):
         del branch.input[:]
     branching = helper.make_node("If", ["flag"], ["c"], then_branch=inner, else_branch=other)
-    constant = helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.ones(100, np.int64)))
-    body = helper.make_node("Constant", [], ["z"], value=numpy_helper.from_array(np.eye(9, dtype=np.float32)))
+    constant = helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.ones(LARGE, np.int64)))
+    body = helper.make_node("Constant", [], ["z"], value=numpy_helper.from_array(np.eye(128, dtype=np.float32)))
     function = helper.make_function("f", "F", [], ["z"], [body], [helper.make_opsetid("", 17)])
-    model = parse("(float[8] X, bool flag) => (float[64] c) <float[64] v = {0}> { }")
-    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.arange(64, dtype=np.float32), "v"))
+    model = parse(f"(float[8] X, bool flag) => (float[{LARGE}] c) <float[{LARGE}] v = {{0}}> {{ }}")
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.arange(LARGE, dtype=np.float32), "v"))
     model.graph.initializer.append(helper.make_tensor("plain", TensorProto.FLOAT, [32], range(32)))
     model.graph.node.extend([constant, branching])
     model.functions.append(function)
+    model.doc_string = "x" * padding
     return model
 
 
-@pytest.mark.usefixtures("lean")
 def test_weights_are_left_behind_wherever_they_are(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(nested(), path)
@@ -57,7 +54,6 @@ def test_weights_are_left_behind_wherever_they_are(tmp_path: Path) -> None:
     assert model.SerializeToString() == path.read_bytes()
 
 
-@pytest.mark.usefixtures("lean")
 @pytest.mark.parametrize("location", [None, TensorProto.DEFAULT])
 def test_what_a_tensor_said_of_itself_is_kept(tmp_path: Path, location: int | None) -> None:
     model = nested()
@@ -70,24 +66,24 @@ def test_what_a_tensor_said_of_itself_is_kept(tmp_path: Path, location: int | No
     assert onnx.load(tmp_path / "o.onnx").graph.initializer[0].raw_data == model.graph.initializer[0].raw_data
 
 
-@pytest.mark.usefixtures("lean")
 def test_a_conversion_is_the_same_whether_weights_were_left_behind(tmp_path: Path) -> None:
-    onnx.save(inline(), tmp_path / "m.onnx")
-    onnxamp.convert_file(tmp_path / "m.onnx", tmp_path / "o.onnx")
-    assert onnx.load(tmp_path / "o.onnx") == onnxamp.convert_model(inline())
-    assert onnxamp.convert_model(tmp_path / "m.onnx") == onnxamp.convert_model(inline())
-
-
-@pytest.mark.parametrize(("elem", "size"), [(99, 100), (TensorProto.INT64, 80)], ids=["unknown type", "too short"])
-def test_what_is_no_tensor_is_refused_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elem: int, size: int
-) -> None:
-    model = nested()
-    model.graph.initializer.append(TensorProto(name="odd", data_type=elem, dims=[100], raw_data=bytes(size)))
+    model = add_weights(parse(TEXT.replace("64", "128")), {"first": (128, 128), "second": (128, 128), "scale": (128,)})
+    model.doc_string = "x" * PADDING
     onnx.save(model, tmp_path / "m.onnx")
+    onnxamp.convert_file(tmp_path / "m.onnx", tmp_path / "o.onnx")
+    assert onnx.load(tmp_path / "o.onnx") == onnxamp.convert_model(model)
+    assert onnxamp.convert_model(tmp_path / "m.onnx") == onnxamp.convert_model(model)
+
+
+@pytest.mark.parametrize(
+    ("elem", "size"), [(99, 8 * LARGE), (TensorProto.INT64, 7 * LARGE)], ids=["unknown type", "too short"]
+)
+def test_what_is_no_tensor_is_refused_all_the_same(tmp_path: Path, elem: int, size: int) -> None:
     said = []
-    for limit in (1, 1 << 20):
-        monkeypatch.setattr(storage, "_READ_WHOLE", limit)
+    for padding in (0, PADDING):
+        model = nested(padding)
+        model.graph.initializer.append(TensorProto(name="odd", data_type=elem, dims=[LARGE], raw_data=bytes(size)))
+        onnx.save(model, tmp_path / "m.onnx")
         with pytest.raises(onnxamp.ModelError, match="'odd'") as caught:
             load_model(tmp_path / "m.onnx")
         said.append(str(caught.value))
@@ -105,29 +101,28 @@ def test_no_file_can_say_that_its_weights_lie_in_a_model(tmp_path: Path) -> None
         onnxamp.convert_file(tmp_path / "m.onnx", tmp_path / "o.onnx")
 
 
-@pytest.mark.usefixtures("lean")
-@pytest.mark.parametrize("end", [10, 100, 700, -1])
+@pytest.mark.parametrize("end", [PADDING + 10, PADDING + 100, PADDING + 100_000, -1])
 def test_truncated_files(tmp_path: Path, end: int) -> None:
     (tmp_path / "m.onnx").write_bytes(nested().SerializeToString()[:end])
     with pytest.raises(onnxamp.ModelError, match="truncated"):
         load_model(tmp_path / "m.onnx")
 
 
-@pytest.mark.usefixtures("lean")
 def test_unusual_ways_to_write_a_tensor_are_left_to_protobuf(tmp_path: Path) -> None:
     """The last of two data fields counts; so does what follows where the data lie."""
-    tensor = TensorProto(name="t", data_type=TensorProto.FLOAT, dims=[100])
-    twice = tensor.SerializeToString() + (raw_data_head(400) + bytes(400)) + (raw_data_head(400) + b"\1" * 400)
+    tensor, size = TensorProto(name="t", data_type=TensorProto.FLOAT, dims=[LARGE]), 4 * LARGE
+    twice = tensor.SerializeToString() + (raw_data_head(size) + bytes(size)) + (raw_data_head(size) + b"\1" * size)
     graph = b"\x2a" + as_varint(len(twice)) + twice
-    (tmp_path / "m.onnx").write_bytes(b"\x08\x08" + b"\x3a" + as_varint(len(graph)) + graph)
-    assert load_model(tmp_path / "m.onnx").graph.initializer[0].raw_data == b"\1" * 400
+    padding = ModelProto(ir_version=8, doc_string="x" * PADDING).SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(padding + b"\x3a" + as_varint(len(graph)) + graph)
+    assert load_model(tmp_path / "m.onnx").graph.initializer[0].raw_data == b"\1" * size
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 3_000_000])
 def test_lengths_grow_with_what_they_hold(size: int) -> None:
     """Data replaced by other data at every depth; all lengths around follow."""
-    data = nested().SerializeToString()
-    spans = find_data(data, lambda start, stop: stop - start >= 64)
+    data = nested(0).SerializeToString()
+    spans = find_data(data, lambda start, stop: stop - start >= 4 * LARGE)
     pieces, holes, total = replaced(data, spans, [(raw_data_head(size), size)] * len(spans))
     made = bytearray(total)
     for position, piece in pieces:
