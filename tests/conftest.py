@@ -1,8 +1,13 @@
 """What holds for all tests."""
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from cuda_double import CudaDouble
 
 # Tests run beside each other: threads that wait busily for work take the cores from the others.
 os.environ.setdefault("ONNXAMP_THREADS", "1")
@@ -12,3 +17,22 @@ os.environ.setdefault("ONNXAMP_THREADS", "1")
 def all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many threads as there are where nothing limits them: what writes weights uses several."""
     monkeypatch.delenv("ONNXAMP_THREADS")
+
+
+@pytest.fixture
+def cuda_double(monkeypatch: pytest.MonkeyPatch) -> Iterator["CudaDouble"]:
+    """A CUDA device that computes on the CPU."""
+    from cuda_double import forgotten, install
+
+    with forgotten(), monkeypatch.context() as patch:
+        yield install(patch)
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No CUDA device, whatever the machine has."""
+    from cuda_double import forgotten, remove
+
+    with forgotten(), monkeypatch.context() as patch:
+        remove(patch)
+        yield

@@ -5,11 +5,11 @@ import sys
 
 import ml_dtypes
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, load_model, numpy_helper, parser, save_model
 
 from onnxamp._errors import ArgumentError, ExternalDataError, ModelError, RuntimeFailure
-from onnxamp._runtime import session as session_module
 from onnxamp._runtime import spill
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.inputs import check_inputs
@@ -116,42 +116,39 @@ class TestSession:
         with pytest.raises(RuntimeFailure):
             run(session, {"x": np.ones(2, np.float32)}, ["nothing"])
 
-    def test_cuda_is_refused_where_it_cannot_run(self, double, monkeypatch):
-        monkeypatch.setattr(session_module, "cuda_available", lambda: False)
+    def test_cuda_is_refused_where_it_cannot_run(self, double, no_cuda):
         with pytest.raises(RuntimeFailure, match="CUDA cannot be used"):
             make_session(double, "cuda")
 
-    def test_silent_fallback_is_a_failure(self, double, monkeypatch):
-        def start(source, options, provider, cuda_options, start=session_module._start):
-            return start(source, options, "cpu", cuda_options)
-
-        monkeypatch.setattr(session_module, "cuda_available", lambda: True)
-        monkeypatch.setattr(session_module, "_start", start)
+    def test_silent_fallback_is_a_failure(self, double, cuda_double):
+        assert cuda_available()
+        cuda_double.falls_back = True
         with pytest.raises(RuntimeFailure, match="on the CPU, although"):
             make_session(double, "cuda")
 
-    def test_without_a_driver_no_cuda_session_is_tried(self, monkeypatch):
-        monkeypatch.setattr(session_module, "device_present", lambda: False)
-        monkeypatch.setattr(session_module, "_start", None)
-        assert "no NVIDIA device" in cuda_trouble.__wrapped__()
+    def test_without_a_driver_no_cuda_session_is_tried(self, no_cuda, monkeypatch):
+        monkeypatch.setattr(onnxruntime, "InferenceSession", None)
+        assert "no NVIDIA device" in cuda_trouble()
 
-    def test_libraries_are_looked_for_wherever_packages_are(self, monkeypatch, tmp_path):
+    def test_libraries_are_looked_for_wherever_packages_are(self, cuda_double, monkeypatch, tmp_path):
         for part in ("cu13", "cudnn"):
             (tmp_path / "nvidia" / part / "lib").mkdir(parents=True)
         monkeypatch.syspath_prepend(tmp_path)
         asked = []
 
-        def preload(directory):
+        def preload(directory=None):
             asked.append(directory)
             missing = [name for name in ("cu13", "cudnn") if f"{tmp_path}/nvidia/{name}/lib" not in asked]
             sys.stdout.write("".join(f"Failed to load lib{name}.so\n" for name in missing))
 
-        assert session_module._preload(preload) == ""
+        cuda_double.preload, cuda_double.falls_back = preload, True
+        assert cuda_trouble().endswith("brings libraries")
         assert asked == [None, f"{tmp_path}/nvidia/cu13/lib", f"{tmp_path}/nvidia/cudnn/lib"]
-        assert (
-            session_module._preload(lambda directory: sys.stdout.write("Failed to load a.so\nb"))
-            == "Failed to load a.so"
-        )
+
+    def test_the_first_missing_library_is_named(self, cuda_double):
+        cuda_double.preload = lambda directory: sys.stdout.write("Failed to load a.so\nb")
+        cuda_double.falls_back = True
+        assert cuda_trouble().endswith("brings libraries (Failed to load a.so)")
 
     def test_profile(self, double, tmp_path):
         session = make_session(double, profile_to=tmp_path / "profile")

@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 import pytest
 from commands import CLASSIFIER, MODELS, report_of, run
+from cuda_double import CUDA, CudaDouble
 from graphs.case import parse
 from onnx import numpy_helper
 from rich.console import Console
 
 import onnxamp
-from onnxamp import ArgumentError, RuntimeFailure, convert_model, diff_models, random_samples
-from onnxamp._cli import convert as convert_command
+from onnxamp import ArgumentError, convert_model, diff_models, random_samples
 from onnxamp._numerics.diff import noise_floor
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report.comparison import diff_report
@@ -114,15 +114,11 @@ def test_the_noise_floor_stands_beside_the_error() -> None:
 
 
 @pytest.mark.parametrize(("noise", "compared"), [(1e-4, True), (0.5, False)])
-def test_where_float32_is_off_itself_nothing_is_told(
-    noise: float, compared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onnxamp._numerics.diff.choose_provider", lambda _: "cuda")
-    monkeypatch.setattr("onnxamp._numerics.diff.noise_floor", lambda *_: noise)
-    monkeypatch.setattr("onnxamp._runtime.engines.make_session", lambda model, _: make_session(model, "cpu"))
+def test_where_float32_is_off_itself_nothing_is_told(noise: float, compared: bool, cuda_double: CudaDouble) -> None:
+    cuda_double.noise = noise
     model = onnx.load(CLASSIFIER)
     found = diff_models(model, model)
-    assert found.noise == noise
+    assert found.noise == pytest.approx(noise, rel=1e-2)
     assert found.passed == compared
     assert (found.skipped is None) == compared
     assert compared or "off by 50%" in shown(found)
@@ -144,11 +140,9 @@ def test_tuned_models_are_confirmed_whole() -> None:
     assert device_noise(model, samples[0], metric, place) == 0
 
 
+@pytest.mark.usefixtures("no_cuda")
 @pytest.mark.parametrize("command", ["convert", "tune", "diff", "check", "extract", "bench"])
-def test_every_command_refuses_cuda_where_there_is_none(
-    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("onnxamp._runtime.session.cuda_available", lambda: False)
+def test_every_command_refuses_cuda_where_there_is_none(command: str, tmp_path: Path) -> None:
     extra = {
         "convert": ["-o", tmp_path / "x.onnx"], "tune": ["-o", tmp_path / "x.onnx"], "diff": [CLASSIFIER],
         "extract": ["--around", "head/fc", "-o", tmp_path / "x.onnx"],
@@ -159,12 +153,12 @@ def test_every_command_refuses_cuda_where_there_is_none(
     assert not (tmp_path / "x.onnx").exists()
 
 
-def test_convert_validates_where_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen = []
-    real = convert_command.diff_models
-    monkeypatch.setattr(convert_command, "diff_models", lambda *a, **k: seen.append(k["provider"]) or real(*a, **k))
-    assert run("convert", CLASSIFIER, "-o", tmp_path / "x.onnx", "--provider", "cpu", "-q").exit_code == 0
-    assert seen == ["cpu"]
+@pytest.mark.parametrize("provider", ["cpu", "cuda"])
+def test_convert_validates_where_it_is_told(provider: str, cuda_double: CudaDouble, tmp_path: Path) -> None:
+    assert cuda_available()
+    cuda_double.started.clear()  # what was tried to see whether there is a device
+    assert run("convert", CLASSIFIER, "-o", tmp_path / "x.onnx", "--provider", provider, "-q").exit_code == 0
+    assert any(CUDA in providers for providers, _ in cuda_double.started) == (provider == "cuda")
 
 
 def test_reports_name_what_ran(tmp_path: Path) -> None:
@@ -173,20 +167,14 @@ def test_reports_name_what_ran(tmp_path: Path) -> None:
     assert report_of(result)["noise"] is None
 
 
-def test_numbers_are_asked_for_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_are_asked_for_exactly(cuda_double: CudaDouble) -> None:
     """TF32 off, no timed search of algorithms, deterministic kernels; a benchmark says what it wants instead."""
-    started = []
-
-    def start(source, options, provider, cuda_options):
-        started.append((dict(cuda_options), options.use_deterministic_compute))
-        raise RuntimeError("seen")
-
-    monkeypatch.setattr("onnxamp._runtime.session.cuda_available", lambda: True)
-    monkeypatch.setattr("onnxamp._runtime.session._start", start)
+    assert cuda_available()
+    cuda_double.started.clear()  # what was tried to see whether there is a device
     model = parse("(float[2] x) => (float[2] y) { y = Relu (x) }")
     for options in (None, {"use_tf32": "1"}):
-        with pytest.raises(RuntimeFailure, match="seen"):
-            make_session(model, "cuda", cuda_options=options)
+        make_session(model, "cuda", cuda_options=options)
+    started = [(providers[CUDA], deterministic) for providers, deterministic in cuda_double.started]
     assert started == [(dict(EXACT), True), ({"use_tf32": "1"}, False)]
     assert EXACT["use_tf32"] == "0"
 
