@@ -26,6 +26,8 @@ class CudaDouble:
     """They run on the CPU, and say so."""
     preload: Callable[..., None] = lambda **_: None
     """Loads libraries, and prints those that are missing."""
+    models: list[Any] = field(default_factory=list)
+    """What sessions were made of: bytes, or paths."""
     started: list[tuple[dict[str, Mapping[str, str]], bool]] = field(default_factory=list)
     """Of each session: options by provider, and whether it asks for deterministic kernels."""
 
@@ -67,6 +69,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> CudaDouble:
 
     class Session(real):
         def __init__(self, source: Any, options: Any, *, providers: Any, **given: Any) -> None:
+            double.models.append(source)
             double.started.append((dict(providers), options.use_deterministic_compute))
             super().__init__(source, options, providers=[CPU], **given)
             self.on_cuda = CUDA in dict(providers) and not double.falls_back

@@ -3,16 +3,19 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from cuda_double import CudaDouble
 from engine import analysis_of, replayed, space_of
 from graphs.case import parse
+from mask_runs import mask_runs
 from onnx import ModelProto, TensorProto
 from real_models import REAL_MODELS
 from repository import ROOT
@@ -22,21 +25,15 @@ from onnxamp import convert_model as convert_at_level
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.walk import SideBySide
-from onnxamp._runtime import engines
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import Executable, OutputCache
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.session import cuda_available, make_session, run
-from onnxamp._tuning import job as jobs
-from onnxamp._tuning import local as passing
-from onnxamp._tuning import probe as probing
-from onnxamp._tuning import tune as tuning
 from onnxamp._tuning.blocks import Block, measure_blocks, price
 from onnxamp._tuning.confirm import Place, confirm, place_for
 from onnxamp._tuning.hunt import JUDGING, PRICING, pareto
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.paths import choose_samples, find_live
-from onnxamp._tuning.probe import Probe
 from onnxamp._tuning.search import Candidate, Chooser
 
 MODELS = sorted((ROOT / "models").glob("*.onnx"))
@@ -78,12 +75,12 @@ LEVELS = [1e-2, 1e-3]
 @pytest.mark.parametrize("tolerance", LEVELS)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_tolerance_holds_on_unseen_samples(path: Path, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, runs = onnx.load(path), counted_runs(monkeypatch)
+    model, runs = onnx.load(path), mask_runs(monkeypatch)
     samples = random_samples(model, 4, seed=1)
     result, tuned = tune_model(path, tolerance, samples=samples)
     assert tuned.held
     assert tuned.error <= tolerance
-    assert len(runs) == tuned.runs <= MOST
+    assert len(runs.masks) == tuned.runs <= MOST
     assert any(found.nodes for found in tuned.candidates)
     if path.stem == "detector":  # its outputs are boxes in the order of their scores, which no tolerance bounds
         return
@@ -125,20 +122,6 @@ def like(sample: Mapping[str, Any], seed: int) -> dict[str, Any]:
         if value.dtype == np.float32 else value
         for name, value in sample.items()
     }  # fmt: skip
-
-
-def counted_runs(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
-    """Mask runs as they happen; a run of several samples counts once."""
-    asked: list[frozenset[str]] = []
-    real = Probe._outputs
-
-    def counted(self: Probe, number: int, low: frozenset[str]) -> dict[str, Any]:
-        if number == 0:
-            asked.append(low)
-        return real(self, number, low)
-
-    monkeypatch.setattr(Probe, "_outputs", counted)
-    return asked
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "unet"])
@@ -263,11 +246,12 @@ def test_low_inputs_and_outputs() -> None:
     assert tuned.plan.options.keep_io_types is False
 
 
-def test_noise_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "measure_samples", None)
+def test_noise_is_said_at_once() -> None:
+    told: list[str] = []
     model = parse("(float[64] x) => (float[64] y) { n = RandomNormal <shape = [64]> () [add] y = Add (x, n) }")
     with pytest.raises(RuntimeFailure, match=r"misses the tolerance already.*not deterministic"):
-        tune_model(model)
+        tune_model(model, progress=lambda text, *_: told.append(text))
+    assert not any(text.startswith("measuring each op") for text in told)
 
 
 def test_too_old() -> None:
@@ -484,23 +468,17 @@ def test_wrong_arguments(arguments: dict[str, Any], named: str) -> None:
 # --- where candidates are judged, and how long ops take -----------------------------------------------------------
 
 
-def test_without_emulation_the_converted_model_itself_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_emulation_the_converted_model_itself_runs(cuda_double: CudaDouble) -> None:
     """As on CUDA, with the CPU in its place: it computes float16 in float32, and shows less error than emulation."""
-    ran, real = [], engines.make_session
-
-    def seen(model: ModelProto, *args: Any, **given: Any) -> Any:
-        ran.append(is_low(model))
-        return real(model, *args, **given)
-
-    _, emulated = tune_model(called("encoder"), 1e-3, count=1)
-    monkeypatch.setattr(engines, "make_session", seen)
-    monkeypatch.setattr(tuning, "place_for", lambda provider: Place("cpu", emulated=False))
-    result, tuned = tune_model(called("encoder"), 1e-3, count=1)
+    _, emulated = tune_model(called("encoder"), 1e-3, count=1, provider="cpu")
+    cuda_double.models.clear()
+    result, tuned = tune_model(called("encoder"), 1e-3, count=1, provider="cuda")
     assert is_low(result)
-    assert any(ran), "float16 nodes ran as they are"
-    assert (tuned.held, tuned.ran_on, emulated.ran_on) == (True, "CPU", "CPU, emulated float16")
+    ran = [ModelProto.FromString(model) for model in cuda_double.models if isinstance(model, bytes)]
+    assert any(map(is_low, ran)), "float16 nodes ran as they are"
+    assert (tuned.held, tuned.ran_on, emulated.ran_on) == (True, "CUDA (CUDA device)", "CPU, emulated float16")
     assert tuned.error != emulated.error
-    result, tuned = tune_model(called("unet"), 1e-1, count=1, dtype="bfloat16")
+    result, tuned = tune_model(called("unet"), 1e-1, count=1, dtype="bfloat16", provider="cuda")
     assert not is_low(result), "bfloat16 does not even load on the CPU"
     assert tuned.conversions > 1
 
@@ -515,19 +493,33 @@ def test_what_does_not_run_is_not_written() -> None:
 
 
 def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its outputs are known, only the result runs: once a sample, as one piece is enough."""
     model = onnx.load(called("classifier"))
     low, judge, samples = convert_at_level(model), make_metric("rel-l2", 1), random_samples(model, 3)
     original, references = Executable(Model.of(model), "cpu", emulated=True, whole=False), OutputCache()
     for number, sample in enumerate(samples):
         references.keep(number, original.run(check_inputs(model, sample)))
-    runs = count_calls(monkeypatch, engines, "run_alone")
+    runs: list[None] = []
+
+    class Session(onnxruntime.InferenceSession):
+        def run_with_ort_values(self, *arguments: Any, **given: Any) -> Any:
+            runs.append(None)
+            return super().run_with_ort_values(*arguments, **given)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     error = confirm(model, low, samples, judge, place_for("cpu"), references)
     assert len(runs) == 3
     del references.kept[1]
     assert confirm(model, low, samples, judge, place_for("cpu"), references) == error > 0
     assert len(runs) == 3 + 4
-    _, tuned = tune_model(called("encoder"), 1e-3, count=2)
-    assert len(runs) == 7 + 2 * tuned.conversions
+    verified: list[int] = []
+    tune_model(
+        called("classifier"),
+        1e-3,
+        count=2,
+        progress=lambda text, *_: verified.append(len(runs)) if "verify" in text else None,
+    )
+    assert len(runs) == verified[0] + 2 * len(verified)
 
 
 def test_what_a_model_passes_through_outlives_the_sample() -> None:
@@ -597,69 +589,68 @@ def test_measured_times_of_units() -> None:
 
 
 def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, asked, real = tmp_path / "state.json", [], Probe.error
+    state, told = tmp_path / "state.json", []
     whole = tune_model(called("encoder"), 1e-3, count=1)
+    runs = mask_runs(monkeypatch)
 
-    def error(self: Probe, low: frozenset[str], samples: list[int]) -> float:
-        if asked and len(asked) % 15 == 0:
-            asked.append(None)
+    def interrupt() -> None:
+        if len(runs.masks) % 12 == 11:
+            runs.masks.append(b"")
             raise KeyboardInterrupt
-        asked.append(low)
-        return real(self, low, samples)
 
-    monkeypatch.setattr(Probe, "error", error)
-    passes = count_calls(monkeypatch, SideBySide, "run")
-    interruptions = 0
+    runs.before = interrupt
     while True:
+        told.append(set())
         try:
-            result, tuned = tune_model(called("encoder"), 1e-3, count=1, state=state)
+            result, tuned = tune_model(
+                called("encoder"), 1e-3, count=1, state=state, progress=lambda text, *_: told[-1].add(text)
+            )
             break
         except KeyboardInterrupt:
-            interruptions += 1
-    kept = [low for low in asked if low is not None]
-    assert interruptions >= 2
+            continue
+    kept = [mask for mask in runs.masks if any(mask)]  # all float32 is the reference of each trial
+    assert len(told) >= 3
     assert len(kept) == len(set(kept)), "nothing is measured twice"
-    assert len(passes) == 1
+    assert sum(any(text.startswith("measuring each op") for text in texts) for texts in told) == 1
     assert result == whole[0]
     assert tuned.recalled > 0
     assert tuned.candidates == whole[1].candidates
 
 
-def test_killed_in_the_pass_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_in_the_pass_and_resumed(tmp_path: Path) -> None:
     """Each trial gets through two samples, and is killed in the third: what it measured is not measured again."""
-    state, model, real = tmp_path / "state.json", onnx.load(called("encoder")), passing.check_inputs
+    state, model = tmp_path / "state.json", onnx.load(called("encoder"))
     samples = random_samples(model, 5)
     whole = tune_model(model, 1e-3, samples=samples)
-    begun: list[None] = []
+    begun: list[set[str]] = []
 
-    def check(*args: Any) -> Any:
-        begun.append(None)
-        if len(begun) in (3, 6):
-            raise KeyboardInterrupt
-        return real(*args)
+    def tuned_until(last: int) -> tuple[ModelProto, Tuned]:
+        begun.append(set())
 
-    monkeypatch.setattr(passing, "check_inputs", check)
+        def hear(text: str, *_: int) -> None:
+            if text.startswith("measuring each op"):
+                begun[-1].add(text)
+                if f"sample {last} of" in text:
+                    raise KeyboardInterrupt
+
+        return tune_model(model, 1e-3, samples=samples, state=state, progress=hear)
+
     for samples_done in (2, 4):
         with pytest.raises(KeyboardInterrupt):
-            tune_model(model, 1e-3, samples=samples, state=state)
+            tuned_until(samples_done + 1)
         assert json.loads(state.read_text())["samples"] == samples_done
-    result, tuned = tune_model(model, 1e-3, samples=samples, state=state)
-    assert len(begun) == 7, "five samples, two of them begun twice"
+    result, tuned = tuned_until(6)
+    assert [len(trial) for trial in begun] == [3, 3, 1], "five samples, two of them begun twice"
     assert (result, tuned.kept, tuned.candidates) == (whole[0], whole[1].kept, whole[1].candidates)
 
 
 def test_a_process_that_is_killed_leaves_what_it_measured(tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     code = (
-        "import os, sys, onnx, onnxamp\n"
-        "from onnxamp._tuning import local\n"
-        "real, count = local.check_inputs, []\n"
-        "def check(*args):\n"
-        "    count.append(1)\n"
-        "    if len(count) == 3: os.kill(os.getpid(), 9)\n"
-        "    return real(*args)\n"
-        "local.check_inputs = check\n"
-        "onnxamp.tune_model(sys.argv[1], count=4, state=sys.argv[2])\n"
+        "import os, sys, onnxamp\n"
+        "def hear(text, *_):\n"
+        "    if 'sample 3 of' in text: os.kill(os.getpid(), 9)\n"
+        "onnxamp.tune_model(sys.argv[1], count=4, state=sys.argv[2], progress=hear)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(called("recurrent")), str(state)], check=False)
     assert done.returncode != 0
@@ -667,25 +658,13 @@ def test_a_process_that_is_killed_leaves_what_it_measured(tmp_path: Path) -> Non
     assert tune_model(called("recurrent"), count=4, state=state) == tune_model(called("recurrent"), count=4)
 
 
-def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[None]:
-    calls: list[None] = []
-    real: Callable[..., Any] = getattr(module, name)
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(None)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(module, name, counted)
-    return calls
-
-
 def test_pick_needs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state.json"
     _, first = tune_model(called("encoder"), 1e-3, count=1, state=state)
-    sessions = count_calls(monkeypatch, probing, "make_session")
+    runs = mask_runs(monkeypatch)
     other = 0 if first.chosen else 1
     result, tuned = tune_model(called("encoder"), 1e-3, count=1, state=state, pick=other)
-    assert (tuned.chosen, tuned.runs, len(sessions)) == (other, 0, 0)
+    assert (tuned.chosen, tuned.runs, runs.sessions) == (other, 0, 0)
     assert tuned.candidates == first.candidates
     assert tuned.held == (tuned.error <= 1e-3)
     assert tuned.error == pytest.approx(first.candidates[other].error, rel=0.2)
