@@ -512,14 +512,14 @@ def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     del references.kept[1]
     assert confirm(model, low, samples, judge, place_for("cpu"), references) == error > 0
     assert len(runs) == 3 + 4
-    verified: list[int] = []
-    tune_model(
-        called("classifier"),
-        1e-3,
-        count=2,
-        progress=lambda text, *_: verified.append(len(runs)) if "verify" in text else None,
-    )
-    assert len(runs) == verified[0] + 2 * len(verified)
+    measured: list[int] = []
+
+    def hear(text: str, *_: int) -> None:
+        if not text.startswith("measuring each op"):
+            measured.append(len(runs))
+
+    _, tuned = tune_model(called("encoder"), 1e-3, count=2, progress=hear)
+    assert len(runs) == measured[0] + 2 * tuned.conversions
 
 
 def test_what_a_model_passes_through_outlives_the_sample() -> None:
