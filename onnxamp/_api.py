@@ -1,4 +1,4 @@
-"""The public functions of conversion: arguments become a model and options, which go through the one pipeline."""
+"""The public functions of conversion: each turns its arguments into a Model and Options, and runs the pipeline."""
 
 from collections.abc import Callable
 from os import PathLike
@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 from onnx import ModelProto
 
 from onnxamp._convert.analysis import analyse
-from onnxamp._convert.convert import Conversion, Sink, check_decided, convert, convert_to_file
+from onnxamp._convert.convert import Conversion, Sink, convert, convert_to_file
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
@@ -16,16 +16,17 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.samples import SamplesLike
+from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.tune import Search, tune
 
 
 class SurgeonGraph(Protocol):
-    """An onnx-graphsurgeon Graph, as far as type checkers need to know it."""
+    """What makes an object an onnx-graphsurgeon Graph to type checkers."""
 
     nodes: Any
 
     def toposort(self) -> Any:
-        """Its own."""
+        """Sort the nodes."""
 
 
 G = TypeVar("G", bound=SurgeonGraph)
@@ -54,34 +55,37 @@ def convert_model(
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        level: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" everything that can be low
-            precision; "auto" what measured errors allow, see :func:`tune_model`.
+        level: what to lower: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" every op that
+            has a low-precision kernel, "auto" what measured errors allow (see :func:`tune_model`).
         dtype: the low-precision type, "float16" or "bfloat16".
         lists: the preset of white and black lists: "default", "fast", "mindspore" or "paddle". Level "auto" uses none.
-        white_list: op types to lower besides the preset's; "domain::OpType" outside ai.onnx.
-        black_list: op types to keep in float32 besides the preset's. Both win over the preset.
-        keep_high: regular expressions; nodes whose whole name matches stay float32.
-        force_low: likewise; matching nodes are lowered whatever lists and hazards say.
+        white_list: more op types to lower; "domain::OpType" outside ai.onnx. Overrides the preset.
+        black_list: more op types to keep in float32. Overrides the preset.
+        keep_high: regular expressions: nodes whose whole name matches stay float32.
+        force_low: regular expressions: nodes whose whole name matches are lowered, whatever lists and hazards say.
         keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
-        target: where the result will run: "cuda", "cpu", or "any" (what ONNX allows, whatever kernels there are).
+        target: where the result will run: "cuda", "cpu", or "any" (whatever ONNX allows, kernel or not).
         strict: at O2, lower every op that is not black-listed, whatever its Casts cost.
         hazards: keep in float32 what is known to break in low precision.
         freeze_defaults: treat initializers that are also graph inputs as weights.
-        keep_functions: leave calls of model-local functions alone instead of inlining them.
+        keep_functions: keep calls of model-local functions instead of inlining them.
         opset: upgrade the model to this opset first.
         fold: first fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch
-            normalisations into weights; upgrades the model where the op needs it.
+            normalisations into weights; upgrades the model if such an op needs a newer opset.
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
-        tolerance, samples, metric: for level "auto" only: the largest accepted error, the inputs that it is measured on
-            (four made-up ones by default), and how it is measured.
+        tolerance: level "auto" only: the largest error to accept, in units of the metric.
+        samples: level "auto" only: the inputs on which errors are measured; four random ones by default.
+        metric: level "auto" only: how errors are measured.
 
     Returns:
-        The converted ModelProto (a Graph for a Graph), with all weights inside. Where nothing becomes low precision it
-        equals the input bit by bit.
+        The converted ModelProto (a Graph for a Graph), with all weights inside. It equals the input bit for bit if
+        nothing is lowered.
 
     Raises:
-        ArgumentError, ArgumentTypeError: an argument is wrong (also ValueError, TypeError).
-        ModelError: the model cannot be read or is invalid. RuntimeFailure: at level "auto", it does not run.
+        ArgumentError: an argument has an unknown or impossible value.
+        ArgumentTypeError: an argument has the wrong type.
+        ModelError: the model cannot be read or is invalid.
+        RuntimeFailure: the level is "auto", and the model does not run.
 
     Example:
         >>> import onnxamp
@@ -89,11 +93,10 @@ def convert_model(
         >>> sorted({tensor.data_type for tensor in model16.graph.initializer if tensor.data_type in (1, 10)})
         [1, 10]
     """
-    asked = Options.of(level, options)
+    settings = Options.of(level, options)
     if is_auto(level, tolerance, samples, metric):
-        proto = tune(Model.of(model), asked, Search(tolerance, metric, samples))[0]
-        return to_graphsurgeon(proto) if is_graphsurgeon(model) else proto
-    return convert_as(model, asked)
+        return _like(model, _tune(Model.of(model), settings, tolerance, samples, metric)[0])
+    return convert_as(model, settings)
 
 
 def convert_file(
@@ -113,17 +116,17 @@ def convert_file(
     """Convert a model file of any size, and write the result whole or not at all.
 
     Args:
-        src: the model; its external data are memory-mapped and streamed. (At level "auto" it is run, in memory.)
-        dst: where the result goes; an existing file is replaced once the new one is complete.
+        src: the model. Its external data are memory-mapped and streamed; at level "auto" the model is loaded and run.
+        dst: the file to write; an existing one is replaced once the new one is complete.
         level, tolerance, samples, metric, options: as :func:`convert_model`.
-        plan: repeat the decisions of this plan; level and options are the plan's then.
-        external_data: "auto" (a data file beside the model where the input has one or the result is over 1.9 GB),
+        plan: repeat the decisions of this plan; its level and options replace those of the call.
+        external_data: "auto" (weights go to a data file if those of the source do, or if they exceed 1.9 GB),
             "always", or "never".
         shard_bytes: split the data file into several of about this many bytes.
         progress: called with (bytes written, bytes in all) while weights are written.
 
     Returns:
-        The plan, a summary of the result, and what each weight lost.
+        The plan, a summary of the result, and how many elements of each weight overflowed or underflowed.
 
     Raises:
         OutputError: the target cannot be written. Others as :func:`convert_model`.
@@ -131,16 +134,16 @@ def convert_file(
     Example:
         >>> import onnxamp, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     made = onnxamp.convert_file("models/encoder.onnx", f"{folder}/encoder_fp16.onnx")
-        >>> made.bytes_after < made.bytes_before
+        ...     conversion = onnxamp.convert_file("models/encoder.onnx", f"{folder}/encoder_fp16.onnx")
+        >>> conversion.bytes_after < conversion.bytes_before
         True
     """
-    asked = plan.options if plan else Options.of(level, options)
+    settings = plan.options if plan else Options.of(level, options)
     source, sink = Model.read(Path(src)), Sink(Path(dst), external_data, shard_bytes, progress)
     if plan is None and is_auto(level, tolerance, samples, metric):
-        plan = tune(source, asked, Search(tolerance, metric, samples))[1].plan
-        asked = plan.options
-    return convert_to_file(source, sink, asked, plan)
+        plan = _tune(source, settings, tolerance, samples, metric)[1].plan
+        settings = plan.options
+    return convert_to_file(source, sink, settings, plan)
 
 
 def plan_model(
@@ -152,7 +155,11 @@ def plan_model(
     metric: str = "rel-l2",
     **options: Unpack[OptionKeywords],
 ) -> Plan:
-    """Decide without rewriting; takes the arguments of :func:`convert_model`.
+    """Decide the precision of every float without rewriting the model.
+
+    Args:
+        model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
+        level, tolerance, samples, metric, options: as :func:`convert_model`.
 
     Returns:
         A :class:`Plan`: print it, save it as JSON, or apply it with :func:`apply_plan`.
@@ -166,11 +173,10 @@ def plan_model(
         >>> plan.counts()["MatMul", True] > 0
         True
     """
-    asked, source = Options.of(level, options), Model.of(model)
+    settings, source = Options.of(level, options), Model.of(model)
     if is_auto(level, tolerance, samples, metric):
-        return tune(source, asked, Search(tolerance, metric, samples))[1].plan
-    check_decided(asked, None)
-    return make_plan(analyse(prepare(source, asked).graph, asked))
+        return _tune(source, settings, tolerance, samples, metric)[1].plan
+    return make_plan(analyse(prepare(source, settings).graph, settings))
 
 
 @overload
@@ -178,13 +184,17 @@ def apply_plan(model: ModelProto | str | PathLike[str], plan: Plan) -> ModelProt
 @overload
 def apply_plan(model: G, plan: Plan) -> G: ...
 def apply_plan(model: Any, plan: Plan) -> Any:
-    """Convert a model as a plan says, which may come from a file (:func:`load_plan`).
+    """Convert a model as a plan says.
 
     Args:
-        model: a ModelProto, a path, or an onnx-graphsurgeon Graph: the model that was planned, or one exported again.
+        model: a ModelProto, a path, or an onnx-graphsurgeon Graph: the model that was planned, or a new export of it.
+        plan: what to do, from :func:`plan_model` or :func:`load_plan`.
+
+    Returns:
+        The converted ModelProto (a Graph for a Graph), with all weights inside.
 
     Raises:
-        ArgumentError: the plan was made for another model. Others as :func:`convert_model`.
+        ArgumentError: the plan belongs to another model. Others as :func:`convert_model`.
 
     Example:
         >>> import onnxamp
@@ -196,6 +206,17 @@ def apply_plan(model: Any, plan: Plan) -> Any:
 
 
 def convert_as(model: Any, options: Options, plan: Plan | None = None) -> Any:
-    """:func:`convert_model` with options that are made already, or as a plan says."""
-    proto = convert(Model.of(model), options, plan).embedded()
+    """:func:`convert_model` and :func:`apply_plan` behind their arguments; not for level "auto" without a plan."""
+    return _like(model, convert(Model.of(model), options, plan).embedded())
+
+
+def _tune(
+    model: Model, options: Options, tolerance: float, samples: SamplesLike | None, metric: str
+) -> tuple[ModelProto, Tuned]:
+    """The model and the record that level "auto" produces."""
+    return tune(model, options, Search(tolerance, metric, samples))
+
+
+def _like(model: Any, proto: ModelProto) -> Any:
+    """The result in the form in which the model came in."""
     return to_graphsurgeon(proto) if is_graphsurgeon(model) else proto

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.precision import BYTES_PER_UNIT, DUPLICATE, cast_cost, loop_trips
-from onnxamp._decide.terms import HIGH, LOW, NONE
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
@@ -15,40 +15,40 @@ def price(analysis: Analysis, low: Sequence[bool]) -> int:
 
     As in the cut, Casts that no assignment can avoid are left out.
     """
-    view, terms = analysis.graph, analysis.terms
+    view, ports = analysis.graph, analysis.ports
     trips = loop_trips(view)
     pure = purely_high(analysis)
 
-    def is_low(term: int) -> bool:
-        return term == LOW or (term >= 0 and low[terms.root(term)])
+    def is_low(variable: int) -> bool:
+        return variable == LOW or (variable >= 0 and low[ports.root(variable)])
 
     total = 0
-    for value, term in enumerate(terms.produced):
-        readers = {terms.consumed[n][p] for n, p in view.uses[value]}
-        readers |= {terms.returned[key] for key in view.results[value] if key in terms.returned}
-        readers = {terms.root(t) for t in readers} - {NONE, terms.root(term)}
-        if term == NONE or not readers:
+    for value, variable in enumerate(ports.produced):
+        readers = {ports.consumed[n][p] for n, p in view.uses[value]}
+        readers |= {ports.returned[key] for key in view.results[value] if key in ports.returned}
+        readers = {ports.root(t) for t in readers} - {NONE, ports.root(variable)}
+        if variable == NONE or not readers:
             continue
         producer = view.producer(value)
-        stored_twice = value in terms.free and (producer is None or producer.key != "Cast")
+        stored_twice = value in ports.free and (producer is None or producer.key != "Cast")
         count = elements(analysis.graph.shapes[value])
         cost = DUPLICATE if stored_twice else cast_cost(count, trips[view.values[value].scope])
-        if is_low(term) and not all(map(is_low, readers)) and not (term == LOW and HIGH in readers):
+        if is_low(variable) and not all(map(is_low, readers)) and not (variable == LOW and HIGH in readers):
             total += cost * 65 if value in pure else cost
-        if not is_low(term) and any(map(is_low, readers)) and not (term == HIGH and LOW in readers):
+        if not is_low(variable) and any(map(is_low, readers)) and not (variable == HIGH and LOW in readers):
             total += cost
     return total + sum(missed(analysis, node, trips, low) for node in view.nodes)
 
 
 def missed(analysis: Analysis, node: Node, trips: Sequence[int], low: Sequence[bool]) -> int:
     """What a node does not gain in float32: two bytes per element that it touches, but less than a Cast pair."""
-    terms, pins = analysis.terms, analysis.pins
-    sides = [terms.root(side) for side in analysis.terms.of_node.get(node.index, {}).values()]
+    ports, pins = analysis.ports, analysis.pins
+    sides = [ports.root(side) for side in analysis.ports.of_node.get(node.index, {}).values()]
     lost = 0
     counts = [
         elements(analysis.graph.shapes[value])
         for value in (*node.inputs, *node.outputs)
-        if value != ABSENT and terms.produced[value] != NONE
+        if value != ABSENT and ports.produced[value] != NONE
     ]
     pair = 2 * cast_cost(max(counts, default=0), 1) - 1
     for root in sides:
@@ -61,15 +61,15 @@ def missed(analysis: Analysis, node: Node, trips: Sequence[int], low: Sequence[b
 
 def purely_high(analysis: Analysis) -> set[int]:
     """Outputs of exact ops that a float32 source reaches through exact ops alone."""
-    view, terms, pins = analysis.graph, analysis.terms, analysis.pins
+    view, ports, pins = analysis.graph, analysis.ports, analysis.pins
     pure, found = set(), set()
-    for value, term in enumerate(terms.produced):
-        pin = pins.verdicts.get(terms.root(term))
-        if term == HIGH or value in terms.free or (pin is not None and not pin.low):
+    for value, variable in enumerate(ports.produced):
+        pin = pins.verdicts.get(ports.root(variable))
+        if variable == HIGH or value in ports.free or (pin is not None and not pin.low):
             pure.add(value)
     for node in (view.nodes[index] for index in view.order):
         for value in node.outputs if node.key not in op_facts().control_flow else ():
-            exact = value != ABSENT and terms.root(terms.produced[value]) in pins.exact
+            exact = value != ABSENT and ports.root(ports.produced[value]) in pins.exact
             if exact and value not in pure and any(v in pure for v in node.inputs):
                 pure.add(value)
                 found.add(value)

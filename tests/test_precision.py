@@ -59,8 +59,8 @@ def test_no_assignment_is_cheaper(seed, level):
     model = random_model(seed)
     onnx.checker.check_model(model, full_check=True)
     analysis = analysis_of(model, level)
-    terms, pins, chosen = analysis.terms, analysis.pins, analysis.decision
-    roots = sorted(set(terms.roots))
+    ports, pins, chosen = analysis.ports, analysis.pins, analysis.decision
+    roots = sorted(set(ports.roots))
     open_roots = [root for root in roots if root not in pins.verdicts]
     fixed = {root: pins.verdicts[root].low for root in roots if root in pins.verdicts}
     assert len(open_roots) <= 14

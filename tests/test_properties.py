@@ -99,12 +99,12 @@ def test_the_cut_costs_what_its_casts_cost(rng: Random, size: int, way: Way) -> 
     analysis = decided(random_model(rng, size=size).model, way)
     if analysis is None:
         return
-    terms, pins, chosen = analysis.terms, analysis.pins, analysis.decision
+    ports, pins, chosen = analysis.ports, analysis.pins, analysis.decision
     assert price(analysis, chosen.low) == chosen.cost
-    roots = sorted(set(terms.roots))
+    roots = sorted(set(ports.roots))
     pinned = {root: pins.verdicts[root].low for root in roots if root in pins.verdicts}
     questions = [root for root in roots if root not in pinned]
     for answer in itertools.product((False, True), repeat=len(questions) if len(questions) <= MAX_OPEN else 0):
         low = {**pinned, **dict(zip(questions, answer, strict=False))}
-        if len(low) == len(roots) and all(low[terms.root(q)] or not low[terms.root(p)] for p, q in pins.implies):
+        if len(low) == len(roots) and all(low[ports.root(q)] or not low[ports.root(p)] for p, q in pins.implies):
             assert price(analysis, low) >= chosen.cost

@@ -360,9 +360,9 @@ def test_plans_lower_what_candidates_say(name: str) -> None:
     found = set()
     for unit in space.units:
         outputs = [repeated.graph.nodes[unit.node].outputs[port] for port in unit.ports.outputs]
-        terms = [repeated.terms.produced[value] for value in outputs]
-        terms += [repeated.terms.consumed[unit.node][port] for port in unit.ports.inputs]
-        found |= {unit.key} if any(map(repeated.decision.is_low, terms)) else set()
+        variables = [repeated.ports.produced[value] for value in outputs]
+        variables += [repeated.ports.consumed[unit.node][port] for port in unit.ports.inputs]
+        found |= {unit.key} if any(map(repeated.decision.is_low, variables)) else set()
     assert found == tuned.candidates[tuned.chosen].low & {unit.key for unit in space.units}
 
 

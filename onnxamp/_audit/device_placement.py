@@ -17,7 +17,7 @@ from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.kernel_limits import has_refusals, refusal
+from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._target.kernels import carries, kernel_table, runs_on
 
 NONE: Final = "none"
@@ -122,7 +122,7 @@ def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
 
     Attributes and optional inputs count only if a function body may run instead, or the target's kernel has limits.
     """
-    counts = (node.signature is not None and node.signature.has_function) or has_refusals(target, node.key)
+    counts = (node.signature is not None and node.signature.has_function) or has_kernel_limits(target, node.key)
     present = tuple(bool(name) for name in node.proto.input) if counts else ()
     body = tuple(item.SerializeToString() for item in node.proto.attribute) if counts else ()
     return node.key, id(node.signature), tuple(sorted(bound.items())), present, body
@@ -136,7 +136,7 @@ def _place(target: str, node: Node, bound: Mapping[str, str], flowing: set[str],
         return _control_flow(target, node, flowing)
     providers = tuple(dict.fromkeys((target, "cpu")))
     at = f"op version {signature.since}, {_precision(flowing)}"
-    refused = refusal(target, node.proto)
+    refused = kernel_limit(target, node.proto)
     for provider in providers if refused is None else ("cpu",):
         if any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
             return _runs(provider, target, node, bound, at, refused)

@@ -1,12 +1,12 @@
-"""The read-only half of the pipeline: from a graph and options to a decision and the edits that carry it out."""
+"""The read-only half of the pipeline: Graph -> Problem -> Pins -> Decision -> Edits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxamp._decide.pins import Pins, find_pins
+from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.precision import Decision, Prices, decide
 from onnxamp._decide.problem import Problem, find_problem
-from onnxamp._decide.terms import Terms
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._options.options import Options
@@ -16,7 +16,7 @@ from onnxamp._rewrite.plan_edits import plan_edits
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What is known about a model, what was decided, and what changes."""
+    """A solved problem, and the edits that carry the decision out."""
 
     problem: Problem
     pins: Pins
@@ -30,33 +30,37 @@ class Analysis:
 
     @property
     def options(self) -> Options:
-        """What the user asked for."""
+        """The options of the conversion."""
         return self.problem.options
 
     @property
-    def terms(self) -> Terms:
+    def ports(self) -> PortVariables:
         """The precision variables."""
-        return self.problem.terms
+        return self.problem.ports
 
 
 def analyse(graph: Graph, options: Options, replay: Mapping[str, bool] | None = None) -> Analysis:
-    """Decide for every float of a graph in which precision it lives.
+    """Decide the precision of every float in a graph.
 
     Args:
-        replay: decisions to repeat (variable key -> low), see :mod:`onnxamp._convert.plan`.
+        graph: the prepared model.
+        options: the options of the conversion.
+        replay: decisions of a plan to repeat (variable key -> low).
 
     Raises:
         ModelError, OpsetError, ContradictionError: see :func:`find_problem`.
     """
-    return decided(find_problem(graph, options, settled=replay is not None), replay=replay)
+    return decided(find_problem(graph, options, replayed=replay is not None), replay=replay)
 
 
 @no_collections()
 def decided(problem: Problem, *, replay: Mapping[str, bool] | None = None, prices: Prices | None = None) -> Analysis:
-    """Solve a problem, which can be solved again for other prices.
+    """Solve a problem. The same problem can be solved again at other prices.
 
     Args:
-        prices: what was measured of nodes, for level auto.
+        problem: the problem.
+        replay: decisions of a plan to repeat.
+        prices: measurements, for level "auto".
     """
     pins = find_pins(problem, replay=replay, measured=prices.pins if prices else None)
     decision = decide(problem, pins, prices)

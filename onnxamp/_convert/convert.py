@@ -1,4 +1,10 @@
-"""The one pipeline, readable on one screen: prepare, analyse, edit a copy, verify. Saving is a sink behind it."""
+"""The pipeline of every conversion.
+
+    Model -> prepare -> Graph -> Problem -> Pins -> Decision -> Edits -> verified copy -> Sink
+
+:func:`onnxamp._convert.analysis.analyse` covers the steps from the Graph to the Edits, which only read the model.
+:func:`convert` applies the edits to a copy and verifies it; :func:`convert_to_file` writes that copy to a file.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,12 +29,12 @@ from onnxamp._rewrite.prepare import Prepared, prepare
 from onnxamp._rewrite.verify import verify
 
 EXTERNAL_DATA: Final = ("auto", "always", "never")
-"""Whether weights go to a data file beside the model."""
+"""When weights go to a data file beside the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A converted model that nobody has written yet; ``proto`` is new, and a copy where nothing was to be done."""
+    """A converted model in memory. ``proto`` is always a new object, even if nothing changed."""
 
     proto: ModelProto
     prepared: Prepared
@@ -37,8 +43,8 @@ class Converted:
 
     @property
     def changed(self) -> bool:
-        """Whether the result differs from the model that came in."""
-        return bool(self.analysis.edits) or self.prepared.wanted
+        """Whether the result differs from the original model."""
+        return bool(self.analysis.edits) or self.prepared.requested
 
     def embedded(self) -> ModelProto:
         """``proto`` with all weights inside.
@@ -53,26 +59,28 @@ class Converted:
 
 @no_collections()
 def convert(model: Model, options: Options, plan: Plan | None = None, *, deferred: bool = False) -> Converted:
-    """Convert a model. The model is not changed.
+    """Convert a copy of a model.
 
     Args:
-        plan: repeat its decisions.
-        deferred: leave large weights to :func:`onnxamp._model.saving.save_model`.
+        model: the model; it is not changed.
+        options: the options of the conversion.
+        plan: decisions to repeat.
+        deferred: leave large weights as they are until :func:`onnxamp._model.saving.save_model` streams them.
 
     Raises:
-        ArgumentError: the level is "auto", and no plan says what was measured. Others as :func:`onnxamp.convert_model`.
+        ArgumentError: the level is "auto", and there is no plan. Others as :func:`onnxamp.convert_model`.
     """
-    check_decided(options, plan)
+    if options.level == Level.AUTO and plan is None:
+        raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
     prepared = prepare(model, options)
     analysis = analyse(prepared.graph, options, plan.decisions() if plan else None)
     weights = WeightConverter(options.low, model.folder, deferred=deferred)
-    kept = analysis.edits or prepared.wanted
-    proto = rewritten(analysis, weights) if kept else _copy(model.proto)
-    return Converted(proto, prepared, analysis, weights)
+    changed = analysis.edits or prepared.requested
+    return Converted(rewritten(analysis, weights) if changed else _copy(model.proto), prepared, analysis, weights)
 
 
 def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:
-    """A copy of the analysed model with its edits applied and verified.
+    """A copy of the analysed model with the edits applied, and verified.
 
     Raises:
         InternalError, ModelError: see :func:`onnxamp._rewrite.verify.verify`.
@@ -85,22 +93,26 @@ def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> Mod
     return result
 
 
-def check_decided(options: Options, plan: Plan | None) -> None:
-    """Refuse level "auto" where nothing was measured: :mod:`onnxamp._tuning` makes its plans.
-
-    Raises:
-        ArgumentError: there is no plan.
-    """
-    if options.level == Level.AUTO and plan is None:
-        raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
-
-
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What :func:`onnxamp.convert_file` did: the plan, what is in the model now, and what was lost in the weights.
+    """What :func:`onnxamp.convert_file` did.
 
-    ``weights`` counts, by weight, elements that overflowed or were flushed; ``bytes_before`` and ``bytes_after`` are
-    those of all weights.
+    Attributes:
+        source: the model that was read.
+        target: the model that was written.
+        plan: what was decided, and why.
+        summary: nodes and Casts of the result by precision.
+        notes: what was done besides, and which options would save Casts, in sentences.
+        weights: name of a weight -> numbers of elements that overflowed, underflowed or were flushed.
+        bytes_before: size of all weights of the source in bytes.
+        bytes_after: size of all weights of the target in bytes.
+
+    Example:
+        >>> import onnxamp, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     conversion = onnxamp.convert_file("models/encoder.onnx", f"{folder}/low.onnx")
+        >>> conversion.source.name, conversion.target.name, conversion.plan.level
+        ('encoder.onnx', 'low.onnx', 'O2')
     """
 
     source: Path
@@ -115,9 +127,16 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where a converted model is written, and how.
+    """Where and how to write a converted model.
 
-    ``progress`` is called with (bytes written, bytes in all).
+    Attributes:
+        target: the file.
+        external_data: whether weights go to a data file: "auto", "always" or "never".
+        shard_bytes: size in bytes at which the data file is split; None for one file.
+        progress: called with (bytes written, bytes in all).
+
+    Raises:
+        ArgumentError: a value is unknown, or the target is a folder.
     """
 
     target: Path
@@ -128,25 +147,41 @@ class Sink:
     def __post_init__(self) -> None:
         if self.external_data not in EXTERNAL_DATA:
             raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {self.external_data!r}.")
-        if self.shard_bytes is not None and not (self.shard_bytes > 0 and self.external_data != "never"):
-            raise ArgumentError(
-                f"shard_bytes must be positive, and is for external data alone, not {self.shard_bytes!r}."
-            )
+        if self.shard_bytes is not None and self.shard_bytes <= 0:
+            raise ArgumentError(f"shard_bytes must be positive, not {self.shard_bytes!r}.")
+        if self.shard_bytes is not None and self.external_data == "never":
+            raise ArgumentError("shard_bytes splits external data: it excludes external_data='never'.")
         if self.target.is_dir():
             raise ArgumentError(f"The output {str(self.target)!r} is a folder: name a file.")
 
-    def is_external(self, stock: StoredWeights, low_bytes: int) -> bool:
-        """Whether the result's weights go to a data file; ``low_bytes`` of the original's are halved.
+    def destination(self, stored: StoredWeights) -> Path:
+        """The target, with a symbolic link resolved.
 
         Raises:
-            ArgumentError: the user wants one file, which protobuf could not hold.
+            ArgumentError: the model that is converted stores weights there.
         """
-        size = stock.size - low_bytes // 2
+        target = self.target.resolve() if self.target.is_symlink() else self.target
+        if target.resolve() in stored.files:
+            raise ArgumentError(f"{str(target)!r} holds weights of the model: give the output another name.")
+        return target
+
+    def is_external(self, stored: StoredWeights, low_bytes: int) -> bool:
+        """Whether the result's weights go to a data file.
+
+        Args:
+            stored: the weights of the original.
+            low_bytes: how many of their bytes the conversion halves.
+
+        Raises:
+            ArgumentError: external_data is "never", but one file cannot hold the weights.
+        """
+        size = stored.size - low_bytes // 2
         if self.external_data == "never" and size > INLINE_LIMIT:
             raise ArgumentError(
-                f"{size} bytes of weights do not fit into one file: protobuf ends at 2 GiB; use external data."
+                f"{size} bytes of weights do not fit into one file, since protobuf ends at 2 GiB: use external_data="
+                "'auto' or 'always'."
             )
-        is_needed = size > INLINE_LIMIT or bool(stock.files)
+        is_needed = size > INLINE_LIMIT or bool(stored.files)
         return self.external_data == "always" or (self.external_data == "auto" and is_needed)
 
 
@@ -154,36 +189,34 @@ class Sink:
 def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | None = None) -> Conversion:
     """Convert a model that was read from a file, and write the result whole or not at all.
 
+    An unchanged model is copied byte by byte where its weights may stay where they are.
+
     Raises:
-        ArgumentError: the target holds weights of the model. OutputError: it cannot be written. Others as
-            :func:`convert`.
+        ArgumentError: the target holds weights of the model.
+        OutputError: the target cannot be written. Others as :func:`convert`.
     """
-    assert model.path is not None
-    source, stock = model.path, model.stock
-    target = sink.target.resolve() if sink.target.is_symlink() else sink.target
-    if target.resolve() in stock.files:
-        raise ArgumentError(f"{str(target)!r} holds weights of the model: give the output another name.")
-    keep = frozenset() if target.exists() and target.samefile(source) else stock.files
-    made = convert(model, options, plan, deferred=True)
-    analysis = made.analysis
+    source, stored = model.path, model.stock
+    assert source is not None
+    target = sink.destination(stored)
+    kept = frozenset() if target.exists() and target.samefile(source) else stored.files
+    converted = convert(model, options, plan, deferred=True)
+    analysis = converted.analysis
     summary = summarize(analysis)
-    external = sink.is_external(stock, summary.low_weight_bytes)
+    external = sink.is_external(stored, summary.low_weight_bytes)
     hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis))))
-    notes = (*made.prepared.notes, *hints) if made.changed else hints
+    notes = (*converted.prepared.notes, *hints) if converted.changed else hints
     is_beside = source.absolute().parent.resolve() == target.resolve().parent
-    if not made.changed and bool(stock.files) == external and sink.shard_bytes is None and (not external or is_beside):
-        copy_file(source, target, keep | stock.files)
-        return Conversion(source, target, make_plan(analysis), summary, hints, {}, stock.size, stock.size)
-    total = save_model(
-        made.proto,
-        target,
-        made.weights,
-        external=external,
-        shard_bytes=sink.shard_bytes,
-        keep=keep,
-        progress=sink.progress,
-    )
-    return Conversion(source, target, make_plan(analysis), summary, notes, made.weights.counts(), stock.size, total)
+    weights_stay = bool(stored.files) == external and sink.shard_bytes is None and (not external or is_beside)
+    if converted.changed or not weights_stay:
+        written = save_model(
+            converted.proto, target, converted.weights,
+            external=external, shard_bytes=sink.shard_bytes, keep=kept, progress=sink.progress,
+        )  # fmt: skip
+        counts = converted.weights.counts()
+    else:
+        copy_file(source, target, kept | stored.files)
+        written, counts = stored.size, {}
+    return Conversion(source, target, make_plan(analysis), summary, notes, counts, stored.size, written)
 
 
 def _copy(proto: ModelProto) -> ModelProto:

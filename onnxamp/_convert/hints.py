@@ -80,7 +80,7 @@ def fold_hint(analysis: Analysis) -> str | None:
 
 def _is_low(analysis: Analysis, node: int) -> bool:
     """Whether all of the node that could be low precision is."""
-    return all(analysis.decision.low[variable] for variable in analysis.terms.of_node.get(node, {}).values())
+    return all(analysis.decision.low[variable] for variable in analysis.ports.of_node.get(node, {}).values())
 
 
 _OF_PATTERNS: Final = frozenset({Reason.ISLAND, Reason.EPSILON, Reason.FUSION, Reason.BLACK})
@@ -99,10 +99,10 @@ def _is_held_back(analysis: Analysis, node: Node) -> bool:
     """Whether the node is float32 for want of a kernel, or because its schema does not admit the type yet."""
     if node.signature is None or node.signature.domain:
         return False
-    bound = analysis.terms.bound.get(node.index, {})
-    variables = analysis.terms.of_node.get(node.index, {})
+    bound = analysis.ports.bound.get(node.index, {})
+    variables = analysis.ports.of_node.get(node.index, {})
     for variable in variables.values():
-        pin = analysis.pins.verdicts.get(analysis.terms.root(variable))
+        pin = analysis.pins.verdicts.get(analysis.ports.root(variable))
         if pin is not None and pin.reason is Reason.NO_KERNEL and pin.variable == variable:
             return True
     pinned = op_facts().pinned_parameters.get(node.key, frozenset())
@@ -111,7 +111,7 @@ def _is_held_back(analysis: Analysis, node: Node) -> bool:
 
 def _first_opset(analysis: Analysis, node: Node) -> int:
     """First opset at which all of the node's float32 parameters may be low on the target; 0 if there is none."""
-    options, bound = analysis.options, analysis.terms.bound[node.index]
+    options, bound = analysis.options, analysis.ports.bound[node.index]
     params = [param for param, found in bound.items() if found == FLOAT]
     assert node.signature is not None
     for signature in newer_versions(node.signature):

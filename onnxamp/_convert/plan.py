@@ -109,7 +109,7 @@ class Plan:
 
 def make_plan(analysis: Analysis) -> Plan:
     """The plan that an analysis amounts to."""
-    graph, rows, variables = analysis.graph, [], analysis.terms.variables
+    graph, rows, variables = analysis.graph, [], analysis.ports.variables
     names = variable_names(graph, variables)
     for name, variable, verdict in zip(names, variables, analysis.decision.verdicts, strict=True):
         op = "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
@@ -120,7 +120,7 @@ def make_plan(analysis: Analysis) -> Plan:
             graph.nodes[h.node].label, graph.nodes[h.node].key, _is_low(analysis, h.node), h.reason.value, h.detail
         )
         for h in analysis.problem.hazards
-        if analysis.terms.of_node.get(h.node)
+        if analysis.ports.of_node.get(h.node)
     )
     return Plan(
         analysis.options, tuple(rows), hazards, len(analysis.edits.casts), analysis.decision.cost,
@@ -130,7 +130,7 @@ def make_plan(analysis: Analysis) -> Plan:
 
 def _is_low(analysis: Analysis, node: int) -> bool:
     """Whether any part of the node is low."""
-    return any(analysis.decision.low[variable] for variable in analysis.terms.of_node[node].values())
+    return any(analysis.decision.low[variable] for variable in analysis.ports.of_node[node].values())
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:

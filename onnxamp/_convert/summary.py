@@ -64,9 +64,9 @@ def summarize(analysis: Analysis) -> Summary:
 
 
 def _precision(analysis: Analysis, index: int) -> str:
-    """In which precision a node computes, from the terms of its ports."""
-    node, terms, decision = analysis.graph.nodes[index], analysis.terms, analysis.decision
-    found = {decision.is_low(variable) for variable in terms.of_node.get(index, {}).values()}
+    """In which precision a node computes, from the ports of its ports."""
+    node, ports, decision = analysis.graph.nodes[index], analysis.ports, analysis.decision
+    found = {decision.is_low(variable) for variable in ports.of_node.get(index, {}).values()}
     if len(found) == 2:
         return "mixed"
     if found:

@@ -1,7 +1,8 @@
-"""The problem and its solution: every float's precision as one minimum cut.
+"""The precision problem solved as one minimum cut.
 
-Cost of an assignment: one Cast per (value, precision) that is needed, its launch plus the bytes it moves, times the
-trips of the loops around it; minus what unpinned ops gain by being low.
+An assignment costs one Cast for each value that is needed in a precision it is not produced in: a kernel launch plus
+the bytes moved, times the iterations of the loops around it. Unpinned ops that gain by low precision cost their gain
+where they stay float32.
 
 See :mod:`onnxamp._decide.mincut` for the solver.
 """
@@ -11,8 +12,8 @@ from dataclasses import dataclass, field
 
 from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
+from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.problem import Problem
-from onnxamp._decide.terms import HIGH, LOW, NONE, Terms
 from onnxamp._decide.verdicts import Reason, Verdict
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
@@ -20,23 +21,27 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 
 LAUNCH = 64
-"""Fixed cost of a Cast in cost units: about 2.5 microseconds for launching a kernel."""
+"""Fixed cost of a Cast in cost units: about 2.5 microseconds to launch a kernel."""
 BYTES_PER_UNIT = 32_768
 """Memory traffic that costs one unit, at about 1 TB/s."""
 DUPLICATE = 1
-"""Cost of storing a constant in both precisions."""
+"""Cost of storing a constant twice, once in each precision."""
 DEFAULT_TRIPS = 10
-"""Iterations of a loop whose trip count is no constant."""
+"""Assumed iterations of a loop whose trip count is not constant."""
 _MAX_ELEMENTS = 1 << 32
 _ACCURACY_CASTS = 64
-"""Casts that the accuracy charge on one value outweighs: the same for all values, or Casts would move to where it is
-small, and more of them might be needed there."""
+"""Casts that one accuracy charge outweighs. It is the same factor for all values: otherwise Casts would move to where
+the charge is small, and more of them might be needed there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What measurement says of nodes, by index, in cost units: ``gains`` is the time that a node saves by being low,
-    ``prices`` what its error is worth; ``pins`` are nodes that must stay float32, with the reason.
+    """Measurements of nodes, by node index.
+
+    Attributes:
+        pins: why a node must stay float32.
+        gains: time that a node saves in low precision, in cost units.
+        prices: price of the error that a node makes in low precision, in cost units.
     """
 
     pins: Mapping[int, str] = field(default_factory=dict)
@@ -46,43 +51,43 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The optimal assignment: ``low[x]`` per variable, its verdict, and the cost of the cut."""
+    """The optimal assignment: whether each variable is low, a verdict for each, and the cost of the cut."""
 
     low: Sequence[bool]
     verdicts: Sequence[Verdict]
     cost: int
 
-    def is_low(self, term: int) -> bool:
-        """Whether the port with this term is low."""
-        return term == LOW or (term >= 0 and self.low[term])
+    def is_low(self, variable: int) -> bool:
+        """Whether a port with this variable is low precision."""
+        return variable == LOW or (variable >= 0 and self.low[variable])
 
 
 def decide(problem: Problem, pins: Pins, prices: Prices | None = None) -> Decision:
-    """Solve for the cheapest assignment. Complexity: near linear in ports for real graphs."""
+    """Find the cheapest assignment. Complexity: near linear in ports for real graphs."""
     return CutProblem(problem, pins).decide(prices)
 
 
 def cast_cost(count: int, trips: int) -> int:
-    """Cost of one Cast of ``count`` elements (4 bytes one way, 2 the other), ``trips`` times."""
+    """Cost of running a Cast of ``count`` elements ``trips`` times; it moves 4 + 2 bytes per element."""
     return (LAUNCH + 6 * min(count, _MAX_ELEMENTS) // BYTES_PER_UNIT) * trips
 
 
-def _explain(variable: int, terms: Terms, pins: Pins, low: Sequence[bool]) -> Verdict:
-    root = terms.root(variable)
+def _explain(variable: int, ports: PortVariables, pins: Pins, low: Sequence[bool]) -> Verdict:
+    root = ports.root(variable)
     pin = pins.verdicts.get(root)
     if pin is not None:
-        if pin.variable == variable or terms.variables[pin.variable].node == terms.variables[variable].node:
+        if pin.variable == variable or ports.variables[pin.variable].node == ports.variables[variable].node:
             return Verdict(variable, pin.low, pin.reason, pin.detail)
         return Verdict(variable, pin.low, Reason.TIE, f"shares its precision: {pin.reason.value}, {pin.detail}")
-    if terms.variables[variable].param == "value":
-        return Verdict(variable, low[variable], Reason.CONSTANT, "as its readers")
+    if ports.variables[variable].param == "value":
+        return Verdict(variable, low[variable], Reason.CONSTANT, "follows its readers")
     reason = Reason.EXACT if root in pins.exact else Reason.CUT
     return Verdict(variable, low[variable], reason, "fewest Casts")
 
 
 @dataclass(slots=True)
 class CutProblem:
-    """All of the question but the prices: it is put once, and solved for as many as one likes."""
+    """The network of a problem without prices: built once, solved once per set of prices."""
 
     problem: Problem
     pins: Pins
@@ -92,31 +97,31 @@ class CutProblem:
     deciding: dict[int, int] = field(default_factory=dict)
 
     graph: Graph = field(init=False)
-    terms: Terms = field(init=False)
+    ports: PortVariables = field(init=False)
 
     def __post_init__(self) -> None:
-        self.graph, self.terms = self.problem.graph, self.problem.terms
-        self.network.add(len(self.terms.variables))
+        self.graph, self.ports = self.problem.graph, self.problem.ports
+        self.network.add(len(self.ports.variables))
         self.trips = self.graph.ask(loop_trips)
         self.pure = self.purely_high()
         self.variables()
-        for value, produced in enumerate(self.terms.produced):
+        for value, produced in enumerate(self.ports.produced):
             if produced != NONE:
                 self.value(value)
 
     def decide(self, prices: Prices | None = None, *, explained: bool = True) -> Decision:
-        """The cheapest assignment; without verdicts unless it shall be explained."""
+        """The cheapest assignment; ``explained=False`` leaves the verdicts out."""
         network = self.network.copy()
         if prices is not None:
             self.measured(network, prices)
         cut = network.solve()
-        low = cut.low[self.terms.roots].tolist() if self.terms.roots else []
-        variables = self.terms.variables if explained else ()
-        verdicts = [_explain(variable.index, self.terms, self.pins, low) for variable in variables]
+        low = cut.low[self.ports.roots].tolist() if self.ports.roots else []
+        variables = self.ports.variables if explained else ()
+        verdicts = [_explain(variable.index, self.ports, self.pins, low) for variable in variables]
         return Decision(low, verdicts, cut.cost)
 
     def variables(self) -> None:
-        """Pins, implications and gains."""
+        """Add pins, implications and gains to the network."""
         for root, verdict in self.pins.verdicts.items():
             (self.network.charge_high if verdict.low else self.network.charge_low)(root, INFINITE)
         for p, q in self.pins.implies:
@@ -124,67 +129,67 @@ class CutProblem:
         for node in self.graph.nodes:
             if node.key == "Cast":
                 self.idle_cast(node)
-            for variable in self.terms.of_node.get(node.index, {}).values():
-                root = self.terms.root(variable)
+            for variable in self.ports.of_node.get(node.index, {}).values():
+                root = self.ports.root(variable)
                 gains = root in self.pins.preferred and root not in self.pins.verdicts
                 if gains and not self.is_high(self.problem.joined.get(node.index, ABSENT)):
                     self.network.charge_high(root, self.gain(node))
 
     def is_high(self, node: int) -> bool:
         """Whether the node is pinned to float32."""
-        roots = (self.terms.root(variable) for variable in self.terms.of_node.get(node, {}).values())
+        roots = (self.ports.root(variable) for variable in self.ports.of_node.get(node, {}).values())
         return any(not verdict.low for verdict in map(self.pins.verdicts.get, roots) if verdict is not None)
 
     def measured(self, network: Network, prices: Prices) -> None:
-        """Charge each node's error where it is low, and the time that it loses where it is not."""
+        """Charge each node its error in low precision, and its gain in float32."""
         network.charge_all(self.by_variable(prices.prices), self.by_variable(prices.gains))
 
     def by_variable(self, costs: Mapping[int, int]) -> dict[int, int]:
-        """Costs of nodes as costs of the variables that decide for them."""
-        found: dict[int, int] = {}
+        """Costs of nodes, summed over the variables that decide for them."""
+        totals: dict[int, int] = {}
         for index, cost in costs.items():
             root = self.deciding.get(index)
             if root is None:
                 root = self.deciding[index] = self.of_node(index)
             if root != NONE and cost:
-                found[root] = found.get(root, 0) + cost
-        return found
+                totals[root] = totals.get(root, 0) + cost
+        return totals
 
     def of_node(self, index: int) -> int:
-        """The variable that decides for a node: that of its first output that has one, else of an input."""
-        variables = self.terms.of_node.get(index, {})
-        made = [self.terms.produced[value] for value in self.graph.nodes[index].outputs if value != ABSENT]
-        return next((self.terms.root(term) for term in (*made, *variables.values()) if term >= 0), NONE)
+        """The variable that decides for a node: of its first output that has one, otherwise of an input."""
+        variables = self.ports.of_node.get(index, {})
+        outputs = [self.ports.produced[value] for value in self.graph.nodes[index].outputs if value != ABSENT]
+        return next((self.ports.root(variable) for variable in (*outputs, *variables.values()) if variable >= 0), NONE)
 
     def idle_cast(self, node: Node) -> None:
-        """A Cast of the user's from float32 to float32 becomes a real one if its sides differ."""
-        sides = self.terms.of_node.get(node.index, {})
+        """An original Cast from float32 to float32 becomes a real one if its two sides differ."""
+        sides = self.ports.of_node.get(node.index, {})
         if len(sides) == 2:
             cost = cast_cost(elements(self.graph.shapes[node.inputs[0]]), self.trips[node.scope])
-            one, other = (self.terms.root(side) for side in sides.values())
+            one, other = (self.ports.root(side) for side in sides.values())
             self.network.arc(one, other, cost)
             self.network.arc(other, one, cost)
 
     def gain(self, node: Node) -> int:
-        """What a node saves by touching two bytes less per element; below the cost of the Cast pair it could need."""
+        """What a node saves by moving two bytes less per element; always less than the pair of Casts it might need."""
         touched = [
-            value for value in (*node.inputs, *node.outputs) if value != ABSENT and self.terms.produced[value] != NONE
+            value for value in (*node.inputs, *node.outputs) if value != ABSENT and self.ports.produced[value] != NONE
         ]
         counts = [min(elements(self.graph.shapes[value]), _MAX_ELEMENTS) for value in touched]
         pair = 2 * (LAUNCH + 6 * max(counts, default=0) // BYTES_PER_UNIT) - 1
         return max(1, min(2 * sum(counts) // BYTES_PER_UNIT, pair)) * self.trips[node.scope]
 
     def value(self, value: int) -> None:
-        """Charge the Casts that the value needs where its producer and its consumers differ."""
-        producer = self.terms.root(self.terms.produced[value])
-        readers = {self.terms.root(self.terms.consumed[node][port]) for node, port in self.graph.uses[value]}
+        """Charge the Casts that the value needs if its producer and its readers differ."""
+        producer = self.ports.root(self.ports.produced[value])
+        readers = {self.ports.root(self.ports.consumed[node][port]) for node, port in self.graph.uses[value]}
         readers |= {
-            self.terms.root(self.terms.returned[key]) for key in self.graph.results[value] if key in self.terms.returned
+            self.ports.root(self.ports.returned[key]) for key in self.graph.results[value] if key in self.ports.returned
         }
         readers -= {NONE, producer}
         if not readers:
             return
-        is_constant = value in self.terms.free and not self.is_cast(value)
+        is_constant = value in self.ports.free and not self.is_cast(value)
         cost = (
             DUPLICATE
             if is_constant
@@ -195,12 +200,12 @@ class CutProblem:
         self.one_cast(producer, readers, cost, up=False)
 
     def one_cast(self, producer: int, readers: set[int], cost: int, *, up: bool) -> None:
-        """Pay once if the producer is low and any reader float32 (``up``), or the other way round."""
+        """Charge once if the producer is low and any reader float32 (``up``), or vice versa."""
         there = HIGH if up else LOW
         if producer == there:
             return
-        variables = sorted(term for term in readers if term >= 0)
-        if there in readers:  # somebody needs the Cast in any case: the others share it
+        variables = sorted(variable for variable in readers if variable >= 0)
+        if there in readers:  # one reader needs the Cast in any case; the others share it
             if producer >= 0:
                 (self.network.charge_low if up else self.network.charge_high)(producer, cost)
             return
@@ -215,7 +220,7 @@ class CutProblem:
             self.edge(helper, variable, INFINITE, up=up)
 
     def edge(self, first: int, second: int, cost: int, *, up: bool) -> None:
-        """Charge when ``first`` is low and ``second`` float32 (``up``), or the other way round."""
+        """Charge if ``first`` is low and ``second`` float32 (``up``), or vice versa."""
         if first in (LOW, HIGH):
             (self.network.charge_high if up else self.network.charge_low)(second, cost)
         elif up:
@@ -228,35 +233,35 @@ class CutProblem:
         return producer is not None and producer.key == "Cast"
 
     def purely_high(self) -> set[int]:
-        """Outputs of exact ops that some float32 source reaches through exact ops alone.
+        """Outputs of exact ops that a float32 source reaches through exact ops alone.
 
-        A low path through those ops would round what was pure float32 if a float32 op read it: their up-casts carry
+        In low precision, such a path would round a float32 value on its way to a float32 reader, so its up-casts carry
         an accuracy charge. Sources are constants, graph inputs that keep their type, and producers pinned to float32.
         """
         pure: set[int] = set()
-        for value, term in enumerate(self.terms.produced):
-            root = self.terms.root(term)
+        for value, variable in enumerate(self.ports.produced):
+            root = self.ports.root(variable)
             pin = self.pins.verdicts.get(root)
-            if term == HIGH or value in self.terms.free or (pin is not None and not pin.low):
+            if variable == HIGH or value in self.ports.free or (pin is not None and not pin.low):
                 pure.add(value)
-        found: set[int] = set()
+        reached: set[int] = set()
         for index in self.graph.order:
             node = self.graph.nodes[index]
             for value in node.outputs if node.key not in op_facts().control_flow else ():
                 if (
                     value == ABSENT
-                    or self.terms.root(self.terms.produced[value]) not in self.pins.exact
+                    or self.ports.root(self.ports.produced[value]) not in self.pins.exact
                     or value in pure
                 ):
                     continue
                 if any(source in pure for source in node.inputs):
                     pure.add(value)
-                    found.add(value)
-        return found
+                    reached.add(value)
+        return reached
 
 
 def loop_trips(graph: Graph) -> list[int]:
-    """How often each scope runs per run of the model; capped, since nested guesses multiply."""
+    """How often each scope runs per run of the model; capped, because nested guesses multiply."""
     trips = [1] * len(graph.scopes)
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]
@@ -268,5 +273,5 @@ def loop_trips(graph: Graph) -> list[int]:
 
 
 def _constant_trips(graph: Graph, node: Node) -> int | None:
-    known = graph.constants.integers(node.input(0)) if node.key == "Loop" and node.input(0) != ABSENT else None
-    return known[0] if known else None
+    trips = graph.constants.integers(node.input(0)) if node.key == "Loop" and node.input(0) != ABSENT else None
+    return trips[0] if trips else None

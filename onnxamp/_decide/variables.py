@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onnxamp._decide.terms import HIGH, LOW, NONE, Terms, Variable
+from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables, Variable
 from onnxamp._dtypes import FLOAT, holds_float, retyped
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, body_sources, body_targets, carried
@@ -14,7 +14,7 @@ from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import carries
 
 
-def find_variables(graph: Graph, options: Options, groups: Sequence[Sequence[int]] = ()) -> Terms:
+def find_variables(graph: Graph, options: Options, groups: Sequence[Sequence[int]] = ()) -> PortVariables:
     """All variables of a model, joined by its ties. Complexity: near linear in ports.
 
     Args:
@@ -47,7 +47,7 @@ class _Finder:
     lowered: dict[int, int] = field(default_factory=dict)
     bound: dict[int, dict[str, str]] = field(default_factory=dict)
     fixed_high: set[int] = field(default_factory=set)
-    wanted_low: set[int] = field(default_factory=set)
+    requested_low: set[int] = field(default_factory=set)
     hidden: frozenset[int] = frozenset()
     """Values that a body's value of the same name hides."""
 
@@ -76,12 +76,12 @@ class _Finder:
         one, other = sorted((self.root(first), self.root(second)))
         self.parents[other] = one
 
-    def finish(self) -> Terms:
+    def finish(self) -> PortVariables:
         roots = [self.root(variable.index) for variable in self.variables]
-        return Terms(
+        return PortVariables(
             tuple(self.variables), self.produced, self.consumed, self.returned, self.of_node,
             frozenset(self.free), self.lowered, roots, self.bound, frozenset(self.fixed_high),
-            frozenset(self.wanted_low),
+            frozenset(self.requested_low),
         )  # fmt: skip
 
     def is_float(self, value: int) -> bool:
@@ -90,20 +90,20 @@ class _Finder:
     # -- ports -------------------------------------------------------------------------------------------------
 
     def scope_values(self, index: int) -> None:
-        """Terms of initializers and of the main graph's inputs; body inputs belong to their owner."""
+        """PortVariables of initializers and of the main graph's inputs; body inputs belong to their owner."""
         scope = self.graph.scopes[index]
         for value in (self.graph.values[found] for found in scope.names.values()):
             if not self.is_float(value.index):
                 continue
             if value.origin in (Origin.INPUT, Origin.DEFAULT):
-                self.produced[value.index] = self.signature_term(value) if index == 0 else HIGH
+                self.produced[value.index] = self.signature_variable(value) if index == 0 else HIGH
             elif value.origin is Origin.INITIALIZER and not scope.opaque:
                 self.produced[value.index] = self.new(ABSENT, "value", value.index)
                 self.free.add(value.index)
             elif value.origin is Origin.SPARSE or scope.opaque:
                 self.produced[value.index] = HIGH
 
-    def signature_term(self, value: Value) -> int:
+    def signature_variable(self, value: Value) -> int:
         """Term of a graph input or output: kept, or low where the user wants low inputs and outputs."""
         names = {value.name} | {
             self.graph.scopes[0].proto.output[port].name for s, port in self.graph.results[value.index] if s == 0
@@ -113,7 +113,7 @@ class _Finder:
         if self.graph.types[value.index] == FLOAT:
             return LOW
         variable = self.new(ABSENT, "signature", value.index)  # containers follow their readers if these cannot be low
-        self.wanted_low.add(variable)
+        self.requested_low.add(variable)
         return variable
 
     def node(self, node: Node) -> None:
@@ -151,7 +151,7 @@ class _Finder:
         for position, value in enumerate(node.inputs):
             port = signature.input(position)
             if port is not None and self.is_float(value):
-                self.consumed[node.index][position] = self.port_term(node, port, position)
+                self.consumed[node.index][position] = self.port_variable(node, port, position)
         inherited = self.inherited(node)
         for position, value in enumerate(node.outputs):
             port = signature.output(position)
@@ -160,11 +160,11 @@ class _Finder:
             if position == 0 and inherited != ABSENT:
                 self.produced[value] = self.consumed[node.index][inherited]
             elif signature.param(port, position) in driven or (position == 0 and _is_settable(node)):
-                self.produced[value] = self.port_term(node, port, position)
+                self.produced[value] = self.port_variable(node, port, position)
             else:  # fixed by the op and not by its inputs, as LayerNormalization's Mean
                 self.produced[value] = HIGH
 
-    def port_term(self, node: Node, port: Port, position: int) -> int:
+    def port_variable(self, node: Node, port: Port, position: int) -> int:
         """The variable of the port's type parameter, or HIGH where schema or facts forbid the low type."""
         assert node.signature is not None
         param = node.signature.param(port, position)
@@ -229,9 +229,9 @@ class _Finder:
             inner = {s: scope.inputs[k] for k, s in enumerate(sources) if s >= 0 and self.is_float(scope.inputs[k])}
             for source, value in inner.items():
                 if source < len(node.inputs) and self.is_float(node.inputs[source]):
-                    term = self.flow(node, f"input {source}", node.inputs[source])
-                    self.consumed[node.index][source] = term
-                    self.produced[value] = term
+                    variable = self.flow(node, f"input {source}", node.inputs[source])
+                    self.consumed[node.index][source] = variable
+                    self.produced[value] = variable
             targets = body_targets(node, len(scope.outputs))
             for position, target in enumerate(targets):
                 if not 0 <= target < len(node.outputs) or not self.is_float(scope.outputs[position]):
@@ -255,19 +255,19 @@ class _Finder:
         return self.new(node.index, param) if movable else HIGH
 
     def results(self) -> None:
-        """Terms of the main graph's outputs, and of what opaque bodies return."""
+        """PortVariables of the main graph's outputs, and of what opaque bodies return."""
         for scope in self.graph.scopes:
             if scope.index != 0 and not scope.opaque:
                 continue
             for position, value in enumerate(scope.outputs):
                 if self.is_float(value):
-                    term = HIGH if scope.opaque else self.signature_term(self.graph.values[value])
-                    self.returned[scope.index, position] = term
+                    variable = HIGH if scope.opaque else self.signature_variable(self.graph.values[value])
+                    self.returned[scope.index, position] = variable
 
     def unexplained(self) -> None:
         """Floats that only their readers tell of, behind ops of unknown types: float32."""
-        for value, term in enumerate(self.produced):
-            if term == NONE and self.is_float(value):
+        for value, variable in enumerate(self.produced):
+            if variable == NONE and self.is_float(value):
                 self.produced[value] = HIGH
 
     def containers(self) -> None:
@@ -275,14 +275,14 @@ class _Finder:
         for value, found in enumerate(self.graph.types):
             if not holds_float(found) or (found == FLOAT and not self.is_sparse(value)):
                 continue
-            terms = [self.produced[value]]
-            terms += [self.consumed[node.index][port] for node, port in self.graph.consumers(value)]
-            terms += [self.returned[key] for key in self.graph.results[value] if key in self.returned]
+            ports = [self.produced[value]]
+            ports += [self.consumed[node.index][port] for node, port in self.graph.consumers(value)]
+            ports += [self.returned[key] for key in self.graph.results[value] if key in self.returned]
             touching = [self.graph.producer(value), *(node for node, _ in self.graph.consumers(value))]
             for node in touching:
                 if node is not None and node.key not in op_facts().control_flow:
-                    terms += self.of_node.get(node.index, {}).values()
-            self.join(terms)
+                    ports += self.of_node.get(node.index, {}).values()
+            self.join(ports)
 
     def is_sparse(self, value: int) -> bool:
         """Whether the value is a sparse constant, which neither converts nor casts."""
@@ -290,11 +290,11 @@ class _Finder:
         is_node = producer is not None and attribute(producer.proto, "sparse_value") is not None
         return is_node or self.graph.values[value].origin is Origin.SPARSE
 
-    def join(self, terms: Sequence[int]) -> None:
-        variables = [term for term in terms if term >= 0]
+    def join(self, ports: Sequence[int]) -> None:
+        variables = [variable for variable in ports if variable >= 0]
         for variable in variables[1:]:
             self.tie(variables[0], variable)
-        if variables and HIGH in terms:
+        if variables and HIGH in ports:
             self.fixed_high.add(variables[0])
 
 

@@ -26,7 +26,7 @@ def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
     return found
 
 
-def refusal(provider: str, node: NodeProto) -> str | None:
+def kernel_limit(provider: str, node: NodeProto) -> str | None:
     """Why the provider leaves the node to CPU whatever its types, None where it does not."""
     for rule in _rules().get((provider, op_key(node)), ()):
         if _holds(rule, node):
@@ -34,7 +34,7 @@ def refusal(provider: str, node: NodeProto) -> str | None:
     return None
 
 
-def has_refusals(provider: str, key: str) -> bool:
+def has_kernel_limits(provider: str, key: str) -> bool:
     """Whether attributes and inputs of the op decide where it runs."""
     return (provider, key) in _rules()
 

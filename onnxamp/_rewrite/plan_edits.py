@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
+from onnxamp._decide.ports import LOW, NONE, PortVariables
 from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
-from onnxamp._decide.terms import LOW, NONE, Terms
 from onnxamp._dtypes import FLOAT, retyped
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames, Source, Versions
@@ -21,10 +21,10 @@ from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
 
 def plan_edits(problem: Problem, decision: Decision) -> Edits:
     """The edits that turn the model into what the decision says."""
-    graph, terms = problem.graph, problem.terms
-    maker = _Maker(graph, terms, decision, Edits(problem.options.low), NewNames(graph.all_names()), problem.absorbed)
-    for value, term in enumerate(terms.produced):
-        if term != NONE:
+    graph, ports = problem.graph, problem.ports
+    maker = _Maker(graph, ports, decision, Edits(problem.options.low), NewNames(graph.all_names()), problem.absorbed)
+    for value, variable in enumerate(ports.produced):
+        if variable != NONE:
             maker.value(graph.values[value])
     maker.lowered_values()
     for node in graph.nodes:
@@ -39,7 +39,7 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
 @dataclass(slots=True)
 class _Maker:
     graph: Graph
-    terms: Terms
+    ports: PortVariables
     decision: Decision
     edits: Edits
     new: NewNames
@@ -52,8 +52,8 @@ class _Maker:
         """Sentinels on a mask path that is low saturate to half the range, so that mask + score stays finite."""
         constants = self.graph.constants
         for index in {node for path in paths for node in path}:
-            for value, term in zip(self.graph.nodes[index].inputs, self.terms.consumed[index], strict=True):
-                stats = constants.stats(value) if self.decision.is_low(term) else None
+            for value, variable in zip(self.graph.nodes[index].inputs, self.ports.consumed[index], strict=True):
+                stats = constants.stats(value) if self.decision.is_low(variable) else None
                 if stats is not None and stats.has_sentinel(self.edits.low):
                     self.edits.halved.add(constants.source(value))
 
@@ -72,27 +72,27 @@ class _Maker:
         """Whether somebody reads or returns the value in float32, and in low precision, the user's Casts apart."""
         high = low = False
         for node, port in self.graph.uses[value]:
-            term = self.terms.consumed[node][port]
-            if term == NONE or (term == LOW and self.graph.nodes[node].key == "Cast"):
+            variable = self.ports.consumed[node][port]
+            if variable == NONE or (variable == LOW and self.graph.nodes[node].key == "Cast"):
                 continue
-            is_low = self.decision.is_low(term)
+            is_low = self.decision.is_low(variable)
             high, low = high or not is_low, low or is_low
         for key in self.graph.results[value]:
-            if key in self.terms.returned:
-                is_low = self.decision.is_low(self.terms.returned[key])
+            if key in self.ports.returned:
+                is_low = self.decision.is_low(self.ports.returned[key])
                 high, low = high or not is_low, low or is_low
         return high, low
 
     def public(self, value: int) -> bool | None:
         """Precision (True: low) in which the main graph returns the value; None where it does not."""
-        keys = [key for key in self.graph.results[value] if key[0] == 0 and key in self.terms.returned]
-        return self.decision.is_low(self.terms.returned[keys[0]]) if keys else None
+        keys = [key for key in self.graph.results[value] if key[0] == 0 and key in self.ports.returned]
+        return self.decision.is_low(self.ports.returned[keys[0]]) if keys else None
 
     def value(self, value: Value) -> None:
         """Names, type, and the Cast or copy that the value needs."""
         index, found = value.index, self.graph.types[value.index]
         assert found is not None
-        is_low = self.decision.is_low(self.terms.produced[index])
+        is_low = self.decision.is_low(self.ports.produced[index])
         if found != FLOAT:
             own = self.own_name(value, is_low=is_low)
             self.names[index] = Versions(high=own, low=own)
@@ -100,7 +100,7 @@ class _Maker:
                 self.edits.types[index] = retyped(found, self.edits.low)
                 self.make_low(value)
             return
-        if index in self.terms.lowered:
+        if index in self.ports.lowered:
             return  # the user's Cast from low: see lowered_values
         need_high, need_low = self.needs(index)
         reused = None if is_low else self.reusable(index)
@@ -141,7 +141,7 @@ class _Maker:
                 self.edits.types[value.index] = self.edits.low.tensor
         producer = self.graph.producer(value.index)
         source = own
-        if value.index in self.terms.free and producer is not None:
+        if value.index in self.ports.free and producer is not None:
             source = producer.proto.input[0]
         elem = TensorProto.FLOAT if is_low else self.edits.low.elem
         self.add_cast(value, source, other, elem)
@@ -154,7 +154,7 @@ class _Maker:
         outer = self.graph.ask(shadowing).get(value.index)
         if outer is None:
             return self.public_name(value) if is_low else value.name
-        if not is_low and not self.decision.is_low(self.terms.produced[outer]):
+        if not is_low and not self.decision.is_low(self.ports.produced[outer]):
             return value.name
         name = self.fresh(value.name, low=is_low)
         if value.origin is Origin.NODE:
@@ -177,7 +177,7 @@ class _Maker:
     def is_constant(self, value: int) -> bool:
         """Whether the value is an initializer or a Constant: wanted in both precisions, it is stored twice."""
         producer = self.graph.producer(value)
-        return value in self.terms.free and (producer is None or producer.key == "Constant")
+        return value in self.ports.free and (producer is None or producer.key == "Constant")
 
     def copy(self, value: Value, names: Versions, *, base_low: bool) -> None:
         """Store a constant twice; the one that keeps the name is float32 unless the model returns it low."""
@@ -215,7 +215,7 @@ class _Maker:
         return [
             self.graph.nodes[node]
             for node, port in self.graph.uses[value]
-            if self.terms.consumed[node][port] == LOW and self.graph.nodes[node].key == "Cast"
+            if self.ports.consumed[node][port] == LOW and self.graph.nodes[node].key == "Cast"
         ]
 
     def reusable(self, value: int) -> Node | None:
@@ -248,7 +248,7 @@ class _Maker:
 
     def lowered_values(self) -> None:
         """Values that the user cast up from low: low readers take what was cast, the others the Cast's output."""
-        for value, source in self.terms.lowered.items():
+        for value, source in self.ports.lowered.items():
             made = self.low_source(source)
             self.names[value] = Versions(high=self.graph.values[value].name, low=made.name)
             if self.public(value) or self.leaves_body(value, made.scope):
@@ -268,7 +268,7 @@ class _Maker:
 
     def leaves_body(self, value: int, home: int) -> bool:
         """Whether a body returns the value in low precision although that is a value of another scope."""
-        returned = (self.terms.returned.get(key, NONE) for key in self.graph.results[value])
+        returned = (self.ports.returned.get(key, NONE) for key in self.graph.results[value])
         return home != self.graph.values[value].scope and any(map(self.decision.is_low, returned))
 
     def low_source(self, value: int) -> Source:
@@ -277,9 +277,9 @@ class _Maker:
             source = self.aliases[value]
             found = self.names.get(source)
             if found is not None and found.low is not None:
-                raised = found.high if self.decision.is_low(self.terms.produced[source]) else None
+                raised = found.high if self.decision.is_low(self.ports.produced[source]) else None
                 return Source(found.low, self.graph.values[source].scope, raised)
-            value = self.terms.lowered[source]
+            value = self.ports.lowered[source]
         return Source(self.graph.values[value].name, self.graph.values[value].scope, None)
 
     def low_name(self, value: int) -> str:
@@ -288,7 +288,7 @@ class _Maker:
 
     def dead_casts(self) -> None:
         """The user's Casts from low to float32 that nobody reads any more, though somebody did before."""
-        for value in self.terms.lowered:
+        for value in self.ports.lowered:
             producer = self.graph.producer(value)
             assert producer is not None
             reads = [key for key in self.graph.uses[value] if key[0] not in self.edits.removed]
@@ -303,7 +303,7 @@ class _Maker:
         for node in map(
             self.graph.nodes.__getitem__, self.graph.order
         ):  # a Cast behind another reads what that one read
-            sides = self.terms.of_node.get(node.index, {}) if node.key == "Cast" else {}
+            sides = self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
             if len(sides) < 2 or not all(self.decision.low[side] for side in sides.values()):
                 continue
             source, result = node.inputs[0], node.outputs[0]
@@ -322,22 +322,22 @@ class _Maker:
         for port, value in enumerate(node.inputs):
             if value == ABSENT:
                 continue
-            term = self.terms.consumed[node.index][port]
+            variable = self.ports.consumed[node.index][port]
             if value in self.aliases:
                 name: str | None = self.low_name(value)
-            elif term == NONE:
+            elif variable == NONE:
                 continue
             else:
-                name = self.version(value, term, node)
+                name = self.version(value, variable, node)
             if name is not None and name != node.proto.input[port]:
                 self.edits.inputs[node.index, port] = name
 
-    def version(self, value: int, term: int, node: Node) -> str | None:
+    def version(self, value: int, variable: int, node: Node) -> str | None:
         names = self.names[value]
-        if term == LOW and node.key == "Cast":  # a Cast of the user's: it reads what the producer makes
-            made_low = value not in self.terms.lowered and self.decision.is_low(self.terms.produced[value])
+        if variable == LOW and node.key == "Cast":  # a Cast of the user's: it reads what the producer makes
+            made_low = value not in self.ports.lowered and self.decision.is_low(self.ports.produced[value])
             return names.low if made_low else names.high
-        return names.low if self.decision.is_low(term) else names.high
+        return names.low if self.decision.is_low(variable) else names.high
 
     def returns(self) -> None:
         """Names and types of what bodies and the main graph return."""
@@ -346,9 +346,9 @@ class _Maker:
                 key = (scope.index, position)
                 if value in self.aliases:
                     self.edits.results[key] = self.low_name(value)
-                if key not in self.terms.returned:
+                if key not in self.ports.returned:
                     continue
-                is_low = self.decision.is_low(self.terms.returned[key])
+                is_low = self.decision.is_low(self.ports.returned[key])
                 found, names = self.graph.types[value], self.names[value]
                 assert found is not None
                 name = names.low if is_low else names.high

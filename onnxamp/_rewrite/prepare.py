@@ -1,4 +1,4 @@
-"""What happens to a model before it is analysed: functions inlined; opset, defaults and folds on request."""
+"""Preparation of a model for analysis: functions are inlined, and opset, defaults and patterns changed on request."""
 
 from dataclasses import dataclass
 
@@ -15,21 +15,25 @@ from onnxamp._rewrite.opset import upgrade
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The graph that is to be analysed, and a sentence for each thing that was done to the model.
+    """The graph to analyse.
 
-    ``wanted``: whether it is what the user asked for even if nothing becomes low, as it was upgraded or folded.
+    Attributes:
+        graph: the graph of the prepared model.
+        notes: one sentence per change.
+        requested: whether the user asked for a change (an upgrade, folding), which holds even if nothing is lowered.
     """
 
     graph: Graph
     notes: tuple[str, ...]
-    wanted: bool
+    requested: bool
 
 
 def prepare(model: Model, options: Options) -> Prepared:
-    """Make a model ready; its own graph is returned where nothing had to be done, and the input is never changed.
+    """Prepare a copy of a model; a model that needs no preparation is analysed as it is.
 
     Raises:
-        OpsetError: the model cannot be brought to the wanted opset. ModelError: it is broken.
+        OpsetError: the model cannot be upgraded to the requested opset.
+        ModelError: the model is invalid.
     """
     notes: list[str] = []
     proto = model.proto
@@ -38,7 +42,7 @@ def prepare(model: Model, options: Options) -> Prepared:
     inlined = proto
     if options.opset is not None:
         proto = upgrade(proto, options.opset, notes)
-    wanted = proto is not inlined
+    requested = proto is not inlined
     frozen = options.freeze_defaults
     if frozen and proto.ir_version >= 4:
         proto = _freeze(proto, notes)
@@ -48,17 +52,17 @@ def prepare(model: Model, options: Options) -> Prepared:
         graph = model.ask(graph_of, freeze_defaults=True) if frozen else model.ask(graph_of)
     if options.fold:
         folded = fold_graph(graph, options)
-        wanted, graph = wanted or folded.graph is not graph, folded.graph
+        requested, graph = requested or folded.graph is not graph, folded.graph
         notes += folded.notes
-    return Prepared(graph, tuple(notes), wanted)
+    return Prepared(graph, tuple(notes), requested)
 
 
 def inline(model: ModelProto, notes: list[str]) -> ModelProto:
-    """The model with its local functions inlined, where that can be done; a sentence about it goes to ``notes``."""
+    """The model with its local functions inlined if possible; adds a sentence about it to ``notes``."""
     names = ", ".join(sorted(function.name for function in model.functions)[:5])
     try:
         result = inline_functions(model, partly=True)
-    except ModelError:  # calls then stay as they are, in float32
+    except ModelError:
         notes.append(f"The functions ({names}) could not be inlined; their calls stay float32.")
         return model
     notes.append(f"Inlined {len(model.functions)} model-local function(s): {names}.")
@@ -75,5 +79,5 @@ def _freeze(model: ModelProto, notes: list[str]) -> ModelProto:
     result.CopyFrom(model)
     del result.graph.input[:]
     result.graph.input.extend(kept)
-    notes.append(f"Froze {frozen} initializer(s) that were graph inputs, too.")
+    notes.append(f"Froze {frozen} initializer(s) that were also graph inputs.")
     return result

@@ -24,7 +24,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.kernel_limits import refusal
+from onnxamp._ops.kernel_limits import kernel_limit
 from onnxamp._ops.signature import Signature, lookup
 
 _PROVIDERS = ("cuda", "cpu")
@@ -104,7 +104,7 @@ def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto
         if not signature.has_function or any(kernel_table(name).get(key) for name in _PROVIDERS):
             return True
     elif any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
-        return refusal(provider, proto) is None
+        return kernel_limit(provider, proto) is None
     if not signature.has_function:
         return False
     types = tuple(_input_type(signature, bound, position, name) for position, name in enumerate(proto.input))

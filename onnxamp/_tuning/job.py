@@ -135,7 +135,7 @@ class Job:
         why = {unit.node: told.get(unit.label) for unit in units}
         rows = [
             row if row.low or not (text := why.get(variable.node)) else replace(row, reason="measured", detail=text)
-            for row, variable in zip(plan.rows, analysis.terms.variables, strict=True)
+            for row, variable in zip(plan.rows, analysis.ports.variables, strict=True)
         ]
         self._planned = replace(plan, rows=tuple(rows)), analysis
         return self._planned[0]
@@ -170,5 +170,5 @@ class Job:
 
 def _tie(base: Analysis, node: int) -> str | None:
     """The pin to float32 that a node shares with others."""
-    pins = (base.pins.verdicts.get(base.terms.root(variable)) for variable in base.terms.of_node.get(node, {}).values())
+    pins = (base.pins.verdicts.get(base.ports.root(variable)) for variable in base.ports.of_node.get(node, {}).values())
     return next((f"{pin.reason.value}: {pin.detail}" for pin in pins if pin is not None and not pin.low), None)

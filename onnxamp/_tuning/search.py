@@ -6,8 +6,8 @@ from math import inf
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._decide.ports import LOW, NONE
 from onnxamp._decide.precision import CutProblem, Decision
-from onnxamp._decide.terms import LOW, NONE
 from onnxamp._graph.view import ABSENT
 from onnxamp._tuning.units import Space, Unit, prices_for
 
@@ -54,17 +54,17 @@ class Chooser:
     pinned: Mapping[str, str] = field(default_factory=dict)
     problem: CutProblem = field(init=False)
     _sides: dict[str, list[int]] = field(init=False)
-    """Terms of what can be low of a unit."""
+    """PortVariables of what can be low of a unit."""
     _priced: tuple[float, ...] = ()
     _rates: dict[float, frozenset[str]] = field(default_factory=dict)
     """Rate -> choice at the prices that were asked for last: searches for several targets share most cuts."""
 
     def __post_init__(self) -> None:
-        base, terms = self.base, self.base.terms
+        base, ports = self.base, self.base.ports
         self._sides = {
             unit.key: [
-                *(terms.produced[base.graph.nodes[unit.node].outputs[port]] for port in unit.ports.outputs),
-                *(terms.consumed[unit.node][port] for port in unit.ports.inputs),
+                *(ports.produced[base.graph.nodes[unit.node].outputs[port]] for port in unit.ports.outputs),
+                *(ports.consumed[unit.node][port] for port in unit.ports.inputs),
             ]
             for unit in (*self.space.units, *self.space.followers)
         }
@@ -134,7 +134,7 @@ class Chooser:
 
     def _rounding(self, decision: Decision) -> set[int]:
         """Low exact ops between a float32 source and a float32 reader. Complexity: linear in exact ops and readers."""
-        graph, terms = self.base.graph, self.base.terms
+        graph, ports = self.base.graph, self.base.ports
         low = [unit for unit in self.space.followers if self._is_low(decision, unit)]
         members = {unit.node for unit in low}
         exact: set[int] = set()
@@ -146,25 +146,25 @@ class Chooser:
         read: set[int] = set()
         for unit in reversed(low):
             for value in (graph.nodes[unit.node].outputs[port] for port in unit.ports.outputs):
-                readers = [terms.consumed[index][port] for index, port in graph.uses[value] if index not in members]
-                readers += [terms.returned[key] for key in graph.results[value] if key in terms.returned]
+                readers = [ports.consumed[index][port] for index, port in graph.uses[value] if index not in members]
+                readers += [ports.returned[key] for key in graph.results[value] if key in ports.returned]
                 passed = any(index in read for index, _ in graph.uses[value])
-                if passed or any(term != NONE and not decision.is_low(term) for term in readers):
+                if passed or any(variable != NONE and not decision.is_low(variable) for variable in readers):
                     read.add(unit.node)
         tied = {root for unit in self.space.units for root in self._roots(unit.node)} if exact & read else set()
         return {index for index in exact & read if not tied & self._roots(index)}
 
     def _is_exact(self, decision: Decision, value: int) -> bool:
         """Whether a value is there in float32, unrounded."""
-        terms = self.base.terms
-        return value in terms.free or not decision.is_low(terms.produced[value])
+        ports = self.base.ports
+        return value in ports.free or not decision.is_low(ports.produced[value])
 
     def _roots(self, node: int) -> set[int]:
         """Deciding variables of a node: an exact op that shares one with a unit goes with it."""
-        terms = self.base.terms
-        made = [terms.produced[value] for value in self.base.graph.nodes[node].outputs if value != ABSENT]
-        return {terms.root(term) for term in (*made, *terms.of_node.get(node, {}).values()) if term >= 0}
+        ports = self.base.ports
+        made = [ports.produced[value] for value in self.base.graph.nodes[node].outputs if value != ABSENT]
+        return {ports.root(variable) for variable in (*made, *ports.of_node.get(node, {}).values()) if variable >= 0}
 
     def _is_low(self, decision: Decision, unit: Unit) -> bool:
         low = decision.low
-        return any(term == LOW or (term >= 0 and low[term]) for term in self._sides[unit.key])
+        return any(variable == LOW or (variable >= 0 and low[variable]) for variable in self._sides[unit.key])

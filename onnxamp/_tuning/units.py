@@ -155,14 +155,14 @@ def _results(view: View, node: Node) -> list[str]:
 
 
 def _low_ports(found: Analysis, node: Node) -> Ports:
-    decision, terms, graph = found.decision, found.terms, found.graph
+    decision, ports, graph = found.decision, found.ports, found.graph
 
-    def is_low(value: int, term: int) -> bool:
-        return value != ABSENT and found.graph.types[value] == FLOAT and decision.is_low(term)
+    def is_low(value: int, variable: int) -> bool:
+        return value != ABSENT and found.graph.types[value] == FLOAT and decision.is_low(variable)
 
-    consumed = terms.consumed[node.index]
+    consumed = ports.consumed[node.index]
     inputs = tuple(port for port, value in enumerate(node.inputs) if is_low(value, consumed[port]))
-    outputs = tuple(port for port, value in enumerate(node.outputs) if is_low(value, terms.produced[value]))
+    outputs = tuple(port for port, value in enumerate(node.outputs) if is_low(value, ports.produced[value]))
     return Ports(inputs, outputs if graph.nodes[node.index].outputs else ())
 
 

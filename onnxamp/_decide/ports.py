@@ -1,0 +1,63 @@
+"""Precision variables, and the variable of every port of a graph.
+
+A *variable* is one question: low precision or float32? Each port of the graph holds the index of a variable, or one of
+the constants below where there is nothing to decide.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from onnxamp._graph.view import ABSENT
+
+HIGH: Final = -1
+"""The port is float32, whatever the cut decides."""
+LOW: Final = -2
+"""The port is low precision already: beside a Cast of the original model, or a graph input that shall be low."""
+NONE: Final = -3
+"""The port holds no float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One yes/no question. ``node`` is ABSENT for an initializer, which is ``value``."""
+
+    index: int
+    node: int
+    param: str
+    value: int = ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class PortVariables:
+    """The variables of a graph, and where they apply.
+
+    Attributes:
+        variables: all variables.
+        produced: value -> variable of the port that produces it.
+        consumed: node -> variable of each of its inputs.
+        returned: (scope, output position) -> variable.
+        of_node: node -> its variables by type parameter.
+        free: values that either precision stores or computes at no cost.
+        lowered: output of a Cast from low precision to float32 in the original model -> the Cast's input.
+        roots: variable -> the variable that decides for it: ties make variables equal.
+        bound: node -> type by type parameter.
+        fixed_high: variables that are tied to a port that is float32 in any case.
+        requested_low: sequences and optionals of the signature for which the user asks for low precision.
+    """
+
+    variables: tuple[Variable, ...]
+    produced: Sequence[int]
+    consumed: Sequence[Sequence[int]]
+    returned: Mapping[tuple[int, int], int]
+    of_node: Mapping[int, Mapping[str, int]]
+    free: frozenset[int]
+    lowered: Mapping[int, int]
+    roots: Sequence[int]
+    bound: Mapping[int, Mapping[str, str]]
+    fixed_high: frozenset[int]
+    requested_low: frozenset[int]
+
+    def root(self, variable: int) -> int:
+        """The variable that decides for this one; HIGH, LOW and NONE stand for themselves."""
+        return self.roots[variable] if variable >= 0 else variable
