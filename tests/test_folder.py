@@ -384,7 +384,7 @@ WRONG = {
     "plan": (["-o", "out", "--plan", "x.json"], "--plan is for a single model"),
     "saved plan": (["-o", "out", "--save-plan", "x.json"], "--save-plan is for a single model"),
     "pattern": (["-o", "out", "--keep-fp32", "("], "is not a regular expression"),
-    "tolerance": (["-o", "out", "--tolerance", "0.1"], "tolerance is for level 'auto' alone"),
+    "tolerance": (["-o", "out", "--tolerance", "0.1"], "tolerance is only for level 'auto'"),
     "inputs": (["-o", "out", "--inputs", "in/a.onnx"], "are not a folder"),
     "inputs of others": (["-o", "out", "--inputs", "in"], "those of a.onnx would be in a.npz"),
     "jobs": (["-o", "out", "--jobs", "0"], "0 is not in the range"),

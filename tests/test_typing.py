@@ -69,7 +69,7 @@ def messages() -> dict[str, list[str]]:
 WRONG = {
     "level": r'No overload variant of "convert_model" matches argument types "ModelProto", "str"',
     "dtype": r'No overload variant of "convert_model" matches argument types "ModelProto", "str"',
-    "keyword": r'No overload variant of "convert_model" matches argument types "ModelProto", "list\[str\]"',
+    "keyword": r'Unexpected keyword argument "keep_hihg" .* did you mean "keep_high"',
     "level of a plan": r'Argument 2 to "plan_model" has incompatible type "Literal\[\'o2\'\]"',
     "target": r'Argument "target" to "convert_file" has incompatible type "Literal\[\'gpu\'\]"',
     "plan": r'No overload variant of "apply_plan" matches argument types "ModelProto", "str"',
@@ -88,8 +88,7 @@ RIGHT = {
 
 @pytest.mark.parametrize("call", WRONG)
 def test_misspelt_arguments_are_errors(call: str) -> None:
-    (error,) = messages()[call]
-    assert re.search(WRONG[call], error)
+    assert re.search(WRONG[call], messages()[call][0])
 
 
 @pytest.mark.parametrize("call", RIGHT)

@@ -67,6 +67,12 @@ class Audit:
         findings: errors first, then warnings, then notes.
         casts: estimated Cast traffic.
         weight_bytes: element type -> bytes of weights.
+
+    Example:
+        >>> import onnxamp
+        >>> audit = onnxamp.audit_model("models/encoder.onnx", "cuda")
+        >>> audit.opsets[""], audit.weight_bytes["float32"], len(audit.nodes)
+        (17, 334160, 125)
     """
 
     target: str

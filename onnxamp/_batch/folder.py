@@ -36,6 +36,13 @@ class FolderReport:
         jobs: number of worker processes.
         seconds: how long it took.
         rows: one per model, sorted by name.
+
+    Example:
+        >>> import onnxamp, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = onnxamp.convert_folder("models", folder, jobs=1, validate=False)
+        >>> report.count("converted") == len(report.rows)
+        True
     """
 
     source: Path

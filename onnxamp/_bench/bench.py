@@ -55,6 +55,11 @@ class BenchOptions:
         threads: CPU: threads of one operator; 0 leaves the choice to ONNX Runtime.
         seconds: how long to time each model at each batch size.
         profile: also profile each model: time per op, memory, and causes of slowness.
+
+    Example:
+        >>> from onnxamp import BenchOptions
+        >>> BenchOptions(tf32=False).cuda_options()["use_tf32"]
+        '0'
     """
 
     tf32: bool = True

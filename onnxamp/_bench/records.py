@@ -113,6 +113,13 @@ class BenchReport:
         slower: labels of models that are slower than the first at some batch size.
         causes: what slows the models down.
         notes: what to know when reading the numbers.
+
+    Example:
+        >>> from onnxamp import BenchOptions, bench_models
+        >>> quick = BenchOptions(seconds=0.1, profile=False)
+        >>> report = bench_models("models/encoder.onnx", provider="cpu", options=quick)
+        >>> report.ran_on, len(report.models), report.slower
+        ('CPU', 1, ())
     """
 
     ran_on: str

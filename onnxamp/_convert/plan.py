@@ -1,4 +1,4 @@
-"""The decision as data: printed, saved as JSON, and replayed on the same model or a re-exported one."""
+"""Plans: decisions as data, to print, save as JSON, and replay on the same model or a new export of it."""
 
 import json
 from collections import Counter
@@ -16,14 +16,14 @@ from onnxamp._model.storage import write_file
 from onnxamp._options.options import Options
 
 FORMAT = 2
-"""Version of the JSON form."""
+"""Version of the JSON format."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """What was decided for one precision variable.
+    """The decision about one precision variable.
 
-    ``key`` names it: scope, node (or weight), type parameter, and ``rank`` among variables that share all three.
+    ``key`` names the variable: scope, node (or weight), type parameter, and ``rank`` among variables that share these.
     """
 
     key: str
@@ -39,7 +39,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class HazardRow:
-    """A hazard that fired: node, what is wrong there, and whether the node is low all the same."""
+    """A hazard: the node, what is wrong there, and whether the node is low nevertheless."""
 
     node: str
     op: str
@@ -50,10 +50,24 @@ class HazardRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which float lives in which precision, and why. ``str(plan)`` is a table; ``cost`` is that of the cut."""
+    """Which float has which precision, and why. ``str(plan)`` is a table.
+
+    Attributes:
+        options: the options that were used; replaying the plan ignores their lists.
+        rows: one per precision variable.
+        hazards: where low precision is known to break or lose values.
+        casts: number of new Casts.
+        cost: cost of the new Casts, and of gains that were passed over; one unit is about 0.04 microseconds.
+        warnings: about options that match nothing, in sentences.
+
+    Example:
+        >>> import onnxamp
+        >>> plan = onnxamp.plan_model("models/encoder.onnx", "O2")
+        >>> plan.level, plan.dtype, plan.target, plan.counts()["MatMul", False]
+        ('O2', 'float16', 'cuda', 0)
+    """
 
     options: Options
-    """What was asked for; replaying the plan needs the lists no more."""
     rows: tuple[PlanRow, ...]
     hazards: tuple[HazardRow, ...]
     casts: int
@@ -72,7 +86,7 @@ class Plan:
 
     @property
     def target(self) -> str:
-        """Where the result will run, as in "cuda"."""
+        """Where the result will run: "cuda", "cpu" or "any"."""
         return self.options.target
 
     def decisions(self) -> dict[str, bool]:
@@ -108,7 +122,7 @@ class Plan:
 
 
 def make_plan(analysis: Analysis) -> Plan:
-    """The plan that an analysis amounts to."""
+    """The plan of an analysis."""
     graph, rows, variables = analysis.graph, [], analysis.ports.variables
     names = variable_names(graph, variables)
     for name, variable, verdict in zip(names, variables, analysis.decision.verdicts, strict=True):
@@ -129,20 +143,35 @@ def make_plan(analysis: Analysis) -> Plan:
 
 
 def _is_low(analysis: Analysis, node: int) -> bool:
-    """Whether any part of the node is low."""
+    """Whether any variable of the node is low."""
     return any(analysis.decision.low[variable] for variable in analysis.ports.of_node[node].values())
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:
     """Read a plan that :meth:`Plan.save` wrote.
 
+    Args:
+        path: the JSON file.
+
+    Returns:
+        The plan, for :func:`apply_plan` or :func:`convert_file`.
+
     Raises:
-        ArgumentError: the file is missing, or no plan.
+        ArgumentError: the file cannot be read, or is not a plan.
+
+    Example:
+        >>> import onnxamp, tempfile
+        >>> plan = onnxamp.plan_model("models/encoder.onnx")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plan.save(f"{folder}/plan.json")
+        ...     loaded = onnxamp.load_plan(f"{folder}/plan.json")
+        >>> loaded == plan
+        True
     """
     try:
         data: Mapping[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
-            raise ArgumentError(f"The plan {str(path)!r} has format {data['format']!r}, this onnxamp reads {FORMAT}.")
+            raise ArgumentError(f"The plan {str(path)!r} has format {data['format']!r}; this onnxamp reads {FORMAT}.")
         rows = tuple(PlanRow(**row) for row in data["rows"])
         hazards = tuple(HazardRow(**row) for row in data["hazards"])
         options, warnings = Options.from_json(data["options"]), tuple(data["warnings"])
@@ -152,4 +181,4 @@ def load_plan(path: str | PathLike[str]) -> Plan:
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         if isinstance(error, ArgumentError) and "format" in str(error):
             raise
-        raise ArgumentError(f"{str(path)!r} is not a plan of onnxamp's: write one with --save-plan.") from None
+        raise ArgumentError(f"{str(path)!r} is not an onnxamp plan: write one with --save-plan.") from None

@@ -33,6 +33,12 @@ class Region:
     """Some nodes of a model as a model of its own, with the values that they computed.
 
     Arrays have the dtypes that the values have in the model as written: float16 stays float16.
+
+    Example:
+        >>> import onnxamp
+        >>> region = onnxamp.extract_region("models/encoder.onnx", "pooled", before=0, provider="cpu")
+        >>> region.nodes, region.expected["pooled"].dtype.name
+        (('pooler/tanh',), 'float32')
     """
 
     model: ModelProto

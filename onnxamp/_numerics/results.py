@@ -73,6 +73,13 @@ class DiffReport:
     ``ran_on`` names what computed ("CUDA (device)", "CPU, emulated float16", "CPU"); ``inputs`` tells where the samples
     come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if an output is broken;
     ``warnings`` name outputs that are only inexact.
+
+    Example:
+        >>> import onnxamp
+        >>> low = onnxamp.convert_model("models/encoder.onnx")
+        >>> report = onnxamp.diff_models("models/encoder.onnx", low, provider="cpu")
+        >>> report.lowest, report.reference_lowest, report.failure
+        ('float16', 'float32', None)
     """
 
     reference: str
@@ -127,7 +134,14 @@ class ValueCheck:
 
 @dataclass(frozen=True, slots=True)
 class RunCheck:
-    """A model that ran, value by value in execution order; :func:`onnxamp.check_run` returns it."""
+    """A model that ran, value by value in execution order; :func:`onnxamp.check_run` returns it.
+
+    Example:
+        >>> import onnxamp
+        >>> check = onnxamp.check_run("models/encoder.onnx", provider="cpu")
+        >>> check.samples, check.first_bad
+        (1, None)
+    """
 
     ran_on: str
     inputs: str

@@ -1,7 +1,7 @@
-"""Every option of a conversion, once: validated, frozen, and read by everything else.
+"""The one definition of every option of a conversion.
 
-The command line, JSON, plan files and the reference derive from the fields of :class:`Options` and their metadata; the
-types of keyword arguments are in :mod:`onnxamp._options.keywords`, and a test holds both against each other.
+The command line, JSON, plan files and the reference derive from the fields of :class:`Options` and their metadata. The
+types of keyword arguments are in :mod:`onnxamp._options.keywords`; a test compares the two.
 """
 
 import re
@@ -23,20 +23,20 @@ LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
 DtypeName = Literal["float16", "bfloat16"]
 TargetName = Literal["cuda", "cpu", "any"]
 Rule = Callable[[NodeProto], str | None]
-"""A user's callback: "low", "high", or None for no opinion."""
+"""A callback that returns "low", "high", or None for no opinion."""
 
 
 class Level(StrEnum):
-    """How much becomes low precision, in the words of mindspore.amp."""
+    """How much of a model to lower, by the names of mindspore.amp."""
 
     O0 = "O0"
     """Nothing."""
     O1 = "O1"
-    """White-listed ops, and exact ops where that saves Casts."""
+    """White-listed ops, and exact ops if that saves Casts."""
     O2 = "O2"
     """All but black-listed ops, unless an op's Casts cost more than it gains."""
     O3 = "O3"
-    """Everything that has a kernel and is no hazard."""
+    """Every op that has a kernel and is not a hazard."""
     AUTO = "auto"
     """What measured errors and estimated times allow; see :mod:`onnxamp._tuning`."""
 
@@ -45,7 +45,12 @@ class Level(StrEnum):
 class CommandLine:
     """How the command line spells an option.
 
-    ``words`` are what it takes, with the value that each stands for; ``many`` options can be repeated.
+    Attributes:
+        flag: the flag, as in "--dtype".
+        help: the help text.
+        words: the words that the flag takes -> the value that each stands for.
+        many: whether the flag can be repeated.
+        metavar: what the help shows for the value.
     """
 
     flag: str
@@ -62,11 +67,18 @@ def _option(default: Any, flag: str, text: str, words: Any = None, *, many: bool
 
 @dataclass(frozen=True)
 class Options:
-    """What a conversion shall do, validated when it is made; see :func:`onnxamp.convert_model` for each field.
+    """The options of a conversion, validated on construction; :func:`onnxamp.convert_model` describes each field.
 
     Raises:
-        ArgumentError: a value is not known. ArgumentTypeError: one has the wrong type.
+        ArgumentError: a value is unknown or impossible.
+        ArgumentTypeError: a value has the wrong type.
         ContradictionError: an op type is in both lists.
+
+    Example:
+        >>> import onnxamp
+        >>> options = onnxamp.Options("O1", white_list=["Softmax"])
+        >>> "Softmax" in options.white, "Softmax" in options.black
+        (True, False)
     """
 
     level: Level = Level.O2
@@ -121,22 +133,22 @@ class Options:
             raise ContradictionError(
                 f"{', '.join(both)}: in white_list (--white) and in black_list (--black); take it out of one of them."
             )
-        _ = self.preset, self.keep_patterns, self.low_patterns  # whatever is wrong with them is said at once
+        _ = self.preset, self.keep_patterns, self.low_patterns  # validates them
 
     @classmethod
     def of(cls, level: str = "O2", keywords: Mapping[str, Any] | None = None) -> Self:
         """The options of a call.
 
         Raises:
-            ArgumentTypeError: a keyword is not known; it names the nearest one. Others as the class.
+            ArgumentTypeError: a keyword is unknown; the message names the nearest one. Others as the class.
         """
-        known = [item.name for item in fields(cls)]
+        names = [item.name for item in fields(cls)]
         for name in keywords or ():
-            if name not in known:
-                near = get_close_matches(name, known, 1, 0.5)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+            if name not in names:
+                near = get_close_matches(name, names, 1, 0.5)
+                hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}."
                 raise ArgumentTypeError(f"Unknown option {name!r}: {hint}")
-        return cls(level, **(keywords or {}))  # type: ignore[arg-type] # is checked and normalised there
+        return cls(level, **(keywords or {}))  # type: ignore[arg-type] # __post_init__ checks and normalises them
 
     @cached_property
     def low(self) -> LowType:
@@ -145,17 +157,17 @@ class Options:
 
     @cached_property
     def preset(self) -> Preset:
-        """The preset that the user's lists add to."""
+        """The preset that white_list and black_list extend."""
         return self.lists if isinstance(self.lists, Preset) else preset(self.lists)
 
     @cached_property
     def white(self) -> frozenset[str]:
-        """Op types to lower; the user's lists win over the preset's."""
+        """Op types to lower; the user's lists override the preset."""
         return (frozenset(self.preset.white) - {*self.black_list}) | {*self.white_list}
 
     @cached_property
     def black(self) -> frozenset[str]:
-        """Op types to keep in float32; the user's lists win over the preset's."""
+        """Op types to keep in float32; the user's lists override the preset."""
         return (frozenset(self.preset.black) - {*self.white_list}) | {*self.black_list}
 
     @cached_property
@@ -165,7 +177,7 @@ class Options:
 
     @cached_property
     def folds_batch_norm(self) -> bool:
-        """Whether an inference BatchNormalization takes the precision of the Conv that it will be folded into."""
+        """Whether an inference BatchNormalization takes the precision of the Conv that the runtime folds it into."""
         return self.preset.folds_batch_norm and "BatchNormalization" not in self.black_list
 
     @cached_property
@@ -179,33 +191,34 @@ class Options:
         return _compiled("force_low (--force-low)", self.force_low)
 
     def keeps_io(self, name: str) -> bool:
-        """Whether the graph input or output of that name keeps its type."""
+        """Whether the graph input or output keeps its type."""
         return self.keep_io_types if isinstance(self.keep_io_types, bool) else name in self.keep_io_types
 
     def keywords(self) -> dict[str, Any]:
-        """The options that differ from their defaults, as keyword arguments; all but the level."""
+        """The options that differ from their defaults, as keyword arguments, without the level."""
         values = ((item, getattr(self, item.name)) for item in fields(self) if item.name != "level")
         return {item.name: value for item, value in values if value != item.default}
 
     def written(self) -> tuple[str, ...]:
-        """The same as the command line spells it, without what it cannot spell (``rule``, some ``keep_io_types``)."""
-        written: list[str] = []
+        """The same as command-line arguments, without what these cannot express (``rule``, some ``keep_io_types``)."""
+        arguments: list[str] = []
         for name, value in self.keywords().items():
             cli = COMMAND_LINE.get(name)
             if cli is None:
                 continue
             if isinstance(value, bool) and cli.words is None:
-                written.append(cli.flag)
+                arguments.append(cli.flag)
             elif cli.many:
-                written += [text for item in value for text in (cli.flag, item)]
+                arguments += [text for item in value for text in (cli.flag, item)]
             elif cli.words is not None:
-                written += [text for word, meant in cli.words.items() if meant == value for text in (cli.flag, word)]
+                word = next((word for word, meant in cli.words.items() if meant == value), None)
+                arguments += [] if word is None else [cli.flag, word]
             else:
-                written += [cli.flag, str(value)]
-        return tuple(written)
+                arguments += [cli.flag, str(value)]
+        return tuple(arguments)
 
     def as_json(self) -> dict[str, Any]:
-        """All options but ``rule``, in JSON's types; :meth:`from_json` reads them."""
+        """All options except ``rule`` as JSON values, for :meth:`from_json`."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "rule"}
         values |= {name: sorted(value) for name, value in values.items() if isinstance(value, frozenset)}
         return values | {
@@ -218,7 +231,8 @@ class Options:
         """The options that :meth:`as_json` wrote.
 
         Raises:
-            KeyError: there is no level. ArgumentError, ArgumentTypeError: as the class.
+            KeyError: the level is missing.
+            ArgumentError, ArgumentTypeError: as the class.
         """
         return cls.of(data["level"], {name: value for name, value in data.items() if name != "level"})
 
@@ -231,15 +245,16 @@ COMMAND_LINE: Final[Mapping[str, CommandLine]] = {
 
 def default_of(name: str) -> Any:
     """The default of a field."""
-    found: Field[Any] = next(item for item in fields(Options) if item.name == name)
-    return found.default
+    option: Field[Any] = next(item for item in fields(Options) if item.name == name)
+    return option.default
 
 
 def check_level(level: object) -> Level:
     """The level called ``level``.
 
     Raises:
-        ArgumentError: no such level. ArgumentTypeError: not a string.
+        ArgumentError: there is no such level.
+        ArgumentTypeError: ``level`` is not a string.
     """
     if not isinstance(level, str):
         raise ArgumentTypeError(f"level must be a string such as 'O2', not {type(level).__name__}.")
@@ -249,15 +264,15 @@ def check_level(level: object) -> Level:
 
 
 def is_auto(level: str, tolerance: float, samples: object, metric: str) -> bool:
-    """Whether data decide.
+    """Whether the level is "auto".
 
     Raises:
-        ArgumentError: they do not, but are given.
+        ArgumentError: it is not, but an argument is given that only "auto" takes.
     """
     given = {"tolerance": tolerance != 1e-2, "samples": samples is not None, "metric": metric != "rel-l2"}
-    wrong = [name for name, is_given in given.items() if is_given]
-    if check_level(level) != Level.AUTO and wrong:
-        raise ArgumentError(f"{wrong[0]} is for level 'auto' alone, not for {level!r}.")
+    unused = [name for name, is_given in given.items() if is_given]
+    if check_level(level) != Level.AUTO and unused:
+        raise ArgumentError(f"{unused[0]} is only for level 'auto', not for {level!r}: leave it out, or change level.")
     return level == Level.AUTO
 
 

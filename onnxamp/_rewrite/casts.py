@@ -1,12 +1,12 @@
-"""Removal of redundant Casts that are in a model already. Public as :func:`remove_redundant_casts`.
+"""Removal of redundant Casts from a model.
 
-Three laws, applied until none fits, each scope by itself:
+Three rules apply within each scope until none matches:
 
 * identity: ``Cast(x: a -> a)`` is x;
-* duplicate: two Casts of one value to one type are one;
-* chain: ``Cast(Cast(x: a -> b) -> c)`` is ``Cast(x: a -> c)`` if a -> b loses nothing, and x where also a = c.
+* duplicate: two Casts of one value to the same type are one;
+* chain: ``Cast(Cast(x: a -> b) -> c)`` is ``Cast(x: a -> c)`` if a -> b is lossless, and x if also a = c.
 
-The lossy pair float32 -> float16 -> float32 changes numbers, so it is kept unless ``lossy`` asks for its removal.
+The lossy pair float32 -> float16 -> float32 rounds, so it stays unless ``lossy`` asks for its removal.
 """
 
 from collections import Counter
@@ -22,23 +22,34 @@ from onnxamp._ops.facts import attribute
 
 
 def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:
-    """A copy of the model without its redundant Casts; everything else is as it was.
+    """Copy a model without its redundant Casts, and change nothing else.
 
     Args:
         model: any ModelProto; it is not changed.
-        lossy: also drop a Cast pair from float32 to a low type and back, which rounds: numbers change.
+        lossy: also remove pairs of Casts from float32 to float16 or bfloat16 and back. These round, so outputs change.
+
+    Returns:
+        The copy.
 
     Raises:
-        ArgumentTypeError: ``model`` is no ModelProto. ModelError: it breaks a rule of ONNX.
+        ArgumentTypeError: ``model`` is not a ModelProto.
+        ModelError: the model breaks a rule of ONNX.
 
     Complexity: near linear in nodes.
+
+    Example:
+        >>> import onnx, onnxamp
+        >>> text = '''<ir_version: 8, opset_import: ["": 17]>
+        ...     g (float[4] x) => (float[4] y) { a = Cast<to = 1>(x)  y = Relu(a) }'''
+        >>> [node.op_type for node in onnxamp.remove_redundant_casts(onnx.parser.parse_model(text)).graph.node]
+        ['Relu']
     """
     if not isinstance(model, ModelProto):
         raise ArgumentTypeError(f"model must be an onnx.ModelProto, not {type(model).__name__}.")
     result = ModelProto()
     result.CopyFrom(model)
     view = Graph.of(model)
-    removal = _decided(view, infer_types(view), lossy=lossy)
+    removal = _find_removal(view, infer_types(view), lossy=lossy)
     for scope, graph in reversed(list(zip(view.scopes, scope_graphs(view, result), strict=True))):
         removal.apply(scope.index, graph)
     return result
@@ -46,10 +57,10 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
 
 def redundant_casts(graph: Graph) -> frozenset[int]:
     """The Casts that :func:`remove_redundant_casts` removes, by node index."""
-    return frozenset(_decided(graph, graph.types, lossy=False).removed)
+    return frozenset(_find_removal(graph, graph.types, lossy=False).removed)
 
 
-def _decided(view: View, types: Types, *, lossy: bool) -> "_Removal":
+def _find_removal(view: View, types: Types, *, lossy: bool) -> "_Removal":
     removal = _Removal(view, types, lossy)
     removal.run()
     removal.orphans()
@@ -57,20 +68,20 @@ def _decided(view: View, types: Types, *, lossy: bool) -> "_Removal":
 
 
 class _Removal:
-    """What each Cast's input becomes, and what each removed Cast's readers read instead."""
+    """What each Cast reads from now on, and what replaces the output of each removed Cast."""
 
     def __init__(self, view: View, types: Types, lossy: bool) -> None:
         self.view, self.types, self.lossy = view, types, lossy
         self.source: dict[int, int] = {}
-        """Cast node -> the value that it reads now."""
+        """Cast node -> the value that it reads from now on."""
         self.alias: dict[int, int] = {}
-        """Output of a removed Cast -> the value that stands for it."""
+        """Output of a removed Cast -> the value that replaces it."""
         self.removed: set[int] = set()
         self.hidden = frozenset(shadowing(view).values())
-        """Values that a body's value of the same name hides: nothing else may come to read them."""
+        """Values that a body shadows by a value of the same name: they must not get new readers."""
 
     def run(self) -> None:
-        """Decide, producers first, so that chains collapse in one sweep."""
+        """Visit producers first, so that chains collapse in one sweep."""
         existing: dict[tuple[int, str, int], int] = {}
         for index in self.view.order:
             node = self.view.nodes[index]
@@ -93,7 +104,7 @@ class _Removal:
                 existing.setdefault(key, node.outputs[0])
 
     def orphans(self) -> None:
-        """Casts that somebody read before the chains collapsed, and nobody reads now."""
+        """Remove Casts that lost all their readers when chains collapsed."""
         reads: Counter[int] = Counter()
         for node in self.view.nodes:
             if node.index not in self.removed:
@@ -107,7 +118,7 @@ class _Removal:
                 reads[self.reads(node, node.inputs[0])] -= 1
 
     def reads(self, node: Node, value: int) -> int:
-        """What a node reads now where it read ``value``."""
+        """What a node reads from now on in place of ``value``."""
         now = self.source.get(node.index, value) if node.key == "Cast" else value
         return self.alias.get(now, now)
 
@@ -127,16 +138,16 @@ class _Removal:
         """Whether first -> second -> third may become first -> third."""
         a, b, c = (str(self.types[value]).removeprefix("tensor(").removesuffix(")") for value in (first, second, third))
         if is_lossless(a, b):
-            return c != "string"  # which digits are written depends on the type
+            return c != "string"  # the type determines which digits are written
         return self.lossy and f"tensor({a})" == FLOAT and b in LOW_TYPES and c == a
 
     def is_returned(self, node: Node) -> bool:
         return bool(self.view.results[node.outputs[0]])
 
-    def drop(self, node: Node, stands_in: int) -> None:
-        if stands_in not in self.hidden:
+    def drop(self, node: Node, replacement: int) -> None:
+        if replacement not in self.hidden:
             self.removed.add(node.index)
-            self.alias[node.outputs[0]] = stands_in
+            self.alias[node.outputs[0]] = replacement
 
     def apply(self, index: int, graph: GraphProto) -> None:
         """Edit one scope of the copy."""

@@ -27,6 +27,12 @@ class Tuned:
     that were judged; ``units`` are nodes that could be low, and ``unseen`` those of them that no sample runs;
     ``chosen`` is the position of the candidate that was written; ``times`` says where the candidates' times come from.
     Errors are in the metric's own unit; for "snr" they are relative L2 errors.
+
+    Example:
+        >>> import onnxamp
+        >>> _, tuned = onnxamp.tune_model("models/classifier.onnx", 1e-2, count=1, provider="cpu")
+        >>> tuned.held, tuned.metric, tuned.samples
+        (True, 'rel-l2', 1)
     """
 
     plan: Plan
