@@ -19,15 +19,16 @@ def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float1
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        amp_level: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" everything that can be, or
-            "auto": what measured errors allow.
+        amp_level: what to lower: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" every op that
+            has a low-precision kernel. For "auto", use :func:`onnxamp.convert_model`.
         dtype: the low-precision type, "float16" or "bfloat16".
 
     Returns:
         The converted ModelProto, or a Graph for a Graph.
 
     Raises:
-        ArgumentError, ArgumentTypeError: an argument is wrong.
+        ArgumentError: an argument has an unknown value, or the level is "auto".
+        ArgumentTypeError: an argument has the wrong type.
         ModelError: the model cannot be read or is invalid.
 
     Example:
@@ -46,7 +47,7 @@ def custom_mixed_precision(
     black_list: Iterable[str] | None = None,
     dtype: str = "float16",
 ) -> Any:
-    """Convert a model by one list of op types, which replaces the presets.
+    """Convert a model by one list of op types in place of the presets.
 
     The counterpart of ``mindspore.amp.custom_mixed_precision``.
 
@@ -60,7 +61,7 @@ def custom_mixed_precision(
         The converted ModelProto, or a Graph for a Graph.
 
     Raises:
-        ArgumentError: none or both of the lists are given, or a value is unknown.
+        ArgumentError: neither list is given, or both are, or a value is unknown.
         ArgumentTypeError: an argument has the wrong type.
         ModelError: the model cannot be read or is invalid.
 
@@ -95,8 +96,8 @@ def auto_cast(
 
     The counterpart of ``paddle.amp.auto_cast``. It applies to :class:`onnxamp.debugging.InferenceSession` (the model is
     converted; without a CUDA device, low precision is emulated) and to :func:`onnxamp.train.build_train_network`, whose
-    ``level`` and ``dtype`` must then be left at their defaults. Objects created earlier do not change, and other
-    threads and asyncio tasks are not affected.
+    ``level`` and ``dtype`` must then keep their defaults. Objects created earlier do not change, and other threads and
+    asyncio tasks are not affected.
 
     Args:
         enable: False switches an outer context off.

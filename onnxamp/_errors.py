@@ -1,19 +1,19 @@
-"""Every error that onnxamp raises on purpose.
+"""All errors that onnxamp raises deliberately.
 
     OnnxAmpError
     ├── ArgumentError (ValueError)         an argument has an impossible value
-    │   └── ContradictionError             two wishes of the user exclude each other
+    │   └── ContradictionError             two options exclude each other
     ├── ArgumentTypeError (TypeError)      an argument has the wrong type
     ├── ModelError                         the model cannot be read, or is not valid
-    │   ├── ExternalDataError              its weights are missing, or lie where they must not
-    │   └── OpsetError                     its opset is too old (or too new) for the wish
-    ├── GradientError                      a loss cannot be differentiated: an op on the way has no rule
+    │   ├── ExternalDataError              its weights are missing, or outside its folder
+    │   └── OpsetError                     its opset is too old or too new
+    ├── GradientError                      a loss cannot be differentiated: an op has no rule
     ├── OutputError                        the result cannot be written
     ├── RuntimeFailure                     ONNX Runtime could not load or run a model
-    ├── NumericsError                      a value that was checked holds NaN or Inf
-    └── InternalError                      a promise of onnxamp was about to be broken: a bug
+    ├── NumericsError                      a checked value holds NaN or Inf
+    └── InternalError                      a bug: the result would be wrong
 
-Each message names what, where and what to do. Nothing on disk is harmed when one of them is raised.
+Each message says what is wrong, where, and what to do. Files on disk are intact when one of them is raised.
 """
 
 
@@ -22,15 +22,15 @@ class OnnxAmpError(Exception):
 
 
 class ArgumentError(OnnxAmpError, ValueError):
-    """An argument has a value that onnxamp does not know, or that makes no sense here."""
+    """An argument has an unknown value, or one that makes no sense here."""
 
 
 class ContradictionError(ArgumentError):
-    """Two wishes of the user exclude each other; the message names both."""
+    """Two options or overrides exclude each other; the message names both."""
 
 
 class ArgumentTypeError(OnnxAmpError, TypeError):
-    """An argument is of a type that the function does not take."""
+    """An argument has a type that the function does not take."""
 
 
 class ModelError(OnnxAmpError):
@@ -42,26 +42,28 @@ class ExternalDataError(ModelError):
 
 
 class OpsetError(ModelError):
-    """The model's opset does not know the wanted type, or the installed onnx does not know the opset."""
+    """The model's opset lacks the low-precision type, or the installed onnx does not know the opset."""
 
 
 class GradientError(OnnxAmpError):
-    """A loss cannot be differentiated: the message names the op between it and a weight that has no rule, or why."""
+    """A loss cannot be differentiated: the message names the op between a weight and the loss that prevents it."""
 
 
 class OutputError(OnnxAmpError):
-    """The result cannot be written; what was there before is untouched."""
+    """The result cannot be written; an existing file is untouched."""
 
 
 class RuntimeFailure(OnnxAmpError):  # noqa: N818 - "error" would say that onnxamp itself is at fault
-    """ONNX Runtime could not load a model, or failed while it ran."""
+    """ONNX Runtime could not load or run a model."""
 
 
 class NumericsError(OnnxAmpError):
-    """A value that was checked holds NaN or Inf; raised where a check is told to abort.
+    """A checked value holds NaN or Inf; raised by checks that are set to abort.
 
-    ``value``, ``node`` and ``op`` name it, the node that makes it (its first output where it has no name) and its op
-    type; a tensor or an input of the model has no node.
+    Attributes:
+        value: name of the value.
+        node: name, or else first output, of the node that produces it; "" for a tensor or an input of the model.
+        op: op type of that node.
     """
 
     def __init__(self, message: str, value: str = "", node: str = "", op: str = "") -> None:
@@ -72,8 +74,8 @@ class NumericsError(OnnxAmpError):
 
 
 class InternalError(OnnxAmpError):
-    """onnxamp was about to break one of its own promises; please report the model."""
+    """onnxamp found a bug of its own before it could do harm; please report the model."""
 
 
 for _error in [value for value in list(globals().values()) if isinstance(value, type)]:
-    _error.__module__ = "onnxamp"  # where users import them from, as tracebacks show
+    _error.__module__ = "onnxamp"  # tracebacks show where users import them from

@@ -1,13 +1,13 @@
-"""The names that users import, and the modules they import them from."""
+"""Public names: the modules that users import them from."""
 
 import sys
 from collections.abc import Iterable
 
 
 def export(module: str, names: Iterable[str]) -> None:
-    """Make classes and functions of private modules report the public module that exports them first.
+    """Set ``__module__`` of private classes and functions to the public module that first exports them.
 
-    ``__module__`` is what tracebacks, ``repr``, pickle and documentation show.
+    Tracebacks, ``repr``, pickle and documentation show it.
     """
     members = vars(sys.modules[module])
     for name in names:

@@ -1,9 +1,9 @@
-"""Minimum s-t cut over yes/no questions. Knows nothing of ONNX.
+"""Exact minimum s-t cut over yes/no questions; independent of ONNX.
 
-A question is *low* on the source's side and *high* on the sink's. An arc (u, v, c) costs c when u is low and v is high.
-Solved exactly, by ``scipy.sparse.csgraph.maximum_flow`` or, where importing scipy would take longer than solving, by
-Dinic's algorithm here. Of all optimal answers the one with the fewest low questions is returned (what the source still
-reaches in the residual graph), so ties go to high, and both solvers give the same result.
+A question is *low* on the source's side of the cut and *high* on the sink's. An arc (u, v, c) costs c if u is low and v
+is high. Large networks go to ``scipy.sparse.csgraph.maximum_flow``; small ones, which take less time than importing
+scipy, to Dinic's algorithm. Of all optimal cuts, both return the one with the fewest low questions (what the source
+still reaches in the residual graph), so results are deterministic and ties go to high.
 """
 
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ _INT32_MAX = 2**31 - 1
 _SMALL = 16_384
 """Arcs up to which solving in Python takes less time than importing scipy."""
 _PHASES = 32
-"""Rounds of Dinic's algorithm after which it is given up: most problems take less than ten."""
+"""Phases after which Dinic's algorithm gives up; most problems take fewer than ten."""
 
 
 @dataclass(slots=True)
 class Network:
-    """Arcs between questions, collected in plain lists; questions are numbered from 0 by :meth:`add`."""
+    """Questions, numbered from 0, and the arcs between them."""
 
     size: int = 0
     _tails: list[int] = field(default_factory=list)
@@ -38,28 +38,28 @@ class Network:
     _capacities: list[int] = field(default_factory=list)
 
     def add(self, count: int = 1) -> int:
-        """Add questions; returns the number of the first."""
+        """Add questions, and return the number of the first."""
         first, self.size = self.size, self.size + count
         return first
 
     def copy(self) -> "Network":
-        """Another one with the same questions and arcs, to which more can be added."""
+        """An independent copy."""
         return Network(self.size, self._tails.copy(), self._heads.copy(), self._capacities.copy())
 
     def arc(self, low: int, high: int, cost: int) -> None:
-        """Charge ``cost`` (or INFINITE) when ``low`` is low while ``high`` is high."""
+        """Charge ``cost`` (or INFINITE) if ``low`` is low and ``high`` is high."""
         self._append(low + 2, high + 2, cost)
 
     def charge_low(self, question: int, cost: int) -> None:
-        """Charge ``cost`` when the question is low; INFINITE pins it to high."""
+        """Charge ``cost`` if the question is low; INFINITE pins it to high."""
         self._append(question + 2, _SINK, cost)
 
     def charge_high(self, question: int, cost: int) -> None:
-        """Charge ``cost`` when the question is high; INFINITE pins it to low."""
+        """Charge ``cost`` if the question is high; INFINITE pins it to low."""
         self._append(_SOURCE, question + 2, cost)
 
     def charge_all(self, when_low: Mapping[int, int], when_high: Mapping[int, int]) -> None:
-        """Charge many questions at once, with costs that are not 0."""
+        """Charge many questions at once. No cost may be 0."""
         count = len(when_low), len(when_high)
         self._tails += [*(question + 2 for question in when_low), *([_SOURCE] * count[1])]
         self._heads += [*([_SINK] * count[0]), *(question + 2 for question in when_high)]
@@ -72,17 +72,17 @@ class Network:
             self._capacities.append(cost)
 
     def solve(self, small: int = _SMALL) -> "Cut":
-        """The cheapest answer.
+        """Find the cheapest cut.
 
-        Capacities are int32 in scipy. Parallel arcs are combined first (finite ones summed, infinite ones saturated):
-        the sparse matrix would sum them and overflow without a word. Where the sum of all finite costs does not fit,
-        they are scaled down together, each to at least 1.
+        scipy's capacities are int32, and its sparse matrix would sum parallel arcs and overflow silently. Parallel arcs
+        are therefore combined first (finite ones summed, infinite ones saturated). If the finite costs still do not
+        fit, all are scaled down, each to at least 1.
 
         Args:
-            small: arcs up to which Dinic's algorithm is tried first.
+            small: number of arcs up to which Dinic's algorithm is tried first.
 
         Raises:
-            InternalError: infinite arcs join a question pinned low to one pinned high.
+            InternalError: infinite arcs lead from a question pinned low to one pinned high.
 
         Complexity: O(arcs) memory; the flow of a 50,000-node graph takes about 0.2 s.
         """
@@ -99,8 +99,8 @@ class Network:
                 raise InternalError(f"A network of {len(costs)} arcs is too large for int32 capacities.")
         capacities = np.where(infinite, total + 1, costs).astype(np.int32)
         arguments = self.size + 2, tails, heads, capacities
-        found = _dinic(*arguments, total + 1) if len(capacities) <= small else None
-        flow, reached = found or _maximum_flow(*arguments)
+        solution = _dinic(*arguments, total + 1) if len(capacities) <= small else None
+        flow, reached = solution or _maximum_flow(*arguments)
         if flow > total:
             raise InternalError("The precision problem has no solution: a pin to low contradicts one to float32.")
         low[reached[reached >= 2] - 2] = True
@@ -119,7 +119,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """An optimal answer: ``low[q]`` per question, and its cost (in scaled units where costs were scaled)."""
+    """An optimal cut: whether each question is low, and the cost (scaled if the costs were)."""
 
     low: "NDArray[np.bool_]"
     cost: int
@@ -128,7 +128,7 @@ class Cut:
 def _maximum_flow(
     size: int, tails: "NDArray[Any]", heads: "NDArray[Any]", capacities: "NDArray[Any]"
 ) -> "tuple[int, NDArray[Any]]":
-    """Value of the flow, and the vertices that the source reaches in the residual graph."""
+    """The value of the flow, and the vertices that the source reaches in the residual graph."""
     from scipy.sparse import csr_array  # noqa: PLC0415 - importing scipy costs 0.3 s
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # noqa: PLC0415
 
@@ -143,12 +143,12 @@ def _maximum_flow(
 def _dinic(
     size: int, tails: "NDArray[Any]", heads: "NDArray[Any]", capacities: "NDArray[Any]", infinite: int
 ) -> "tuple[int, NDArray[Any]] | None":
-    """As :func:`_maximum_flow`, by augmenting along shortest paths (E. A. Dinic, 1970); None if that takes long.
+    """As :func:`_maximum_flow`, by augmenting along shortest paths (E. A. Dinic, 1970); None if that takes too long.
 
-    Vertices that arcs of ``infinite`` capacity join to the source or the sink are one with it.
+    Vertices that arcs of ``infinite`` capacity join to the source or the sink are merged with it.
     """
     arcs: list[list[int]] = [[] for _ in range(size)]
-    ends, left = list[int](), list[int]()  # arc 2k, and 2k + 1 back
+    ends, left = list[int](), list[int]()  # arc 2k and its reverse 2k + 1
     rows = list(zip(tails.tolist(), heads.tolist(), capacities.tolist(), strict=True))
     pinned = _pinned(rows, infinite)
     for tail, head, capacity in ((pinned.get(tail, tail), pinned.get(head, head), c) for tail, head, c in rows):
@@ -164,7 +164,7 @@ def _dinic(
         if levels[_SINK] < 0:
             low = [vertex for vertex, side in pinned.items() if side == _SOURCE]
             return flow, np.asarray([*low, *(vertex for vertex in range(size) if levels[vertex] >= 0)])
-        waiting = [iter(found) for found in arcs]
+        untried = [iter(outgoing) for outgoing in arcs]
         path: list[int] = []
         vertex = _SOURCE
         while True:
@@ -177,8 +177,8 @@ def _dinic(
                 cut = next(number for number, arc in enumerate(path) if not left[arc])
                 vertex = ends[path[cut] ^ 1]
                 del path[cut:]
-            wanted = levels[vertex] + 1
-            step = next((arc for arc in waiting[vertex] if left[arc] and levels[ends[arc]] == wanted), None)
+            deeper = levels[vertex] + 1
+            step = next((arc for arc in untried[vertex] if left[arc] and levels[ends[arc]] == deeper), None)
             if step is not None:
                 path.append(step)
                 vertex = ends[step]
@@ -191,7 +191,7 @@ def _dinic(
 
 
 def _pinned(rows: "list[tuple[int, int, int]]", infinite: int) -> dict[int, int]:
-    """Vertices that arcs of infinite capacity join to the source or the sink -> that one."""
+    """Vertex -> the source or the sink, if arcs of infinite capacity join them."""
     onward: dict[int, list[int]] = {}
     back: dict[int, list[int]] = {}
     for tail, head, capacity in rows:
@@ -210,16 +210,16 @@ def _pinned(rows: "list[tuple[int, int, int]]", infinite: int) -> dict[int, int]
 
 
 def _levels(size: int, arcs: list[list[int]], ends: list[int], left: list[int]) -> list[int]:
-    """Steps from the source to each vertex in the residual graph, -1 where none leads."""
+    """Distance of each vertex from the source in the residual graph, -1 if there is no path."""
     levels = [-1] * size
     levels[_SOURCE] = 0
-    edge = [_SOURCE]
-    while edge:
+    frontier = [_SOURCE]
+    while frontier:
         further = []
-        for vertex in edge:
+        for vertex in frontier:
             for arc in arcs[vertex]:
                 if left[arc] and levels[ends[arc]] < 0:
                     levels[ends[arc]] = levels[vertex] + 1
                     further.append(ends[arc])
-        edge = further
+        frontier = further
     return levels

@@ -1,4 +1,4 @@
-"""What the user says of single nodes, by name patterns and by a rule; and slips in what is named at all."""
+"""Overrides of single nodes, by name patterns and by a rule, with warnings about names that match nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from onnxamp._options.options import Options
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """That a node be low, or float32."""
+    """The precision that the user demands for a node."""
 
     low: bool
     reason: Reason
@@ -23,36 +23,38 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Node index -> override, and a warning for each name that matches nothing."""
+    """Overrides by node index, and one warning per name that matches nothing."""
 
     of_node: Mapping[int, Override]
     warnings: Sequence[str]
 
 
 def find_overrides(graph: Graph, options: Options) -> Overrides:
-    """Match the patterns against node names and outputs, and ask the rule about every node.
+    """Match patterns with names and outputs of nodes, and call the rule for every node.
 
     Raises:
-        ContradictionError: a node is wished low and float32. ArgumentError: the rule returns something else.
+        ContradictionError: one override lowers a node, and another keeps it in float32.
+        ArgumentError: the rule returns something other than "low", "high" or None.
 
     Complexity: nodes times patterns.
     """
     matched: set[str] = set()
-    found: dict[int, Override] = {}
+    overrides: dict[int, Override] = {}
     if options.keep_patterns or options.low_patterns or options.rule is not None:
         for node in graph.nodes:
-            said = [*_patterns(node, options, matched), *_opinion(node, options)]
-            if len({override.low for override in said}) == 2:
-                first, second = said[0], next(override for override in said if override.low != said[0].low)
-                raise ContradictionError(f"Node {node.label!r}: {first.detail} against {second.detail}; drop one.")
-            if said:
-                found[node.index] = said[0]
-    return Overrides(found, _slips(graph, options, matched))
+            matching = [*_from_patterns(node, options, matched), *_from_rule(node, options)]
+            if not matching:
+                continue
+            first = overrides[node.index] = matching[0]
+            second = next((override for override in matching if override.low != first.low), None)
+            if second is not None:
+                raise ContradictionError(f"Node {node.label!r}: {first.detail} contradicts {second.detail}; drop one.")
+    return Overrides(overrides, _unmatched(graph, options, matched))
 
 
-def _patterns(node: Node, options: Options, matched: set[str]) -> list[Override]:
+def _from_patterns(node: Node, options: Options, matched: set[str]) -> list[Override]:
     names = {node.proto.name, *node.proto.output} - {""}
-    said = []
+    overrides = []
     for low, option, patterns in (
         (False, "keep_high (--keep-fp32)", options.keep_patterns),
         (True, "force_low (--force-low)", options.low_patterns),
@@ -60,31 +62,30 @@ def _patterns(node: Node, options: Options, matched: set[str]) -> list[Override]
         for pattern in patterns:
             if any(pattern.fullmatch(name) for name in names):
                 matched.add(pattern.pattern)
-                said.append(Override(low, Reason.PATTERN, f"{option} {pattern.pattern!r}"))
-    return said
+                overrides.append(Override(low, Reason.PATTERN, f"{option} {pattern.pattern!r}"))
+    return overrides
 
 
-def _opinion(node: Node, options: Options) -> list[Override]:
+def _from_rule(node: Node, options: Options) -> list[Override]:
     if options.rule is None:
         return []
     copy = NodeProto()
     copy.CopyFrom(node.proto)
     opinion = options.rule(copy)
     if opinion not in ("low", "high", None):
-        raise ArgumentError(f"rule returned {opinion!r} for node {node.label!r}: it may say 'low', 'high' or None.")
+        raise ArgumentError(f"rule returned {opinion!r} for node {node.label!r}: return 'low', 'high' or None.")
     return [] if opinion is None else [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
 
 
-def _slips(graph: Graph, options: Options, matched: set[str]) -> list[str]:
-    """A pattern, op type or name that matches nothing is probably a slip."""
+def _unmatched(graph: Graph, options: Options, matched: set[str]) -> list[str]:
+    """Warnings about patterns, op types and names that match nothing, and so are probably misspelt."""
     patterns = [pattern.pattern for pattern in (*options.keep_patterns, *options.low_patterns)]
-    slips = [f"The pattern {text!r} matches no node name." for text in patterns if text not in matched]
+    warnings = [f"The pattern {text!r} matches no node name." for text in patterns if text not in matched]
     present = {node.key for node in graph.nodes}
     missing = sorted(options.listed_by_user - present)
-    slips += [f"The op type {op!r} of your lists does not occur in the model." for op in missing]
+    warnings += [f"The op type {op!r} of your lists does not occur in the model." for op in missing]
     if not isinstance(options.keep_io_types, bool):
         proto = graph.model.graph
-        known = {entry.name for entry in (*proto.input, *proto.output)}
-        unknown = sorted(options.keep_io_types - known)
-        slips += [f"The model has no input or output {name!r} to keep." for name in unknown]
-    return slips
+        unknown = options.keep_io_types - {entry.name for entry in (*proto.input, *proto.output)}
+        warnings += [f"keep_io_types: the model has no input or output {name!r}." for name in sorted(unknown)]
+    return warnings

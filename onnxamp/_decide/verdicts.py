@@ -1,11 +1,11 @@
-"""Why a variable lives where it lives: the words in which every decision is explained."""
+"""Reasons and verdicts: why a variable is low precision or float32."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Reason(Enum):
-    """Which source of facts or wishes spoke."""
+    """What a decision is based on."""
 
     PATTERN = "user pattern"
     RULE = "user rule"
@@ -31,7 +31,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """A place that static knowledge expects to break, or to be lost, in low precision."""
+    """A node that static analysis expects to break, or to lose values, in low precision."""
 
     node: int
     reason: Reason
@@ -40,7 +40,7 @@ class Hazard:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was decided for one variable, and why."""
+    """The decision about one variable, and why."""
 
     variable: int
     low: bool

@@ -1,4 +1,4 @@
-"""Types of the keyword arguments that public functions share: the fields of Options but the level."""
+"""Types of the keyword arguments that public functions share: the fields of Options except the level."""
 
 from collections.abc import Iterable
 from typing import TypedDict
@@ -8,7 +8,7 @@ from onnxamp._options.options import DtypeName, Rule, TargetName
 
 
 class OptionKeywords(TypedDict, total=False):
-    """Keyword arguments that :func:`onnxamp.convert_model` and its kin share."""
+    """Keyword arguments of :func:`onnxamp.convert_model` and of all functions that convert."""
 
     dtype: DtypeName
     lists: PresetName

@@ -1,4 +1,4 @@
-"""White and black lists of op types: the presets in ``_data/oplists``, each entry with its source."""
+"""Presets of white and black lists, read from ``_data/oplists``."""
 
 import tomllib
 from collections.abc import Mapping
@@ -29,7 +29,8 @@ def preset(lists: str) -> Preset:
     """A list preset.
 
     Raises:
-        ArgumentError: no preset has that name. ArgumentTypeError: the name is no string.
+        ArgumentError: no preset has that name.
+        ArgumentTypeError: the name is not a string.
     """
     if not isinstance(lists, str):
         raise ArgumentTypeError(f"lists must be a string such as 'default', not {type(lists).__name__}.")

@@ -1,9 +1,9 @@
-"""What the target can run: which precisions of a node have a kernel, as pins and implications for the cut.
+"""Kernels of the target: which precisions of a node can run, as pins and implications for the cut.
 
-The tables are the kernel registries of ONNX Runtime (``_data/kernels/*.json``, written by
-``scripts/make_kernel_tables.py``). A row applies to a node whose schema version is ``sv`` if ``since == sv``, or if
-``until`` is given and ``since <= sv <= until``; an open-ended row matches only exactly. This is ONNX Runtime's own rule
-(``KernelRegistry::VerifyKernelDef``): it leaves 13 CUDA ops of opset 22 without a kernel.
+The tables are ONNX Runtime's kernel registries (``_data/kernels/*.json``, written by
+``scripts/make_kernel_tables.py``). A row covers schema version ``sv`` if ``since == sv``, or if ``until`` is given and
+``since <= sv <= until``; a row without ``until`` matches exactly. This is ONNX Runtime's own rule
+(``KernelRegistry::VerifyKernelDef``), and leaves 13 CUDA ops of opset 22 without a kernel.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from onnxamp._ops.signature import Signature, lookup
 
 _PROVIDERS = ("cuda", "cpu")
 TARGETS = (*_PROVIDERS, "any")
-"""Where the result will run; "any" asks for what ONNX allows and looks at no kernel."""
+"""Where the result will run; "any" allows what ONNX allows, with or without a kernel."""
 
 Binding = Mapping[str, str]
 """Type parameter -> type."""
@@ -37,18 +37,18 @@ Binding = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One registration: the opsets that it covers, and the types that it takes per type parameter."""
+    """One registered kernel: the schema versions it covers, and its types per type parameter."""
 
     since: int
     until: int | None
     types: Mapping[str, frozenset[str]]
 
     def covers(self, version: int) -> bool:
-        """Whether the kernel is for ops whose schema has this since-version."""
+        """Whether the kernel is for a schema of this since-version."""
         return self.since == version or (self.until is not None and self.since <= version <= self.until)
 
     def takes(self, signature: Signature, bound: Binding) -> bool:
-        """Whether the kernel runs the op at these types. Rows keyed by an input's name restrict nothing."""
+        """Whether the kernel runs the op with these types. Rows keyed by the name of an input do not restrict it."""
         if not self.covers(signature.since):
             return False
         return all(bound[name] in allowed for name, allowed in self.types.items() if name in bound)
@@ -56,10 +56,13 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Freedom:
-    """What the target leaves open for the variables (type parameters) of one node.
+    """The choices that the target's kernels leave for the type parameters of one node.
 
-    ``high``: parameters that must stay float32. ``implies``: (p, q) where p low needs q low. ``falls_back``: the
-    target has no kernel in float32; the node runs on CPU. ``only_low``: it has one in low precision alone.
+    Attributes:
+        high: parameters that must stay float32.
+        implies: pairs (p, q): if p is low, q must be low.
+        falls_back: the target has no float32 kernel, so the node runs on CPU.
+        only_low: the target has a kernel in low precision, but none in float32.
     """
 
     high: frozenset[str] = frozenset()
@@ -72,7 +75,8 @@ def check_target(target: object) -> str:
     """``target`` if it is one of TARGETS.
 
     Raises:
-        ArgumentError: it is not. ArgumentTypeError: it is no string.
+        ArgumentError: it is not.
+        ArgumentTypeError: it is not a string.
     """
     if not isinstance(target, str):
         raise ArgumentTypeError(f"target must be a string such as 'cuda', not {type(target).__name__}.")
@@ -89,7 +93,7 @@ def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
     names = data["types"]
     return {
         op: tuple(
-            Kernel(since, until, {param: frozenset(names[i] for i in found) for param, found in types.items()})
+            Kernel(since, until, {param: frozenset(names[i] for i in numbers) for param, numbers in types.items()})
             for since, until, types in rows
         )
         for op, rows in data["kernels"].items()
@@ -97,7 +101,7 @@ def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
 
 
 def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
-    """Whether the provider runs the op at these types, by a kernel of its own or through its function body."""
+    """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
     if key in op_facts().kernel_free or key in op_facts().control_flow:
         return True
     if provider == "any":
@@ -112,7 +116,7 @@ def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto
 
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
-    """Whether a control-flow op's kernel on the target (or else on CPU) passes on values of the type."""
+    """Whether a control-flow op's kernel on the target, or else on CPU, passes on values of the type."""
     if target == "any":
         return True
     for provider in dict.fromkeys((target, "cpu")):
@@ -131,10 +135,10 @@ def freedom(
     low: LowType,
     proto: NodeProto,
 ) -> Freedom:
-    """Which of the node's float32 parameters ``params`` may be low on the target.
+    """Which of a node's float32 parameters ``params`` may be low on the target.
 
-    All 2^k assignments are tried (k is at most 4 in practice). The legal ones are closed under element-wise minimum and
-    maximum (a test holds the tables to that), so pins and pairwise implications describe them exactly.
+    Tries all 2^k assignments; k is at most 4 in practice. The legal ones are closed under element-wise minimum and
+    maximum, which a test verifies for the tables, so pins and pairwise implications describe them exactly.
     """
     if not params:
         return Freedom()
@@ -143,7 +147,7 @@ def freedom(
     falls_back = everything_high not in legal
     typed_by_attribute = key in op_facts().dtype_attribute
     if target != "cpu" and (not legal or (target == "any" and typed_by_attribute)):
-        # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts: they load, unless an attribute types them.
+        # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
         if low is not BFLOAT16 and not typed_by_attribute:
             return Freedom(falls_back=True)
         legal = _legal("cpu", key, signature, bound, params, low, proto)
@@ -187,22 +191,22 @@ def _input_type(signature: Signature, bound: Binding, position: int, name: str) 
 
 @cache
 def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str | None, ...], serialized: bytes) -> bool:
-    """Whether every node of the op's function body is typed consistently and runs on the provider.
+    """Whether every node of the op's function body has consistent types and runs on the provider.
 
-    ONNX Runtime expands a fixed body only where all its ops are at the model's opset what they were when it was written
+    ONNX Runtime expands a fixed body only if none of its ops has changed between the body's opset and the model's
     (``OpSchema::ValidateReferencedOpsInFunction``).
     """
     node = NodeProto.FromString(serialized)
-    if any(name and _elem(found or "") not in ELEM_NUMBERS for name, found in zip(node.input, types, strict=True)):
+    if any(name and _elem(kind or "") not in ELEM_NUMBERS for name, kind in zip(node.input, types, strict=True)):
         return False
     view = _expanded(node, signature, types)
     if view is None or any(inner.key == key for inner in view.nodes):
         return False
-    found = infer_types(view)
+    inferred = infer_types(view)
     for inner in view.nodes:
         if inner.signature is None or _changed_since(signature, inner):
             return False
-        inputs = [None if value == ABSENT else found[value] for value in inner.inputs]
+        inputs = [None if value == ABSENT else inferred[value] for value in inner.inputs]
         bound = bind(inner.signature, inputs)
         if not is_consistent(inner.signature, bound, inputs):
             return False
@@ -212,7 +216,7 @@ def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str |
 
 
 def _changed_since(signature: Signature, inner: Node) -> bool:
-    """Whether an op of a fixed function body is at the model's opset another than when the body was written."""
+    """Whether an op of a fixed function body has another version at the model's opset than at the body's."""
     now = lookup("", inner.proto.op_type, signature.opset)
     if signature.body not in signature.fixed_bodies or now is None or inner.signature is None:
         return False
@@ -220,40 +224,40 @@ def _changed_since(signature: Signature, inner: Node) -> bool:
 
 
 def is_consistent(signature: Signature, bound: Binding, inputs: Sequence[str | None]) -> bool:
-    """Whether the input types agree with the schema: one type per parameter, and one that it admits."""
-    for position, found in enumerate(inputs):
+    """Whether the input types agree with the schema: one type per parameter, from those it allows."""
+    for position, kind in enumerate(inputs):
         port = signature.input(position)
-        if found is None:
+        if kind is None:
             continue
         if port is None:
             return False
         if port.type in signature.params:
-            if bound[signature.param(port, position)] != found or found not in signature.params[port.type]:
+            if bound[signature.param(port, position)] != kind or kind not in signature.params[port.type]:
                 return False
-        elif port.type != found:
+        elif port.type != kind:
             return False
     return True
 
 
 def _expanded(node: NodeProto, signature: Signature, types: Sequence[str | None]) -> View | None:
-    """A model that holds the op's function body alone, or None where the body does not fit these types."""
+    """The op's function body as a model; None if the body does not fit these types."""
     inputs = [
-        helper.make_tensor_value_info(f"in{position}", ELEM_NUMBERS[_elem(found)], None)
-        for position, found in enumerate(types)
-        if found is not None
+        helper.make_tensor_value_info(f"in{position}", ELEM_NUMBERS[_elem(kind)], None)
+        for position, kind in enumerate(types)
+        if kind is not None
     ]
     proto = NodeProto()
     proto.CopyFrom(node)
     del proto.input[:]
-    proto.input.extend("" if found is None else f"in{position}" for position, found in enumerate(types))
+    proto.input.extend("" if kind is None else f"in{position}" for position, kind in enumerate(types))
     graph = helper.make_graph(
         [proto], "body", inputs, [helper.make_empty_tensor_value_info(n) for n in node.output if n]
     )
     imports = [helper.make_opsetid(signature.domain, signature.body or signature.since)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
-    wanted: list[Any] = [(signature.domain, signature.op_type)]
+    ops: list[Any] = [(signature.domain, signature.op_type)]
     try:
-        body = onnx.inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
+        body = onnx.inliner.inline_selected_functions(model, ops, inline_schema_functions=True)
         return Graph.of(body)
     except (RuntimeError, ModelError, onnx.checker.ValidationError):
         return None

@@ -1,7 +1,7 @@
-"""How long a node takes on a device, by the roofline model: the longer of its memory traffic and its arithmetic.
+"""Estimated time of a node by the roofline model (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009).
 
-Time = max(bytes / bandwidth, flops / throughput), in microseconds; launching a kernel comes on top and is the same in
-both precisions. (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009.)
+Time = max(bytes / bandwidth, flops / throughput), in microseconds, without the launch of the kernel, which takes the
+same time in both precisions.
 """
 
 import tomllib
@@ -45,35 +45,35 @@ def device_called(name: str) -> Device:
     Raises:
         ArgumentError: there is none.
     """
-    found = devices().get(name)
-    if found is None:
+    device = devices().get(name)
+    if device is None:
         raise ArgumentError(f"Unknown device {name!r}: choose one of {', '.join(devices())}.")
-    return found
+    return device
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a node does in one run: elements of floats that it reads and writes, and floating-point operations."""
+    """The work of a node in one run: elements that it reads and writes, and floating-point operations."""
 
     elements: int
     flops: int
 
     def time(self, device: Device, *, low: bool) -> float:
-        """Microseconds on a device, without the launch."""
+        """Microseconds on a device, without the launch of the kernel."""
         traffic = (2 if low else 4) * self.elements / device.bandwidth
         return max(traffic, self.flops / (device.low if low else device.float32))
 
 
 def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
-    """The work of a node, from the shapes of its values; ``trips`` is how often a run comes by."""
+    """The work of a node that runs ``trips`` times, from the shapes of its values."""
     touched = sum(elements(shapes[value]) for value in (*node.inputs, *node.outputs) if value != ABSENT)
-    made = sum(elements(shapes[value]) for value in node.outputs if value != ABSENT)
-    terms = _TERMS.get(node.key)
-    return Work(touched * trips, made * (terms(node, shapes) if terms is not None else 1) * trips)
+    written = sum(elements(shapes[value]) for value in node.outputs if value != ABSENT)
+    flops = _FLOPS.get(node.key)
+    return Work(touched * trips, written * (flops(node, shapes) if flops is not None else 1) * trips)
 
 
 def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
-    """Multiply and add along the last axis of the first factor."""
+    """A multiplication and an addition per element of the first factor's last axis."""
     return 2 * _axis(shapes[node.input(0)], -1)
 
 
@@ -82,21 +82,21 @@ def _gemm(node: Node, shapes: Sequence[Shape | None]) -> int:
 
 
 def _conv(node: Node, shapes: Sequence[Shape | None]) -> int:
-    """Multiply and add over a kernel and the channels of its group."""
+    """A multiplication and an addition per element of a filter."""
     weight = shapes[node.input(1)]
     return 2 * prod(_axis(weight, axis) for axis in range(1, len(weight))) if weight else 2
 
 
 def _axis(shape: Shape | None, axis: int) -> int:
-    found = shape[axis] if shape and len(shape) > max(axis, 0) else None
-    return DEFAULT_DIMENSION if found is None else found
+    size = shape[axis] if shape and len(shape) > max(axis, 0) else None
+    return DEFAULT_DIMENSION if size is None else size
 
 
-_TERMS: Final[Mapping[str, Callable[[Node, Sequence[Shape | None]], int]]] = {
+_FLOPS: Final[Mapping[str, Callable[[Node, Sequence[Shape | None]], int]]] = {
     "MatMul": _inner,
     "com.microsoft::FusedMatMul": _inner,
     "Gemm": _gemm,
     "Conv": _conv,
     "ConvTranspose": _conv,
 }
-"""Op -> floating-point operations per element of its output; one for all others."""
+"""Op -> floating-point operations per element of its output; 1 for all others."""
