@@ -1,4 +1,4 @@
-"""Finding the precision variables of a model: one per type parameter of each node, and the ties between them."""
+"""The precision variables of a model: one per type parameter of each node, and the ties between them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,10 +15,12 @@ from onnxamp._target.kernels import carries
 
 
 def find_variables(graph: Graph, options: Options, groups: Sequence[Sequence[int]] = ()) -> PortVariables:
-    """All variables of a model, joined by its ties. Complexity: near linear in ports.
+    """Find all variables of a model, and tie those that must be equal. Complexity: near linear in ports.
 
     Args:
-        groups: nodes that must share one precision, with all their variables (folds, decomposed activations, masks).
+        graph: the prepared model.
+        options: the options of the conversion.
+        groups: nodes whose variables must all be equal (folded normalisations, decomposed patterns, mask paths).
     """
     finder = _Finder(graph, options)
     for scope in graph.scopes:
@@ -49,7 +51,7 @@ class _Finder:
     fixed_high: set[int] = field(default_factory=set)
     requested_low: set[int] = field(default_factory=set)
     hidden: frozenset[int] = frozenset()
-    """Values that a body's value of the same name hides."""
+    """Values that a body shadows by a value of the same name."""
 
     def __post_init__(self) -> None:
         self.produced = [NONE] * len(self.graph.values)
@@ -90,9 +92,9 @@ class _Finder:
     # -- ports -------------------------------------------------------------------------------------------------
 
     def scope_values(self, index: int) -> None:
-        """PortVariables of initializers and of the main graph's inputs; body inputs belong to their owner."""
+        """Assign variables to initializers and graph inputs; inputs of bodies belong to the bodies' owners."""
         scope = self.graph.scopes[index]
-        for value in (self.graph.values[found] for found in scope.names.values()):
+        for value in (self.graph.values[named] for named in scope.names.values()):
             if not self.is_float(value.index):
                 continue
             if value.origin in (Origin.INPUT, Origin.DEFAULT):
@@ -104,7 +106,7 @@ class _Finder:
                 self.produced[value.index] = HIGH
 
     def signature_variable(self, value: Value) -> int:
-        """Term of a graph input or output: kept, or low where the user wants low inputs and outputs."""
+        """The variable of a graph input or output: HIGH unless keep_io_types is off for it."""
         names = {value.name} | {
             self.graph.scopes[0].proto.output[port].name for s, port in self.graph.results[value.index] if s == 0
         }
@@ -112,7 +114,7 @@ class _Finder:
             return HIGH
         if self.graph.types[value.index] == FLOAT:
             return LOW
-        variable = self.new(ABSENT, "signature", value.index)  # containers follow their readers if these cannot be low
+        variable = self.new(ABSENT, "signature", value.index)  # a container follows its readers if these cannot be low
         self.requested_low.add(variable)
         return variable
 
@@ -129,7 +131,7 @@ class _Finder:
             self.plain(node)
 
     def fixed(self, node: Node) -> None:
-        """A node without schema: float32 on all sides."""
+        """Keep a node without a schema in float32 on all sides."""
         for port, value in enumerate(node.inputs):
             if self.is_float(value):
                 self.consumed[node.index][port] = HIGH
@@ -138,7 +140,7 @@ class _Finder:
                 self.produced[value] = HIGH
 
     def plain(self, node: Node) -> None:
-        """One variable per type parameter that is float32 now and may be low by the schema."""
+        """Create a variable for each type parameter that is float32 and that the schema allows to be low."""
         signature = node.signature
         assert signature is not None
         bound = bind(signature, [None if value == ABSENT else self.graph.types[value] for value in node.inputs])
@@ -161,11 +163,11 @@ class _Finder:
                 self.produced[value] = self.consumed[node.index][inherited]
             elif signature.param(port, position) in driven or (position == 0 and _is_settable(node)):
                 self.produced[value] = self.port_variable(node, port, position)
-            else:  # fixed by the op and not by its inputs, as LayerNormalization's Mean
+            else:  # the op determines the type, as of LayerNormalization's Mean
                 self.produced[value] = HIGH
 
     def port_variable(self, node: Node, port: Port, position: int) -> int:
-        """The variable of the port's type parameter, or HIGH where schema or facts forbid the low type."""
+        """The variable of the port's type parameter; HIGH if schema or facts rule out the low-precision type."""
         assert node.signature is not None
         param = node.signature.param(port, position)
         if param in self.of_node.get(node.index, {}):
@@ -177,7 +179,7 @@ class _Finder:
         return self.new(node.index, param) if movable and param not in pinned else HIGH
 
     def inherited(self, node: Node) -> int:
-        """Input whose type output 0 takes where the dtype attribute is absent; ABSENT where there is none."""
+        """The input that gives output 0 its type if the dtype attribute is missing; ABSENT if there is none."""
         rule = op_facts().dtype_attribute.get(node.key)
         if rule is None or rule.default not in ("input", "scale") or attribute(node.proto, rule.attribute):
             return ABSENT
@@ -185,6 +187,7 @@ class _Finder:
         return position if self.is_float(node.input(position)) else ABSENT
 
     def constant(self, node: Node) -> None:
+        """Create a variable for a Constant: it is free, since it can be stored in either precision."""
         value = node.outputs[0] if node.outputs else ABSENT
         if not self.is_float(value):
             return
@@ -195,7 +198,7 @@ class _Finder:
             self.free.add(value)
 
     def cast(self, node: Node) -> None:
-        """The user's Casts, each with its own meaning; see the design's section on existing Casts."""
+        """Assign variables to both sides of an original Cast."""
         source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
         if ABSENT in (source, result):
             return
@@ -205,7 +208,7 @@ class _Finder:
             self.consumed[node.index][0] = down if after == low else self.new(node.index, "T1")
         if after != FLOAT:
             return
-        if before == FLOAT:  # a Cast that changes nothing yet reads and writes either precision
+        if before == FLOAT:  # it changes nothing, so each side may have either precision
             self.produced[result] = self.new(node.index, "T2")
         elif before == low:
             visible = source not in self.hidden
@@ -221,7 +224,7 @@ class _Finder:
     # -- ties --------------------------------------------------------------------------------------------------
 
     def control_flow(self, node: Node) -> None:
-        """One variable per carried, scanned or branched value: it moves data and rounds nothing."""
+        """Create one variable per value that enters or leaves the bodies: control flow moves data without rounding."""
         outer: dict[int, int] = {}
         for _, body in node.bodies:
             scope = self.graph.scopes[body]
@@ -245,17 +248,17 @@ class _Finder:
             self.join([self.consumed[node.index][source], outer.get(target, NONE)])
 
     def flow(self, node: Node, param: str, value: int) -> int:
-        """Term of a value that the node passes on, if the target's kernel passes it on in low precision."""
-        found = self.graph.types[value]
-        assert found is not None
+        """The variable of a value that the node passes on; HIGH if the target's kernel cannot pass it on low."""
+        kind = self.graph.types[value]
+        assert kind is not None
         assert node.signature is not None
-        wanted = retyped(found, self.options.low)
-        admitted = any(wanted in allowed for allowed in node.signature.params.values())
-        movable = admitted and carries(self.options.target, node.key, node.signature, wanted)
+        low = retyped(kind, self.options.low)
+        is_allowed = any(low in allowed for allowed in node.signature.params.values())
+        movable = is_allowed and carries(self.options.target, node.key, node.signature, low)
         return self.new(node.index, param) if movable else HIGH
 
     def results(self) -> None:
-        """PortVariables of the main graph's outputs, and of what opaque bodies return."""
+        """Assign variables to the outputs of the main graph and of opaque bodies."""
         for scope in self.graph.scopes:
             if scope.index != 0 and not scope.opaque:
                 continue
@@ -265,36 +268,37 @@ class _Finder:
                     self.returned[scope.index, position] = variable
 
     def unexplained(self) -> None:
-        """Floats that only their readers tell of, behind ops of unknown types: float32."""
+        """Keep in float32 what only its readers reveal to be a float, behind ops of unknown types."""
         for value, variable in enumerate(self.produced):
             if variable == NONE and self.is_float(value):
                 self.produced[value] = HIGH
 
     def containers(self) -> None:
-        """What cannot be cast (sequences, optionals, sparse constants): all ops that touch it decide together."""
-        for value, found in enumerate(self.graph.types):
-            if not holds_float(found) or (found == FLOAT and not self.is_sparse(value)):
+        """Tie all ops that touch a value that no Cast takes: a sequence, an optional, or a sparse constant."""
+        for value, kind in enumerate(self.graph.types):
+            if not holds_float(kind) or (kind == FLOAT and not self.is_sparse(value)):
                 continue
-            ports = [self.produced[value]]
-            ports += [self.consumed[node.index][port] for node, port in self.graph.consumers(value)]
-            ports += [self.returned[key] for key in self.graph.results[value] if key in self.returned]
+            variables = [self.produced[value]]
+            variables += [self.consumed[node.index][port] for node, port in self.graph.consumers(value)]
+            variables += [self.returned[key] for key in self.graph.results[value] if key in self.returned]
             touching = [self.graph.producer(value), *(node for node, _ in self.graph.consumers(value))]
             for node in touching:
                 if node is not None and node.key not in op_facts().control_flow:
-                    ports += self.of_node.get(node.index, {}).values()
-            self.join(ports)
+                    variables += self.of_node.get(node.index, {}).values()
+            self.join(variables)
 
     def is_sparse(self, value: int) -> bool:
-        """Whether the value is a sparse constant, which neither converts nor casts."""
+        """Whether the value is a sparse constant, which can be neither converted nor cast."""
         producer = self.graph.producer(value)
         is_node = producer is not None and attribute(producer.proto, "sparse_value") is not None
         return is_node or self.graph.values[value].origin is Origin.SPARSE
 
-    def join(self, ports: Sequence[int]) -> None:
-        variables = [variable for variable in ports if variable >= 0]
+    def join(self, joined: Sequence[int]) -> None:
+        """Make variables equal; HIGH among them fixes them all."""
+        variables = [variable for variable in joined if variable >= 0]
         for variable in variables[1:]:
             self.tie(variables[0], variable)
-        if variables and HIGH in ports:
+        if variables and HIGH in joined:
             self.fixed_high.add(variables[0])
 
 

@@ -1,1 +1,1 @@
-"""The frozen graph of a model, and what each analysis says of it."""
+"""The frozen graph of a model, and the analyses of it."""

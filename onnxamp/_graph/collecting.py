@@ -1,4 +1,4 @@
-"""Working on many objects at once without stopping to look for garbage."""
+"""Pauses of Python's cyclic garbage collector."""
 
 import gc
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Pause the search for reference cycles; may be nested, and is a decorator, too.
+    """Pause the collection of reference cycles. Pauses nest; also usable as a decorator.
 
-    An analysis makes millions of objects and no cycles worth mentioning, but each search looks at all of them again:
-    a third of the time of a large model. Objects are freed as ever; only cycles wait.
+    An analysis creates millions of objects and hardly any cycles, but each collection visits all of them: a third of
+    the time of a large model. Reference counting still frees objects; only cycles wait.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Constants of a model: which values are constant, through data movement and Casts, and what is in them."""
+"""Constants of a model: which values are constant, also through data movement, and what they contain."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ from onnxamp._model.weights import ConstantStats, constant_stats, read_array
 from onnxamp._ops.facts import attribute, op_facts
 
 _MAKERS = ("Constant", "ConstantOfShape")
-"""Nodes whose output is constant but for its shape."""
+"""Ops whose output has constant elements."""
 
 _FEW = 64
 """Elements up to which a constant may be a number, axes or sizes."""
 
 
 def constant_tensors(view: View) -> dict[int, TensorProto]:
-    """By value: the tensor of an initializer that no caller can override, or of a Constant node.
+    """Value -> the tensor of an initializer that no caller can override, or of a Constant node.
 
     Complexity: linear in nodes and initializers.
     """
@@ -62,11 +62,11 @@ class Constants:
                 self._sources |= dict.fromkeys(node.outputs, self.source(source))
 
     def source(self, value: int) -> int:
-        """The value that this one's elements are moved from; itself where it is moved from nothing."""
+        """The value that this one's elements are moved from; the value itself if they are not moved."""
         return self._sources.get(value, value)
 
     def stats(self, value: int) -> ConstantStats | None:
-        """Statistics of the float32 constant that the value is, or is moved from; None where it is not constant."""
+        """Statistics of the float32 constant that the value is, or is moved from; None if it is not constant."""
         if value == ABSENT:
             return None
         source = self.source(value)
@@ -83,12 +83,12 @@ class Constants:
         return self.view.values[source].origin is Origin.INITIALIZER or self._maker(source) in _MAKERS
 
     def feed(self, node: Node) -> bool:
-        """Whether all float32 inputs of the node are constants, and there is one."""
+        """Whether the node has float32 inputs, and all of them are constants."""
         values = [value for value in node.inputs if value != ABSENT and self.types[value] == FLOAT]
         return bool(values) and all(self.is_constant(value) for value in values)
 
     def uniform(self, value: int) -> float | None:
-        """The number that all elements of the constant have, if it is such a constant."""
+        """The number that all elements of the constant equal; None if they differ, or the value is not constant."""
         stats = self.stats(value)
         return None if stats is None else stats.uniform
 

@@ -1,4 +1,4 @@
-"""The graph of a model with everything that analyses say about it: each is asked once, when somebody first wants it."""
+"""The graph of a model with all analyses of it, each computed once, on first use."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from onnxamp._model.model import Model
 
 @dataclass(frozen=True, eq=False)
 class Graph(View, Asked):
-    """A resolved model and what is known about it.
+    """A resolved model and the analyses of it.
 
-    Types, shapes and constants are attributes; rooms above ask their own analyses by :meth:`ask`. An answer never goes
-    stale, since nothing here changes: an edited model is another graph.
+    Types, shapes and constants are attributes; higher layers run analyses of their own through :meth:`ask`. Results
+    never go stale, because a graph never changes: an edited model gets a graph of its own.
     """
 
     folder: Path | None = None
-    """Where the model's external data lie; None where all weights are in the model."""
+    """The folder of the model's external data; None if all weights are in the model."""
 
     @classmethod
     def of(
@@ -38,7 +38,7 @@ class Graph(View, Asked):
         freeze_defaults: bool = False,
         opsets: Mapping[str, int] | None = None,
     ) -> Self:
-        """Resolve a model, which must not be changed from then on. Arguments and errors: see :func:`resolve`."""
+        """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`."""
         return resolve(partial(cls, folder=folder), model, freeze_defaults=freeze_defaults, opsets=opsets)
 
     @cached_property
@@ -52,11 +52,11 @@ class Graph(View, Asked):
         return self.shapes_at({})
 
     def shapes_at(self, dims: Mapping[str, int]) -> Sequence[Shape | None]:
-        """Shapes where named dimensions have these sizes."""
+        """Shapes for these sizes of named dimensions."""
         return read_shapes(self, self._with_shapes, dims)
 
     def shapes_of(self, given: Mapping[str, Sequence[int]]) -> Sequence[Shape | None]:
-        """Shapes in a run on inputs of these shapes."""
+        """Shapes for inputs of these shapes."""
         return read_shapes(self, with_shapes(self, self.types, given)) if given else self.shapes
 
     @cached_property
@@ -70,7 +70,7 @@ class Graph(View, Asked):
 
     @cached_property
     def hidden(self) -> frozenset[int]:
-        """Values that a body's value of the same name hides from it, see :func:`shadowing`."""
+        """Values that a body shadows by a value of the same name, see :func:`shadowing`."""
         return frozenset(self.ask(shadowing).values())
 
     def passes_on(self, node: Node) -> bool:
@@ -99,7 +99,7 @@ class Graph(View, Asked):
 
 
 def graph_of(model: Model, *, freeze_defaults: bool = False) -> Graph:
-    """The graph of a model that came in: ``model.ask(graph_of)`` resolves it once for everybody.
+    """The graph of a model. ``model.ask(graph_of)`` resolves it once and caches it.
 
     Raises:
         ModelError, OpsetError: see :func:`onnxamp._graph.resolve.resolve`.

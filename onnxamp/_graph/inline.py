@@ -1,4 +1,4 @@
-"""Inlining of functions: calls are replaced by the function's body."""
+"""Inlining of functions: replacing calls by the function's body."""
 
 from collections.abc import Collection
 
@@ -16,16 +16,16 @@ from onnxamp._model.wellformed import check_functions
 def inline_functions(
     model: ModelProto, ops: Collection[tuple[str, str]] | None = None, *, partly: bool = False
 ) -> ModelProto:
-    """A model with function calls replaced by the bodies of the functions; itself if nothing is to be inlined.
+    """Replace function calls by the bodies of the functions; the model itself if there is nothing to inline.
 
-    The inliner serialises the model, so it is run without the weights: they are declared as inputs, whose names the
-    inliner avoids and whose types it reads.
+    onnx's inliner serialises the model, so it runs on a copy without the weights. The copy declares them as inputs, so
+    that the inliner knows their types and avoids their names.
 
     Args:
-        model: it is not changed.
-        ops: (domain, op type) of ops to replace by the function bodies that their schemas define; None for the model's
-            own functions. Bodies are written for the model's opset.
-        partly: return what can be inlined, rather than fail where a function of the model is left.
+        model: the model; it is not changed.
+        ops: (domain, op type) of ops to replace by the function bodies of their schemas, at the model's opset; None for
+            the model's own functions.
+        partly: return a model that still calls functions that cannot be inlined, instead of failing.
 
     Raises:
         ModelError: a function calls itself, or cannot be inlined.
@@ -51,7 +51,7 @@ def inline_functions(
         function = result.functions[0]
         raise ModelError(
             f"The model-local function {function.domain}::{function.name} cannot be inlined, so its rounding cannot be"
-            " emulated: inline it before."
+            " emulated: inline it in the model first."
         )
     del result.graph.input[:]
     result.graph.input.extend(model.graph.input)
@@ -60,7 +60,7 @@ def inline_functions(
 
 
 def _fill_defaults(node: NodeProto, version: int) -> None:
-    """Write the schema's default attributes into a node: the inliner leaves some of them out of the body."""
+    """Write the schema's default attributes into a node, because the inliner drops some of them."""
     given = {item.name for item in node.attribute}
     for name, item in onnx.defs.get_schema(node.op_type, version, node.domain).attributes.items():
         if name not in given and item.default_value.type:

@@ -1,4 +1,4 @@
-"""Names of values and nodes: new ones, and those of one value in both precisions."""
+"""Names of values and nodes: unused ones, and those of one value in both precisions."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 @dataclass(slots=True)
 class NewNames:
-    """Names that no scope has yet; O(1) each on average."""
+    """A source of names that no scope uses; O(1) each on average."""
 
     taken: set[str]
     _next: dict[str, int] = field(default_factory=dict)
 
     def fresh(self, base: str) -> str:
-        """``base`` if nothing has that name, else ``base`` with a number. It is taken from then on."""
+        """``base``, or ``base`` with a number if that name is taken. The result is taken from then on."""
         name, number = base, self._next.get(base, 1)
         while name in self.taken:
             name, number = f"{base}_{number}", number + 1
@@ -23,14 +23,14 @@ class NewNames:
 
 @dataclass(slots=True)
 class Versions:
-    """Names of one float32 value in both precisions; None where nobody needs it."""
+    """Names of one float32 value in both precisions; None for a precision that has no readers."""
 
     high: str | None = None
     low: str | None = None
 
 
 class Source(NamedTuple):
-    """Where a low value comes from: its name, its scope, and the name of its float32 version, where it has one."""
+    """The source of a low-precision value: its name, its scope, and the name of its float32 version if there is one."""
 
     name: str
     scope: int

@@ -1,7 +1,7 @@
-"""Building the view of a model: names become values, values get producers and readers, nodes an order.
+"""Resolution of a model's names into values with producers and readers, and of its nodes into an order.
 
-Built in linear sweeps, iteratively. All names of a scope are defined first and resolved afterwards, because real files
-list nodes out of order and ONNX Runtime accepts them. An inner definition shadows an outer one.
+All names of a scope are defined before any is resolved: real files list nodes out of order, and ONNX Runtime accepts
+that. An inner definition shadows an outer one. All sweeps are linear and iterative.
 """
 
 from collections import deque
@@ -27,14 +27,14 @@ def resolve(
     """Resolve the names of a model. Complexity: linear in nodes, names and attributes.
 
     Args:
-        make: called with the fields of a view, so that :class:`~onnxamp._graph.graph.Graph` is made at once.
-        model: any ModelProto; it is read, never changed, and must not be changed while the view is in use.
-        freeze_defaults: treat initializers that are also inputs as plain weights.
-        opsets: see the model as if it had these imports.
+        make: constructs a View, or a class derived from it, from the fields of a View.
+        model: any ModelProto; it must not change while the view is in use.
+        freeze_defaults: treat initializers that are also inputs as weights.
+        opsets: versions by domain, in place of the model's imports.
 
     Raises:
-        ModelError: a name is defined twice or never, nodes form a cycle.
-        OpsetError: the opset is newer than the installed onnx.
+        ModelError: a name is defined twice or not at all, or nodes form a cycle.
+        OpsetError: the installed onnx does not know the opset.
     """
     builder = _Builder(SignatureBook(opsets or opset_imports(model)), model.ir_version >= 4 and not freeze_defaults)
     pending: deque[_Pending] = deque([(model.graph, ABSENT, ABSENT, "", False)])
@@ -64,15 +64,15 @@ class _Builder:
     scopes: list[Scope] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     protos: list[tuple[NodeProto, int, str]] = field(default_factory=list)
-    """Nodes with their scope and key."""
+    """(node, scope, key)."""
     bodies: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     uses: list[list[tuple[int, int]]] = field(default_factory=list)
     results: list[list[tuple[int, int]]] = field(default_factory=list)
     needs: dict[int, list[int]] = field(default_factory=dict)
-    """Node -> values of its own scope that its bodies read."""
+    """Node -> outer values that its bodies read."""
 
     def define(self, graph: GraphProto, parent: int, owner: int, attribute: str, opaque: bool) -> list[_Pending]:
-        """Add a scope and all that it defines; returns the bodies of its nodes."""
+        """Add a scope with everything it defines, and return the bodies of its nodes."""
         scope, names, first = len(self.scopes), {}, len(self.protos)  # type: ignore[var-annotated]
         control_flow = op_facts().control_flow
         if owner != ABSENT:
@@ -95,7 +95,7 @@ class _Builder:
                     self._add(names, name, scope, Origin.NODE, index, port)
             unknown = opaque or key not in control_flow
             if unknown and "::" not in key and self.book.get("", key) is not None:
-                continue  # no other op of ai.onnx has bodies: looking for them in all attributes takes long
+                continue  # no other op of ai.onnx has bodies, and searching all attributes is slow
             pending += [(body, scope, index, name, unknown) for name, body in node_bodies(node)]
         nodes, inputs = range(first, len(self.protos)), tuple(names[entry.name] for entry in graph.input)
         self.scopes.append(Scope(scope, parent, owner, graph, opaque, names, nodes, inputs, ()))
@@ -116,7 +116,7 @@ class _Builder:
         return "the graph" if scope == 0 else f"a subgraph of {self.protos[owner][0].name!r}"
 
     def find(self, name: str, scope: int) -> int:
-        """Value index of a name as seen from a scope; notes which outer nodes depend on it."""
+        """Value index of a name as seen from a scope; records which outer nodes depend on it."""
         path: list[int] = []
         while scope != ABSENT:
             value = self.scopes[scope].names.get(name)
@@ -129,14 +129,14 @@ class _Builder:
         return ABSENT
 
     def resolve(self) -> None:
-        """Turn names into value indices, and fill uses and results."""
-        for index, (proto, scope, key) in enumerate(self.protos):
-            names, opaque = self.scopes[scope].names, self.scopes[scope].opaque
+        """Resolve names to value indices, and record uses and results."""
+        for index, (proto, home, key) in enumerate(self.protos):
+            names, opaque = self.scopes[home].names, self.scopes[home].opaque
             inputs = []
             for port, name in enumerate(proto.input):
                 value = names.get(name, ABSENT)
                 if value == ABSENT and name:
-                    value = self.find(name, scope)
+                    value = self.find(name, home)
                 if value != ABSENT:
                     self.uses[value].append((index, port))
                 elif name and not opaque:
@@ -148,10 +148,10 @@ class _Builder:
             outputs = tuple([names[name] if name else ABSENT for name in proto.output])
             signature = self.book.get(proto.domain, proto.op_type)
             bodies = tuple(self.bodies.get(index, ()))
-            self.nodes.append(Node(index, scope, proto, key, signature, tuple(inputs), outputs, bodies))
-        for position, found in enumerate(self.scopes):
-            outputs = tuple(self._result(entry.name, found, port) for port, entry in enumerate(found.proto.output))
-            self.scopes[position] = replace(found, outputs=outputs)
+            self.nodes.append(Node(index, home, proto, key, signature, tuple(inputs), outputs, bodies))
+        for position, scope in enumerate(self.scopes):
+            outputs = tuple(self._result(entry.name, scope, port) for port, entry in enumerate(scope.proto.output))
+            self.scopes[position] = replace(scope, outputs=outputs)
 
     def _result(self, name: str, scope: Scope, port: int) -> int:
         value = self.find(name, scope.index)
@@ -164,7 +164,7 @@ class _Builder:
 
 
 def _topological(builder: _Builder) -> list[int]:
-    """Nodes with producers first; among those that are ready, the file's order. O(n log n)."""
+    """All nodes, producers first, otherwise in the file's order. O(n log n)."""
     orders = [_scope_order(builder, scope) for scope in builder.scopes]
     result: list[int] = []
     stack = [iter(orders[0])] if orders else []
@@ -187,7 +187,7 @@ def _topological(builder: _Builder) -> list[int]:
 
 
 def _scope_order(builder: _Builder, scope: Scope) -> Sequence[int]:
-    """The order of one scope's nodes: that of the file, where producers come first there."""
+    """The nodes of one scope, producers first: the file's order if that holds there."""
     waiting: dict[int, int] = {}
     dependants: dict[int, list[int]] = {}
     ready: list[int] = []
@@ -219,9 +219,6 @@ def _scope_order(builder: _Builder, scope: Scope) -> Sequence[int]:
 
 def _makers(builder: _Builder, scope: Scope, index: int) -> set[int]:
     """Nodes of the scope whose outputs the node or its bodies read."""
-    found = set()
-    for value in (*builder.nodes[index].inputs, *builder.needs.get(index, ())):
-        made = builder.values[value] if value != ABSENT else None
-        if made is not None and made.producer != ABSENT and made.scope == scope.index:
-            found.add(made.producer)
-    return found
+    values = (*builder.nodes[index].inputs, *builder.needs.get(index, ()))
+    read = (builder.values[value] for value in values if value != ABSENT)
+    return {value.producer for value in read if value.producer != ABSENT and value.scope == scope.index}

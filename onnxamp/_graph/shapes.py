@@ -1,4 +1,4 @@
-"""Element counts of values, best effort: they weigh the costs of the cut and never decide what is legal."""
+"""Shapes and element counts of values, best effort: they weigh costs, and never decide what is legal."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -12,15 +12,15 @@ from onnxamp._model.protos import node_bodies, opset_imports
 from onnxamp._ops.facts import op_facts, op_key
 
 DEFAULT_DIMENSION = 64
-"""What an unknown dimension counts as."""
+"""Assumed size of an unknown dimension."""
 DEFAULT_ELEMENTS = 65_536
-"""What a value of unknown rank counts as."""
+"""Assumed number of elements of a value of unknown rank."""
 
 _UNKNOWN_DOMAIN = "onnxamp.unknown"
 _LARGEST_SIZE = 2**40
-"""Elements along one dimension beyond which a size is taken to be a mistake."""
+"""Largest credible size of a dimension."""
 _KEPT_ELEMENTS = 256
-"""Integer initializers up to this size may be shapes and axes that inference wants to see."""
+"""Integer initializers up to this size may be shapes and axes that inference needs."""
 _KEPT_FLOATS = 8
 """Float initializers up to this size may be the scales of a Resize."""
 _KEPT: Mapping[int, int] = {
@@ -37,14 +37,14 @@ Dims = tuple[int | str | None, ...]
 def with_shapes(
     view: View, types: Sequence[str | None], given: Mapping[str, Sequence[int]] | None = None
 ) -> ModelProto:
-    """A skeleton of the model, without its weights, in which onnx's shape inference has declared what it found.
+    """A skeleton of the model without weights, to which onnx's shape inference has added its results.
 
-    A model that inference cannot digest keeps its declared shapes. onnx's inference sees no node of the main graph that
-    reads a value of unknown type: some of its rules end the process there (EyeLike behind an op of another domain).
+    If inference fails, the declared shapes remain. Nodes of the main graph that read a value of unknown type are hidden
+    from onnx, because some of its rules crash the process on them (EyeLike behind an op of another domain).
 
     Args:
         types: type by value index.
-        given: shapes of model inputs; then shapes that are computed from them are followed, too.
+        given: shapes of model inputs. If given, shapes that the model computes from them are followed, too.
     """
     skeleton = _skeleton(view.model)
     _hide_untyped(skeleton, view, types)
@@ -54,7 +54,7 @@ def with_shapes(
 
 
 def read_shapes(view: View, skeleton: ModelProto, dims: Mapping[str, int] | None = None) -> Sequence[Shape | None]:
-    """Shape by value index; None for an unknown rank, and inside a shape for an unknown dimension.
+    """Shape by value index: None for an unknown rank, and None within a shape for an unknown dimension.
 
     Args:
         skeleton: of :func:`with_shapes`.
@@ -73,9 +73,11 @@ def read_shapes(view: View, skeleton: ModelProto, dims: Mapping[str, int] | None
 
 
 def symbolic_shapes(view: View, known: Mapping[str, TensorProto] | None = None) -> Sequence[Dims | None]:
-    """As :func:`infer_shapes` for the main graph, but named dimensions stay names, and computed shapes are followed.
+    """Shapes of the main graph's values in which named dimensions stay names, and computed shapes are followed.
 
-    ``known`` are values of the main graph whose elements are known, by name; what makes them is not looked at.
+    Args:
+        view: the model.
+        known: name -> value of the main graph whose elements are known; its producer is ignored.
     """
     skeleton = _skeleton(view.model)
     if known:
@@ -99,15 +101,15 @@ def symbolic_shapes(view: View, known: Mapping[str, TensorProto] | None = None) 
 
 
 def _inferred(skeleton: ModelProto, *, data_prop: bool) -> ModelProto:
-    """The skeleton with onnx's shapes; itself where onnx cannot digest it."""
+    """The skeleton with onnx's shapes; the skeleton itself if inference fails."""
     try:
         return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
-    except Exception:  # noqa: BLE001 - the C++ code raises several unrelated types; shapes are only weights here
+    except Exception:  # noqa: BLE001 - the C++ code raises unrelated types, and shapes are optional
         return skeleton
 
 
 def _fix(graph: GraphProto, given: Mapping[str, Sequence[int]]) -> None:
-    """Declare the inputs to have these shapes, and forget what the file says of shapes behind them."""
+    """Give the inputs these shapes, and drop the declared shapes of all other values."""
     for entry in graph.input:
         if entry.name in given and entry.type.HasField("tensor_type"):
             del entry.type.tensor_type.shape.dim[:]
@@ -118,7 +120,7 @@ def _fix(graph: GraphProto, given: Mapping[str, Sequence[int]]) -> None:
 
 
 def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
-    """A Cast changes no shape: what is known on one side holds on both, along whole chains in either direction."""
+    """Copy shapes through Casts, along whole chains in both directions."""
     for index in (*view.order, *reversed(view.order)):
         node = view.nodes[index]
         if node.key == "Cast" and ABSENT not in (node.input(0), *node.outputs):
@@ -133,14 +135,14 @@ def _unknown(shape: Shape) -> int:
 
 
 def _merged(shape: Shape, other: Shape) -> Shape:
-    """The first shape, with dimensions that only the other one knows."""
+    """The first shape, completed by the dimensions of the second."""
     if len(shape) != len(other):
         return shape
     return tuple(mine if mine is not None else theirs for mine, theirs in zip(shape, other, strict=True))
 
 
 def elements(shape: Shape | None) -> int:
-    """Element count of a shape; unknown dimensions and ranks count as the defaults above."""
+    """Element count of a shape, with defaults for unknown dimensions and ranks."""
     if shape is None:
         return DEFAULT_ELEMENTS
     return prod(DEFAULT_DIMENSION if dim is None else dim for dim in shape)
@@ -156,8 +158,8 @@ def _declared(proto: TypeProto, dims: Mapping[str, int]) -> Shape | None:
 
 
 def _hide_untyped(skeleton: ModelProto, view: View, types: Sequence[str | None]) -> None:
-    """Turn nodes of the main graph that read what has no known type into ops that nobody knows, and declare the element
-    types of what onnx does not infer.
+    """Move nodes of the main graph that read values of unknown type to an unknown domain, and declare the element
+    types that onnx does not infer.
     """
     graph = skeleton.graph
     declared = {entry.name for entry in (*graph.value_info, *graph.output)}
@@ -186,8 +188,8 @@ def _skeleton(model: ModelProto) -> ModelProto:
 
 
 def _hide_dangers(skeleton: ModelProto) -> None:
-    """Let the nodes that crash onnx's inference be of an unknown op, in bodies and functions, too, and forget sizes
-    that nothing has: it computes, and indexes, with them.
+    """Move nodes that crash onnx's inference to an unknown domain, and clear impossible sizes, with which it computes
+    and indexes; also in bodies and functions.
     """
     stack: list[GraphProto | FunctionProto] = [skeleton.graph, *skeleton.functions]
     while stack:

@@ -1,4 +1,4 @@
-"""Precisions of a model and its nodes, told from the types of values."""
+"""Precisions of a model and its nodes, from the types of values."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from typing import Final
 from onnxamp._graph.view import ABSENT, Node, View
 
 PRECISIONS: Final = ("float16", "bfloat16", "float32", "other")
-"""What a node may count for; "other" has no float, or none but float64 and float8."""
+"""Precisions of a node; "other" has no floats, or only float64 and float8."""
 
 _TYPES: Final = {"float16": "tensor(float16)", "bfloat16": "tensor(bfloat16)", "float32": "tensor(float)"}
 

@@ -1,7 +1,7 @@
-"""Element types of all values, exactly, from schemas alone: no shapes are needed.
+"""Exact types of all values, from schemas alone; shapes are not needed.
 
-Types are schema strings ("tensor(float)", "seq(tensor(int64))"); None means unknown (custom ops). Where a schema leaves
-an output's type open and no rule knows it, what the file declares decides.
+Types are schema strings ("tensor(float)", "seq(tensor(int64))"); None means unknown (custom ops). If neither a schema
+nor a rule determines the type of an output, the file's declaration does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +21,8 @@ Types = Sequence[str | None]
 def infer_types(view: View) -> Types:
     """Type of every value of the view. Complexity: linear in nodes and ports.
 
-    Declared types are believed for graph inputs, and for outputs that neither the schema nor a rule determines.
-    A value that stays unknown but is read as float32 together with known operands is taken to be float32.
+    Declarations count for graph inputs, and for outputs that neither the schema nor a rule determines. A value of
+    unknown type counts as float32 if its readers' other operands require that.
     """
     types: list[str | None] = [None] * len(view.values)
     for scope in view.scopes:
@@ -33,25 +33,25 @@ def infer_types(view: View) -> Types:
         node = view.nodes[index]
         for scope_index in (node.scope, *(body for _, body in node.bodies)):
             _enter(view, scope_index, entered, types, declared)
-        for value, found in zip(node.outputs, _outputs(view, node, types, memo), strict=True):
+        for value, kind in zip(node.outputs, _outputs(view, node, types, memo), strict=True):
             if value != ABSENT and types[value] is None:
-                types[value] = found or declared.get(value)
+                types[value] = kind or declared.get(value)
     _backward(view, types)
     return types
 
 
 def bind(signature: Signature, inputs: Sequence[str | None]) -> dict[str, str]:
-    """Type parameter -> type, from the types of a node's inputs (None: absent or unknown)."""
+    """Type parameter -> type, from the types of a node's inputs (None if absent or unknown)."""
     bound: dict[str, str] = {}
-    for position, found in enumerate(inputs):
+    for position, kind in enumerate(inputs):
         port = signature.input(position)
-        if port is not None and found is not None and port.type in signature.params:
-            bound.setdefault(signature.param(port, position), found)
+        if port is not None and kind is not None and port.type in signature.params:
+            bound.setdefault(signature.param(port, position), kind)
     return bound
 
 
 def declared_type(proto: TypeProto) -> str | None:
-    """The schema string of a declared type; None for kinds that carry no convertible floats or say nothing."""
+    """The schema string of a declared type; None if it is incomplete, or a kind that holds no convertible floats."""
     prefix, suffix, kind = "", "", proto.WhichOneof("value")
     while kind in ("sequence_type", "optional_type"):
         prefix, suffix = prefix + ("seq(" if kind == "sequence_type" else "optional("), suffix + ")"
@@ -74,32 +74,33 @@ def _seed(scope: Scope, types: list[str | None]) -> None:
 
 
 def _declared(view: View) -> dict[int, str]:
-    found: dict[int, str] = {}
+    """Value -> its declared type."""
+    declared: dict[int, str] = {}
     for scope in view.scopes:
         for entry in (*scope.proto.value_info, *scope.proto.input, *scope.proto.output):
-            value, declared = scope.names.get(entry.name), declared_type(entry.type)
-            if value is not None and declared is not None:
-                found[value] = declared
-    return found
+            value, kind = scope.names.get(entry.name), declared_type(entry.type)
+            if value is not None and kind is not None:
+                declared[value] = kind
+    return declared
 
 
 def _enter(view: View, index: int, entered: set[int], types: list[str | None], declared: Mapping[int, str]) -> None:
-    """Give the inputs of a body, and of the bodies around it, the types that their owner's inputs have."""
+    """Give the inputs of a body, and of the bodies around it, the types of their owner's inputs."""
     chain = []
     while index not in entered:
         chain.append(index)
         entered.add(index)
         index = view.scopes[index].parent
-    for scope in (view.scopes[found] for found in reversed(chain)):
+    for scope in (view.scopes[entering] for entering in reversed(chain)):
         owner = view.nodes[scope.owner]
         sources = body_sources(owner, len(scope.inputs)) if not scope.opaque else [ABSENT] * len(scope.inputs)
         for value, source in zip(scope.inputs, sources, strict=True):
             outer = owner.input(source) if source >= 0 else ABSENT
-            found_type = types[outer] if outer != ABSENT else None
-            if owner.key == "SequenceMap" and found_type is not None:
-                found_type = inner_type(found_type)
+            kind = types[outer] if outer != ABSENT else None
+            if owner.key == "SequenceMap" and kind is not None:
+                kind = inner_type(kind)
             if types[value] is None:
-                types[value] = found_type or declared.get(value)
+                types[value] = kind or declared.get(value)
 
 
 def body_sources(node: Node, body_inputs: int) -> list[int]:
@@ -120,20 +121,20 @@ def _outputs(view: View, node: Node, types: list[str | None], memo: "_Memo") -> 
     if node.signature is None or node.key in memo.attributed:
         return output_types(node.proto, node.key, node.signature, inputs)
     key = (node.signature, inputs, len(node.outputs))
-    if key not in memo.found:
-        memo.found[key] = output_types(node.proto, node.key, node.signature, inputs)
-    return memo.found[key]
+    if key not in memo.types:
+        memo.types[key] = output_types(node.proto, node.key, node.signature, inputs)
+    return memo.types[key]
 
 
 @dataclass(slots=True)
 class _Memo:
-    """Output types by schema, input types and number of outputs: a large model has few different ones."""
+    """Output types by schema, input types and number of outputs: large models repeat few combinations."""
 
     attributed: frozenset[str] = field(
         default_factory=lambda: frozenset({"Constant", "Optional", *op_facts().dtype_attribute})
     )
-    """Ops whose attributes have a say, too."""
-    found: dict[tuple[Signature, tuple[str | None, ...], int], Sequence[str | None]] = field(default_factory=dict)
+    """Ops whose output types also depend on attributes."""
+    types: dict[tuple[Signature, tuple[str | None, ...], int], Sequence[str | None]] = field(default_factory=dict)
 
 
 def _control_flow(view: View, node: Node, types: Sequence[str | None]) -> list[str | None]:
@@ -150,12 +151,12 @@ def _control_flow(view: View, node: Node, types: Sequence[str | None]) -> list[s
 
 
 def body_targets(node: Node, body_outputs: int) -> list[int]:
-    """For each output of the node's body, the node output that it becomes (ABSENT: Loop's condition)."""
+    """For each output of the node's body, the node output that it becomes (ABSENT for Loop's condition)."""
     return [position - 1 if node.key == "Loop" else position for position in range(body_outputs)]
 
 
 def carried(view: View, node: Node) -> list[tuple[int, int]]:
-    """(node input, node output) pairs that carry one state from iteration to iteration."""
+    """(node input, node output) pairs that are the initial and the final value of a loop-carried state."""
     if node.key == "Loop":
         return [(2 + k, k) for k in range(max(len(node.inputs) - 2, 0))]
     if node.key == "Scan":
@@ -167,24 +168,24 @@ def carried(view: View, node: Node) -> list[tuple[int, int]]:
 
 
 def _backward(view: View, types: list[str | None]) -> None:
-    """Values of unknown type whose readers' other operands say that they are float32."""
-    for value, found in enumerate(types):
-        if found is not None or not view.uses[value]:
+    """Set values of unknown type to float32 if their readers' other operands require that."""
+    for value, kind in enumerate(types):
+        if kind is not None or not view.uses[value]:
             continue
         for node, port in view.consumers(value):
             formal = node.signature.input(port) if node.signature else None
             if node.signature is None or formal is None or node.key in op_facts().control_flow:
                 continue
             bound = bind(node.signature, [None if v == ABSENT else types[v] for v in node.inputs])
-            known = formal.type if formal.type == FLOAT else bound.get(node.signature.param(formal, port))
-            if known == FLOAT:
+            required = formal.type if formal.type == FLOAT else bound.get(node.signature.param(formal, port))
+            if required == FLOAT:
                 types[value] = FLOAT
 
 
 def output_types(
     proto: NodeProto, key: str, signature: Signature | None, inputs: Sequence[str | None]
 ) -> list[str | None]:
-    """Types of a node's outputs from those of its inputs; None where neither schema nor rule tells."""
+    """Types of a node's outputs from those of its inputs; None if neither schema nor rule determines one."""
     count = len(proto.output)
     if signature is None:
         return [None] * count
@@ -200,13 +201,13 @@ def output_types(
         elif port.type not in signature.params:
             result.append(port.type)
         else:
-            found = bound.get(signature.param(port, position)) or _only(signature.params[port.type])
-            result.append(found or _by_attribute(proto, key, port.type))
+            kind = bound.get(signature.param(port, position)) or _only(signature.params[port.type])
+            result.append(kind or _by_attribute(proto, key, port.type))
     return result
 
 
 def _by_attribute(proto: NodeProto, key: str, parameter: str) -> str | None:
-    """Type of an output whose parameter no input binds, as LayerNormalization's Mean."""
+    """Type of an output whose parameter no input binds, such as LayerNormalization's Mean."""
     rule = op_facts().output_parameter.get(key)
     if rule is None or rule.parameter != parameter:
         return None
@@ -221,7 +222,7 @@ def _only(allowed: frozenset[str]) -> str | None:
 def _first_output(
     proto: NodeProto, key: str, signature: Signature, bound: Mapping[str, str], inputs: Sequence[str | None]
 ) -> str | None:
-    """Type of output 0 where an attribute, a Constant's value or a container decides it."""
+    """Type of output 0 if an attribute, a Constant's value or a container determines it."""
     if key == "Constant":
         return _constant_type(proto)
     rule = op_facts().dtype_attribute.get(key)
@@ -229,12 +230,12 @@ def _first_output(
         value = attribute(proto, rule.attribute)
         if isinstance(value, TensorProto):
             return tensor_type(value.data_type)
-        if isinstance(value, bytes):  # Cast before opset 6 spells the type
+        if isinstance(value, bytes):  # Cast before opset 6 has the type's name
             return tensor_type(dict(TensorProto.DataType.items()).get(value.decode(errors="replace"), 0))
         number = int(value or 0)
         shared = bound.get(signature.outputs[0].type)  # QuantizeLinear: the zero point decides before the default
-        found = tensor_type(number) if number else shared or _default(rule.default, inputs)
-        return f"seq({found})" if key == "SequenceEmpty" and found else found
+        kind = tensor_type(number) if number else shared or _default(rule.default, inputs)
+        return f"seq({kind})" if key == "SequenceEmpty" and kind else kind
     source = inputs[1] if key == "CastLike" else inputs[0] if inputs else None
     if key == "Optional" and source is None:
         declared = attribute(proto, "type")
@@ -251,7 +252,7 @@ def _default(default: str | None, inputs: Sequence[str | None]) -> str | None:
 
 
 def inner_type(text: str) -> str:
-    """Element of a sequence or optional type; other types are returned as they are."""
+    """Element type of a sequence or optional type; other types are returned unchanged."""
     return text[text.index("(") + 1 : -1] if text.startswith(("seq(", "optional(")) else text
 
 
@@ -264,9 +265,7 @@ _CONTAINERS: Mapping[str, Callable[[str], str]] = {
     "SequenceConstruct": "seq({})".format,
     "SplitToSequence": "seq({})".format,
 }
-"""Op -> type of its output from that of its first input (CastLike: its second)."""
-
-_ATTRIBUTED = frozenset({"Constant", "Optional"})
+"""Op -> type of its output from that of its first input (second for CastLike)."""
 
 _CONSTANT_TYPES = {
     "value_float": "tensor(float)",

@@ -1,4 +1,4 @@
-"""The frozen view of a model: scopes, nodes, values, uses. :mod:`onnxamp._graph.resolve` builds it."""
+"""The frozen view of a model: scopes, nodes, values and uses, as :mod:`onnxamp._graph.resolve` builds it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from onnxamp._model.protos import node_bodies
 from onnxamp._ops.signature import Signature, SignatureBook
 
 ABSENT = -1
-"""Index of an optional input or output that is left out, and of "no node", "no scope"."""
+"""Index of an omitted optional input or output, and of "no node" and "no scope"."""
 
 
 class Origin(Enum):
@@ -18,7 +18,7 @@ class Origin(Enum):
 
     INPUT = "graph input"
     DEFAULT = "graph input with a default"
-    """An initializer that callers may override (IR version 4 and later): part of the signature."""
+    """An initializer that callers may override (from IR version 4 on): part of the signature."""
     INITIALIZER = "initializer"
     SPARSE = "sparse initializer"
     NODE = "node output"
@@ -26,7 +26,7 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An edge of the graph: output ``port`` of ``producer``, or input ``port`` of its scope, or an initializer."""
+    """A value: output ``port`` of node ``producer``, input ``port`` of its scope, or an initializer."""
 
     index: int
     name: str
@@ -44,7 +44,7 @@ class Node:
     scope: int
     proto: NodeProto
     key: str
-    """Op type as tables name it, see :func:`onnxamp._ops.facts.op_key`."""
+    """Op type as in tables, see :func:`onnxamp._ops.facts.op_key`."""
     signature: Signature | None
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -52,17 +52,17 @@ class Node:
 
     @property
     def label(self) -> str:
-        """How messages name the node: its name, else its first output."""
+        """Name of the node in messages: its own name, or else its first output."""
         return self.proto.name or next((name for name in self.proto.output if name), f"#{self.index}")
 
     def input(self, position: int) -> int:
-        """Value index of an input, ABSENT where it is left out or the node has fewer inputs."""
+        """Value index of an input; ABSENT if it is omitted."""
         return self.inputs[position] if position < len(self.inputs) else ABSENT
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A graph or a body. An opaque scope belongs to an op that no schema describes: it is never touched."""
+    """A graph or a body. A scope is opaque if it belongs to an op without a schema; it is never changed."""
 
     index: int
     parent: int
@@ -77,10 +77,17 @@ class Scope:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A model, resolved.
+    """A resolved model.
 
-    ``uses[v]`` are the (node, input position) pairs that read value ``v``, ``results[v]`` the (scope, output position)
-    pairs that return it, ``order`` the nodes with producers first and a node behind those of its bodies.
+    Attributes:
+        model: the model itself; it must not change.
+        book: schemas at the model's opsets.
+        scopes: graphs and bodies, outer ones first.
+        nodes: nodes of all scopes.
+        values: values of all scopes.
+        uses: value -> (node, input position) pairs that read it.
+        results: value -> (scope, output position) pairs that return it.
+        order: nodes with producers first, and each node after those of its bodies.
     """
 
     model: ModelProto
@@ -93,12 +100,12 @@ class View:
     order: tuple[int, ...]
 
     def producer(self, value: int) -> Node | None:
-        """The node that produces the value, if one does."""
+        """The node that produces the value; None if there is none."""
         index = self.values[value].producer if value != ABSENT else ABSENT
         return None if index == ABSENT else self.nodes[index]
 
     def consumers(self, value: int) -> Iterator[tuple[Node, int]]:
-        """Nodes that read the value, with the input position; none where the value is ABSENT."""
+        """Nodes that read the value, with the input position; none if the value is ABSENT."""
         return ((self.nodes[node], port) for node, port in (self.uses[value] if value != ABSENT else ()))
 
     def readers(self, node: Node) -> Iterator[tuple[Node, int]]:
@@ -113,7 +120,7 @@ class View:
         return node if node.scope == self.values[value].scope else None
 
     def all_names(self) -> set[str]:
-        """Every value and node name of every scope: a new name must not be among them."""
+        """Names of all values and nodes of all scopes, which new names must avoid."""
         return {value.name for value in self.values} | {node.proto.name for node in self.nodes}
 
     def overridable(self) -> list[Value]:
@@ -122,22 +129,22 @@ class View:
 
 
 def shadowing(view: View) -> dict[int, int]:
-    """Value of a body -> the nearest outer value whose name it takes: the outer one cannot be read from there on.
+    """Value of a body -> the nearest outer value of the same name, which it hides from the body.
 
     Complexity: values times nesting depth.
     """
-    found: dict[int, int] = {}
+    shadowed: dict[int, int] = {}
     for value in view.values:
         scope = view.scopes[value.scope].parent
-        while scope != ABSENT and value.index not in found:
+        while scope != ABSENT and value.index not in shadowed:
             if value.name in view.scopes[scope].names:
-                found[value.index] = view.scopes[scope].names[value.name]
+                shadowed[value.index] = view.scopes[scope].names[value.name]
             scope = view.scopes[scope].parent
-    return found
+    return shadowed
 
 
 def scope_graphs(view: View, model: ModelProto) -> list[GraphProto]:
-    """The graphs of ``model``, a copy of the view's model or a skeleton of it, in the order of the view's scopes."""
+    """The graphs of ``model``, a copy or skeleton of the view's model, in the order of the view's scopes."""
     graphs = [model.graph]
     for scope in view.scopes[1:]:
         owner = view.nodes[scope.owner]

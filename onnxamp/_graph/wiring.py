@@ -1,4 +1,4 @@
-"""The main graph as nodes and the values that they need, those that only their bodies read included."""
+"""Which nodes of the main graph need which of its values, also through their bodies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ class Wiring:
     """Which main-graph nodes need which main-graph values."""
 
     needs: Mapping[int, Sequence[int]]
-    """By main-graph node: the main-graph values that it or a node of its bodies reads, or that a body returns."""
+    """Main-graph node -> main-graph values that it or its bodies read or return."""
     readers: Mapping[int, Sequence[int]]
-    """The same by value."""
+    """Main-graph value -> main-graph nodes that need it."""
     outermost: Sequence[int]
-    """By node of any scope: the main-graph node that contains it at any depth, or the node itself."""
+    """Node of any scope -> the main-graph node that contains it, or the node itself."""
 
 
 def wire(view: View) -> Wiring:
