@@ -14,7 +14,7 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import default_domain
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature, newer_versions
-from onnxamp._rewrite.verify import complaints
+from onnxamp._rewrite.verify import type_conflicts
 from onnxamp._target.kernels import is_consistent
 
 _RETYPE = "Insert a Cast, or convert the float32 original again (onnxamp convert)."
@@ -26,7 +26,7 @@ def type_faults(graph: Graph) -> list[Finding]:
 
     If one contradiction causes others downstream, only the first is reported. Complexity: linear in nodes and ports.
     """
-    known, declared, findings = complaints(graph), _contradicted(graph), list[Finding]()
+    known, declared, findings = type_conflicts(graph), _contradicted(graph), list[Finding]()
     explained, tainted = set[str](), set[int]()
     for index in graph.order:
         node = graph.nodes[index]
@@ -99,7 +99,7 @@ def _wrong_entries(graph: Graph, declared: Mapping[int, str]) -> Iterator[Findin
 
 
 def _tainted_outputs(graph: Graph, tainted: set[int]) -> set[str]:
-    """Outputs of the graph and of subgraphs, as :func:`complaints` names them, that an error upstream explains."""
+    """Outputs of the graph and of subgraphs, as :func:`type_conflicts` names them, that an error upstream explains."""
     names = set[str]()
     for scope in graph.scopes:
         owner = graph.nodes[scope.owner] if scope.index else None

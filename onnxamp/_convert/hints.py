@@ -1,6 +1,6 @@
-"""What an option that was not given would save: a newer opset, or folding. Computed from the analysis, never guessed.
+"""Hints about options that would save Casts: a newer opset, or folding.
 
-The problem is solved again with the pins in question taken away; nothing is analysed twice.
+The savings are computed by solving the same problem again without the pins in question.
 """
 
 from collections.abc import Mapping
@@ -24,22 +24,22 @@ from onnxamp._target.kernels import freedom
 
 
 def opset_hint(analysis: Analysis) -> str | None:
-    """How many Casts vanish with a newer opset, if nodes stay float32 only because of the model's.
+    """How many Casts a newer opset saves, if nodes stay float32 only because of the model's opset; None if none do.
 
-    M is the first opset at which all those ops that ever get a low-precision kernel have one. Nothing is upgraded.
+    The hint names the first opset at which all those ops that ever get a low-precision kernel have one.
     """
     if analysis.options.level == Level.O0:
         return None
-    graph, wanted, first = analysis.graph, 0, dict[tuple[str, int], int]()
+    graph, newer, first = analysis.graph, 0, dict[tuple[str, int], int]()
     held_back = [node for node in graph.nodes if _is_held_back(analysis, node)]
     for node in held_back:
         assert node.signature is not None
         key = (node.key, node.signature.since)
         if key not in first:
             first[key] = _first_opset(analysis, node)
-        wanted = max(wanted, first[key])
+        newer = max(newer, first[key])
     current = graph.book.opsets[""]
-    if wanted <= current:
+    if newer <= current:
         return None
     able = (node for node in held_back if node.signature and first[node.key, node.signature.since])
     freed = {node.index: frozenset({Reason.NO_KERNEL}) for node in able}
@@ -48,13 +48,13 @@ def opset_hint(analysis: Analysis) -> str | None:
     ops = ", ".join(sorted({key for (key, _), version in first.items() if version}))
     if saved > 0:
         return (
-            f"{saved} of {before} new Casts vanish with --opset {wanted}, which brings low-precision kernels for {ops}."
+            f"{saved} of {before} new Casts vanish with --opset {newer}, which brings low-precision kernels for {ops}."
         )
-    return f"--opset {wanted} brings low-precision kernels for {ops}; at opset {current} there are none."
+    return f"--opset {newer} brings low-precision kernels for {ops}; at opset {current} there are none."
 
 
 def fold_hint(analysis: Analysis) -> str | None:
-    """Which patterns of the model are decomposed, and how many Casts folding them would save; None where none are."""
+    """Which patterns of the model are decomposed, and how many Casts folding saves; None if there are none."""
     options, graph = analysis.options, analysis.graph
     if options.fold or options.level == Level.O0:
         return None
@@ -79,16 +79,16 @@ def fold_hint(analysis: Analysis) -> str | None:
 
 
 def _is_low(analysis: Analysis, node: int) -> bool:
-    """Whether all of the node that could be low precision is."""
+    """Whether all variables of the node are low."""
     return all(analysis.decision.low[variable] for variable in analysis.ports.of_node.get(node, {}).values())
 
 
 _OF_PATTERNS: Final = frozenset({Reason.ISLAND, Reason.EPSILON, Reason.FUSION, Reason.BLACK})
-"""Why nodes of a decomposed pattern are float32, which does not hold for the single op."""
+"""Reasons that keep nodes of a decomposed pattern in float32, but not the single op."""
 
 
 def _casts_without(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -> int:
-    """New Casts if these reasons did not hold these nodes in float32."""
+    """Number of new Casts if these reasons did not keep these nodes in float32."""
     problem = analysis.problem
     pins = find_pins(problem, freed=freed)
     decision = CutProblem(problem, pins).decide(explained=False)
@@ -96,7 +96,7 @@ def _casts_without(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -
 
 
 def _is_held_back(analysis: Analysis, node: Node) -> bool:
-    """Whether the node is float32 for want of a kernel, or because its schema does not admit the type yet."""
+    """Whether the node is float32 because the model's opset has no kernel, or no schema, for low precision."""
     if node.signature is None or node.signature.domain:
         return False
     bound = analysis.ports.bound.get(node.index, {})
@@ -106,21 +106,19 @@ def _is_held_back(analysis: Analysis, node: Node) -> bool:
         if pin is not None and pin.reason is Reason.NO_KERNEL and pin.variable == variable:
             return True
     pinned = op_facts().pinned_parameters.get(node.key, frozenset())
-    return any(found == FLOAT and p not in variables and p not in pinned for p, found in bound.items())
+    return any(kind == FLOAT and p not in variables and p not in pinned for p, kind in bound.items())
 
 
 def _first_opset(analysis: Analysis, node: Node) -> int:
-    """First opset at which all of the node's float32 parameters may be low on the target; 0 if there is none."""
+    """First opset at which all of the node's float32 parameters can be low on the target; 0 if there is none."""
     options, bound = analysis.options, analysis.ports.bound[node.index]
-    params = [param for param, found in bound.items() if found == FLOAT]
+    params = [param for param, kind in bound.items() if kind == FLOAT]
     assert node.signature is not None
     for signature in newer_versions(node.signature):
         low = retyped(FLOAT, options.low)
-        admitted = [param for param in params if low in signature.params.get(param, ())]
-        if not admitted:
+        if not params or any(low not in signature.params.get(param, ()) for param in params):
             continue
-        found = freedom(options.target, node.key, signature, bound, admitted, options.low, node.proto)
-        if len(admitted) == len(params) and not found.high:
+        if not freedom(options.target, node.key, signature, bound, params, options.low, node.proto).high:
             return signature.since
     return 0
 
@@ -130,7 +128,7 @@ def _are(folds: list[Fold]) -> str:
 
 
 def decomposed(graph: Graph) -> str | None:
-    """What is decomposed in a model that may be low precision already, and how many Casts stand around it."""
+    """Which patterns of a model, converted or not, are decomposed, and how many Casts surround them."""
     folds = graph.ask(find_folds, with_weights=False)
     if not folds:
         return None
@@ -140,8 +138,8 @@ def decomposed(graph: Graph) -> str | None:
 
 
 def _casts_around(graph: Graph, fold: Fold) -> set[int]:
-    """Casts between floats among the nodes, right before and right behind them."""
-    found = set[int]()
+    """Casts between floats within the pattern, right before it, and right after it."""
+    casts = set[int]()
     read = {graph.passed_on(value) for index in fold.nodes for value in graph.nodes[index].inputs if value != ABSENT}
     before = map(graph.producer, read)
     behind = (node for value in graph.nodes[fold.last].outputs for node, _ in graph.consumers(value))
@@ -149,8 +147,8 @@ def _casts_around(graph: Graph, fold: Fold) -> set[int]:
         if node is not None and node.key == "Cast":
             ends = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
             if ends[0] != ends[1] and _FLOATS.issuperset(ends):
-                found.add(node.index)
-    return found
+                casts.add(node.index)
+    return casts
 
 
 _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})

@@ -1,4 +1,4 @@
-"""What a conversion amounts to, in numbers: taken from the analysis, before anything is edited."""
+"""Numbers about a conversion, computed from its analysis."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,12 +13,19 @@ from onnxamp._ops.facts import op_facts
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Nodes and Casts of the result.
+    """Nodes, Casts and weights of a result.
 
-    ``nodes``: number of nodes by precision ("low", "float32", "mixed", "no floats"), ``nodes_before`` as they were;
-    ``ops``: (op type, precision) -> number; ``casts_before``, ``casts_added``, ``casts_removed``: Cast nodes;
-    ``fallbacks``: nodes without a kernel on the target, which run on CPU; ``unknown``: op types without a schema, left
-    in float32; ``overridable``: initializers that callers may override.
+    Attributes:
+        nodes: precision ("low", "float32", "mixed" or "no floats") -> number of nodes.
+        nodes_before: the same of the original.
+        ops: (op type, precision) -> number of nodes.
+        casts_before: Casts of the original.
+        casts_added: new Casts.
+        casts_removed: Casts of the original that are gone.
+        low_weight_bytes: bytes, in float32, of weights that become low precision.
+        fallbacks: (node, op type) of nodes without a kernel on the target, which run on CPU.
+        unknown: op types without a schema, which stay float32.
+        overridable: float32 initializers that callers may override.
     """
 
     nodes: Mapping[str, int]
@@ -28,15 +35,13 @@ class Summary:
     casts_added: int
     casts_removed: int
     low_weight_bytes: int
-    """Bytes of weights, measured in float32, that become low."""
     fallbacks: tuple[tuple[str, str], ...]
-    """(node, op type)."""
     unknown: tuple[str, ...]
     overridable: tuple[str, ...]
 
 
 def summarize(analysis: Analysis) -> Summary:
-    """Count. Complexity: linear in nodes."""
+    """Count nodes, Casts and weights. Complexity: linear in nodes."""
     graph, edits = analysis.graph, analysis.edits
     nodes: Counter[str] = Counter()
     before: Counter[str] = Counter()
@@ -64,18 +69,18 @@ def summarize(analysis: Analysis) -> Summary:
 
 
 def _precision(analysis: Analysis, index: int) -> str:
-    """In which precision a node computes, from the ports of its ports."""
+    """The precision of a node in the result."""
     node, ports, decision = analysis.graph.nodes[index], analysis.ports, analysis.decision
-    found = {decision.is_low(variable) for variable in ports.of_node.get(index, {}).values()}
-    if len(found) == 2:
+    sides = {decision.is_low(variable) for variable in ports.of_node.get(index, {}).values()}
+    if len(sides) == 2:
         return "mixed"
-    if found:
-        return "low" if found == {True} else "float32"
+    if sides:
+        return "low" if sides == {True} else "float32"
     return _by_types(analysis, node)
 
 
 def _by_types(analysis: Analysis, node: Node) -> str:
-    """In which precision the original node computes."""
+    """The precision of a node in the original."""
     types = {analysis.graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
     if FLOAT in types:
         return "float32"

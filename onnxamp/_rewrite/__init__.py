@@ -1,1 +1,1 @@
-"""From a decision to a model: the rewrite plan, and the one place that applies it."""
+"""Rewriting: preparation of a model, edits planned from a decision, and the one place that applies them."""

@@ -1,7 +1,7 @@
-"""Edits applied: the one place that changes a model, in one sweep per scope.
+"""Application of edits: the one place that changes a model, in one sweep per scope.
 
-What the edits do not name is not touched: order, names, metadata, doc strings, functions and fields that onnxamp does
-not know stay as they are, by construction.
+Only what the edits name changes. Order, names, metadata, doc strings, functions and unknown fields are preserved by
+construction.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,25 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
 
 Converter = Callable[[TensorProto, float, str], TensorProto]
-"""Makes the low version of a float32 tensor; finite values beyond the range become ± the given magnitude. The string is
-the name of the value that the tensor is.
+"""Converts a float32 tensor to low precision: called with the tensor, the magnitude to which finite values beyond the
+range saturate, and the name of the value.
 """
 
 
 def apply_edits(view: View, edits: Edits, model: ModelProto, convert: Converter) -> None:
-    """Change ``model``, the view's model or a copy of it, as the edits say. The view is stale afterwards.
+    """Apply edits to ``model`` in place.
 
-    Complexity: linear in nodes; weights are converted by ``convert`` alone.
+    Args:
+        view: the resolved model; it is stale afterwards if ``model`` is its own model.
+        edits: what to change.
+        model: the view's model, or a copy of it.
+        convert: converts weights to low precision.
+
+    Complexity: linear in nodes, besides ``convert``.
     """
     local = _by_scope(view, edits)
     graphs = scope_graphs(view, model)
-    for index in sorted(local, reverse=True):  # bodies first: rebuilding a node list copies its nodes
+    for index in sorted(local, reverse=True):  # bodies first, because rebuilding a node list copies its nodes
         _apply_scope(view, edits, local[index], graphs[index], convert)
     if edits.casts and not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
         model.opset_import.add(domain="", version=view.book.opsets[""])
@@ -49,10 +55,10 @@ class _Local:
 
 
 def _by_scope(view: View, edits: Edits) -> dict[int, _Local]:
-    found: dict[int, _Local] = {}
+    by_scope: dict[int, _Local] = {}
 
     def local(scope: int) -> _Local:
-        return found.setdefault(scope, _Local(view.scopes[scope]))
+        return by_scope.setdefault(scope, _Local(view.scopes[scope]))
 
     for (node, port), name in edits.inputs.items():
         local(view.nodes[node].scope).inputs.append((node, port, name))
@@ -69,7 +75,7 @@ def _by_scope(view: View, edits: Edits) -> dict[int, _Local]:
         local(view.values[value].scope)
     for scope, _ in (*edits.results, *edits.result_types):
         local(scope)
-    return found
+    return by_scope
 
 
 def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter) -> None:
@@ -84,8 +90,8 @@ def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, con
         if (scope.index, position) in edits.result_types:
             lower_type(entry.type, edits.low)
         entry.name = edits.results.get((scope.index, position), entry.name)
-    gone = {name for node in local.removed for name in view.nodes[node].proto.output}
-    kept = [entry for entry in graph.value_info if entry.name not in gone]
+    removed = {name for node in local.removed for name in view.nodes[node].proto.output}
+    kept = [entry for entry in graph.value_info if entry.name not in removed]
     if len(kept) < len(graph.value_info):
         del graph.value_info[:]
         graph.value_info.extend(kept)
@@ -125,10 +131,10 @@ def _nodes(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: 
     for node, port, name in local.outputs:
         protos[node - first].output[port] = name
     for copy in local.copies:
-        maker = view.values[copy.value].producer
-        if maker != ABSENT:
-            made = _constant_copy(protos[maker - first], copy, edits, convert)
-            behind.setdefault(maker, []).append(made)
+        producer = view.values[copy.value].producer
+        if producer != ABSENT:
+            second = _constant_copy(protos[producer - first], copy, edits, convert)
+            behind.setdefault(producer, []).append(second)
     for node in local.attributes:
         _lower_attribute(view.nodes[node], protos[node - first], edits, convert)
     for node in local.moved:
@@ -154,28 +160,28 @@ def _nodes(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: 
 
 
 def _constant_copy(proto: NodeProto, copy: NewConstant, edits: Edits, convert: Converter) -> NodeProto:
-    """A second Constant node, in the precision that the first will not have."""
-    made = NodeProto()
-    made.CopyFrom(proto)
-    made.output[0] = copy.name
-    made.name = copy.node_name
+    """A second Constant node, in the other precision than the first."""
+    second = NodeProto()
+    second.CopyFrom(proto)
+    second.output[0] = copy.name
+    second.name = copy.node_name
     if copy.low:
-        _lower_constant(made, edits, copy.value, convert)
-    return made
+        _lower_constant(second, edits, copy.value, convert)
+    return second
 
 
 def _lower_attribute(node: Node, proto: NodeProto, edits: Edits, convert: Converter) -> None:
-    """Write the low type where the node's attribute fixes the type of its output."""
+    """Set the low-precision type in the attribute that determines the type of the node's output."""
     if node.key == "Constant":
         _lower_constant(proto, edits, node.outputs[0], convert)
         return
     rule = op_facts().dtype_attribute.get(node.key)
-    if rule is None:  # Optional without input: its `type` is a TypeProto
+    if rule is None:  # Optional without an input: its `type` is a TypeProto
         lower_type(next(item for item in proto.attribute if item.name == "type").tp, edits.low)
         return
-    found = next((item for item in proto.attribute if item.name == rule.attribute), None)
-    if rule.attribute == "value":  # ConstantOfShape; without the attribute it makes float32 zeros
-        tensor = found.t if found is not None else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
+    given = next((item for item in proto.attribute if item.name == rule.attribute), None)
+    if rule.attribute == "value":  # ConstantOfShape: float32 zeros without the attribute
+        tensor = given.t if given is not None else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
         low = convert(tensor, _saturation(edits, node.outputs[0]), proto.output[0])
         _set_attribute(proto, helper.make_attribute("value", low))
     else:
@@ -183,7 +189,7 @@ def _lower_attribute(node: Node, proto: NodeProto, edits: Edits, convert: Conver
 
 
 def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Converter) -> None:
-    """Turn a Constant of any float form into one whose ``value`` is a low tensor."""
+    """Replace any float attribute of a Constant by a low-precision ``value``."""
     item = next(a for a in proto.attribute if a.name in ("value", "value_float", "value_floats"))
     if item.name == "value":
         tensor = item.t
@@ -192,21 +198,20 @@ def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Convert
         tensor = helper.make_tensor("", TensorProto.FLOAT, dims, numbers)
     low = convert(tensor, _saturation(edits, value), proto.output[0])
     kept = [a for a in proto.attribute if a.name != item.name]
-    made = helper.make_attribute("value", low)
     del proto.attribute[:]
-    proto.attribute.extend([*kept, made])
+    proto.attribute.extend([*kept, helper.make_attribute("value", low)])
 
 
-def _set_attribute(proto: NodeProto, made: AttributeProto) -> None:
+def _set_attribute(proto: NodeProto, new: AttributeProto) -> None:
     for item in proto.attribute:
-        if item.name == made.name:
-            item.CopyFrom(made)
+        if item.name == new.name:
+            item.CopyFrom(new)
             return
-    proto.attribute.append(made)
+    proto.attribute.append(new)
 
 
 def lower_type(proto: TypeProto, low: LowType) -> None:
-    """Replace float32 by the low type in a declaration, inside sequences and optionals, too."""
+    """Replace float32 by the low-precision type in a declaration, also inside sequences and optionals."""
     declared = declared_type(proto)
     while (kind := proto.WhichOneof("value")) in ("sequence_type", "optional_type"):
         proto = proto.sequence_type.elem_type if kind == "sequence_type" else proto.optional_type.elem_type

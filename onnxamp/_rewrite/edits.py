@@ -1,4 +1,4 @@
-"""What changes in a model, as data: planned by :mod:`onnxamp._rewrite.plan_edits`, applied by ``apply``."""
+"""Edits of a model as data: ``plan_edits`` plans them, and ``apply`` applies them."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from onnxamp._dtypes import LowType
 
 @dataclass(frozen=True, slots=True)
 class NewCast:
-    """A Cast to insert in ``scope`` behind node ``after`` (ABSENT: at the scope's start)."""
+    """A Cast to insert in ``scope`` after node ``after`` (ABSENT: at the start of the scope)."""
 
     scope: int
     after: int
@@ -16,13 +16,13 @@ class NewCast:
     elem: int
     name: str
     shield: str = ""
-    """Name of the Cast's own output where a one-input Max stands between it and ``target``: an op that changes nothing,
-    and that no optimisation of the runtime removes, where a fusion would swallow the bare Cast."""
+    """Name of the Cast's output if a fusion would absorb a bare Cast. A Max of one input then copies it to ``target``,
+    an op that no optimisation of the runtime removes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewConstant:
-    """A second copy of a constant: of the initializer ``value``, or behind the Constant node that makes it."""
+    """A second copy of a constant: an initializer, or a node after the Constant that produces ``value``."""
 
     value: int
     name: str
@@ -32,31 +32,31 @@ class NewConstant:
 
 @dataclass(slots=True)
 class Edits:
-    """All that changes in the model; everything that is not named here stays as it is.
+    """All changes of a model.
 
-    Keys are node indices, (node, port) and (scope, position) pairs, and value indices of the view.
+    Keys are node and value indices of the view, and (node, port) and (scope, output position) pairs.
     """
 
     low: LowType
     casts: list[NewCast] = field(default_factory=list)
     copies: list[NewConstant] = field(default_factory=list)
     moved: dict[int, int] = field(default_factory=dict)
-    """Cast node of the user's -> the node behind which it moves (ABSENT: to the scope's start)."""
+    """Original Cast -> the node after which it moves (ABSENT: to the start of the scope)."""
     removed: set[int] = field(default_factory=set)
     inputs: dict[tuple[int, int], str] = field(default_factory=dict)
     outputs: dict[tuple[int, int], str] = field(default_factory=dict)
     results: dict[tuple[int, int], str] = field(default_factory=dict)
     types: dict[int, str] = field(default_factory=dict)
-    """Value -> its new type, for declarations."""
+    """Value -> the type to declare."""
     result_types: dict[tuple[int, int], str] = field(default_factory=dict)
     attributes: set[int] = field(default_factory=set)
-    """Nodes whose dtype attribute (or Constant value) becomes low."""
+    """Nodes whose dtype attribute, or Constant value, becomes low precision."""
     weights: set[int] = field(default_factory=set)
-    """Initializers that become low in place."""
+    """Initializers that become low precision in place."""
     renamed: dict[int, str] = field(default_factory=dict)
-    """Initializers and inputs of bodies that take another name."""
+    """Initializers and inputs of bodies -> their new names."""
     halved: set[int] = field(default_factory=set)
-    """Constants whose sentinels saturate to half the largest number, so that mask + score stays finite."""
+    """Constants whose sentinels saturate to half the largest finite number, so that mask + score stays finite."""
 
     def __bool__(self) -> bool:
         return bool(

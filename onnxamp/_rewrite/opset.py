@@ -1,4 +1,4 @@
-"""Upgrading a model to a newer opset, by onnx's own converter, with what that one loses put back."""
+"""Upgrades of a model to a newer opset by onnx's converter, with a restoration of what that loses."""
 
 import onnx.version_converter
 from onnx import ModelProto, helper
@@ -8,23 +8,27 @@ from onnxamp._model.protos import opset_imports
 
 
 def upgrade(model: ModelProto, opset: int, notes: list[str]) -> ModelProto:
-    """The model at another opset; the same object where it has that one, or a newer one.
+    """The model at a newer opset; the same object if its opset is not older. Adds a sentence to ``notes``.
 
     Raises:
-        OpsetError: onnx cannot convert it, or does not know the opset. ArgumentError, ArgumentTypeError: it is none.
+        OpsetError: onnx cannot convert the model.
+        ArgumentError: the installed onnx does not know the opset.
+        ArgumentTypeError: ``opset`` is not an integer.
     """
     if isinstance(opset, bool) or not isinstance(opset, int):
         raise ArgumentTypeError(f"opset must be an integer, not {type(opset).__name__}.")
     if opset < 1:
-        raise ArgumentError(f"There is no opset {opset}.")
+        raise ArgumentError(f"There is no opset {opset}: opsets start at 1.")
     newest, current = onnx.defs.onnx_opset_version(), opset_imports(model).get("", 0)
     if opset > newest:
         raise ArgumentError(f"The installed onnx {onnx.__version__} knows opsets up to {newest}: {opset} is too new.")
     if opset <= current:
-        notes.append(f"The model has opset {current} already; --opset {opset} changes nothing.")
+        notes.append(f"The model already has opset {current}; --opset {opset} changes nothing.")
         return model
     if model.functions:
-        raise OpsetError("onnx cannot upgrade a model with functions of its own; let them be inlined (at O1 to O3).")
+        raise OpsetError(
+            "onnx cannot upgrade a model with local functions: leave out keep_functions, and use a level above O0."
+        )
     try:
         result = onnx.version_converter.convert_version(model, opset)
     except Exception as error:  # noqa: BLE001 - the C++ converter raises untyped errors
@@ -36,7 +40,7 @@ def upgrade(model: ModelProto, opset: int, notes: list[str]) -> ModelProto:
 
 
 def _restore(model: ModelProto, result: ModelProto, before: int) -> None:
-    """Put back what onnx's converter drops (metadata, documentation, declarations) or gets wrong (Resize)."""
+    """Restore what onnx's converter drops (metadata, documentation, declarations) or gets wrong (Resize)."""
     for name in ("producer_name", "producer_version", "domain", "doc_string", "model_version"):
         setattr(result, name, getattr(model, name))
     graph, kept = result.graph, model.graph
@@ -49,10 +53,10 @@ def _restore(model: ModelProto, result: ModelProto, before: int) -> None:
     ):
         del ours[:]
         ours.extend(theirs)  # type: ignore[arg-type]
-    # The converter's own inference wrote others, from declarations that may be stale; fusions of ORT want these.
-    made = {name for node in graph.node for name in node.output}
+    # The converter infers declarations anew, from stale ones if need be; fusions of ONNX Runtime rely on the original.
+    produced = {name for node in graph.node for name in node.output}
     del graph.value_info[:]
-    graph.value_info.extend(entry for entry in kept.value_info if entry.name in made)
+    graph.value_info.extend(entry for entry in kept.value_info if entry.name in produced)
     graph.doc_string = kept.doc_string
     nodes = {node.output[0]: node for node in kept.node if node.output}
     for node in graph.node:
@@ -63,7 +67,7 @@ def _restore(model: ModelProto, result: ModelProto, before: int) -> None:
         del node.metadata_props[:]
         node.metadata_props.extend(original.metadata_props)
         if node.op_type == "Resize" and before < 11 <= opset_imports(result)[""]:
-            # Resize-10 had one rule; Resize-11 names it, and has another one by default.
+            # Resize-11 has attributes for what Resize-10 always did, and other defaults.
             kind = {item.name for item in node.attribute}
             rules = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             node.attribute.extend(helper.make_attribute(k, v) for k, v in rules.items() if k not in kind)

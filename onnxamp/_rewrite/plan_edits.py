@@ -1,4 +1,4 @@
-"""From a decision to edits: which names exist in which precision, which Casts are needed, which are not any more.
+"""The edits that carry out a decision: names in each precision, new Casts, and original Casts that become redundant.
 
 Complexity: linear in ports.
 """
@@ -20,7 +20,7 @@ from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
 
 
 def plan_edits(problem: Problem, decision: Decision) -> Edits:
-    """The edits that turn the model into what the decision says."""
+    """Plan the edits that carry out a decision."""
     graph, ports = problem.graph, problem.ports
     maker = _Maker(graph, ports, decision, Edits(problem.options.low), NewNames(graph.all_names()), problem.absorbed)
     for value, variable in enumerate(ports.produced):
@@ -46,10 +46,10 @@ class _Maker:
     absorbed: frozenset[int]
     names: dict[int, Versions] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
-    """Low value of the user's whose Cast became void -> the float32 value whose low version it is."""
+    """Output of a removed Cast to low precision -> the value that it was cast from, which is low itself now."""
 
     def halve_sentinels(self, paths: Sequence[Sequence[int]]) -> None:
-        """Sentinels on a mask path that is low saturate to half the range, so that mask + score stays finite."""
+        """Let sentinels on low mask paths saturate to half the range, so that mask + score stays finite."""
         constants = self.graph.constants
         for index in {node for path in paths for node in path}:
             for value, variable in zip(self.graph.nodes[index].inputs, self.ports.consumed[index], strict=True):
@@ -62,14 +62,14 @@ class _Maker:
         return self.new.fresh(f"{base}_{self.edits.low.suffix if low else 'fp32'}")
 
     def add_cast(self, value: Value, source: str, target: str, elem: int) -> None:
-        """A Cast right behind the value's producer."""
+        """Insert a Cast right after the value's producer, shielded if a fusion would absorb it."""
         shielded = elem == TensorProto.FLOAT and value.index in self.absorbed
         shield = self.new.fresh(f"{target}_cast") if shielded else ""
         name = self.new.fresh(f"{target}/Cast")
         self.edits.casts.append(NewCast(value.scope, value.producer, source, target, elem, name, shield))
 
     def needs(self, value: int) -> tuple[bool, bool]:
-        """Whether somebody reads or returns the value in float32, and in low precision, the user's Casts apart."""
+        """Whether the value is read or returned in float32, and in low precision, original Casts apart."""
         high = low = False
         for node, port in self.graph.uses[value]:
             variable = self.ports.consumed[node][port]
@@ -84,31 +84,31 @@ class _Maker:
         return high, low
 
     def public(self, value: int) -> bool | None:
-        """Precision (True: low) in which the main graph returns the value; None where it does not."""
+        """Whether the main graph returns the value in low precision; None if it does not return it."""
         keys = [key for key in self.graph.results[value] if key[0] == 0 and key in self.ports.returned]
         return self.decision.is_low(self.ports.returned[keys[0]]) if keys else None
 
     def value(self, value: Value) -> None:
-        """Names, type, and the Cast or copy that the value needs."""
-        index, found = value.index, self.graph.types[value.index]
-        assert found is not None
+        """Plan the names and the type of a value, and the Cast or copy that it needs."""
+        index, kind = value.index, self.graph.types[value.index]
+        assert kind is not None
         is_low = self.decision.is_low(self.ports.produced[index])
-        if found != FLOAT:
+        if kind != FLOAT:
             own = self.own_name(value, is_low=is_low)
             self.names[index] = Versions(high=own, low=own)
             if is_low:
-                self.edits.types[index] = retyped(found, self.edits.low)
+                self.edits.types[index] = retyped(kind, self.edits.low)
                 self.make_low(value)
             return
         if index in self.ports.lowered:
-            return  # the user's Cast from low: see lowered_values
+            return  # the output of an original Cast from low precision: see lowered_values
         need_high, need_low = self.needs(index)
         reused = None if is_low else self.reusable(index)
         if is_low:
             self.void_casts(index)
             need_low = True
             self.make_low(value)
-            self.edits.types[index] = retyped(found, self.edits.low)
+            self.edits.types[index] = retyped(kind, self.edits.low)
         else:
             need_high = True
         own = self.own_name(value, is_low=is_low)
@@ -130,7 +130,7 @@ class _Maker:
         self.void_casts(index, nested=not keeps_name_low)
 
     def second_version(self, value: Value, names: Versions, *, is_low: bool) -> None:
-        """Make the precision that the producer does not: by a copy, a Cast from the same integers, or a Cast."""
+        """Add the precision that the producer does not deliver, by a Cast of the value or of the integers behind it."""
         assert names.high is not None
         assert names.low is not None
         own, other = (names.low, names.high) if is_low else (names.high, names.low)
@@ -147,9 +147,9 @@ class _Maker:
         self.add_cast(value, source, other, elem)
 
     def own_name(self, value: Value, *, is_low: bool) -> str:
-        """The value's name, or a new one where it shadows an outer value of what would be another type.
+        """The value's name, or a new one if it shadows an outer value that would get another type.
 
-        ONNX's inference, and ONNX Runtime's, want one type for a name wherever it is visible.
+        onnx and ONNX Runtime infer one type per name wherever it is visible.
         """
         outer = self.graph.ask(shadowing).get(value.index)
         if outer is None:
@@ -164,7 +164,7 @@ class _Maker:
         return name
 
     def public_name(self, value: Value) -> str:
-        """The name of the output that a Cast of the user's made of a value that is low now; the Cast goes."""
+        """The name of the graph output of an original Cast that the value, now low itself, replaces."""
         producible = value.origin is Origin.NODE and value.scope == 0 and not self.graph.results[value.index]
         for node in self.down_casts(value.index) if producible else ():
             result = self.graph.values[node.outputs[0]]
@@ -175,12 +175,12 @@ class _Maker:
         return value.name
 
     def is_constant(self, value: int) -> bool:
-        """Whether the value is an initializer or a Constant: wanted in both precisions, it is stored twice."""
+        """Whether the value is an initializer or a Constant, which is stored twice if both precisions are needed."""
         producer = self.graph.producer(value)
         return value in self.ports.free and (producer is None or producer.key == "Constant")
 
     def copy(self, value: Value, names: Versions, *, base_low: bool) -> None:
-        """Store a constant twice; the one that keeps the name is float32 unless the model returns it low."""
+        """Store a constant twice. The copy that keeps the name is float32 unless the model returns it low."""
         other, own = self.fresh(value.name, low=not base_low), names.high
         names.high, names.low = (other, own) if base_low else (own, other)
         node_name = self.new.fresh(f"{other}/Constant") if value.producer != ABSENT else ""
@@ -194,7 +194,7 @@ class _Maker:
             self.edits.types.pop(value.index, None)
 
     def make_low(self, value: Value) -> None:
-        """Edit the producer where its type is written down."""
+        """Lower the producer's weight or attribute if that determines the value's type."""
         if value.origin in (Origin.INITIALIZER, Origin.DEFAULT):
             self.edits.weights.add(value.index)
             return
@@ -208,10 +208,10 @@ class _Maker:
         if node.key == "Constant" or written or (node.key == "Optional" and not node.inputs):
             self.edits.attributes.add(node.index)
 
-    # -- the user's Casts --------------------------------------------------------------------------------------
+    # -- original Casts ----------------------------------------------------------------------------------------
 
     def down_casts(self, value: int) -> list[Node]:
-        """The user's Casts of a float32 value to the low type."""
+        """Original Casts of a float32 value to low precision."""
         return [
             self.graph.nodes[node]
             for node, port in self.graph.uses[value]
@@ -219,7 +219,7 @@ class _Maker:
         ]
 
     def reusable(self, value: int) -> Node | None:
-        """A Cast of the user's that can serve all low readers of a float32 value."""
+        """An original Cast that can serve all low-precision readers of a float32 value."""
         scope = self.graph.values[value].scope
         for node in self.down_casts(value):
             if node.scope == scope and node.outputs[0] not in self.graph.hidden:
@@ -227,16 +227,17 @@ class _Maker:
         return None
 
     def reuse(self, node: Node, value: Value) -> str:
-        """Let all low readers use the user's Cast, moved right behind the producer so that it comes before them."""
+        """Let all low-precision readers use the original Cast, moved right after the producer to precede them."""
         if node.index != value.producer + 1:
             self.edits.moved[node.index] = value.producer
         return self.graph.values[node.outputs[0]].name
 
     def void_casts(self, value: int, *, nested: bool = False) -> None:
-        """The value exists in low precision: the user's Casts of it say nothing new, and go where they can.
+        """Remove original Casts of a value that exists in low precision anyway, where possible.
 
         Args:
-            nested: only those in bodies; one beside the value may be what makes the low version.
+            value: the value.
+            nested: remove only Casts in bodies; one in the value's own scope may produce its low version.
         """
         scope = self.graph.values[value].scope
         for node in self.down_casts(value):
@@ -247,11 +248,11 @@ class _Maker:
                 self.aliases[result] = value
 
     def lowered_values(self) -> None:
-        """Values that the user cast up from low: low readers take what was cast, the others the Cast's output."""
+        """Name values that an original Cast raises from low precision: low-precision readers bypass the Cast."""
         for value, source in self.ports.lowered.items():
-            made = self.low_source(source)
-            self.names[value] = Versions(high=self.graph.values[value].name, low=made.name)
-            if self.public(value) or self.leaves_body(value, made.scope):
+            origin = self.low_source(source)
+            self.names[value] = Versions(high=self.graph.values[value].name, low=origin.name)
+            if self.public(value) or self.leaves_body(value, origin.scope):
                 producer = self.graph.producer(value)
                 assert producer is not None
                 self.edits.attributes.add(producer.index)
@@ -259,35 +260,35 @@ class _Maker:
                 own = self.graph.values[value]
                 self.names[value].low = own.name
                 need_high, _ = self.needs(value)
-                if need_high and made.raised is None:
+                if need_high and origin.raised is None:
                     high = self.fresh(own.name, low=False)
                     self.names[value].high = high
-                    self.add_cast(own, made.name, high, TensorProto.FLOAT)
+                    self.add_cast(own, origin.name, high, TensorProto.FLOAT)
                 elif need_high:
-                    self.names[value].high = made.raised
+                    self.names[value].high = origin.raised
 
     def leaves_body(self, value: int, home: int) -> bool:
-        """Whether a body returns the value in low precision although that is a value of another scope."""
+        """Whether a body returns the value in low precision, which is a value of another scope."""
         returned = (self.ports.returned.get(key, NONE) for key in self.graph.results[value])
         return home != self.graph.values[value].scope and any(map(self.decision.is_low, returned))
 
     def low_source(self, value: int) -> Source:
-        """Where a low value of the user's comes from, through Casts that were removed."""
+        """The source of a value that is low in the original model, through Casts that are removed."""
         while value in self.aliases:
             source = self.aliases[value]
-            found = self.names.get(source)
-            if found is not None and found.low is not None:
-                raised = found.high if self.decision.is_low(self.ports.produced[source]) else None
-                return Source(found.low, self.graph.values[source].scope, raised)
+            names = self.names.get(source)
+            if names is not None and names.low is not None:
+                raised = names.high if self.decision.is_low(self.ports.produced[source]) else None
+                return Source(names.low, self.graph.values[source].scope, raised)
             value = self.ports.lowered[source]
         return Source(self.graph.values[value].name, self.graph.values[value].scope, None)
 
     def low_name(self, value: int) -> str:
-        """The name that :meth:`low_source` finds."""
+        """The name of :meth:`low_source`."""
         return self.low_source(value).name
 
     def dead_casts(self) -> None:
-        """The user's Casts from low to float32 that nobody reads any more, though somebody did before."""
+        """Remove original Casts from low precision to float32 that lose all their readers."""
         for value in self.ports.lowered:
             producer = self.graph.producer(value)
             assert producer is not None
@@ -299,26 +300,25 @@ class _Maker:
                 self.edits.removed.add(producer.index)
 
     def idle_casts(self) -> None:
-        """The user's Casts from float32 to float32 that read and write low: they go, unless the model returns them."""
-        for node in map(
-            self.graph.nodes.__getitem__, self.graph.order
-        ):  # a Cast behind another reads what that one read
+        """Remove original float32-to-float32 Casts that read and write low precision, unless the model returns them."""
+        for index in self.graph.order:  # producers first: a Cast of a removed Cast reads what that one read
+            node = self.graph.nodes[index]
             sides = self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
             if len(sides) < 2 or not all(self.decision.low[side] for side in sides.values()):
                 continue
             source, result = node.inputs[0], node.outputs[0]
-            stands_in, names = self.names[source].low, self.names[result]
-            if self.graph.results[result] or names.high is not None or stands_in is None or source in self.graph.hidden:
+            low, names = self.names[source].low, self.names[result]
+            if self.graph.results[result] or names.high is not None or low is None or source in self.graph.hidden:
                 continue
             self.edits.removed.add(node.index)
-            names.low = stands_in
+            names.low = low
             for reader, port in self.graph.uses[result]:
-                self.edits.inputs[reader, port] = stands_in
+                self.edits.inputs[reader, port] = low
 
     # -- readers -----------------------------------------------------------------------------------------------
 
     def node(self, node: Node) -> None:
-        """Point each input to the version that it reads."""
+        """Point each input to the version of the value that it reads."""
         for port, value in enumerate(node.inputs):
             if value == ABSENT:
                 continue
@@ -334,13 +334,13 @@ class _Maker:
 
     def version(self, value: int, variable: int, node: Node) -> str | None:
         names = self.names[value]
-        if variable == LOW and node.key == "Cast":  # a Cast of the user's: it reads what the producer makes
-            made_low = value not in self.ports.lowered and self.decision.is_low(self.ports.produced[value])
-            return names.low if made_low else names.high
+        if variable == LOW and node.key == "Cast":  # an original Cast reads what the producer delivers
+            is_low = value not in self.ports.lowered and self.decision.is_low(self.ports.produced[value])
+            return names.low if is_low else names.high
         return names.low if self.decision.is_low(variable) else names.high
 
     def returns(self) -> None:
-        """Names and types of what bodies and the main graph return."""
+        """Set names and types of the outputs of bodies and of the main graph."""
         for scope in self.graph.scopes:
             for position, value in enumerate(scope.outputs):
                 key = (scope.index, position)
@@ -349,10 +349,10 @@ class _Maker:
                 if key not in self.ports.returned:
                     continue
                 is_low = self.decision.is_low(self.ports.returned[key])
-                found, names = self.graph.types[value], self.names[value]
-                assert found is not None
+                kind, names = self.graph.types[value], self.names[value]
+                assert kind is not None
                 name = names.low if is_low else names.high
                 if name is not None and name != scope.proto.output[position].name:
                     self.edits.results[key] = name
                 if is_low:
-                    self.edits.result_types[key] = retyped(found, self.edits.low)
+                    self.edits.result_types[key] = retyped(kind, self.edits.low)

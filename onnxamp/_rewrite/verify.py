@@ -1,6 +1,6 @@
-"""The last look before anything is written: does every node's typing agree with its schema, is the signature kept?
+"""Verification of a result before it is written: every node agrees with its schema, and the signature is unchanged.
 
-A complaint that the original model does not have is a bug of onnxamp's, and says so.
+A fault that the original model does not have is a bug in onnxamp, and the message says so.
 """
 
 from collections.abc import Sequence
@@ -19,22 +19,22 @@ from onnxamp._target.kernels import is_consistent
 
 
 def verify(original: Graph, result: ModelProto, options: Options) -> None:
-    """Prove that a converted model is well typed and keeps its signature. Complexity: linear in nodes.
+    """Check that a converted model is well typed and keeps its signature. Complexity: linear in nodes.
 
     Raises:
-        InternalError: it is not, or does not. ModelError: so it is, because the original contradicts itself.
+        InternalError: it is not, or does not.
+        ModelError: it is not, because the original is not either.
     """
-    found = complaints(Graph.of(result, freeze_defaults=options.freeze_defaults))
-    known = complaints(original) if found else {}
-    new = [text for where, text in found.items() if where not in known]
+    faults = type_conflicts(Graph.of(result, freeze_defaults=options.freeze_defaults))
+    known = type_conflicts(original) if faults else {}
+    new = [text for where, text in faults.items() if where not in known]
     before, after = original.model.graph, result.graph
-    weights = {
-        value.name for value in original.values if value.origin is Origin.INITIALIZER and value.scope == 0
-    }  # those that are inputs, too, as of old: their declarations follow the initializer
+    # Weights may also be listed as inputs (always, before IR version 4); such declarations follow the weight.
+    weights = {value.name for value in original.values if value.origin is Origin.INITIALIZER and value.scope == 0}
     new += _changed("input", before.input, after.input, options, weights)
     new += _changed("output", before.output, after.output, options, set())
-    if new and (known := complaints(original)):
-        raise ModelError(f"The model contradicts itself, and cannot be converted: {next(iter(known.values()))}.")
+    if new and (known := type_conflicts(original)):
+        raise ModelError(f"The model contradicts itself, so it cannot be converted: {next(iter(known.values()))}.")
     if new:
         raise InternalError(f"The converted model would be wrong: {new[0]}. This is a bug: please report the model.")
 
@@ -45,17 +45,17 @@ def _changed(
     if [entry.name for entry in before] != [entry.name for entry in after]:
         return [f"the graph's {kind}s changed their names or order"]
     wrong = []
-    for entry, made in zip(before, after, strict=True):
-        was, now = declared_type(entry.type), declared_type(made.type)
+    for entry, new in zip(before, after, strict=True):
+        was, now = declared_type(entry.type), declared_type(new.type)
         may_be_low = was is not None and (not options.keeps_io(entry.name) or entry.name in free)
         if was != now and not (may_be_low and now == retyped(str(was), options.low)):
             wrong.append(f"{kind} {entry.name!r} changed from {was} to {now}")
     return wrong
 
 
-def complaints(graph: Graph) -> dict[str, str]:
-    """What is wrong with the typing of a model: place -> what is found there."""
-    found: dict[str, str] = {}
+def type_conflicts(graph: Graph) -> dict[str, str]:
+    """Place -> what is wrong with the types there."""
+    conflicts: dict[str, str] = {}
     memo: dict[tuple[Signature, tuple[str | None, ...]], bool] = {}
     for node in graph.nodes:
         if node.signature is None or graph.scopes[node.scope].opaque:
@@ -66,38 +66,38 @@ def complaints(graph: Graph) -> dict[str, str]:
             memo[key] = is_consistent(node.signature, bind(node.signature, inputs), inputs)
         if not memo[key]:
             where = f"node {node.label!r} ({node.key})"
-            found[where] = f"{where} takes {', '.join(str(t) for t in inputs)}"
+            conflicts[where] = f"{where} takes {', '.join(str(t) for t in inputs)}"
         if node.key in op_facts().control_flow:
-            found |= _bodies(graph, node)
+            conflicts |= _bodies(graph, node)
     for value, entry in zip(graph.scopes[0].outputs, graph.model.graph.output, strict=True):
-        found |= _mismatch(f"output {entry.name!r}", declared_type(entry.type), graph.types[value])
-    return found
+        conflicts |= _mismatch(f"output {entry.name!r}", declared_type(entry.type), graph.types[value])
+    return conflicts
 
 
 def _bodies(graph: Graph, node: Node) -> dict[str, str]:
-    """Declared types of body inputs and outputs against what flows through, and branches against each other."""
-    found: dict[str, str] = {}
+    """Conflicts of body inputs and outputs with their declarations, and of branches with each other."""
+    conflicts: dict[str, str] = {}
     for name, body in node.bodies:
         scope = graph.scopes[body]
         for value, entry in zip(scope.outputs, scope.proto.output, strict=True):
             where = f"output {entry.name!r} of {name} of {node.label!r}"
-            found |= _mismatch(where, declared_type(entry.type), graph.types[value])
+            conflicts |= _mismatch(where, declared_type(entry.type), graph.types[value])
         if node.key == "SequenceMap":
             continue
         for entry, source in zip(scope.proto.input, body_sources(node, len(scope.inputs)), strict=True):
             outer = node.input(source) if source >= 0 else ABSENT
             if outer != ABSENT:
                 where = f"input {entry.name!r} of {name} of {node.label!r}"
-                found |= _mismatch(where, declared_type(entry.type), graph.types[outer])
+                conflicts |= _mismatch(where, declared_type(entry.type), graph.types[outer])
     if node.key == "If":
         branches = [[graph.types[value] for value in graph.scopes[body].outputs] for _, body in node.bodies]
         if any(None not in (a, b) and a != b for a, b in zip(*branches, strict=False)):
             where = f"the branches of {node.label!r}"
-            found[where] = f"{where} return different types"
-    return found
+            conflicts[where] = f"{where} return different types"
+    return conflicts
 
 
-def _mismatch(where: str, declared: str | None, found: str | None) -> dict[str, str]:
-    if declared is None or found is None or declared == found:
+def _mismatch(where: str, declared: str | None, actual: str | None) -> dict[str, str]:
+    if declared is None or actual is None or declared == actual:
         return {}
-    return {where: f"{where} is declared {declared} but is {found}"}
+    return {where: f"{where} is declared {declared} but is {actual}"}
