@@ -39,8 +39,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import infer_shapes
 from onnxamp._graph.types import infer_types
 from onnxamp._target.roofline import work_of
-from onnxamp._tuning.confirm import confirm, place_for
 from onnxamp._tuning.metric import make_metric
+from onnxamp._tuning.runs import choose_backend, converted_error
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("onnxconverter-common==1.16.0", "onnxruntime", "onnx", "numpy", "setuptools<81")
@@ -172,7 +172,9 @@ def theirs(python: Path, model: ModelProto, samples: Samples, tolerance: float, 
             result = onnx.load(folder / "result.onnx")
             found["low"] = shares(model, result)
             try:
-                found["error"] = confirm(model, result, samples, make_metric("rel-l2", tolerance), place_for("cpu"))
+                found["error"] = converted_error(
+                    model, result, samples, make_metric("rel-l2", tolerance), choose_backend("cpu")
+                )
                 found["held"] = found["error"] <= tolerance
             except OnnxAmpError as error:
                 found["error"], found["held"] = str(error), False

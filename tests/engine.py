@@ -9,7 +9,7 @@ from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared, prepare
 from onnxamp._target.roofline import device_called
-from onnxamp._tuning.units import Space, find_space
+from onnxamp._tuning.space import SearchSpace, find_space
 
 
 def prepared(model: ModelProto, level: str = "O2", **options: Any) -> Prepared:
@@ -27,7 +27,7 @@ def replayed(model: ModelProto, decisions: dict[str, bool], level: str = "auto")
     return analyse(prepared(model, level).graph, Options.of(level), decisions)
 
 
-def space_of(model: ModelProto, **options: Any) -> Space:
+def space_of(model: ModelProto, **options: Any) -> SearchSpace:
     """What tuning can choose among, priced for an A100."""
     asked = Options.of("auto", options)
     return find_space(prepare(Model.of(model), asked).graph, asked, device_called("A100"))

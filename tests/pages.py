@@ -16,8 +16,7 @@ from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck
 from onnxamp._options.options import Options
 from onnxamp._report.html.page import Page, conversion_page
-from onnxamp._tuning.results import Kept, Tuned
-from onnxamp._tuning.search import Candidate
+from onnxamp._tuning.results import Candidate, KeptNode, Tuned
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -139,8 +138,8 @@ def tuned(**changes: object) -> Tuned:
         for i, (time, error) in enumerate(errors)
     )
     kept = (
-        Kept(label(2), OPS[2], "costs accuracy", "it would use 12.0% of the squared error that is allowed"),
-        Kept(label(4), OPS[4], "breaks on its own", "Inf in 3 of 100 elements"),
+        KeptNode(label(2), OPS[2], "costs accuracy", "it would use 12.0% of the squared error that is allowed"),
+        KeptNode(label(4), OPS[4], "breaks on its own", "Inf in 3 of 100 elements"),
     )
     facts = {
         "plan": conversion().plan, "metric": "rel-l2", "tolerance": 1e-2, "inputs": "made-up inputs (seed 0)",

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from commands import CLASSIFIER, NORM, run, saved, small
 from graphs.case import parse
 
 import onnxamp
+from onnxamp._cli import _COMMANDS, group
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +93,15 @@ def test_help(command: list[str]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0
     assert "Usage: " in result.output
+
+
+def test_the_list_of_commands_shows_the_first_sentence_of_their_help() -> None:
+    context = click.Context(group)
+    for name, summary in _COMMANDS.items():
+        command = group.get_command(context, name)
+        assert command is not None
+        assert " ".join(command.help.partition("\n\n")[0].split()).startswith(summary), name
+        assert "Exit codes: 0 " in command.help
 
 
 def test_as_a_module() -> None:

@@ -28,7 +28,7 @@ from onnxamp._report.machine import as_data
 from onnxamp._report.parts import Level, Status, Verdict
 from onnxamp._report.terminal import as_text
 from onnxamp._report.text import named, number, percent
-from onnxamp._tuning.results import Kept
+from onnxamp._tuning.results import KeptNode
 
 BROKEN = (Judgement("logits", "rel_l2", 0.5, 1e-2, passed=False),)
 
@@ -222,7 +222,7 @@ def test_a_tuning_that_does_not_hold() -> None:
 
 @pytest.mark.parametrize("name", pages.HOSTILE)
 def test_hostile_names_in_a_tuning(name: str) -> None:
-    kept = (Kept(name, name, "costs accuracy", name),)
+    kept = (KeptNode(name, name, "costs accuracy", name),)
     read = Reader(
         render(conversion_page(pages.conversion(), None, None, pages.tuned(kept=kept, metric=name, inputs=name)))
     )

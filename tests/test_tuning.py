@@ -29,12 +29,13 @@ from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import Executable, OutputCache
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.session import cuda_available, make_session, run
-from onnxamp._tuning.blocks import Block, measure_blocks, price
-from onnxamp._tuning.confirm import Place, confirm, place_for
-from onnxamp._tuning.hunt import JUDGING, PRICING, pareto
+from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import make_metric
-from onnxamp._tuning.paths import choose_samples, find_live
-from onnxamp._tuning.search import Candidate, Chooser
+from onnxamp._tuning.results import Candidate
+from onnxamp._tuning.runs import Backend, choose_backend, converted_error
+from onnxamp._tuning.search import CANDIDATE_RUNS, SENSITIVITY_RUNS, pareto_front
+from onnxamp._tuning.sensitivity import Block, error_prices, measure_blocks
+from onnxamp._tuning.space import choose_samples, find_live
 
 MODELS = sorted((ROOT / "models").glob("*.onnx"))
 MOST = 50
@@ -235,7 +236,7 @@ def test_wishes_pin() -> None:
 def test_values_near_the_end_of_the_range_are_kept() -> None:
     model = parse("(float[4] x) => (float[4] y) <float w = {100}> { [far] h = Mul (x, w) [back] y = Sqrt (h) }")
     _, tuned = tune_model(model, 1e-1, samples=given({"x": np.full(4, 400, np.float32)}))
-    assert "reaches 4e+04: float16 ends at 65504" in {row.node: row.detail for row in tuned.kept}["far"]
+    assert "reaches 4e+04; float16 ends at 65504" in {row.node: row.detail for row in tuned.kept}["far"]
 
 
 def test_low_inputs_and_outputs() -> None:
@@ -249,7 +250,7 @@ def test_low_inputs_and_outputs() -> None:
 def test_noise_is_said_at_once() -> None:
     told: list[str] = []
     model = parse("(float[64] x) => (float[64] y) { n = RandomNormal <shape = [64]> () [add] y = Add (x, n) }")
-    with pytest.raises(RuntimeFailure, match=r"misses the tolerance already.*not deterministic"):
+    with pytest.raises(RuntimeFailure, match=r"not deterministic.*more than the tolerance"):
         tune_model(model, progress=lambda text, *_: told.append(text))
     assert not any(text.startswith("measuring each op") for text in told)
 
@@ -327,7 +328,7 @@ def test_loops_count_as_measured() -> None:
 def test_nodes_that_cannot_be_told_apart_stay_float32() -> None:
     text = BRANCHES.replace("k = Exp (x) [third] e = Add (k, h)", "t = Exp (h) [third] e = Add (t, h)")
     space = space_of(parse(text))
-    assert {unit.label for unit in space.units} == {"head", "third"}
+    assert {unit.label for unit in space.tunable} == {"head", "third"}
     _, tuned = tune_model(parse(text), samples=ways(True, False))
     assert tuned.held
     assert {row.node for row in tuned.kept} >= {"first", "second"}
@@ -344,9 +345,9 @@ def test_exact_ops_do_not_round_what_others_read_in_float32() -> None:
     for read, reader, wanted in (("all", "float32", False), ("y", "low", True)):
         model = parse(text.replace("READ", read))
         space = space_of(model)
-        chooser = Chooser(space, analysis_of(model, "auto"))
+        chooser = CandidateSolver(space, analysis_of(model, "auto"))
         high = {"exact", "y", "z"} if reader == "float32" else {"exact"}
-        low = chooser.choose([np.inf if unit.key in high else 0.0 for unit in space.units], 0.0)
+        low = chooser.choose([np.inf if unit.key in high else 0.0 for unit in space.tunable], 0.0)
         assert low - {"all"} == {"a", "b", "c", "y", "z"} - high
         assert ("all" in low) == wanted
 
@@ -358,12 +359,12 @@ def test_plans_lower_what_candidates_say(name: str) -> None:
     space = space_of(model)
     repeated = replayed(model, tuned.plan.decisions())
     found = set()
-    for unit in space.units:
+    for unit in space.tunable:
         outputs = [repeated.graph.nodes[unit.node].outputs[port] for port in unit.ports.outputs]
         variables = [repeated.ports.produced[value] for value in outputs]
         variables += [repeated.ports.consumed[unit.node][port] for port in unit.ports.inputs]
         found |= {unit.key} if any(map(repeated.decision.is_low, variables)) else set()
-    assert found == tuned.candidates[tuned.chosen].low & {unit.key for unit in space.units}
+    assert found == tuned.candidates[tuned.chosen].low & {unit.key for unit in space.tunable}
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------
@@ -448,7 +449,7 @@ WRONG = {
     "metric": ({"metric": "psnr"}, "Unknown metric 'psnr': choose one of rel-l2, .* or 'package:function'"),
     "module": ({"metric": "nowhere:f"}, "'nowhere:f' cannot be imported"),
     "function": ({"metric": "math:nothing"}, "'math:nothing' cannot be imported"),
-    "no function": ({"metric": "math:pi"}, "'math:pi' is no function"),
+    "no function": ({"metric": "math:pi"}, "'math:pi' is not a function"),
     "tolerance": ({"tolerance": 0}, "must be a positive number, not 0"),
     "not a number": ({"tolerance": np.nan}, "must be a positive number, not nan"),
     "device": ({"device": "TPU"}, "Unknown device 'TPU'"),
@@ -486,10 +487,10 @@ def test_without_emulation_the_converted_model_itself_runs(cuda_double: CudaDoub
 def test_what_does_not_run_is_not_written() -> None:
     model = onnx.load(called("classifier"))
     judge, samples = make_metric("rel-l2", 1), random_samples(model, 1)
-    assert confirm(model, model, samples, judge, place_for("cpu")) == 0
+    assert converted_error(model, model, samples, judge, choose_backend("cpu")) == 0
     low = convert_at_level(model, dtype="bfloat16")
-    assert confirm(model, low, samples, judge, place_for("cpu")) < 0.1
-    assert confirm(model, low, samples, judge, Place("cpu", emulated=False)) == np.inf
+    assert converted_error(model, low, samples, judge, choose_backend("cpu")) < 0.1
+    assert converted_error(model, low, samples, judge, Backend("cpu", emulated=False)) == np.inf
 
 
 def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,10 +508,10 @@ def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
             return super().run_with_ort_values(*arguments, **given)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
-    error = confirm(model, low, samples, judge, place_for("cpu"), references)
+    error = converted_error(model, low, samples, judge, choose_backend("cpu"), references)
     assert len(runs) == 3
     del references.kept[1]
-    assert confirm(model, low, samples, judge, place_for("cpu"), references) == error > 0
+    assert converted_error(model, low, samples, judge, choose_backend("cpu"), references) == error > 0
     assert len(runs) == 3 + 4
     measured: list[int] = []
 
@@ -549,9 +550,9 @@ def test_nothing_is_kept_of_a_pass_that_failed(monkeypatch: pytest.MonkeyPatch) 
 def test_cuda_that_is_not_there() -> None:
     if cuda_available():
         pytest.skip("there is a CUDA device")
-    assert place_for(None) == Place("cpu", emulated=True)
+    assert choose_backend(None) == Backend("cpu", emulated=True)
     with pytest.raises(RuntimeFailure, match="CUDA cannot be used here"):
-        place_for("cuda")
+        choose_backend("cuda")
 
 
 @pytest.mark.cuda
@@ -577,11 +578,11 @@ def test_measured_times() -> None:
 
 def test_measured_times_of_units() -> None:
     space = space_of(parse(CANCELS))
-    add, sub, mul = (unit.key for unit in space.units)
-    found = {unit.key: unit for unit in space.retimed({add: (4e-6, None), sub: (2e-6, 3e-6)}).units}
+    add, sub, mul = (unit.key for unit in space.tunable)
+    found = {unit.key: unit for unit in space.retimed({add: (4e-6, None), sub: (2e-6, 3e-6)}).tunable}
     assert (found[add].high, found[add].low) == (pytest.approx(4), pytest.approx(2)), "as the roofline has it"
     assert (found[sub].high, found[sub].low) == (pytest.approx(2), pytest.approx(3))
-    assert found[mul].high == pytest.approx(6 * space.units[2].high / sum(unit.high for unit in space.units[:2]))
+    assert found[mul].high == pytest.approx(6 * space.tunable[2].high / sum(unit.high for unit in space.tunable[:2]))
     assert found[sub].gain < found[add].gain
 
 
@@ -675,7 +676,7 @@ def test_another_tolerance_recalls_and_other_weights_do_not(tmp_path: Path) -> N
     state, model = tmp_path / "state.json", onnx.load(called("encoder"))
     _, first = tune_model(model, 1e-3, count=1, state=state)
     _, second = tune_model(model, 8e-4, count=1, state=state)
-    assert second.recalled > PRICING / 2
+    assert second.recalled > SENSITIVITY_RUNS / 2
     assert second.runs < first.runs / 2
     tensor = next(tensor for tensor in model.graph.initializer if tensor.data_type == 1 and len(tensor.dims) == 2)
     tensor.raw_data = np.ones(tuple(tensor.dims), np.float32).tobytes()
@@ -708,14 +709,14 @@ def test_blocks_cover_everything_in_few_runs(count: int, runs: int) -> None:
     blocks = measure_blocks(count, error, runs)
     assert len(asked) <= runs
     assert [i for block in blocks for i in range(block.start, block.end)] == list(range(count))
-    costs = price(blocks, [1.0] * count)
+    costs = error_prices(blocks, [1.0] * count)
     assert sum(costs) == pytest.approx(sum(true**2))
 
 
 def test_the_worst_block_is_halved() -> None:
     blocks = measure_blocks(64, lambda members: float(13 in members), 14)
     assert [block for block in blocks if block.error] == [Block(13, 14, 1.0)]
-    assert price([Block(0, 2, 3.0), Block(2, 3, np.inf), Block(3, 5, 2.0)], [1, 2, 1, 0, 0]) == [
+    assert error_prices([Block(0, 2, 3.0), Block(2, 3, np.inf), Block(3, 5, 2.0)], [1, 2, 1, 0, 0]) == [
         pytest.approx(9 / 5), pytest.approx(36 / 5), np.inf, 2.0, 2.0,
     ]  # fmt: skip
 
@@ -737,13 +738,13 @@ def candidate(name: str, time: float, error: float | None) -> Candidate:
 
 def test_pareto() -> None:
     fast, slow, worse = candidate("a", 1, 0.5), candidate("b", 2, 0.1), candidate("c", 3, 0.3)
-    assert pareto([worse, slow, fast, slow]) == [fast, slow]
+    assert pareto_front([worse, slow, fast, slow]) == [fast, slow]
     predicted, measured = candidate("a", 1, None), candidate("b", 2, 0.9)
-    assert pareto([predicted, measured]) == [predicted, measured], "predictions stand for what was not measured"
+    assert pareto_front([predicted, measured]) == [predicted, measured], "predictions stand for what was not measured"
 
 
 def test_budget_is_fifty() -> None:
-    assert PRICING + JUDGING + 2 == MOST
+    assert SENSITIVITY_RUNS + CANDIDATE_RUNS + 2 == MOST
 
 
 def test_progress_is_told() -> None:

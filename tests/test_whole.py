@@ -23,8 +23,8 @@ from onnxamp._report.terminal import as_text
 from onnxamp._runtime.engines import WholeModel
 from onnxamp._runtime.session import EXACT, cuda_available, make_session
 from onnxamp._runtime.session import run as run_session
-from onnxamp._tuning.confirm import Place, confirm, device_noise, place_for
 from onnxamp._tuning.metric import make_metric
+from onnxamp._tuning.runs import Backend, choose_backend, converted_error, device_noise
 
 on_cuda = pytest.mark.skipif(not cuda_available(), reason="no CUDA device")
 
@@ -134,9 +134,9 @@ def shown(found: DiffReport) -> str:
 def test_tuned_models_are_confirmed_whole() -> None:
     model = onnx.load(CLASSIFIER)
     samples, metric = random_samples(model, 2), make_metric("rel-l2", 1e-2)
-    place = Place("cpu", emulated=False)
-    assert confirm(model, model, samples, metric, place) == 0
-    assert confirm(model, altered(model, 1.5), samples, metric, place) > 1e-2
+    place = Backend("cpu", emulated=False)
+    assert converted_error(model, model, samples, metric, place) == 0
+    assert converted_error(model, altered(model, 1.5), samples, metric, place) > 1e-2
     assert device_noise(model, samples[0], metric, place) == 0
 
 
@@ -210,8 +210,8 @@ class TestCuda:
 
     def test_a_tuned_model_is_confirmed(self) -> None:
         model = onnx.load(CLASSIFIER)
-        samples, metric, place = random_samples(model, 2), make_metric("rel-l2", 1e-2), place_for("cuda")
-        assert confirm(model, convert_model(model), samples, metric, place) <= 1e-2
+        samples, metric, place = random_samples(model, 2), make_metric("rel-l2", 1e-2), choose_backend("cuda")
+        assert converted_error(model, convert_model(model), samples, metric, place) <= 1e-2
         noise = device_noise(model, samples[0], metric, place)
         assert noise is not None
         assert noise < 1e-4

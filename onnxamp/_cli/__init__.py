@@ -1,31 +1,34 @@
-"""The command line: one small module per command, imported when it is called."""
+"""The command line: one module per command, imported when the command is called."""
 
 import signal
 import sys
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
-_COMMANDS = {
-    "convert": "convert",
-    "tune": "tune",
-    "diff": "diff",
-    "check": "check",
-    "extract": "extract",
-    "bench": "bench",
-    "train": "train",
-    "inspect": "inspect_model",
-    "lists": "lists",
+_COMMANDS: Final = {
+    "convert": "Convert MODEL to mixed precision, validate the result, and report.",
+    "tune": "Convert as much of MODEL to low precision as its measured accuracy allows.",
+    "diff": "Compare what two models compute: REFERENCE (the original) and RESULT (the converted model).",
+    "check": "Check types, kernels, Casts and hazards; then run MODEL and name the first op that goes wrong.",
+    "extract": "Cut the region around a node out of MODEL, with inputs that reproduce what happens there.",
+    "bench": "Time MODELS in turns on the same inputs, compare them with the first, and explain slowdowns.",
+    "train": "Train MODEL in mixed precision, and write the trained model in float32.",
+    "inspect": "Show what is in MODEL, what each level would do, and why.",
+    "lists": "Show the white and black lists of PRESETS [all], with the source of each entry.",
 }
-"""Command -> module of this package."""
+"""Command -> the first sentence of its help, known without importing it."""
+
+_MODULES: Final = {"inspect": "inspect_model"}
+"""Commands whose module has another name."""
 
 
-class _Lazy(click.Group):
-    """Imports a command's module when it is needed, so that ``--help`` is quick."""
+class _LazyGroup(click.Group):
+    """Imports the module of a command only when it is needed, which keeps ``--help`` quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the commands, in the order of their use."""
+        """Names of the commands, in the order of a workflow."""
         del ctx
         return list(_COMMANDS)
 
@@ -34,37 +37,24 @@ class _Lazy(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"onnxamp._cli.{_COMMANDS[cmd_name]}").command
+        command: click.Command = import_module(f"onnxamp._cli.{_MODULES.get(cmd_name, cmd_name)}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands in ``--help``, without importing them."""
         del ctx
         with formatter.section("Commands"):
-            formatter.write_dl(list(_SUMMARIES.items()))
+            formatter.write_dl(list(_COMMANDS.items()))
 
 
-_SUMMARIES = {
-    "convert": "Convert a model to mixed precision, validate the result, and report.",
-    "tune": "Lower as much of a model as its accuracy allows: measured, not guessed.",
-    "diff": "Compare what two models compute, output by output and layer by layer.",
-    "check": "Check types, kernels and hazards; run, and name the first op that goes wrong.",
-    "extract": "Cut the region around a node into a small model, with its inputs.",
-    "bench": "Time models beside each other, and say why one is slower than it should be.",
-    "train": "Train a model in mixed precision; the step is one ONNX graph.",
-    "inspect": "Show what is in a model, and what each level would do and why.",
-    "lists": "Show the white and black lists of a preset, with the source of each entry.",
-}
-
-
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="onnxamp")
 def group() -> None:
-    """Mixed precision for ONNX models: decide for every float in which precision it lives."""
+    """Mixed precision for ONNX models: choose the precision of every floating-point value."""
 
 
 def _terminate(number: int, frame: Any) -> NoReturn:
-    """End as an interrupt does, so that nothing half-written stays."""
+    """Exit as on an interrupt, so that nothing half-written is left."""
     del frame
     raise SystemExit(128 + number)
 
@@ -73,6 +63,6 @@ def main() -> None:
     """Entry point of the ``onnxamp`` command."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # names from models meet terminals of any encoding
+            stream.reconfigure(errors="backslashreplace")  # not every terminal can print every name
     signal.signal(signal.SIGTERM, _terminate)
     group(prog_name="onnxamp")

@@ -1,23 +1,166 @@
-"""The options of conversion on the command line, derived from :class:`onnxamp._options.options.Options`."""
+"""The groups of options that commands share, and what they mean to the library."""
 
+import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import click
 
+from onnxamp._errors import ArgumentError
+from onnxamp._model.model import Model
 from onnxamp._options.options import COMMAND_LINE, CommandLine, Level, Options, default_of
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.samples import Samples, load_samples, random_samples
+from onnxamp._runtime.session import Provider
 
-F = TypeVar("F", bound=Callable[..., Any])
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+FILE: Final = click.Path(path_type=Path)
+"""The type of every option that names a file."""
+
+model_argument: Final = click.argument("model", type=FILE)
+
+target_option: Final = click.option(
+    "-o", "--output", type=FILE, help="Where to write the result [MODEL_fp16.onnx or MODEL_bf16.onnx]."
+)
 
 
-def conversion_options(function: F) -> F:
-    """Add an option for each field that the command line can spell."""
-    for name, spelled in reversed(list(COMMAND_LINE.items())):
-        function = _option(name, spelled)(function)
-    return function
+def option_group(*options: Decorator) -> Decorator:
+    """One decorator that adds several options, listed by ``--help`` in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
-def _option(name: str, spelled: CommandLine) -> Callable[[F], F]:
+def _bytes(_: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """A size in bytes, given with or without a unit: 500MB, 2GB, 1.5GiB."""
+    if value is None:
+        return None
+    size = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?)b?|b)?", value.strip().lower())
+    if size is None:
+        raise click.BadParameter(f"{value!r} is not a size: write it like 500MB or 2GB.", param=parameter)
+    unit: int = (1024 if size[3] else 1000) ** " kmgt".index(size[2] or " ")
+    return round(float(size[1]) * unit)
+
+
+def _dims(_: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, int]:
+    """``NAME=N`` options as a mapping."""
+    dims = {}
+    for pair in pairs:
+        name, _equals, number = pair.rpartition("=")
+        if not name or not number.isdecimal():
+            raise click.BadParameter(f"{pair!r} is not of the form NAME=N.", param=parameter)
+        dims[name] = int(number)
+    return dims
+
+
+# --- where and on what models run ---------------------------------------------------------------------------------
+
+
+def provider_of(options: dict[str, Any]) -> Provider | None:
+    """The provider that was asked for, None for "auto"."""
+    return None if options["provider"] == "auto" else options["provider"]
+
+
+def run_options(count: int | None = 1) -> Decorator:
+    """The options that say on which inputs and where models run.
+
+    ``count`` is the default of ``--samples``; None leaves the option out.
+    """
+    inputs = "An .npz file, a folder of them, or Polygraphy's JSON. Default: random inputs."
+    samples = click.option("--samples", type=click.IntRange(1), default=count, show_default=True,
+                           help="Number of random inputs.")  # fmt: skip
+    return option_group(
+        click.option("--inputs", type=FILE, metavar="PATH", help=inputs),
+        *([samples] if count is not None else []),
+        click.option("--dim", "dims", metavar="NAME=N", multiple=True, callback=_dims,
+                     help="Size of a dynamic dimension of random inputs. Repeatable."),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random inputs."),
+        click.option("--provider", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
+                     help="Where to run models; auto uses CUDA if it is available."),
+    )  # fmt: skip
+
+
+def _changed(options: dict[str, Any]) -> dict[str, Any]:
+    """The options for random inputs that differ from their defaults."""
+    defaults = {parameter.name: parameter.default for parameter in click.get_current_context().command.params}
+    given = {name: options[name] for name in ("samples", "seed") if name in options}
+    return {name: value for name, value in given.items() if value != defaults[name]}
+
+
+def sampling_arguments(options: dict[str, Any]) -> tuple[str, ...]:
+    """The arguments that make another command run on the same inputs."""
+    if options["inputs"]:
+        return "--inputs", str(options["inputs"])
+    dims = [text for name, size in options["dims"].items() for text in ("--dim", f"{name}={size}")]
+    return *dims, *(text for name, value in _changed(options).items() for text in (f"--{name}", str(value)))
+
+
+def given_samples(options: dict[str, Any]) -> Samples | None:
+    """The samples in the file or folder that ``--inputs`` names; None without it.
+
+    Raises:
+        ArgumentError: they cannot be read, or options for random inputs are given, too.
+    """
+    if not options["inputs"]:
+        return None
+    if options["dims"] or _changed(options):
+        raise ArgumentError("--inputs replaces random inputs: --samples, --dim and --seed have no effect with it.")
+    return load_samples(options["inputs"])
+
+
+def samples_of(model: Model, options: dict[str, Any]) -> Samples:
+    """The samples that :func:`run_options` ask for, checked before anything runs.
+
+    Raises:
+        ArgumentError: the inputs cannot be read or do not fit the model, or it has no such dimension.
+    """
+    samples = given_samples(options)
+    if samples is not None:
+        check_inputs(model.proto, samples[0])
+        return samples
+    samples = random_samples(model, options["samples"], seed=options["seed"], dims=options["dims"])
+    if options["dims"]:
+        samples[0]
+    return samples
+
+
+# --- what is written and printed ----------------------------------------------------------------------------------
+
+
+def report_options(
+    what: str, details: str, *, silent: str = "Print nothing but errors.", html: bool = False
+) -> Decorator:
+    """The options that print ``what`` as JSON, not at all or with ``details``, and with ``html`` write it as a page."""
+    page = click.option("--html", type=FILE, help=f"Write the {what} as one HTML page.")
+    return option_group(
+        *([page] if html else []),
+        click.option("--json", "as_json", is_flag=True, help=f"Print the {what} as JSON."),
+        click.option("-q", "--quiet", is_flag=True, help=silent),
+        click.option("-v", "--verbose", is_flag=True, help=f"Print every {details}; show tracebacks."),
+    )
+
+
+output_options: Final = option_group(
+    click.option("--save-plan", type=FILE, help="Write every decision and its reason as JSON."),
+    click.option("--external-data", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
+                 help="Whether to store weights in a data file beside the model."),
+    click.option("--shard-size", metavar="SIZE", callback=_bytes,
+                 help="Split the data file into files of about this size (2GB, 500MB)."),
+    report_options("report", "verdict", html=True),
+)  # fmt: skip
+"""The options of commands that write a converted model."""
+
+
+# --- conversion ---------------------------------------------------------------------------------------------------
+
+
+def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
     default = default_of(name)
     if spelled.words is not None:
         word = next(word for word, value in spelled.words.items() if value == default)
@@ -30,16 +173,16 @@ def _option(name: str, spelled: CommandLine) -> Callable[[F], F]:
     return click.option(spelled.flag, name, type=click.IntRange(1), metavar=spelled.metavar, help=spelled.help)
 
 
-def keywords_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The options of :func:`conversion_options` as keyword arguments of :func:`onnxamp.convert_model`."""
-    values = ((name, spelled.words, given[name]) for name, spelled in COMMAND_LINE.items())
-    return {name: value if words is None else words[value] for name, words, value in values}
+conversion_options: Final = option_group(*(_conversion_option(*item) for item in COMMAND_LINE.items()))
+"""An option for each field of :class:`Options` that the command line can spell."""
 
 
 def options_of(given: dict[str, Any], level: str | None = None) -> Options:
-    """The same as :class:`Options`, at ``level`` or the one that is given.
+    """The :class:`Options` that the command line spells, at ``level`` or the one that is given.
 
     Raises:
         ArgumentError, ContradictionError: a value is wrong.
     """
-    return Options.of(level or given.get("level", Level.O2), keywords_of(given))
+    values = ((name, spelled.words, given[name]) for name, spelled in COMMAND_LINE.items())
+    keywords = {name: value if words is None else words[value] for name, words, value in values}
+    return Options.of(level or given.get("level", Level.O2), keywords)

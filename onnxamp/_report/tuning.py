@@ -14,8 +14,7 @@ from onnxamp._report import parts
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import as_data, document
 from onnxamp._report.text import count, percent, tally
-from onnxamp._tuning.results import Tuned
-from onnxamp._tuning.search import Candidate
+from onnxamp._tuning.results import Candidate, Tuned
 
 _OPS: Final = 6
 """Op types that an item names."""

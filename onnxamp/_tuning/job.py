@@ -1,4 +1,4 @@
-"""One model being tuned: what is measured of it, plans of candidates, and the models made of them."""
+"""One model being tuned: its measurements, the plans of candidates, and the models converted by them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,86 +15,113 @@ from onnxamp._decide.precision import Prices
 from onnxamp._dtypes import LowType
 from onnxamp._model.model import Model
 from onnxamp._runtime.engines import OutputCache
+from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples
-from onnxamp._tuning.confirm import Place, confirm, device_noise
-from onnxamp._tuning.local import Local, Told, local_of, measure_samples
-from onnxamp._tuning.memory import Memory
+from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
-from onnxamp._tuning.results import Kept
-from onnxamp._tuning.search import Candidate, Chooser
-from onnxamp._tuning.units import UNSEEN, Space, prices_for
+from onnxamp._tuning.results import Candidate, KeptNode
+from onnxamp._tuning.runs import Backend, converted_error, device_noise, profile_nodes
+from onnxamp._tuning.sensitivity import LocalError, Progress, local_of, measure_samples
+from onnxamp._tuning.space import UNSEEN, SearchSpace, prices_for
+from onnxamp._tuning.state import TuningState
 
-_NOTHING: Final = 5e-4
-"""Share of the squared tolerance below which an error is none."""
+TIMES: Final = ("roofline", "measured")
+"""Where the times of nodes come from."""
+
+_NEGLIGIBLE: Final = 5e-4
+"""Share of the squared tolerance below which an error is negligible."""
 
 
 @dataclass
 class Job:
-    """The model as it came and as it is analysed, what can be low of it, and on what it is judged."""
+    """The model as given and as prepared, its search space, and how candidates are measured."""
 
     model: Model
     prepared: ModelProto
-    space: Space
+    space: SearchSpace
     samples: Samples
     metric: Metric
-    memory: Memory
-    place: Place
-    judged: dict[frozenset[str], float] = field(default_factory=dict)
-    """Low nodes of a candidate -> error of the converted model."""
+    state: TuningState
+    backend: Backend
+    errors: dict[frozenset[str], float] = field(default_factory=dict)
+    """Low-precision nodes of a candidate -> error of the converted model."""
     references: OutputCache = field(default_factory=OutputCache)
     _planned: tuple[Plan, Analysis] | None = None
-    """The last plan, and what it was made from."""
+    """The last plan, and the analysis that it was made from."""
     _made: tuple[Mapping[str, bool], ModelProto] | None = None
     """The last converted model, and its decisions."""
 
     @property
     def low(self) -> LowType:
-        """The low type."""
+        """The low-precision type."""
         return self.space.all_low.options.low
 
     @cached_property
     def everything(self) -> Plan:
-        """The plan that lowers all that can be."""
+        """The plan that lowers all tunable nodes."""
         return make_plan(self.space.all_low)
 
     @cached_property
-    def locals(self) -> list[Local]:
-        """What the instrumented pass, which is over, showed of each unit."""
-        return [local_of(unit, self.memory.tally.values, self.low) for unit in self.space.units]
+    def locals(self) -> list[LocalError]:
+        """The local errors of the tunable nodes, once they are measured."""
+        return [local_of(unit, self.state.local.values, self.low) for unit in self.space.tunable]
 
     @cached_property
     def broken(self) -> dict[str, str]:
-        """Units that go wrong on their own, with the reason."""
-        rows = zip(self.space.units, self.locals, strict=True)
+        """Nodes that go wrong on their own, with the reason."""
+        rows = zip(self.space.tunable, self.locals, strict=True)
         return {unit.key: local.broken for unit, local in rows if local.broken}
 
     @cached_property
     def pins(self) -> dict[int, str]:
-        """The same by node, and nodes that cannot be measured."""
-        return {**self.space.pins, **{u.node: self.broken[u.key] for u in self.space.units if u.key in self.broken}}
+        """Nodes that must stay float32: those, and those that cannot be measured."""
+        return {**self.space.pins, **{u.node: self.broken[u.key] for u in self.space.tunable if u.key in self.broken}}
 
     @cached_property
     def base(self) -> Analysis:
-        """The model with its pins, and what they do to others."""
+        """The analysis with these pins."""
         if not self.broken and UNSEEN not in self.space.pins.values():
             return self.space.all_low  # its pins are the same
         return decided(self.space.all_low.problem, prices=Prices(self.pins))
 
-    def measure_locally(self, told: Told) -> None:
-        """The instrumented pass, as far as the memory lacks it."""
-        if self.space.units and self.memory.tally.samples < len(self.samples):
+    def measure_locally(self, progress: Progress) -> None:
+        """Measure the local errors that the state lacks."""
+        if self.space.tunable and self.state.local.samples < len(self.samples):
             measure_samples(
-                self.memory.tally, self.prepared, rewritten(self.space.all_low), self.space.units,
-                self.samples, self.metric, told, self.memory.save, self.references,
+                self.state.local, self.prepared, rewritten(self.space.all_low), self.space.tunable,
+                self.samples, self.metric, progress, self.state.save, self.references,
             )  # fmt: skip
 
-    def whole(self) -> dict[frozenset[str], float]:
-        """The error with everything low, which the instrumented pass gives."""
-        units = (*self.space.units, *self.space.followers)
-        return {frozenset(unit.key for unit in units): self.memory.tally.worst} if self.space.units else {}
+    def measure_times(self, device: str) -> str:
+        """Replace estimated times by those of the first sample; returns a description of them.
+
+        On CUDA both the float32 model and the lowered one are profiled. A CPU computes low precision in float32: there
+        the estimates for the device say how much of the measured time low precision saves.
+
+        Raises:
+            RuntimeFailure: the model does not run, or its kernels cannot be timed.
+        """
+        provider, sample = self.backend.provider, check_inputs(self.prepared, self.samples[0])
+        high, low = profile_nodes(self.prepared, sample, provider), dict[str, float]()
+        if provider == "cuda":
+            low = profile_nodes(self.converted(self.everything), sample, provider)
+        self.space = self.space.retimed(
+            {unit.key: (high[unit.key], low.get(unit.key)) for unit in self.space.tunable if unit.key in high}
+        )
+        if provider == "cuda":
+            return "measured on CUDA, node by node"
+        return (
+            "measured in float32 on the CPU, node by node; the share that low precision saves is estimated for"
+            f" {device}"
+        )
+
+    def everything_error(self) -> dict[frozenset[str], float]:
+        """The error with everything lowered, which measuring local errors gives."""
+        units = (*self.space.tunable, *self.space.followers)
+        return {frozenset(unit.key for unit in units): self.state.local.worst} if self.space.tunable else {}
 
     def converted(self, plan: Plan) -> ModelProto:
-        """The model as a plan has it."""
+        """The model converted by a plan."""
         decisions = plan.decisions()
         if self._made is None or self._made[0] != decisions:
             if self._planned is not None and self._planned[0] is plan and self._planned[1].edits:
@@ -103,36 +130,38 @@ class Job:
                 self._made = decisions, convert(self.model, plan.options, plan).embedded()
         return self._made[1]
 
-    def error(self, found: Candidate, plan: Plan) -> float:
+    def error(self, candidate: Candidate, plan: Plan) -> float:
         """The converted model's error on all samples."""
-        if found.low not in self.judged:
-            if self.place.emulated and self.space.units and plan.decisions() == self.everything.decisions():
-                self.judged[found.low] = self.memory.tally.worst
+        if candidate.low not in self.errors:
+            if self.backend.emulated and self.space.tunable and plan.decisions() == self.everything.decisions():
+                self.errors[candidate.low] = self.state.local.worst
             else:
-                model, where = self.converted(plan), self.place.called(self.low.name)
-                self.judged[found.low] = self.memory.error(
-                    found.low,
+                model, where = self.converted(plan), self.backend.name(self.low.name)
+                self.errors[candidate.low] = self.state.error(
+                    candidate.low,
                     where,
-                    lambda: confirm(self.prepared, model, self.samples, self.metric, self.place, self.references),
+                    lambda: converted_error(
+                        self.prepared, model, self.samples, self.metric, self.backend, self.references
+                    ),
                 )
-        return self.judged[found.low]
+        return self.errors[candidate.low]
 
     @cached_property
     def device_noise(self) -> float | None:
-        """What a device alone does to the outputs of the float32 model, on the first sample."""
-        if self.place.provider == "cpu":
+        """The error that the device alone causes in the float32 model, on the first sample."""
+        if self.backend.provider == "cpu":
             return None
-        return device_noise(self.prepared, self.samples[0], self.metric, self.place)
+        return device_noise(self.prepared, self.samples[0], self.metric, self.backend)
 
-    def plan(self, found: Candidate, kept: Sequence[Kept]) -> Plan:
-        """The plan that lowers exactly these nodes, each float32 one with its measured reason."""
-        units, space = self.space.units, self.space
-        exact = [0.0 if unit.key in found.low else inf for unit in units]
-        spared = {unit.node for unit in space.followers if unit.key not in found.low}
-        analysis = decided(space.all_low.problem, prices=prices_for(units, exact, self.pins, spared))
+    def plan(self, candidate: Candidate, kept: Sequence[KeptNode]) -> Plan:
+        """The plan that lowers exactly the candidate's nodes, with the measured reasons of the others."""
+        units, space = self.space.tunable, self.space
+        exact = [0.0 if unit.key in candidate.low else inf for unit in units]
+        in_float32 = {unit.node for unit in space.followers if unit.key not in candidate.low}
+        analysis = decided(space.all_low.problem, prices=prices_for(units, exact, self.pins, in_float32))
         plan = make_plan(analysis)
-        told = {row.node: f"{row.why}: {row.detail}" if row.detail else row.why for row in kept}
-        why = {unit.node: told.get(unit.label) for unit in units}
+        reasons = {row.node: f"{row.why}: {row.detail}" if row.detail else row.why for row in kept}
+        why = {unit.node: reasons.get(unit.label) for unit in units}
         rows = [
             row if row.low or not (text := why.get(variable.node)) else replace(row, reason="measured", detail=text)
             for row, variable in zip(plan.rows, analysis.ports.variables, strict=True)
@@ -140,32 +169,32 @@ class Job:
         self._planned = replace(plan, rows=tuple(rows)), analysis
         return self._planned[0]
 
-    def kept(self, low: frozenset[str], prices: Sequence[float]) -> list[Kept]:
-        """Why nodes stay float32, where measuring has to do with it; prices are of amplitudes."""
-        nodes, found = self.space.all_low.graph.nodes, []
-        for unit, cost in zip(self.space.units, prices, strict=True):
+    def kept(self, low: frozenset[str], prices: Sequence[float]) -> list[KeptNode]:
+        """Nodes that stay float32 because of a measurement, with the reason; prices are of amplitudes."""
+        nodes, kept = self.space.all_low.graph.nodes, []
+        for unit, cost in zip(self.space.tunable, prices, strict=True):
             share = cost / self.metric.amplitude(self.metric.tolerance) ** 2
             if unit.key in low:
                 continue
             if unit.key in self.broken:
-                found.append(Kept(unit.label, unit.op, "breaks on its own", self.broken[unit.key]))
+                kept.append(KeptNode(unit.label, unit.op, "breaks on its own", self.broken[unit.key]))
             elif (tie := _tie(self.base, unit.node)) is not None:
-                found.append(Kept(unit.label, unit.op, "goes with others", tie))
+                kept.append(KeptNode(unit.label, unit.op, "goes with others", tie))
             elif cost == inf:
-                found.append(Kept(unit.label, unit.op, "breaks the outputs", "with its block"))
-            elif share < _NOTHING:
-                found.append(Kept(unit.label, unit.op, "not worth its Casts", ""))
+                kept.append(KeptNode(unit.label, unit.op, "breaks the outputs", "together with its block"))
+            elif share < _NEGLIGIBLE:
+                kept.append(KeptNode(unit.label, unit.op, "not worth its Casts", ""))
             else:
                 text = f"it would use {share:.1%} of the squared error that is allowed"
-                found.append(Kept(unit.label, unit.op, "costs accuracy", text))
+                kept.append(KeptNode(unit.label, unit.op, "costs accuracy", text))
         for index, why in self.space.pins.items():
             kind = "never run" if why == UNSEEN else "not measured"
-            found.append(Kept(nodes[index].label, nodes[index].key, kind, why))
-        return found
+            kept.append(KeptNode(nodes[index].label, nodes[index].key, kind, why))
+        return kept
 
-    def chooser(self) -> Chooser:
-        """What solves the cut for prices."""
-        return Chooser(self.space, self.base, self.broken)
+    def solver(self) -> CandidateSolver:
+        """The solver of the cut for error prices."""
+        return CandidateSolver(self.space, self.base, self.broken)
 
 
 def _tie(base: Analysis, node: int) -> str | None:

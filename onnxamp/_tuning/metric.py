@@ -1,11 +1,9 @@
-"""What tuning holds to its tolerance: one number per run, the smaller the better.
+"""The metrics that tuning holds to its tolerance: one number per run, the smaller the better.
 
-Prices add up as squares: errors that have nothing to do with each other add up like that, as long as they are small.
-That is so for the relative L2 error and the ratio in dB that is made of it; for the share of rows with another largest
-element, since rows flip in proportion to the error; but not for the cosine distance d, which is half the squared angle:
-there :attr:`Metric.amplitude` is the angle, sqrt(2 d). A function of the user's is taken as it is. Where it adds up in
-another way, predictions are off, and candidates are tried in a worse order; what is written has been measured all the
-same.
+Predictions add errors as squares, as small independent errors add up. That holds for the relative L2 error, for the
+SNR derived from it, and for the share of rows whose largest element changes, which is proportional to the error. The
+cosine distance d is half the squared angle: there :attr:`Metric.amplitude` is the angle, sqrt(2 d). A user's function
+is taken as it is; if it adds up differently, candidates are tried in a worse order, but the result is measured anyway.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,21 +20,21 @@ from onnxamp._numerics.metrics import TensorDiff
 from onnxamp._runtime.engines import Outputs
 
 Measure: TypeAlias = Callable[[Outputs, Outputs], float]
-"""Error of a result against its reference; infinite where it is broken."""
+"""Error of a result against its reference; infinite if it is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric, and the largest error that is accepted."""
+    """A metric and the largest accepted error."""
 
     name: str
     tolerance: float
     measure: Measure
     squared: bool = False
-    """Whether it is a square already: then its root adds up as squares."""
+    """Whether errors are squares of what adds up as squares."""
 
     def amplitude(self, error: float) -> float:
-        """What adds up as squares; :meth:`of_amplitude` leads back."""
+        """The quantity that adds up as squares; :meth:`of_amplitude` is the inverse."""
         return sqrt(2 * error) if self.squared else error
 
     def of_amplitude(self, amplitude: float) -> float:
@@ -44,9 +42,9 @@ class Metric:
         return amplitude**2 / 2 if self.squared else amplitude
 
     def error(self, reference: Outputs, result: Outputs) -> float:
-        """The error of a result; infinite where it is no number."""
-        found = self.measure(reference, result)
-        return max(found, 0.0) if np.isfinite(found) else inf
+        """The error of a result; infinite if it is not a finite number."""
+        error = self.measure(reference, result)
+        return max(error, 0.0) if np.isfinite(error) else inf
 
     def holds(self, error: float) -> bool:
         """Whether an error is within the tolerance."""
@@ -69,12 +67,12 @@ def make_metric(name: str, tolerance: float) -> Metric:
 
     Args:
         name: "rel-l2": relative L2 error; "cosine": 1 - cosine; "snr": signal-to-noise ratio in dB, of which the
-            tolerance is the least; "top1": share of rows whose largest element is another one; or "package:function",
+            tolerance is the smallest; "top1": share of rows whose largest element changes; or "package:function",
             called with the outputs of the reference and of the result, by name. Of several outputs the worst counts.
-        tolerance: the largest error that is accepted (for "snr": the least ratio).
+        tolerance: the largest accepted error (for "snr": the smallest ratio).
 
     Raises:
-        ArgumentError: there is no such metric, or the tolerance is no positive number.
+        ArgumentError: there is no such metric, or the tolerance is not a positive number.
     """
     if not np.isfinite(tolerance) or tolerance <= 0:
         raise ArgumentError(f"The tolerance must be a positive number, not {tolerance}.")
@@ -96,14 +94,14 @@ def make_metric(name: str, tolerance: float) -> Metric:
 def _function(name: str) -> Measure:
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(import_module(module), attribute)
+        function = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ArgumentError(f"The metric {name!r} cannot be imported: {error}.") from None
-    if not callable(found):
-        raise ArgumentError(f"The metric {name!r} is no function.")
+    if not callable(function):
+        raise ArgumentError(f"The metric {name!r} is not a function.")
 
     def measure(reference: Outputs, result: Outputs) -> float:
-        error = found(dict(reference), dict(result))
+        error = function(dict(reference), dict(result))
         try:
             return float(error)
         except (TypeError, ValueError):

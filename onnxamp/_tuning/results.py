@@ -3,12 +3,35 @@
 from dataclasses import dataclass
 
 from onnxamp._convert.plan import Plan
-from onnxamp._tuning.search import Candidate
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A node that stays float32: why in a few words, and what was measured."""
+class Candidate:
+    """One choice of low-precision nodes.
+
+    ``low``: keys of these nodes, exact ops included; ``nodes``: how many of them compute; ``predicted``: the error
+    predicted from sensitivities; ``error``: the error measured by a mask run, None without one; ``time``: estimated
+    microseconds per run, without launches; ``flops`` and ``bytes``: the shares of the model's arithmetic and of its
+    float traffic that are in low precision.
+    """
+
+    low: frozenset[str]
+    nodes: int
+    predicted: float
+    error: float | None
+    time: float
+    flops: float
+    bytes: float
+
+    @property
+    def best_known_error(self) -> float:
+        """The measured error, else the predicted one."""
+        return self.predicted if self.error is None else self.error
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNode:
+    """A node that stays float32: a short reason, and what was measured."""
 
     node: str
     op: str
@@ -18,15 +41,24 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What tuning found.
+    """The outcome of tuning. Errors are in units of the metric; for "snr" they are relative L2 errors.
 
-    ``error`` is the chosen candidate's, of the converted model itself on all samples; ``noise`` the float32 model's
-    against itself, None where it need not be known; ``device_noise`` that of the float32 model on CUDA against itself
-    on the CPU, None where nothing ran on CUDA; ``ran_on`` names what ran converted models; ``runs`` counts the mask
-    runs that were made, ``recalled`` those that an earlier tuning had made; ``conversions`` counts the converted models
-    that were judged; ``units`` are nodes that could be low, and ``unseen`` those of them that no sample runs;
-    ``chosen`` is the position of the candidate that was written; ``times`` says where the candidates' times come from.
-    Errors are in the metric's own unit; for "snr" they are relative L2 errors.
+    Attributes:
+        plan: the decisions that were written.
+        metric: name of the metric. tolerance: the largest accepted error.
+        inputs: description of the samples. samples: how many there are.
+        noise: error of the float32 model against itself in a second run; None if it was not needed.
+        device_noise: error of the float32 model on CUDA against itself on the CPU; None without CUDA.
+        error: error of the converted model over all samples.
+        ran_on: what ran the converted models.
+        runs: mask runs that were made. recalled: mask runs that were taken from the state file.
+        conversions: converted models that were measured.
+        units: number of nodes that could be low precision. unseen: labels of those that no sample runs.
+        candidates: the Pareto front of estimated time and error, fastest first.
+        chosen: position of the candidate that was written.
+        kept: nodes that stay float32 because of a measurement.
+        device: the device that times are for. times: where the candidates' times come from.
+        held: whether ``error`` is within the tolerance.
 
     Example:
         >>> import onnxamp
@@ -51,8 +83,7 @@ class Tuned:
     unseen: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     chosen: int
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptNode, ...]
     device: str
     times: str
     held: bool
-    """Whether ``error`` is within the tolerance."""

@@ -1,170 +1,175 @@
-"""From prices to candidates: the same minimum cut, with the errors of nodes charged at a rate that is bisected."""
+"""The search for candidates: error prices from block runs, choices by the cut, and a mask run to measure each."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Final
 
-from onnxamp._convert.analysis import Analysis
-from onnxamp._decide.ports import LOW, NONE
-from onnxamp._decide.precision import CutProblem, Decision
-from onnxamp._graph.view import ABSENT
-from onnxamp._tuning.units import Space, Unit, prices_for
+from onnxamp._tuning.candidates import CandidateSolver
+from onnxamp._tuning.metric import Metric
+from onnxamp._tuning.results import Candidate
+from onnxamp._tuning.runs import MaskedModel
+from onnxamp._tuning.sensitivity import Block, LocalError, Progress, error_prices, measure_blocks, split
+from onnxamp._tuning.space import TunableNode
+from onnxamp._tuning.state import TuningState
 
-_BREAKS: Final = "its block breaks the outputs"
+SENSITIVITY_RUNS: Final = 32
+"""Mask runs that measuring sensitivities may take, by default."""
 
-_CLOSE: Final = 1.05
-"""Ratio of rates at which a bisection ends: each rate is one cut."""
+CANDIDATE_RUNS: Final = 16
+"""Mask runs that candidates may take. Two more go to the reference, and to the float32 model against itself."""
 
+_EXTENSION_RUNS: Final = 5
+"""Those of them that are reserved for extending the best candidate."""
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One choice of low nodes.
+_REPEATS: Final = 12
+"""Cuts in a row that only find known candidates, after which the prices are exhausted."""
 
-    ``low``: keys of the nodes that are low, exact ops among them; ``nodes``: how many of them compute;
-    ``predicted``: error by prices; ``error``: as measured by a mask run, None where none was made; ``time``: estimated
-    microseconds per run, without launches; ``flops`` and ``bytes``: shares of the model's arithmetic and float traffic
-    that are low.
-    """
-
-    low: frozenset[str]
-    nodes: int
-    predicted: float
-    error: float | None
-    time: float
-    flops: float
-    bytes: float
-
-    @property
-    def least(self) -> float:
-        """The error, as far as it is known."""
-        return self.predicted if self.error is None else self.error
+_PRIOR: Final = 1e-6
+"""Share of the squared tolerance that all local errors together cost where blocks show no error: it ranks ops."""
 
 
 @dataclass(slots=True)
-class Chooser:
-    """Solves the cut for any prices. ``pinned`` says which units must stay float32, and why.
+class CandidateSearch:
+    """Finds candidates and measures them.
 
-    Exact ops have no price. They may be low where that rounds what low ops would round, too; where it would round a
-    float32 value on its way to somebody who reads it in float32, they are spared.
+    ``locals`` are the local errors of the tunable nodes, ``subset`` the samples of mask runs, ``known`` the errors of
+    choices that need no run. Errors are amplitudes here, see :mod:`onnxamp._tuning.metric`.
     """
 
-    space: Space
-    base: Analysis
-    pinned: Mapping[str, str] = field(default_factory=dict)
-    problem: CutProblem = field(init=False)
-    _sides: dict[str, list[int]] = field(init=False)
-    """PortVariables of what can be low of a unit."""
-    _priced: tuple[float, ...] = ()
-    _rates: dict[float, frozenset[str]] = field(default_factory=dict)
-    """Rate -> choice at the prices that were asked for last: searches for several targets share most cuts."""
+    solver: CandidateSolver
+    masked: MaskedModel
+    state: TuningState
+    metric: Metric
+    locals: Sequence[LocalError]
+    subset: Sequence[int]
+    runs: int
+    progress: Progress
+    known: Mapping[frozenset[str], float] = field(default_factory=dict)
+    candidates: list[Candidate] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    measured: set[frozenset[str]] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        base, ports = self.base, self.base.ports
-        self._sides = {
-            unit.key: [
-                *(ports.produced[base.graph.nodes[unit.node].outputs[port]] for port in unit.ports.outputs),
-                *(ports.consumed[unit.node][port] for port in unit.ports.inputs),
-            ]
-            for unit in (*self.space.units, *self.space.followers)
+    @property
+    def left(self) -> int:
+        """Mask runs that are left."""
+        return self.runs + CANDIDATE_RUNS - len(self.measured)
+
+    def measure(self, low: Iterable[str]) -> float:
+        """The error of a choice on the subset of samples, by a mask run unless it is known."""
+        keys = frozenset(low)
+        if keys in self.known:
+            return self.metric.amplitude(self.known[keys])
+        self.measured.add(keys)
+        done, most = len(self.measured), self.runs + CANDIDATE_RUNS
+        self.progress(f"trying blocks and candidates: run {done} of at most {most}", done, most)
+        error = self.state.error(keys, self.subset, lambda: self.masked.error(keys, self.subset))
+        return self.metric.amplitude(error)
+
+    def search(self, tolerance: float) -> list[float]:
+        """Add to ``candidates``; returns the error price of every tunable node."""
+        units = self.solver.space.tunable
+        free = [unit for unit in units if unit.seen and unit.key not in self.solver.pinned]
+        flat = [0.0] * len(units)
+        everything = self.solver.choose(flat, 0.0)
+        if not free or not everything:
+            return flat
+        error = self.measure(everything)
+        if error <= tolerance:
+            candidate = self.solver.candidate(everything, flat, error)
+            self.candidates.append(replace(candidate, predicted=error))  # there are no prices to predict from
+            return flat
+        if not self.blocks:
+            self.blocks = measure_blocks(len(free), partial(self.block_error, free), self.runs)
+        prices = self.prices(free, tolerance)
+        self.candidates.append(self.solver.candidate(everything, prices, error))
+        prices = self.refine(free, prices, tolerance, everything)
+        self.extend(prices, tolerance)
+        return prices
+
+    def block_error(self, free: Sequence[TunableNode], members: range) -> float:
+        """The error with only a block of nodes lowered."""
+        return self.measure(free[i].key for i in members)
+
+    def prices(self, free: Sequence[TunableNode], tolerance: float) -> list[float]:
+        """Error prices of all tunable nodes, zero for pinned ones."""
+        units = self.solver.space.tunable
+        local = dict(zip((unit.key for unit in units), self.locals, strict=True))
+        mine = [local[unit.key].error for unit in free]
+        prior = _PRIOR * tolerance**2 / (sum(error**2 for error in mine) or 1)
+        costs = [cost + prior * error**2 for cost, error in zip(error_prices(self.blocks, mine), mine, strict=True)]
+        by_key = dict(zip((unit.key for unit in free), costs, strict=True))
+        return [by_key.get(unit.key, 0.0) for unit in units]
+
+    def refine(
+        self, free: Sequence[TunableNode], prices: list[float], tolerance: float, everything: frozenset[str]
+    ) -> list[float]:
+        """Measure what prices predict: on a miss split a block, on a hit aim higher. Returns the refined prices."""
+        target, tried = (0.9 * tolerance) ** 2, {everything: False}
+        repeats, step = 0, 2.0
+        while self.left > _EXTENSION_RUNS and repeats < _REPEATS:
+            low = self.solver.within(prices, target)
+            if not low:
+                break
+            if low in tried:
+                target *= step if tried[low] else 1 / step
+                repeats, step = repeats + 1, step**0.8
+                continue
+            error = self.measure(low)
+            self.candidates.append(self.solver.candidate(low, prices, error))
+            ratio, tried[low] = (tolerance / error) ** 2 if error else inf, error <= tolerance
+            if tried[low]:
+                target *= min(4.0, max(1.25, 0.8 * ratio))
+                continue
+            target = self.solver.predicted(low, prices) * max(0.1, min(0.9, 0.8 * ratio))
+            worst = self.dominant_block(free, prices, low)
+            if worst is not None and self.left >= _EXTENSION_RUNS + 3:
+                self.blocks[worst : worst + 1] = split(self.blocks[worst], partial(self.block_error, free))
+                prices = self.prices(free, tolerance)
+        return prices
+
+    def dominant_block(self, free: Sequence[TunableNode], prices: Sequence[float], low: frozenset[str]) -> int | None:
+        """The block that contributes most to a prediction, among those that can be halved."""
+        cost = dict(zip((unit.key for unit in self.solver.space.tunable), prices, strict=True))
+        shares = {
+            number: sum(cost[free[i].key] for i in range(block.start, block.end) if free[i].key in low)
+            for number, block in enumerate(self.blocks)
+            if block.end - block.start > 1
         }
-        self.problem = CutProblem(base.problem, base.pins)
+        return max(shares, key=lambda number: shares[number], default=None)
 
-    def choose(self, prices: Sequence[float], rate: float) -> frozenset[str]:
-        """The nodes that are low when errors are charged at a rate (cost units per squared error)."""
-        units = self.space.units
-        pins = dict(self.space.pins)
-        pins |= {unit.node: why for unit in units if (why := self.pinned.get(unit.key)) is not None}
-        pins |= {unit.node: _BREAKS for unit, price in zip(units, prices, strict=True) if price == inf}
-        charged = [0.0 if price == inf else rate * price for price in prices]
-        spared: set[int] = set()
-        decision = self.problem.decide(prices_for(units, charged, pins), explained=False)
-        while rounding := self._rounding(decision) - spared:
-            spared |= rounding
-            decision = self.problem.decide(prices_for(units, charged, pins, spared), explained=False)
-        nodes = (*units, *self.space.followers)
-        return frozenset(unit.key for unit in nodes if self._is_low(decision, unit) and unit.node not in pins)
+    def extend(self, prices: Sequence[float], tolerance: float) -> None:
+        """Lower more than the best candidate: all other nodes, or on a miss halves of them, and so on."""
+        best, units = self.best(tolerance), self.solver.space.tunable
+        low = best.low if best is not None else frozenset[str]()
+        order = sorted(zip(units, prices, strict=True), key=lambda pair: pair[1] / pair[0].gain)
+        pinned = self.solver.pinned
+        chunks = [[u.key for u, cost in order if u.key not in low and u.key not in pinned and cost < inf]]
+        while chunks and self.left:
+            chunk = chunks.pop()
+            if not chunk:
+                continue
+            more = low | set(chunk)
+            choice = self.solver.choose([0.0 if unit.key in more else inf for unit in units], 0.0)
+            error = self.measure(choice)
+            if error <= tolerance:
+                self.candidates.append(self.solver.candidate(choice, prices, error))
+                low = more
+            elif len(chunk) > 1:
+                chunks += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
 
-    def within(self, prices: Sequence[float], target: float) -> frozenset[str]:
-        """The units of the cheapest cut whose predicted squared error is at most ``target``."""
-        finite = [price for price in prices if 0 < price < inf]
-        if not finite:
-            return self.choose(prices, 0.0)
-        gains = sum(unit.gain for unit in self.space.units)
-        low, high = 1 / sum(finite), 1e3 * gains / min(finite)
-        best = self._at(prices, 0.0)
-        if self.predicted(best, prices) <= target:
-            return best
-        best = frozenset[str]()
-        while high > _CLOSE * low:
-            middle = (low * high) ** 0.5
-            found = self._at(prices, middle)
-            if self.predicted(found, prices) <= target:
-                best, high = found if len(found) >= len(best) else best, middle
-            else:
-                low = middle
-        return best
+    def best(self, tolerance: float) -> Candidate | None:
+        """The candidate within the tolerance with the most in low precision."""
+        good = [item for item in self.candidates if item.error is not None and item.error <= tolerance]
+        return max(good, key=lambda item: (item.flops + item.bytes, -item.predicted), default=None)
 
-    def _at(self, prices: Sequence[float], rate: float) -> frozenset[str]:
-        if self._priced != (priced := tuple(prices)):
-            self._priced, self._rates = priced, {}
-        if rate not in self._rates:
-            self._rates[rate] = self.choose(prices, rate)
-        return self._rates[rate]
 
-    def predicted(self, low: frozenset[str], prices: Sequence[float]) -> float:
-        """Squared error of a choice by prices, which add up."""
-        return sum(price for unit, price in zip(self.space.units, prices, strict=True) if unit.key in low)
-
-    def candidate(self, low: frozenset[str], prices: Sequence[float], error: float | None) -> Candidate:
-        """A choice with what is known of it."""
-        units = self.space.units
-        chosen = [unit for unit in units if unit.key in low]
-        time = sum(unit.low if unit.key in low else unit.high for unit in units)
-        flops, traffic = sum(u.work.flops for u in units) or 1, sum(u.work.elements for u in units) or 1
-        return Candidate(
-            low=low,
-            nodes=len(chosen),
-            predicted=self.predicted(low, prices) ** 0.5,
-            error=error,
-            time=time,
-            flops=sum(u.work.flops for u in chosen) / flops,
-            bytes=sum(u.work.elements for u in chosen) / traffic,
-        )
-
-    def _rounding(self, decision: Decision) -> set[int]:
-        """Low exact ops between a float32 source and a float32 reader. Complexity: linear in exact ops and readers."""
-        graph, ports = self.base.graph, self.base.ports
-        low = [unit for unit in self.space.followers if self._is_low(decision, unit)]
-        members = {unit.node for unit in low}
-        exact: set[int] = set()
-        for unit in low:  # in execution order
-            node = graph.nodes[unit.node]
-            sources = [node.inputs[port] for port in unit.ports.inputs]
-            if any(self._is_exact(decision, value) or graph.values[value].producer in exact for value in sources):
-                exact.add(unit.node)
-        read: set[int] = set()
-        for unit in reversed(low):
-            for value in (graph.nodes[unit.node].outputs[port] for port in unit.ports.outputs):
-                readers = [ports.consumed[index][port] for index, port in graph.uses[value] if index not in members]
-                readers += [ports.returned[key] for key in graph.results[value] if key in ports.returned]
-                passed = any(index in read for index, _ in graph.uses[value])
-                if passed or any(variable != NONE and not decision.is_low(variable) for variable in readers):
-                    read.add(unit.node)
-        tied = {root for unit in self.space.units for root in self._roots(unit.node)} if exact & read else set()
-        return {index for index in exact & read if not tied & self._roots(index)}
-
-    def _is_exact(self, decision: Decision, value: int) -> bool:
-        """Whether a value is there in float32, unrounded."""
-        ports = self.base.ports
-        return value in ports.free or not decision.is_low(ports.produced[value])
-
-    def _roots(self, node: int) -> set[int]:
-        """Deciding variables of a node: an exact op that shares one with a unit goes with it."""
-        ports = self.base.ports
-        made = [ports.produced[value] for value in self.base.graph.nodes[node].outputs if value != ABSENT]
-        return {ports.root(variable) for variable in (*made, *ports.of_node.get(node, {}).values()) if variable >= 0}
-
-    def _is_low(self, decision: Decision, unit: Unit) -> bool:
-        low = decision.low
-        return any(variable == LOW or (variable >= 0 and low[variable]) for variable in self._sides[unit.key])
+def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates that no other beats in both error and time, fastest first."""
+    best: list[Candidate] = []
+    unique = {candidate.low: candidate for candidate in candidates}
+    for candidate in sorted(unique.values(), key=lambda c: (c.time, c.best_known_error)):
+        if not best or candidate.best_known_error < best[-1].best_known_error:
+            best.append(candidate)
+    return best

@@ -1,13 +1,13 @@
-"""Level auto: measure, price, cut, verify, and write down what was found.
+"""Level auto: measure sensitivities, solve the cut with errors as prices, and verify the converted model.
 
-1. One instrumented pass per sample: every op's own error, and that of everything low together
-   (:mod:`onnxamp._tuning.local`). If that holds, nothing is left to do.
-2. Runs with blocks of ops low, one session for all of them: what ops do to the outputs (:mod:`onnxamp._tuning.blocks`).
-3. The minimum cut, errors charged at a rate: the most low precision that is predicted to stay within the tolerance
-   (:mod:`onnxamp._tuning.search`). A run verifies it; a miss halves the block that dominates; a hit is pushed further
-   (:mod:`onnxamp._tuning.hunt`).
-4. The winner is converted for real, and compared on all samples, on CUDA where there is a device
-   (:mod:`onnxamp._tuning.confirm`). A miss there asks for a tighter choice.
+1. One instrumented pass per sample measures every op's local error, and the error with everything lowered
+   (:mod:`onnxamp._tuning.sensitivity`). If that is within the tolerance, the search is over.
+2. Mask runs of one session lower blocks of ops, and measure what they do to the outputs.
+3. The minimum cut with errors charged at a rate finds the most low precision that is predicted to stay within the
+   tolerance (:mod:`onnxamp._tuning.candidates`). A mask run measures it: a miss halves the block that dominates, a hit
+   aims higher (:mod:`onnxamp._tuning.search`).
+4. The best candidate is converted and compared on all samples, on CUDA if there is a device
+   (:mod:`onnxamp._tuning.runs`). A miss starts a search for a smaller error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,35 +28,31 @@ from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._target.roofline import DEFAULT_DEVICE, device_called
-from onnxamp._tuning.confirm import place_for
-from onnxamp._tuning.hunt import PRICING, Hunt, pareto
-from onnxamp._tuning.job import Job
-from onnxamp._tuning.local import Told as Progress
-from onnxamp._tuning.memory import Memory, fingerprint, recall
+from onnxamp._tuning.job import TIMES, Job
 from onnxamp._tuning.metric import Metric, make_metric
-from onnxamp._tuning.paths import choose_samples, find_live
-from onnxamp._tuning.probe import Probe
-from onnxamp._tuning.results import Tuned
-from onnxamp._tuning.search import Candidate
-from onnxamp._tuning.timing import TIMES, timed
-from onnxamp._tuning.units import find_space, low_nodes
+from onnxamp._tuning.results import Candidate, Tuned
+from onnxamp._tuning.runs import MaskedModel, choose_backend
+from onnxamp._tuning.search import SENSITIVITY_RUNS, CandidateSearch, pareto_front
+from onnxamp._tuning.sensitivity import Progress
+from onnxamp._tuning.space import choose_samples, find_live, find_space, low_nodes
+from onnxamp._tuning.state import TuningState, fingerprint, load_state
 
 _SUBSET: Final = 4
-"""Samples of a mask run, if they come by all nodes; verification takes all."""
+"""Samples of a mask run, if they run all nodes; verification takes all samples."""
 
 _ATTEMPTS: Final = 4
-"""Searches that a tuning may take: each asks for less error than the last, if converted models missed the tolerance."""
+"""Searches per tuning: each aims for a smaller error than the last, if its converted models missed the tolerance."""
 
-_STEP: Final = 0.3
-"""At most so much smaller is the error that the next search asks for."""
+_MIN_STEP: Final = 0.3
+"""Smallest ratio between the errors that successive searches aim for."""
 
-_LITTLE: Final = 10**8
-"""Floating-point operations of a run up to which handing parts of ops to other threads takes longer than it saves."""
+_SINGLE_THREAD_BELOW: Final = 10**8
+"""Floating-point operations of a run below which several threads per op do not pay off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a tuning searches for, and on what; see :func:`tune_model` for each field.
+    """The arguments of a tuning; see :func:`tune_model` for each field.
 
     Raises:
         ArgumentError: a value is not known.
@@ -71,7 +67,7 @@ class Search:
     device: str = DEFAULT_DEVICE
     times: str = "roofline"
     provider: Provider | None = None
-    runs: int = PRICING
+    runs: int = SENSITIVITY_RUNS
     state: str | PathLike[str] | None = None
     pick: int | None = None
     progress: Progress | None = None
@@ -95,33 +91,34 @@ def tune_model(
     device: str = DEFAULT_DEVICE,
     times: str = "roofline",
     provider: Provider | None = None,
-    runs: int = PRICING,
+    runs: int = SENSITIVITY_RUNS,
     state: str | PathLike[str] | None = None,
     pick: int | None = None,
     progress: Progress | None = None,
     **options: Unpack[OptionKeywords],
 ) -> tuple[ModelProto, Tuned]:
-    """Lower as much of a model as its accuracy allows.
+    """Convert as much of a model to low precision as its measured accuracy allows.
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is not changed.
         tolerance: the largest accepted error; see ``metric``.
-        metric: how the error is measured, see :func:`~onnxamp._tuning.metric.make_metric`.
-        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts; made up (``count`` of them,
-            seeded, sizes of named dimensions from ``dims``) where None.
-        device: whose speed the costs are of, as in ``_data/devices.toml``.
-        times: "roofline", estimates for the device; or "measured", from ONNX Runtime's profile.
-        provider: where converted models are judged: "cuda", as they are; "cpu", emulated. None for CUDA where there is
-            a device.
-        runs: mask runs that prices may take; candidates take up to 18 more.
-        state: a file that keeps measurements: with it an interrupted tuning goes on where it was, and ``pick`` or
-            another tolerance need few runs or none.
-        pick: take this candidate instead of the one that would be chosen, whatever its error.
-        progress: called with what is being done, how far it is, and how far it will go.
-        options: as :func:`onnxamp.convert_model`, but for level and lists, which data replace.
+        metric: how the error is measured: "rel-l2", "cosine", "snr", "top1" or "package:function"; of several outputs
+            the worst counts.
+        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
+            samples (with ``seed``, and sizes of named dimensions from ``dims``).
+        device: the device to estimate times for, such as "A100" or "H100".
+        times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler.
+        provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
+            is a device.
+        runs: mask runs that may measure sensitivities; candidates take up to 18 more.
+        state: a file that keeps measurements, so that an interrupted tuning resumes, and ``pick`` or another tolerance
+            need few runs or none.
+        pick: return this candidate instead of the chosen one, whatever its error.
+        progress: called with the current activity, the steps done, and their number.
+        options: those of :func:`onnxamp.convert_model`, except level and lists, which measurements replace.
 
     Returns:
-        The converted model, and what the search found. Where no candidate holds the tolerance, nothing is lowered.
+        The converted model, and the outcome of the search. If no candidate meets the tolerance, nothing is lowered.
 
     Raises:
         RuntimeFailure: the model does not run, or misses the tolerance in float32 already.
@@ -138,10 +135,10 @@ def tune_model(
 
 
 def tune(model: Model, options: Options, search: Search) -> tuple[ModelProto, Tuned]:
-    """:func:`tune_model` with arguments that are checked already."""
+    """:func:`tune_model` for a model that is read, and arguments that are checked."""
     proto, device, judge = model.embedded(), device_called(search.device), make_metric(search.metric, search.tolerance)
     model = model if proto is model.proto else Model(proto)
-    place = place_for(search.provider)
+    backend = choose_backend(search.provider)
     graph = prepare(model, options).graph
     prepared = graph.model
     samples = as_samples(search.samples, proto, count=search.count, seed=search.seed, dims=search.dims)
@@ -149,57 +146,60 @@ def tune(model: Model, options: Options, search: Search) -> tuple[ModelProto, Tu
     live = find_live(graph, samples)
     usual = replace(options, level=Level.O2)
     space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
-    memory = Memory("")
+    state = TuningState("")
     if search.state is not None:
-        units = (*space.units, *space.followers)
+        units = (*space.tunable, *space.followers)
         words = [search.metric, options.low.name, *(f"{u.key} {u.op} {u.ports}" for u in units)]
-        memory = recall(fingerprint(words, prepared, samples), Path(search.state))
-    job = Job(model, prepared, space, samples, judge, memory, place)
-    told = search.progress or (lambda *_: None)
-    work = sum(unit.work.flops for unit in space.units)
-    probe = Probe(prepared, space.ports(), options.low, samples, judge, threads=1 if work < _LITTLE else 0)
+        state = load_state(fingerprint(words, prepared, samples), Path(search.state))
+    job = Job(model, prepared, space, samples, judge, state, backend)
+    progress = search.progress or (lambda *_: None)
+    work = sum(unit.work.flops for unit in space.tunable)
+    threads = 1 if work < _SINGLE_THREAD_BELOW else 0
+    masked = MaskedModel(prepared, space.ports(), options.low, samples, judge, threads)
     subset = choose_samples(live, _SUBSET)
     random = any(node.key in op_facts().random for node in graph.nodes)
-    noise = _noise(job, probe, subset) if random else None  # before anything takes time
-    job.measure_locally(told)
-    if noise is None and not judge.holds(memory.tally.worst):
-        noise = _noise(job, probe, subset)
+    noise = _noise(job, masked, subset) if random else None  # before anything takes time
+    job.measure_locally(progress)
+    if noise is None and not judge.holds(state.local.worst):
+        noise = _noise(job, masked, subset)
     timing = f"estimates for {device.name} from bytes and arithmetic, without launches"
     if search.times == "measured":
-        job.space, timing = timed(job, device.name)
-    hunt = Hunt(job.chooser(), probe, memory, judge, job.locals, subset, search.runs, told, job.whole())
-    return _finish(job, hunt, noise, search.pick, device.name, timing)
+        timing = job.measure_times(device.name)
+    candidates = CandidateSearch(
+        job.solver(), masked, state, judge, job.locals, subset, search.runs, progress, job.everything_error()
+    )
+    return _finish(job, candidates, noise, search.pick, device.name, timing)
 
 
-def _noise(job: Job, probe: Probe, subset: Sequence[int]) -> float:
-    """The error of the float32 model against itself, run again.
+def _noise(job: Job, masked: MaskedModel, subset: Sequence[int]) -> float:
+    """The error of the float32 model against itself in a second run.
 
     Raises:
         RuntimeFailure: it misses the tolerance.
     """
-    noise = job.memory.error((), subset, lambda: probe.error(frozenset(), subset))
+    noise = job.state.error((), subset, lambda: masked.error(frozenset(), subset))
     if not job.metric.holds(noise):
         raise RuntimeFailure(
-            f"The float32 model misses the tolerance already: run twice on the same inputs it is off by {noise:.2g},"
-            f" and {job.metric.tolerance:g} is wanted. It is not deterministic; no precision can cure that."
+            f"The float32 model is not deterministic: two runs on the same inputs differ by {noise:.2g}, more than the"
+            f" tolerance of {job.metric.tolerance:g}. No choice of precision can fix that."
         )
     return noise
 
 
 def _finish(
-    job: Job, hunt: Hunt, noise: float | None, pick: int | None, device: str, times: str
+    job: Job, search: CandidateSearch, noise: float | None, pick: int | None, device: str, times: str
 ) -> tuple[ModelProto, Tuned]:
-    """Convert for real: the best candidate whose converted model holds the tolerance on all samples."""
-    told, judge = hunt.told, job.metric
-    tolerance = wanted = judge.amplitude(judge.tolerance)
+    """Convert the best candidate whose converted model meets the tolerance on all samples."""
+    judge = job.metric
+    tolerance = target = judge.amplitude(judge.tolerance)
     attempt = 0
     while True:
         attempt += 1
-        prices = hunt.search(wanted)
-        nothing = hunt.chooser.candidate(frozenset(), prices, judge.amplitude(noise or 0.0))
-        front = [found for found in pareto([*hunt.found, nothing]) if found.low] + [nothing]
-        order = [i for i, found in enumerate(front) if found.low and found.least <= wanted]
-        last = attempt == _ATTEMPTS or not order or hunt.left <= 0
+        prices = search.search(target)
+        nothing = search.solver.candidate(frozenset(), prices, judge.amplitude(noise or 0.0))
+        front = [item for item in pareto_front([*search.candidates, nothing]) if item.low] + [nothing]
+        order = [i for i, item in enumerate(front) if item.low and item.best_known_error <= target]
+        last = attempt == _ATTEMPTS or not order or search.left <= 0
         if pick is not None:
             order, last = [_checked(pick, front)], True
         elif last:
@@ -207,25 +207,26 @@ def _finish(
         for number in order:
             kept = job.kept(front[number].low, prices)
             plan = job.plan(front[number], kept)
-            told("verifying the converted model", len(job.judged) + 1, len(job.judged) + 1)
+            search.progress("verifying the converted model", len(job.errors) + 1, len(job.errors) + 1)
             error = job.error(front[number], plan)
             if judge.holds(error) or (last and number == order[-1]):
                 return job.converted(plan), Tuned(
                     plan, judge.name, judge.tolerance, job.samples.description, len(job.samples), noise,
-                    job.device_noise, error, job.place.called(job.low.name), hunt.probe.runs,
-                    len(job.memory.recalled), len(job.judged), len(job.space.units),
-                    tuple(unit.label for unit in job.space.units if not unit.seen),
-                    tuple(_shown(judge, found) for found in front), number, tuple(kept), device, times,
+                    job.device_noise, error, job.backend.name(job.low.name), search.masked.runs,
+                    len(job.state.recalled), len(job.errors), len(job.space.tunable),
+                    tuple(unit.label for unit in job.space.tunable if not unit.seen),
+                    tuple(_in_metric_units(judge, item) for item in front), number, tuple(kept), device, times,
                     judge.holds(error),
                 )  # fmt: skip
-        # What mask runs show of some samples must be lower by as much as the worst of all samples is too high.
-        wanted = min(wanted, front[number].least) * max(_STEP, min(0.9, 0.9 * tolerance / judge.amplitude(error)))
+        # Mask runs see some samples only: aim lower by the factor by which the worst of all samples is too high.
+        step = max(_MIN_STEP, min(0.9, 0.9 * tolerance / judge.amplitude(error)))
+        target = min(target, front[number].best_known_error) * step
 
 
-def _shown(judge: Metric, found: Candidate) -> Candidate:
-    """A candidate whose errors are no amplitudes any more."""
-    error = None if found.error is None else judge.of_amplitude(found.error)
-    return replace(found, predicted=judge.of_amplitude(found.predicted), error=error)
+def _in_metric_units(metric: Metric, candidate: Candidate) -> Candidate:
+    """A candidate with errors in units of the metric instead of amplitudes."""
+    error = None if candidate.error is None else metric.of_amplitude(candidate.error)
+    return replace(candidate, predicted=metric.of_amplitude(candidate.predicted), error=error)
 
 
 def _checked(pick: int, front: Sequence[Candidate]) -> int:

@@ -1,4 +1,4 @@
-"""What was measured, kept on disk: an interrupted tuning goes on where it was, and asks for nothing twice."""
+"""Measurements of a tuning in a file, so that an interrupted one resumes and nothing is measured twice."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,38 +16,39 @@ from onnxamp._model.storage import write_file
 from onnxamp._numerics.measure import Measurement
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.spill import is_large
-from onnxamp._tuning.local import Tally
+from onnxamp._tuning.sensitivity import LocalErrors
 
 _FORMAT: Final = 2
 
 
 @dataclass(slots=True)
-class Memory:
-    """Measurements of one tuning: ``signature`` names model, samples and settings; ``path`` is None where nothing is
-    kept.
+class TuningState:
+    """Measurements of one tuning.
+
+    ``signature`` identifies model, samples and settings; ``path`` is None if nothing is saved.
     """
 
     signature: str
     path: Path | None = None
-    tally: Tally = field(default_factory=Tally)
+    local: LocalErrors = field(default_factory=LocalErrors)
     errors: dict[str, float] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
-    """Keys of errors that were there at the beginning."""
+    """Keys of the errors that were loaded."""
     recalled: set[str] = field(default_factory=set)
-    """Those of them, of mask runs, that were asked for."""
+    """The loaded errors of mask runs that were needed again."""
 
-    def error(self, low: Iterable[str], how: Sequence[int] | str, ask: Callable[[], float]) -> float:
-        """An error that was measured before, or is measured now; ``how`` is samples of mask runs, or a name."""
-        key = digest([*sorted(low), "", *map(str, how)])
+    def error(self, low: Iterable[str], how: Sequence[int] | str, measure: Callable[[], float]) -> float:
+        """The known error of a choice, or a new measurement; ``how`` is the samples of a mask run, or a name."""
+        key = _digest([*sorted(low), "", *map(str, how)])
         if key not in self.errors:
-            self.errors[key] = ask()
+            self.errors[key] = measure()
             self.save()
         if key in self.known and not isinstance(how, str):
             self.recalled.add(key)
         return self.errors[key]
 
     def save(self) -> None:
-        """Write everything down.
+        """Write everything to the file.
 
         Raises:
             OutputError: the file cannot be written.
@@ -57,35 +58,37 @@ class Memory:
                 "onnxamp": "tune",
                 "format": _FORMAT,
                 "signature": self.signature,
-                "samples": self.tally.samples,
-                "worst": _written(self.tally.worst),
-                "values": {name: list(map(_written, astuple(row))) for name, row in self.tally.values.items()},
+                "samples": self.local.samples,
+                "worst": _written(self.local.worst),
+                "values": {name: list(map(_written, astuple(row))) for name, row in self.local.values.items()},
                 "errors": {key: _written(error) for key, error in self.errors.items()},
             }
             write_file(self.path, (json.dumps(facts) + "\n").encode())
 
 
-def recall(signature: str, path: Path | None) -> Memory:
-    """The memory in a file, if it is of the same tuning; else an empty one.
+def load_state(signature: str, path: Path | None) -> TuningState:
+    """The state in a file if it belongs to the same tuning, else an empty one.
 
     Raises:
-        ArgumentError: the file is there, but is no such memory.
+        ArgumentError: the file exists, but is no tuning state.
     """
     if path is None or not path.exists():
-        return Memory(signature, path)
+        return TuningState(signature, path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         kind = data["onnxamp"], data["format"]
         rows = {name: Measurement(*map(_read, row)) for name, row in data["values"].items()}
-        tally = Tally(int(data["samples"]), rows, _read(data["worst"]))
+        local = LocalErrors(int(data["samples"]), rows, _read(data["worst"]))
         errors = {key: _read(error) for key, error in data["errors"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArgumentError(f"{str(path)!r} holds no state of a tuning ({error}): name another file.") from None
+        raise ArgumentError(f"{str(path)!r} is not a tuning state ({error}): name another file.") from None
     if kind != ("tune", _FORMAT):
-        raise ArgumentError(f"{str(path)!r} holds no state of a tuning that this onnxamp reads: name another file.")
+        raise ArgumentError(
+            f"{str(path)!r} is not a tuning state that this version of onnxamp reads: name another file."
+        )
     if data.get("signature") != signature:
-        return Memory(signature, path)
-    return Memory(signature, path, tally, errors, frozenset(errors))
+        return TuningState(signature, path)
+    return TuningState(signature, path, local, errors, frozenset(errors))
 
 
 def _written(number: float) -> float | str:
@@ -97,13 +100,13 @@ def _read(number: Any) -> Any:
 
 
 def fingerprint(words: Iterable[str], model: ModelProto, samples: Samples) -> str:
-    """What measurements belong to: settings, a model with all its weights, and samples."""
-    found = sha256("\n".join(words).encode())
+    """A hash of settings, a model with all its weights, and samples."""
+    digest = sha256("\n".join(words).encode())
     for piece in (model.SerializeToString(deterministic=True) if not is_large(model) else b"", *_contents(samples)):
-        found.update(piece)
+        digest.update(piece)
     for tensor in model.graph.initializer if is_large(model) else ():
-        found.update(tensor.name.encode() + tensor.raw_data)
-    return found.hexdigest()[:24]
+        digest.update(tensor.name.encode() + tensor.raw_data)
+    return digest.hexdigest()[:24]
 
 
 def _contents(samples: Samples) -> Iterator[bytes]:
@@ -114,6 +117,6 @@ def _contents(samples: Samples) -> Iterator[bytes]:
                 yield array.tobytes() if isinstance(array, np.ndarray) else repr(array).encode()
 
 
-def digest(parts: Iterable[str]) -> str:
-    """A short name for texts in order."""
+def _digest(parts: Iterable[str]) -> str:
+    """A short hash of texts in order."""
     return sha256("\n".join(parts).encode()).hexdigest()[:24]

@@ -1,0 +1,172 @@
+"""How sensitive the outputs are to each op.
+
+An instrumented pass replays every op of the lowered model on the float32 model's values: its local error. It can stop
+after any sample and resume later. Local errors alone rank ops badly, so mask runs lower topological blocks of ops one
+at a time, and halve the worst again and again. The error of a block is shared among its ops by their local errors:
+price of op i = (error of the block)^2 * local_i^2 / sum of local^2 in the block.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from math import inf
+from typing import Final, TypeAlias
+
+from onnx import ModelProto
+
+from onnxamp._dtypes import LowType
+from onnxamp._errors import RuntimeFailure
+from onnxamp._model.model import Model
+from onnxamp._numerics.measure import Measurement
+from onnxamp._numerics.walk import Pairing, SideBySide, pair
+from onnxamp._runtime.engines import Executable, OutputCache, part_of
+from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.samples import Samples
+from onnxamp._tuning.metric import Metric
+from onnxamp._tuning.space import TunableNode
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with the current activity ("activity: detail"), the steps done, and their number."""
+
+_HEADROOM: Final = 4.0
+"""Factor by which values of other samples may exceed the measured ones."""
+
+_FIRST_BLOCKS: Final = 8
+"""Blocks of the first partition."""
+
+_BROKEN_ABOVE: Final = 0.1
+"""Local relative L2 error above which an op stays float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalError:
+    """A node's own relative error, its largest magnitude, and why it must stay float32, if so."""
+
+    error: float
+    largest: float
+    broken: str | None
+
+
+@dataclass(slots=True)
+class LocalErrors:
+    """What the pass has measured: the number of samples, the local error of each value, and the worst error of the
+    outputs with everything in (emulated) low precision.
+    """
+
+    samples: int = 0
+    values: dict[str, Measurement] = field(default_factory=dict)
+    worst: float = 0.0
+
+
+def measure_samples(
+    measured: LocalErrors,
+    model: ModelProto,
+    lowered: ModelProto,
+    units: Sequence[TunableNode],
+    samples: Samples,
+    metric: Metric,
+    progress: Progress,
+    saved: Callable[[], None],
+    references: OutputCache,
+) -> None:
+    """Measure the samples that are missing. ``saved`` is called after each; ``references`` keep float32 outputs.
+
+    Raises:
+        RuntimeFailure: the model does not run.
+    """
+    names = {name for unit in units for name in unit.names}
+
+    def paired(reference: Flow, result: Flow) -> Pairing:
+        pairing = pair(reference, result)
+        shared = {name: replay for name, replay in pairing.shared.items() if name in names and replay is not None}
+        return Pairing(shared, pairing.replaceable, accumulated=False)
+
+    one, other = (Executable(Model(proto), "cpu", emulated=True, whole=False) for proto in (model, lowered))
+    walk = SideBySide(one, other, paired)
+    for number in range(measured.samples, len(samples)):
+        feeds = check_inputs(model, samples[number])
+        report = partial(progress, f"measuring each op: sample {number + 1} of {len(samples)}")
+        try:
+            walked = walk.run(feeds, part_of(report, number, len(samples)))
+        except RuntimeFailure as failure:
+            raise RuntimeFailure(samples.failure("The model does not run", failure, number)) from failure
+        for name, row in walked.compared.items():
+            if row.local is not None:
+                measured.values[name] = measured.values[name] + row.local if name in measured.values else row.local
+        error = inf
+        if walked.failure is None:
+            error = metric.error(walked.reference, walked.result)
+            references.keep(number, walked.reference)
+        measured.samples, measured.worst = number + 1, max(measured.worst, error)
+        saved()
+
+
+def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: LowType) -> LocalError:
+    """The local error of a node."""
+    mine = [values[name] for name in unit.names if name in values]
+    if not mine:  # in the body of a loop, or computed from values that only the lowered model has
+        return LocalError(low.epsilon / 2, 0.0, None)
+    error, largest = max(m.rel_l2 for m in mine), max(m.reference_max for m in mine)
+    alarm = next((m.alarm for m in mine if m.alarm), None)
+    if alarm is not None:
+        return LocalError(error, largest, alarm)
+    if error > _BROKEN_ABOVE:
+        return LocalError(error, largest, f"its own error is {error:.0%}")
+    if largest * _HEADROOM > low.max_finite:
+        return LocalError(error, largest, f"it reaches {largest:.4g}; {low.name} ends at {low.max_finite:.6g}")
+    return LocalError(max(error, low.epsilon / 64), largest, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Ops ``start`` to ``end`` (exclusive) in execution order, and the error of the outputs with only these lowered."""
+
+    start: int
+    end: int
+    error: float
+
+
+def measure_blocks(count: int, error: Callable[[range], float], runs: int) -> list[Block]:
+    """Blocks that cover ``count`` ops, in order.
+
+    Args:
+        error: measures the error of the outputs with these ops in low precision.
+        runs: how many measurements may be made.
+
+    Complexity: as many calls as ``runs``, at most.
+    """
+    first = min(_FIRST_BLOCKS, count, runs)
+    bounds = [count * i // first for i in range(first + 1)] if first else []
+    blocks = [Block(a, b, error(range(a, b))) for a, b in pairwise(bounds)]
+    left = runs - len(blocks)
+    while left >= 2 and (worst := _worst(blocks)) is not None:
+        blocks[worst : worst + 1] = split(blocks[worst], error)
+        left -= 2
+    return blocks
+
+
+def split(block: Block, error: Callable[[range], float]) -> list[Block]:
+    """Measure both halves of a block."""
+    middle = (block.start + block.end) // 2
+    halves = (range(block.start, middle), range(middle, block.end))
+    return [Block(half.start, half.stop, error(half)) for half in halves]
+
+
+def _worst(blocks: Sequence[Block]) -> int | None:
+    """The position of the block with the largest error among those that can be halved."""
+    able = [i for i, block in enumerate(blocks) if block.end - block.start > 1 and block.error > 0]
+    return max(able, key=lambda i: blocks[i].error, default=None)
+
+
+def error_prices(blocks: Sequence[Block], local: Sequence[float]) -> list[float]:
+    """The squared error that each op causes at the outputs; infinite if its block breaks them."""
+    prices = [0.0] * len(local)
+    for block in blocks:
+        members = range(block.start, block.end)
+        energy = sum(local[i] ** 2 for i in members)
+        for i in members:
+            share = local[i] ** 2 / energy if energy else 1 / len(members)
+            prices[i] = inf if block.error == inf else block.error**2 * share
+    return prices

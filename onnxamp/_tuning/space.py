@@ -1,0 +1,229 @@
+"""The search space: which nodes can be low precision, what that saves, and which of them the samples run."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from onnx import GraphProto, ModelProto
+
+from onnxamp._convert.analysis import Analysis, decided
+from onnxamp._decide.precision import LAUNCH, Prices, loop_trips
+from onnxamp._decide.problem import find_problem
+from onnxamp._dtypes import FLOAT
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._model.protos import all_nodes
+from onnxamp._ops.facts import is_exact, op_facts
+from onnxamp._options.options import Options
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.observe import settle
+from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.switch import Ports, node_key
+from onnxamp._target.roofline import Device, Work, work_of
+
+_UNIT_US: Final = 0.0327
+"""Microseconds of one cost unit of the cut: 32,768 bytes at 1 TB/s, see :mod:`onnxamp._decide.precision`."""
+
+_CASTS_PER_NODE: Final = 16
+"""Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
+
+_AMBIGUOUS: Final = "another node makes a value of the same name, so that measurements cannot be told apart"
+
+UNSEEN: Final = "no sample runs it: float32, as at level O2"
+
+_EAGER: Final = 1 << 16
+"""A gain in cost units that outweighs the Casts of any node."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunableNode:
+    """A node that can be low precision.
+
+    ``high`` and ``low`` are its microseconds in float32 and in low precision; ``gain`` is what low precision saves, in
+    cost units of the cut; ``names`` are those of its first output, also as the result of an If; ``seen`` says whether
+    any sample runs the node.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    node: int
+    label: str
+    op: str
+    ports: Ports
+    work: Work
+    high: float
+    low: float
+    seen: bool = True
+
+    gain: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        saved = max(0, min(int((self.high - self.low) / _UNIT_US), _EAGER))
+        object.__setattr__(self, "gain", _CASTS_PER_NODE * LAUNCH + saved)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """The nodes that can be low precision.
+
+    ``all_low`` is the analysis with all of them lowered, ``tunable`` those that compute, in execution order, and
+    ``pins`` the nodes that stay float32 because they cannot be measured, with the reason.
+    """
+
+    all_low: Analysis
+    tunable: tuple[TunableNode, ...]
+    followers: tuple[TunableNode, ...]
+    """Exact ops, which have no sensitivity of their own but round float32 values if the cut lowers them."""
+
+    pins: Mapping[int, str]
+
+    def known(self, live: AbstractSet[int], usual: Callable[[], AbstractSet[int]]) -> "SearchSpace":
+        """The space when samples run only the ``live`` nodes. Others cannot be measured: they follow level O2, where
+        the nodes that ``usual`` returns are low precision.
+        """
+        unseen = [unit for unit in self.tunable if unit.node not in live]
+        if not unseen:
+            return self
+        low = usual()
+        pins = {unit.node: UNSEEN for unit in unseen if unit.node not in low}
+        units = [replace(unit, seen=unit.node in live) for unit in self.tunable if unit.node not in pins]
+        return replace(self, tunable=tuple(units), pins={**self.pins, **pins})
+
+    def retimed(self, seconds: Mapping[str, tuple[float, float | None]]) -> "SearchSpace":
+        """The space with measured seconds by node, in float32 and, if known, in low precision. Estimates of the other
+        nodes are scaled to match.
+        """
+        timed = [unit for unit in self.tunable if unit.key in seconds]
+        scale = sum(seconds[unit.key][0] for unit in timed) * 1e6 / (sum(unit.high for unit in timed) or 1)
+
+        def of(unit: TunableNode) -> TunableNode:
+            high, low = seconds.get(unit.key, (unit.high * scale * 1e-6, None))
+            low = high * (unit.low / unit.high if unit.high else 1) if low is None else low
+            return replace(unit, high=high * 1e6, low=low * 1e6)
+
+        return replace(self, tunable=tuple(map(of, self.tunable)))
+
+    def ports(self) -> dict[str, Ports]:
+        """The low-precision ports of each node."""
+        return {unit.key: unit.ports for unit in (*self.tunable, *self.followers)}
+
+
+def find_space(graph: Graph, options: Options, device: Device) -> SearchSpace:
+    """Lower every node that kernels, schemas, overrides and hazards invisible to samples allow.
+
+    Complexity: that of an analysis.
+    """
+    problem, nodes = find_problem(graph, options), graph.nodes
+    taken = Counter(node_key(node) for node in nodes)
+    able = [node for node in nodes if _counts(node) or is_exact(node.proto)]
+    ambiguous = {node.index: _AMBIGUOUS for node in able if taken[node_key(node)] > 1}
+    eager = Prices(ambiguous, {node.index: _EAGER for node in able if _counts(node)})
+    all_low = decided(problem, prices=eager)
+    trips = graph.ask(loop_trips)
+    tunable, followers = [], []
+    for index in all_low.graph.order:
+        node = all_low.graph.nodes[index]
+        ports = _low_ports(all_low, node)
+        if ports.inputs or ports.outputs:
+            work = work_of(node, all_low.graph.shapes, trips[node.scope])
+            names = (node_key(node), *_results(all_low.graph, node))
+            times = work.time(device, low=False), work.time(device, low=True)
+            unit = TunableNode(node_key(node), names, index, node.label, node.key, ports, work, *times)
+            if _counts(node):
+                tunable.append(unit)
+            elif is_exact(node.proto):
+                followers.append(unit)
+    return SearchSpace(all_low, tuple(tunable), tuple(followers), ambiguous)
+
+
+def low_nodes(analysis: Analysis) -> frozenset[int]:
+    """Nodes with a low-precision port."""
+    ports = ((node.index, _low_ports(analysis, node)) for node in analysis.graph.nodes)
+    return frozenset(index for index, at in ports if at.inputs or at.outputs)
+
+
+def _counts(node: Node) -> bool:
+    """Whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbours."""
+    facts = op_facts()
+    moves = is_exact(node.proto) or node.key in facts.following or node.key in facts.control_flow
+    return not moves and node.key not in ("Cast", "Constant") and node.signature is not None
+
+
+def _results(view: View, node: Node) -> list[str]:
+    """Names of Ifs' outputs that the node's first output becomes."""
+    names: list[str] = []
+    value = next((value for value in node.outputs if value != ABSENT), ABSENT)
+    while value != ABSENT:
+        keys = [(view.nodes[view.scopes[scope].owner], port) for scope, port in view.results[value] if scope]
+        owner, port = next(((owner, port) for owner, port in keys if owner.key == "If"), (None, 0))
+        value = owner.outputs[port] if owner is not None else ABSENT
+        if value != ABSENT:
+            names.append(view.values[value].name)
+    return names
+
+
+def _low_ports(analysis: Analysis, node: Node) -> Ports:
+    decision, ports, graph = analysis.decision, analysis.ports, analysis.graph
+
+    def is_low(value: int, variable: int) -> bool:
+        return value != ABSENT and graph.types[value] == FLOAT and decision.is_low(variable)
+
+    consumed = ports.consumed[node.index]
+    inputs = tuple(port for port, value in enumerate(node.inputs) if is_low(value, consumed[port]))
+    outputs = tuple(port for port, value in enumerate(node.outputs) if is_low(value, ports.produced[value]))
+    return Ports(inputs, outputs if graph.nodes[node.index].outputs else ())
+
+
+def prices_for(
+    units: Sequence[TunableNode], prices: Sequence[float], pins: Mapping[int, str], kept: AbstractSet[int] = frozenset()
+) -> Prices:
+    """Gains and error prices for the cut, in its cost units; prices are capped at a multiple of all gains.
+
+    ``kept`` are nodes that stay float32 without a verdict of their own.
+    """
+    ceiling = 4 * sum(unit.gain for unit in units)
+    costs = {unit.node: round(min(price, ceiling)) for unit, price in zip(units, prices, strict=True)}
+    costs |= dict.fromkeys((*pins, *kept), ceiling)
+    gains = {unit.node: unit.gain for unit in units if unit.node not in pins}
+    return Prices(dict(pins), gains, {node: cost for node, cost in costs.items() if cost})
+
+
+def find_live(view: View, samples: Samples) -> list[frozenset[int]]:
+    """The indices of the nodes that each sample runs. An If in a loop counts as if both branches were taken.
+
+    Raises:
+        ArgumentError: a sample does not fit the model. RuntimeFailure: a condition cannot be computed.
+
+    Complexity: linear in nodes per sample if there are branches, plus the computation of their conditions.
+    """
+    model, everything = view.model, frozenset(range(len(view.nodes)))
+    if not any(node.op_type == "If" for node in model.graph.node):
+        return [everything] * len(samples)
+    tagged = ModelProto()
+    tagged.CopyFrom(model)
+    for node in Graph.of(tagged).nodes:
+        node.proto.name = str(node.index)  # unique names survive the inlining of branches
+    live = []
+    for sample in samples:
+        shell, _ = settle(tagged, None, check_inputs(model, sample), emulated=False)
+        live.append(everything & _tags(shell.model.graph))
+    return live
+
+
+def _tags(graph: GraphProto) -> set[int]:
+    """Indices of the nodes; those that inlining branches added have none."""
+    return {int(node.name) for node in all_nodes(graph.node) if node.name.isdecimal()}
+
+
+def choose_samples(live: Sequence[frozenset[int]], least: int) -> list[int]:
+    """The first ``least`` samples for mask runs, and more if it takes more to run every node that any sample runs."""
+    seen: set[int] = set()
+    needed = []
+    for number, nodes in enumerate(live):
+        if not nodes <= seen:
+            needed.append(number)
+            seen |= nodes
+    order = dict.fromkeys([*needed, *range(len(live))])
+    return sorted(list(order)[: max(least, len(needed))])
