@@ -19,7 +19,7 @@ sys.exit(why() and f"CUDA cannot be used here: {why()}.")' || exit 1 ;;
 esac
 # File by file: what crashes takes no other tests with it. Last what can be tested without a GPU, too.
 until=$(($(date +%s) + ${CUDA_TESTS_SECONDS:-150}))
-for file in $(grep -l 'mark\.cuda' tests/test_*.py | grep -v placement) tests/test_placement.py; do
+for file in $(grep -rl --include='test_*.py' 'mark\.cuda' tests | sort | grep -v placement) tests/runtime/test_placement.py; do
     echo "== $file"
     left=$((until - $(date +%s)))
     timeout "$((left > 1 ? left : 1))" "$python" -m pytest "$file" -m cuda -q -p no:cacheprovider -W default

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CALLER = """\
 from pathlib import Path
 from typing import Any

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rooms import ROOMS
 
 import onnxamp
 
@@ -17,44 +18,13 @@ MAX_FUNCTION_LINES = 50
 """Without signature and docstring, which are there to be read."""
 
 PACKAGE = Path(onnxamp.__file__).parent
+TESTS = Path(__file__).parents[1]
 FILES = {
     ".".join(("onnxamp", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 TREES = {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in FILES.items()}
 
-ROOMS = (
-    "_public",
-    "_context",
-    "_errors",
-    "_dtypes",
-    "_ops",
-    "_model",
-    "_graph",
-    "_target",
-    "_options",
-    "_patterns",
-    "_decide",
-    "_rewrite",
-    "_runtime",
-    "_convert",
-    "_audit",
-    "_numerics",
-    "_extract",
-    "_tuning",
-    "_api",
-    "_bench",
-    "_batch",
-    "_report",
-    "_amp",
-    "debugging",
-    "train",
-    "amp",
-    "",
-    "_cli",
-    "__main__",
-)
-"""The way of the data. A room imports from those before it; "" is ``onnxamp`` itself, which gathers public names."""
 PUBLIC = ("onnxamp", "onnxamp.amp", "onnxamp.debugging", "onnxamp.train")
 READERS = frozenset(ROOMS[: ROOMS.index("_graph") + 1])
 """What is known before a model is seen, and what reads one. Nothing of it decides."""
@@ -234,3 +204,9 @@ def test_lazy_names_are_where_the_package_says() -> None:
         assert getattr(onnxamp, name) is getattr(importlib.import_module(module), name)
     code = "import onnxamp, sys; print('onnx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split() == [b"False"]
+
+
+def test_the_tests_mirror_the_package() -> None:
+    """A folder for each room, and one for what concerns the whole project; nothing lies beside them."""
+    folders = {path.parent.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")}
+    assert folders <= {room.removeprefix("_") for room in ROOMS if room} | {"project"}

@@ -1,6 +1,6 @@
 """What holds for every model: random graphs over the whole op set, converted in every way.
 
-``ONNXAMP_EXAMPLES=20000 pytest tests/test_properties.py -m slow`` looks for longer than the suite has time for.
+``ONNXAMP_EXAMPLES=20000 pytest tests/convert/test_properties.py -m slow`` looks for longer than the suite has time for.
 """
 
 import itertools

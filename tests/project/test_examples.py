@@ -10,7 +10,7 @@ import pytest
 
 import onnxamp
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODULES = ("onnxamp", "onnxamp.amp", "onnxamp.debugging", "onnxamp.train")
 
 

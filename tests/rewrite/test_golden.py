@@ -19,7 +19,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 import onnxamp
 
-FILES = sorted((Path(__file__).parent / "golden").glob("*.txt"))
+FILES = sorted((Path(__file__).parents[1] / "golden").glob("*.txt"))
 SEPARATOR = "----\n"
 SHOWN = 8
 """Elements up to which a constant's values are shown."""

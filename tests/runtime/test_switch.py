@@ -198,13 +198,13 @@ def test_nodes_in_any_order() -> None:
     feeds = random_inputs(model)
     space = space_of(model)
     wanted = [with_switches(switched(model, space.ports(), low_type("float16")), feeds, low)
-              for low in ((), [unit.key for unit in space.units])]  # fmt: skip
+              for low in ((), [unit.key for unit in space.tunable])]  # fmt: skip
     nodes = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend(reversed(nodes))
     graph = switched(model, space.ports(), low_type("float16"))
     assert_same(with_switches(graph, feeds, ()), wanted[0])
-    assert_same(with_switches(graph, feeds, [unit.key for unit in space.units]), wanted[1])
+    assert_same(with_switches(graph, feeds, [unit.key for unit in space.tunable]), wanted[1])
 
 
 SHARED = """(float[2] x) => (float[2] y, float[2] z) {

@@ -23,7 +23,7 @@ from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.sample_files import _CHUNK, json_samples
 from onnxamp._runtime.samples import Samples, as_samples, load_samples, random_samples
 
-ENCODER = Path(__file__).parents[1] / "models" / "encoder.onnx"
+ENCODER = Path(__file__).parents[2] / "models" / "encoder.onnx"
 
 
 def npy(array):

@@ -6,7 +6,7 @@ import sys
 from xml.etree import ElementTree as ET
 
 from repository import ROOT
-from test_layers import ROOMS
+from rooms import ROOMS
 
 PICTURE = ROOT / "docs" / "layers.svg"
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")

@@ -651,7 +651,7 @@ class TestCommand:
 
 
 def test_wrong_types_are_refused_with_what_is_accepted(tmp_path):
-    encoder = Path(__file__).parents[1] / "models" / "encoder.onnx"
+    encoder = Path(__file__).parents[2] / "models" / "encoder.onnx"
     region = extract_region(encoder, "pooled", provider="cpu")
     for use, accepted in (
         (lambda: extract_region(encoder, 3), "around must be the name of a node"),

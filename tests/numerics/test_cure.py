@@ -189,7 +189,7 @@ def test_a_check_tells_what_to_keep():
     assert run("convert", source, "-o", "bad.onnx", *CARELESS).exit_code == 0
     result = run("check", "bad.onnx", *options)
     assert result.exit_code == 1
-    assert "It goes wrong first at node 'first'" in result.output
+    assert "The first bad value is 's0' (output of Mul node 'first')" in result.output
     words = the_command(result)
     assert words[0] == "--keep-fp32"
     assert run("convert", source, "-o", "good.onnx", *CARELESS, *words).exit_code == 0

@@ -375,7 +375,7 @@ def test_quiet_prints_failures_alone() -> None:
 
 
 WRONG = {
-    "no output": ([], "say with -o OUTDIR where the results go"),
+    "no output": ([], "name the folder for the results with -o OUTDIR"),
     "same folder": (["-o", "in"], "could replace originals"),
     "same folder by another name": (["-o", "in/../in"], "could replace originals"),
     "folder around it": (["-o", "."], "could replace originals"),
