@@ -41,7 +41,8 @@ def test_command(command, checkout, monkeypatch):
 
 def test_a_command_in_a_process_of_its_own(checkout):
     done = subprocess.run(
-        [sys.executable, "-m", "onnxamp", "lists", "default"], cwd=checkout, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "onnxamp", "lists", "default"],
+        cwd=checkout, capture_output=True, text=True, check=False,
         env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
