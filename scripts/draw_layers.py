@@ -63,7 +63,9 @@ def read_rooms() -> dict[str, Room]:
         package = name if modules[name].name == "__init__.py" else name.rpartition(".")[0]
         imports[room].update({room_of(item) for item in imported(tree, package, modules.keys())} - {room})
     purposes = {room_of(name): ast.get_docstring(tree) or "" for name, tree in trees.items() if name.count(".") < 2}
-    return {room: Room(room, first_sentence(purposes[room]), lines[room], imports[room]) for room in imports}
+    # In hundreds, so that the picture changes with the structure and not with every line.
+    about = {room: max(100, round(count, -2)) for room, count in lines.items()}
+    return {room: Room(room, first_sentence(purposes[room]), about[room], imports[room]) for room in imports}
 
 
 def first_sentence(docstring: str) -> str:
@@ -129,7 +131,7 @@ def draw(rooms: list[Room]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif">',
         f"  <style>{STYLE}  </style>",
         f'  <rect width="{width}" height="{height}" rx="10" fill="#ffffff"/>',
-        *(text(x, TOP - 12, "head", word) for x, word in ((NAME, "room"), (PURPOSE, "purpose"), (LINES, "lines"))),
+        *(text(x, TOP - 12, "head", word) for x, word in ((NAME, "room"), (PURPOSE, "purpose"), (LINES, "lines, about"))),
         text(NAME, bottom + 22, "note", CAPTION),
     ]
     bands = {level: number % 2 for number, level in enumerate(sorted({room.level for room in rooms}))}
