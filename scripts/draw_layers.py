@@ -50,6 +50,9 @@ class Room:
     """One more than that of any room it imports."""
 
 
+HEADS = ((NAME, "room"), (PURPOSE, "purpose"), (LINES, "lines, about"))
+
+
 def read_rooms() -> dict[str, Room]:
     """All rooms by name, without levels."""
     files = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -131,7 +134,7 @@ def draw(rooms: list[Room]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif">',
         f"  <style>{STYLE}  </style>",
         f'  <rect width="{width}" height="{height}" rx="10" fill="#ffffff"/>',
-        *(text(x, TOP - 12, "head", word) for x, word in ((NAME, "room"), (PURPOSE, "purpose"), (LINES, "lines, about"))),
+        *(text(x, TOP - 12, "head", word) for x, word in HEADS),
         text(NAME, bottom + 22, "note", CAPTION),
     ]
     bands = {level: number % 2 for number, level in enumerate(sorted({room.level for room in rooms}))}
