@@ -83,7 +83,7 @@ def _is_low(analysis: Analysis, node: int) -> bool:
     return all(analysis.decision.low[variable] for variable in analysis.ports.of_node.get(node, {}).values())
 
 
-_OF_PATTERNS: Final = frozenset({Reason.ISLAND, Reason.EPSILON, Reason.FUSION, Reason.BLACK})
+_OF_PATTERNS: Final = frozenset({Reason.DECOMPOSED, Reason.EPSILON, Reason.FUSION, Reason.BLACK})
 """Reasons that keep nodes of a decomposed pattern in float32, but not the single op."""
 
 

@@ -208,7 +208,7 @@ def decomposed_patterns(graph: Graph, _low: LowType) -> Iterator[Hazard]:
     for kind in ("normalisation", "softmax", "magnitude"):
         for match in patterns_of(graph, kind):
             why = f"part of the {kind} around {graph.nodes[match.core].label!r}"
-            yield from (Hazard(index, Reason.ISLAND, why) for index in sorted(match.nodes))
+            yield from (Hazard(index, Reason.DECOMPOSED, why) for index in sorted(match.nodes))
 
 
 def cast_absorbed(graph: Graph, low: LowType) -> Iterator[Hazard]:

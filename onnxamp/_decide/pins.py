@@ -87,7 +87,7 @@ def find_pins(
     return collector.finish()
 
 
-_MEASURABLE = frozenset({Reason.EPSILON, Reason.ISLAND, Reason.REDUCTION})
+_MEASURABLE = frozenset({Reason.EPSILON, Reason.DECOMPOSED, Reason.REDUCTION})
 """Hazards that measured ranges confirm or refute; others appear only with inputs that samples may lack."""
 
 

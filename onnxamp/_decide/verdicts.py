@@ -14,7 +14,7 @@ class Reason(Enum):
     RANGE = "constant range"
     EPSILON = "epsilon"
     MASK = "mask"
-    ISLAND = "normalisation island"
+    DECOMPOSED = "decomposed pattern"
     INDEX = "index path"
     REDUCTION = "large reduction"
     FUSION = "runtime fusion"

@@ -29,7 +29,7 @@ _HAZARDS: Final = {
     "constant range": "A constant exceeds the range of low precision",
     "epsilon": "Low precision loses an epsilon, or what it guards",
     "mask": "Low precision would change an attention mask",
-    "normalisation island": "Part of a decomposed normalisation: its squares overflow low precision",
+    "decomposed pattern": "Part of a decomposed op, whose inner values leave the range of low precision",
     "index path": "Indices, positions or sizes carried in floats",
     "large reduction": "A sum over very many elements",
     "quantized unit": "The runtime fuses it into integer kernels",

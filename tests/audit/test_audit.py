@@ -206,7 +206,7 @@ def test_zeros_that_are_no_epsilons(text: str) -> None:
     assert not found(audit_model(low_model(text, zero=0, zeros=[0, 0, 0, 0])), kind="hazard")
 
 
-def test_a_swallowed_cast_does_not_load() -> None:
+def test_an_absorbed_cast_does_not_load() -> None:
     """The fusion's own type error: onnxamp keeps such a Cast apart, others do not."""
     text = """(float16[2,8] h) => (float[2,8] y) <float two = {2.0}, float eps = {1e-5}> {
         x = Cast <to = 1> (h) m = ReduceMean <axes = [-1]> (x) d = Sub (x, m) p = Pow (d, two)

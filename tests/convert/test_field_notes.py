@@ -404,12 +404,12 @@ def test_22_the_float16_island_is_kept(level: str) -> None:
 
 # --- 1b: numbers --------------------------------------------------------------------------------------------
 
-ISLANDS = [name for name, case in CASES.items() if case.row == 24 and name != "l2_norm"] + ["layer_norm_to_fuse"]
+DECOMPOSED = [name for name, case in CASES.items() if case.row == 24 and name != "l2_norm"] + ["layer_norm_to_fuse"]
 
 
 @levels
 @dtypes
-@every(name=ISLANDS)
+@every(name=DECOMPOSED)
 def test_24_islands_stay_float32_as_a_unit(name: str, level: str, dtype: str) -> None:
     model = converted(name, level, dtype=dtype)
     for one in typed(model, "Pow", "ReduceMean", "ReduceSum", "Sqrt", "Reciprocal", "Div", "Sub"):

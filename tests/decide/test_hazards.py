@@ -46,7 +46,7 @@ def test_integer_products_keep_their_scaling(level):
 @pytest.mark.parametrize("first", ["h = Identity (x)", "h = MatMul (x, w)", "t = Relu (x) h = Neg (t)"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("keep_io", [True, False])
-def test_no_cast_is_swallowed_by_the_layer_norm_fusion(first, level, keep_io):
+def test_no_cast_is_absorbed_by_the_layer_norm_fusion(first, level, keep_io):
     text = f"(float[2,8] x) => (float[2,8] y) <float two = {{2.0}}, float eps = {{1e-5}}> {{ {first} {LAYER_NORM} }}"
     model = onnxamp.convert_model(parse(text, w=random(8, 8), gain=random(8)), level, keep_io_types=keep_io)
     onnx.checker.check_model(model, full_check=True)
@@ -60,7 +60,7 @@ def test_no_cast_is_swallowed_by_the_layer_norm_fusion(first, level, keep_io):
 
 
 @pytest.mark.parametrize(("dtype", "shields"), [("float16", 0), ("bfloat16", 1)])
-def test_no_cast_is_swallowed_by_the_rms_norm_fusion(dtype, shields):
+def test_no_cast_is_absorbed_by_the_rms_norm_fusion(dtype, shields):
     """In bfloat16 no CUDA kernel takes a low input with a float32 scale: an op stands between Cast and norm."""
     text = f"""(float[2,8] x) => (float[2,8] y) <float two = {{2.0}}, float eps = {{1e-5}}> {{
         h = MatMul (x, w) {RMS_NORM} }}"""
@@ -77,7 +77,7 @@ def test_a_gain_that_is_computed_belongs_to_the_norm_if_it_is_a_vector(gain, low
 
 
 def test_a_norm_over_channels_pins_no_conv():
-    """It is no LayerNormalization to the runtime: nothing is fused, and nothing is swallowed."""
+    """It is no LayerNormalization to the runtime: nothing is fused, and nothing is absorbed."""
     text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) <float two = {2.0}, float eps = {1e-5}> { h = Conv (x, k)
         m = ReduceMean <axes = [1]> (h) d = Sub (h, m) p = Pow (d, two) v = ReduceMean <axes = [1]> (p)
         e = Add (v, eps) q = Sqrt (e) y = Div (d, q) }"""

@@ -482,4 +482,4 @@ def test_a_real_conversion(tmp_path: Path) -> None:
     precisions = [row.precision for row in page.nodes if row.op != "Cast"]
     assert precisions.count("float16") == made.summary.nodes["low"]
     assert precisions.count("float32") == made.summary.nodes["float32"]
-    assert {row.why for row in page.nodes if row.precision == "float32"} >= {"normalisation island"}
+    assert {row.why for row in page.nodes if row.precision == "float32"} >= {"decomposed pattern"}
