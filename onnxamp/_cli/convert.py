@@ -68,9 +68,10 @@ def command(model: Path, **options: Any) -> None:
 def _convert(path: Path, given: dict[str, Any]) -> None:
     if given["jobs"] is not None:
         raise ArgumentError("--jobs is for a folder of models.")
-    is_auto(given["level"], given["tolerance"], None, "rel-l2")
     validates = not given["no_validate"]
     plan = load_plan(given["plan_file"]) if given["plan_file"] else None
+    if plan is None:
+        is_auto(given["level"], given["tolerance"], None, "rel-l2")
     options = plan.options if plan else options_of(given)
     provider = choose_provider(provider_of(given)) if validates else None  # fails before anything is written
     model = Model.read(path)

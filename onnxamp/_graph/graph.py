@@ -30,16 +30,9 @@ class Graph(View, Asked):
     """The folder of the model's external data; None if all weights are in the model."""
 
     @classmethod
-    def of(
-        cls,
-        model: ModelProto,
-        folder: Path | None = None,
-        *,
-        freeze_defaults: bool = False,
-        opsets: Mapping[str, int] | None = None,
-    ) -> Self:
+    def of(cls, model: ModelProto, folder: Path | None = None, *, freeze_defaults: bool = False) -> Self:
         """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`."""
-        return resolve(partial(cls, folder=folder), model, freeze_defaults=freeze_defaults, opsets=opsets)
+        return resolve(partial(cls, folder=folder), model, freeze_defaults=freeze_defaults)
 
     @cached_property
     def types(self) -> Types:
