@@ -54,7 +54,15 @@ class OutputError(OnnxAmpError):
 
 
 class RuntimeFailure(OnnxAmpError):  # noqa: N818 - "error" would say that onnxamp itself is at fault
-    """ONNX Runtime could not load or run a model."""
+    """ONNX Runtime could not load or run a model.
+
+    Attributes:
+        loaded: whether the model had loaded, so that its inputs may be at fault.
+    """
+
+    def __init__(self, message: str, *, loaded: bool = False) -> None:
+        super().__init__(message)
+        self.loaded = loaded
 
 
 class NumericsError(OnnxAmpError):

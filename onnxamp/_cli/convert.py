@@ -23,8 +23,8 @@ from onnxamp._cli.options import (
 from onnxamp._convert.convert import Sink, convert_to_file
 from onnxamp._convert.plan import load_plan
 from onnxamp._errors import ArgumentError
-from onnxamp._model.model import Model, ModelSource
-from onnxamp._numerics.diff import diff_models
+from onnxamp._model.model import Model
+from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Level, LevelName, Options, is_auto
 from onnxamp._report.conversion import conversion_json, conversion_report
@@ -79,7 +79,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     target = target_of(model, given, options.dtype, given["plan_file"])
     in_place = is_same_file(path, target)
     # The original is compared after the result is written, perhaps over its file.
-    original: ModelSource = model.embedded() if in_place and samples is not None else model
+    original = Model.of(model.embedded()) if in_place and validates else model
+    comparison = Comparison.of(original, samples, None, provider) if samples is not None and validates else None
     tuned = validation = result = None
     with progress_bar(quiet=given["quiet"]) as progress:
         if options.level == Level.AUTO and plan is None:
@@ -88,6 +89,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
             search = Search(given["tolerance"], samples=samples, provider=provider_of(given), progress=progress)
             tuned = tune(model, options, search)[1]
             plan = tuned.plan
+        if comparison is not None:
+            comparison.try_reference(partial(progress, "running the original"))
         progress("converting", 0, 0)
         sink = Sink(target, given["external_data"], given["shard_size"], partial(progress, "writing"))
         made = convert_to_file(model, sink, options, plan)
@@ -97,13 +100,14 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
             made.plan.save(given["save_plan"])
         if validates or given["html"]:
             result = Model.read(target, model)
-        if samples is not None and validates:
+        if comparison is not None and result is not None:
             progress("validating", 0, 0)
-            validation = diff_models(original, result, samples, layers=bool(given["html"]), provider=provider,
-                                     progress=partial(progress, "validating"))  # fmt: skip
+            validation = comparison.compare(
+                result, layers=bool(given["html"]) or None, progress=partial(progress, "validating")
+            )
             if _fails(validation) and not given["plan_file"] and not in_place and not given["no_cure"]:
                 progress("looking for a fix", 0, 0)
-                validation = replace(validation, cure=_cure(model, target, samples, options, given))
+                validation = replace(validation, cure=_cure(model, target, comparison.samples, options, given))
     if given["html"] and result is not None:
         write_conversion_page(made, result, validation, tuned, given["html"])
     show(given, partial(conversion_report, made, validation), partial(conversion_json, made, validation))

@@ -15,6 +15,7 @@ from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.view import Node
 from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.engines import Progress, engine_name
 from onnxamp._runtime.flow import Flow, make_flow
@@ -189,7 +190,7 @@ def _record(
         try:
             arrays = values_of(flow, feeds, list(dict.fromkeys([*inputs, *outputs])), run)
         except RuntimeFailure as error:
-            text = samples.failure("The model does not run as far as the region", error, number)
+            text = input_failure("The model does not run as far as the region", error, samples, number, centre.opened)
             raise RuntimeFailure(text) from error
         recorded = Recorded({name: arrays[name] for name in inputs}, {name: arrays[name] for name in outputs})
         if not all(map(is_finite, recorded.expected.values())):

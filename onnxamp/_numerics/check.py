@@ -11,6 +11,7 @@ from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
 from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import Executable, Progress, engine_name, part_of
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
@@ -95,7 +96,7 @@ def check_run(
                 jobs.append(_Job(WatchedRun(Runner(flow, chosen), rows, budget), ops or OpFilter(), stop=stop))
             jobs[-1].run(feeds, part_of(progress, number, len(samples)))
         except RuntimeFailure as error:
-            return replace(report, skipped=samples.failure("The model does not run", error, number))
+            return replace(report, skipped=input_failure("The model does not run", error, samples, number, opened))
         if stop and jobs[-1].first_bad() is not None:
             break
     seen = {op_key(node) for job in jobs for node in job.watched.runner.flow.nodes}

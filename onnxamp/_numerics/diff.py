@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
+
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.compare import compare_outputs, merge
@@ -13,6 +15,7 @@ from onnxamp._numerics.metrics import LOWNESS, TensorDiff
 from onnxamp._numerics.results import DiffReport, LayerDiff
 from onnxamp._numerics.walk import Compared, SideBySide, Walked
 from onnxamp._ops.facts import op_key
+from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import (
     Executable,
     OutputCache,
@@ -121,6 +124,20 @@ class Comparison:
         whole = chosen == "cuda" if whole is None else whole
         return cls(Executable(reference, chosen, chosen == "cpu", whole, budget), samples, limits)
 
+    def try_reference(self, progress: Progress | None = None) -> None:
+        """Run the reference on given inputs, to know that they fit it before anything else is done; :meth:`compare`
+        keeps what this computes, as far as it fits in memory. Made-up inputs are left alone.
+
+        Raises:
+            ArgumentError: the reference does not run on them.
+        """
+        for number, sample in enumerate(() if self.samples.made_up else self.samples):
+            feeds = check_inputs(self.reference.model.proto, sample)
+            try:
+                self.outputs.keep(number, self.reference.run(feeds, part_of(progress, number, len(self.samples))))
+            except RuntimeFailure as error:
+                input_failure("The model does not run", error, self.samples, number, self.reference.model)
+
     def compare(self, result: Model, *, layers: bool | None, progress: Progress | None = None) -> DiffReport:
         """As :func:`diff_models`; ``layers`` is None to compare layers only if outputs miss their limits."""
         one = self.reference
@@ -148,7 +165,8 @@ class Comparison:
                     number, feeds, other, walk if layers else None, part_of(progress, number, len(samples))
                 )
             except RuntimeFailure as error:
-                return replace(report, skipped=samples.failure("The reference does not run", error, number))
+                text = input_failure("The reference does not run", error, samples, number, one.model)
+                return replace(report, skipped=text)
             if walked.failure is not None:
                 return replace(report, failure=f"The result does not run: {walked.failure}")
             if one.whole and one.provider == "cuda" and number == 0 and report.reference_lowest == "float32":
@@ -157,6 +175,7 @@ class Comparison:
                     noise=noise_floor(WholeModel(one.model.path or one.model.proto, "cpu"), feeds, walked.reference),
                 )
             tally.add(*flows, walked)
+            tally.notes |= dict.fromkeys(_nan_inputs(feeds))
         return _finished(report, tally, self.limits)
 
     def _described(self, report: DiffReport, reference: Flow, result: Flow) -> DiffReport:
@@ -222,6 +241,7 @@ class _Tally:
     outputs: dict[str, list[TensorDiff]] = field(default_factory=dict)
     alarms: list[str] = field(default_factory=list)
     layers: dict[str, LayerDiff] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
 
     def add(self, reference: Flow, result: Flow, walked: Walked) -> None:
         for name, value in walked.reference.items():
@@ -242,6 +262,13 @@ def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
     return (*notes, *(f"Only the result gives the output {name!r}; it is not compared." for name in outputs))
 
 
+def _nan_inputs(feeds: Mapping[str, Feed]) -> Iterator[str]:
+    """Sentences about inputs that hold NaN, which spoils whatever it meets."""
+    for name, feed in feeds.items():
+        if isinstance(feed, np.ndarray) and feed.dtype.kind == "f" and (count := int(np.isnan(feed).sum())):
+            yield f"Input {name!r} holds NaN in {count:,} of {feed.size:,} elements."
+
+
 def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
     outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
     alarms = [*tally.alarms, *(f"Output {d.name!r}: {d.alarm}" for d in outputs if d.alarm and not size_only(d))]
@@ -254,10 +281,10 @@ def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
         if count
     ]
     report = replace(report, outputs=outputs, layers=rows, failure=alarms[0] if alarms else None)
-    report = apply_limits(replace(report, notes=(*report.notes, *notes)), limits)
+    report = apply_limits(replace(report, notes=(*report.notes, *notes, *tally.notes)), limits)
     if floats and all(count == diff.size for diff, count in spoiled):
         text = "The reference's outputs are NaN or infinite throughout: there is no right answer to compare with."
-        return replace(report, skipped=text)
+        return replace(report, skipped=" ".join([text, *tally.notes]))
     if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
         text = f"Float32 itself, on the same inputs, is off by {report.noise:.0%} there from what the CPU computes"
         return replace(report, skipped=f"{text}: its outputs cannot tell what low precision does.")

@@ -1,11 +1,12 @@
 """Checking inputs against the types that a model declares."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise, permutations
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from onnx import ModelProto, TypeProto, helper
+from onnx import ModelProto, TensorShapeProto, TypeProto, helper
 
 from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ArgumentError
@@ -18,16 +19,20 @@ _KINDS: Final = ("biu", "fV", "USO")
 """Groups of NumPy kinds that are never cast to each other: integers and booleans; floats ("V": bfloat16 and the like);
 strings."""
 
+_MOST_AXES: Final = 5
+"""Rank up to which all orders of axes are tried."""
+
 
 def check_inputs(model: ModelProto, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
     """The feeds in the types that the model takes.
 
     Arrays of another width (float64 for float32, int32 for int64, ...) are cast if that changes no number; floats for
     low-precision inputs are rounded as by a Cast in front of the model. Inputs with a default may be left out; optional
-    inputs that are left out become None. Shapes are not checked.
+    inputs that are left out become None. Shapes are checked as ONNX Runtime checks them: the rank, and every dimension
+    whose size the model fixes; where it declares a scalar, anything goes.
 
     Raises:
-        ArgumentError: an input is missing, unknown, of another kind, or would change by the cast.
+        ArgumentError: an input is missing, unknown, of another kind or shape, or would change by the cast.
     """
     defaults = {tensor.name for tensor in model.graph.initializer}
     defaults |= {tensor.values.name for tensor in model.graph.sparse_initializer}
@@ -59,7 +64,42 @@ def _checked(name: str, feed: Feed, kind: TypeProto) -> Feed:
         return [_checked(f"{name}[{i}]", item, kind.sequence_type.elem_type) for i, item in enumerate(feed)]
     if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.elem_type:
         return feed
-    return _cast(name, np.asarray(feed), helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
+    array = np.asarray(feed)
+    if kind.tensor_type.HasField("shape"):
+        _check_shape(name, array.shape, list(map(_declared_size, kind.tensor_type.shape.dim)))
+    return _cast(name, array, helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
+
+
+def _check_shape(name: str, given: tuple[int, ...], wanted: Sequence[int | str]) -> None:
+    if not wanted or _fits(given, wanted):
+        return
+    text = f"Input {name!r} must have the shape [{', '.join(map(str, wanted))}], not {list(given)}"
+    if len(given) + 1 == len(wanted) and _fits((1, *given), wanted):
+        text += ": the batch axis is missing (numpy: x[None])"
+    elif len(given) == len(wanted) <= _MOST_AXES:
+        orders = (order for order in permutations(range(len(given))) if _fits([given[axis] for axis in order], wanted))
+        if order := min(orders, key=_displaced, default=None):
+            text += f": its axes are in another order (numpy: x.transpose{order})"
+    raise ArgumentError(f"{text}.")
+
+
+def _declared_size(dim: TensorShapeProto.Dimension) -> int | str:
+    """A fixed size, or else a name; some exporters write -1 for "dynamic"."""
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
+        return dim.dim_value
+    return dim.dim_param or "?"
+
+
+def _fits(given: Sequence[int], wanted: Sequence[int | str]) -> bool:
+    return len(given) == len(wanted) and all(
+        isinstance(size, str) or size == found for found, size in zip(given, wanted, strict=True)
+    )
+
+
+def _displaced(order: tuple[int, ...]) -> tuple[int, int]:
+    """Few moved axes are likelier than many, and one axis moved past others likelier than a shuffle."""
+    moved = sum(place != axis for place, axis in enumerate(order))
+    return order[0] != 0, sum(later != axis + 1 for axis, later in pairwise(order)) * 10 + moved
 
 
 def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:

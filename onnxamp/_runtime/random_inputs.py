@@ -20,22 +20,11 @@ optionals                              a value
 
 Indices, masks and sizes are recognised through data movement, Casts and bodies, whatever the input's type.
 
-=====================================  =====================================================================
-dimension                              size
-=====================================  =====================================================================
-fixed                                  that size
-named in ``dims``                      ``dims[name]``
-a sum of names and numbers ("a + 1")   the sum of their sizes
-first axis of an input                 1, a batch; likewise the same name at any other axis (the first axis of a
-                                       one-dimensional input counts only if the name occurs nowhere else)
-other dynamic                          8; equal names have equal sizes
-=====================================  =====================================================================
-
-An input of unknown rank is a (1, 8) matrix. Sizes that depend on each other in ways that names do not show (past and
-total lengths) must be given in ``dims``.
+Fixed dimensions have that size, named ones what :mod:`onnxamp._runtime.sizes` says, and others 8, or 1 on the first
+axis. An input of unknown rank is a (1, 8) matrix. Sizes that depend on each other in ways that names do not show must
+be given in ``dims``.
 """
 
-import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -50,16 +39,13 @@ from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Origin
 from onnxamp._runtime.roles import Role, Use, input_use
+from onnxamp._runtime.sizes import BATCH, OTHER, Sizes
 from onnxamp._runtime.values import Feed
-
-_BATCH: Final = 1
-_OTHER: Final = 8
-"""Sizes of dynamic dimensions: leading ones, and all others."""
 
 _MOST_BYTES: Final = 16 << 30
 """An input that takes more is not generated: its shape must be a mistake."""
 
-_UNKNOWN_SHAPE: Final[tuple[int, ...]] = (_BATCH, _OTHER)
+_UNKNOWN_SHAPE: Final[tuple[int, ...]] = (BATCH, OTHER)
 
 
 def random_inputs(model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> dict[str, Feed]:
@@ -84,19 +70,30 @@ def random_inputs(model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] |
 class InputMaker:
     """What is known about a model's inputs, from which any number of samples can be generated."""
 
-    inputs: tuple[tuple[ValueInfoProto, Use], ...]
+    graph: Graph
+    entries: Mapping[int, ValueInfoProto]
+    """The inputs without a default, by value."""
+    named: Sizes
+    dims: Mapping[str, int]
+    """Sizes that are given."""
     sizes: Mapping[str, int]
-    """Of named dimensions."""
+    """Of all named dimensions."""
+    uses: Mapping[int, Use]
 
     def make(self, seed: int) -> dict[str, Feed]:
         """The inputs of :func:`random_inputs` for a seed; raises the same."""
         if seed < 0:
             raise ArgumentError(f"The seed must not be negative, but is {seed}.")
         feeds = {}
-        for entry, use in self.inputs:
+        for value, entry in self.entries.items():
             generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
-            feeds[entry.name] = _feed(generator, entry.name, entry.type, use, self.sizes)
+            feeds[entry.name] = _feed(generator, entry.name, entry.type, self.uses[value], self.sizes)
         return feeds
+
+    def others(self) -> Iterator[tuple[dict[str, int], "InputMaker"]]:
+        """Sizes to try where the usual ones do not run, and what makes such inputs; those given stay."""
+        for sizes in self.named.others(self.dims):
+            yield sizes, _maker(self.graph, self.entries, self.named, {**self.dims, **sizes})
 
 
 def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMaker:
@@ -106,46 +103,15 @@ def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMak
         ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
     """
     named = {graph.scopes[0].names[entry.name]: entry for entry in graph.model.graph.input}
-    fed = {value: entry for value, entry in named.items() if graph.values[value].origin is Origin.INPUT}
-    sizes = _sizes(list(fed.values()), dims or {})
+    entries = {value: entry for value, entry in named.items() if graph.values[value].origin is Origin.INPUT}
+    return _maker(graph, entries, Sizes.of(entries.values()), dims or {})
+
+
+def _maker(graph: Graph, entries: Mapping[int, ValueInfoProto], named: Sizes, dims: Mapping[str, int]) -> InputMaker:
+    sizes = named.resolve(dims)
     shapes = graph.shapes_at(sizes)
-    return InputMaker(tuple((entry, input_use(graph, value, shapes)) for value, entry in fed.items()), sizes)
-
-
-def _sizes(entries: list[ValueInfoProto], dims: Mapping[str, int]) -> dict[str, int]:
-    """Size of every named dimension."""
-    leading, elsewhere, alone = set[str](), set[str](), set[str]()
-    for shape in (shape for entry in entries for shape in _shapes(entry.type)):
-        for axis, dim in enumerate(shape.dim):
-            if dim.dim_param:
-                (elsewhere if axis else leading if len(shape.dim) > 1 else alone).add(dim.dim_param)
-    known = leading | elsewhere | alone
-    for name, size in dims.items():
-        if name not in known:
-            listed = ", ".join(map(repr, sorted(known))) or "no named dimensions"
-            raise ArgumentError(f"The model's inputs have no dimension {name!r}; they have {listed}.")
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ArgumentError(f"Dimension {name!r} cannot have the size {size!r}.")
-    sizes = {name: _BATCH if name in leading | (alone - elsewhere) else _OTHER for name in known} | dict(dims)
-    for name in known - dims.keys():
-        terms = [term.strip() for term in name.split("+")]
-        if len(terms) > 1 and all(term in sizes or re.fullmatch(r"\d+", term) for term in terms):
-            sizes[name] = sum(sizes[term] if term in sizes else int(term) for term in terms)
-    return sizes
-
-
-def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
-    kind = _element(kind)
-    if kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
-        yield kind.tensor_type.shape
-
-
-def _element(kind: TypeProto) -> TypeProto:
-    """The innermost element type of optionals and sequences."""
-    while kind.WhichOneof("value") in ("optional_type", "sequence_type"):
-        optional = kind.HasField("optional_type")
-        kind = kind.optional_type.elem_type if optional else kind.sequence_type.elem_type
-    return kind
+    uses = {value: input_use(graph, value, shapes) for value in entries}
+    return InputMaker(graph, entries, named, dims, sizes, uses)
 
 
 def _feed(generator: np.random.Generator, name: str, kind: TypeProto, use: Use, sizes: Mapping[str, int]) -> Feed:
@@ -173,7 +139,7 @@ def _size(dim: TensorShapeProto.Dimension, axis: int, sizes: Mapping[str, int]) 
         return dim.dim_value
     if dim.dim_param:
         return sizes[dim.dim_param]
-    return _OTHER if axis else _BATCH
+    return OTHER if axis else BATCH
 
 
 def _tensor(

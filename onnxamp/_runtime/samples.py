@@ -27,7 +27,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._runtime.random_inputs import InputMaker, input_maker
@@ -57,8 +57,13 @@ class Samples:
     description: str
     """Where the samples come from, as reports say it."""
     readers: Sequence[Callable[[], Sample]]
-    made_up: bool = False
-    """Whether the numbers are random."""
+    others: Callable[[], Iterator[tuple[dict[str, int], Sample]]] | None = None
+    """Makes the first sample with other sizes of named dimensions; None where nothing is made up."""
+
+    @property
+    def made_up(self) -> bool:
+        """Whether the numbers are random."""
+        return self.others is not None
 
     def __len__(self) -> int:
         return len(self.readers)
@@ -69,15 +74,9 @@ class Samples:
     def __getitem__(self, index: int) -> Sample:
         return self.readers[index]()
 
-    def failure(self, text: str, error: RuntimeFailure, number: int) -> str:
-        """A sentence about a model that fails on a sample: ``text``, the sample's number, the error, and advice.
-
-        Random inputs may be the cause if a node fails, but not if the model does not even load.
-        """
-        which = f" (sample {number + 1} of {len(self)})" if len(self) > 1 else ""
-        is_suspect = self.made_up and "could not run" in str(error)
-        hint = " Real inputs (--inputs data.npz) or sizes (--dim name=N) may help." if is_suspect else ""
-        return f"{text}{which}: {error}{hint}"
+    def resized(self) -> Iterator[tuple[dict[str, int], Sample]]:
+        """Random inputs of other sizes, and the sizes; nothing for others."""
+        return iter(()) if self.others is None else self.others()
 
 
 SamplesLike: TypeAlias = Samples | str | PathLike[str] | Sample | Iterable[Sample]
@@ -249,9 +248,12 @@ def random_samples(
     def made(index: int) -> Sample:
         return maker().make(_seed(seed, index))
 
+    def others() -> Iterator[tuple[dict[str, int], Sample]]:
+        return ((sizes, other.make(seed)) for sizes, other in maker().others())
+
     readers = [partial(made, index) for index in range(count)]
     description = "made-up inputs" + (f" (seed {seed})" if count == 1 else f" ({count} samples, seed {seed})")
-    return Samples(description, readers, made_up=True)
+    return Samples(description, readers, others)
 
 
 def _seed(seed: int, index: int) -> int:

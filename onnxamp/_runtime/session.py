@@ -163,7 +163,7 @@ def make_session(
     if record:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     name = f"model {model.graph.name!r}" if isinstance(model, ModelProto) else fspath(model)
-    with _source(model, base_dir) as source, session_failures(f"load {name} on {provider}"):
+    with _source(model, base_dir) as source, session_failures(f"load {name} on {provider}", loaded=False):
         session = _start(source, options, provider, EXACT if cuda_options is None else cuda_options)
     if provider == "cuda" and session.get_providers()[0] != _CUDA:
         raise RuntimeFailure(f"ONNX Runtime loaded {name} on the CPU, although CUDA was asked for.")
@@ -247,13 +247,15 @@ def _source(model: ModelProto | str | PathLike[str], base_dir: BaseDir) -> Itera
 
 
 @contextmanager
-def session_failures(action: str) -> Iterator[None]:
+def session_failures(action: str, *, loaded: bool = True) -> Iterator[None]:
     """Turn ONNX Runtime's exceptions, which have no common base, into one sentence."""
     try:
         yield
     except Exception as error:
         text = str(error).strip() or type(error).__name__
-        raise RuntimeFailure(f"ONNX Runtime could not {action}: {_reason(text.splitlines()[0])}.") from error
+        raise RuntimeFailure(
+            f"ONNX Runtime could not {action}: {_reason(text.splitlines()[0])}.", loaded=loaded
+        ) from error
 
 
 def _reason(text: str) -> str:

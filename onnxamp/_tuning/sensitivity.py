@@ -20,6 +20,7 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.walk import Pairing, SideBySide, pair
+from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import Executable, OutputCache, part_of
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
@@ -91,7 +92,9 @@ def measure_samples(
         try:
             walked = walk.run(feeds, part_of(report, number, len(samples)))
         except RuntimeFailure as failure:
-            raise RuntimeFailure(samples.failure("The model does not run", failure, number)) from failure
+            raise RuntimeFailure(
+                input_failure("The model does not run", failure, samples, number, one.model)
+            ) from failure
         for name, row in walked.compared.items():
             if row.local is not None:
                 measured.values[name] = measured.values[name] + row.local if name in measured.values else row.local

@@ -207,6 +207,25 @@ def test_nothing_that_is_read_is_written_over(command: str, options: list[str]) 
     assert not Path("out.onnx").exists()
 
 
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        ([(1, 2, 2)], "must have the shape [N, 2], not [1, 2, 2]"),
+        ([(3, 2)], "The model does not run"),
+        ([(2, 2), (3, 2)], "The model does not run (sample 2 of 2)"),
+    ],
+)
+def test_nothing_is_written_for_inputs_that_do_not_fit(inputs: list[tuple[int, ...]], told: str) -> None:
+    path = saved("(float[N,2] X) => (float[N,2] Y) { Y = MatMul (X, X) }")
+    Path("inputs").mkdir()
+    for number, shape in enumerate(inputs):
+        np.savez(f"inputs/{number}.npz", X=np.ones(shape, np.float32))
+    result = run("convert", path, "-o", "out.onnx", "--inputs", "inputs")
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.split())
+    assert not Path("out.onnx").exists()
+
+
 def test_converting_in_place_is_validated_against_what_was_there() -> None:
     path = saved(NORM)
     result = run("convert", path, "-o", path, "--level", "O3", "--no-hazards")

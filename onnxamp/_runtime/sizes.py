@@ -1,0 +1,158 @@
+"""Sizes for the named dimensions of a model's inputs.
+
+=====================================  =====================================================================
+dimension                              size
+=====================================  =====================================================================
+named in ``dims``                      ``dims[name]``
+a formula ("past + 1", "a * b")        what it gives: names, whole numbers, ``+``, ``-``, ``*`` (or ``x``), ``//``
+                                       and brackets
+"total_..." of "past_..." and "..."    the sum of the two; one new token where only "past_..." has a name
+first axis of an input                 1, a batch; likewise the same name at any other axis (the first axis of a
+                                       one-dimensional input counts only if the name occurs nowhere else)
+other                                  8; equal names have equal sizes
+=====================================  =====================================================================
+
+A name that occurs in formulas alone is a size, too: 1 if it speaks of a batch, else 8.
+"""
+
+import ast
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from onnx import TensorShapeProto, TypeProto, ValueInfoProto
+
+from onnxamp._errors import ArgumentError
+
+BATCH: Final = 1
+OTHER: Final = 8
+"""Sizes of dynamic dimensions: leading ones, and all others."""
+
+_TRIED: Final = (1, 16, 32, 64, 224)
+"""Sizes that networks ask for where 8 is too small, not divisible, or too many tokens at once."""
+
+_Formula = ast.expr
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The named dimensions of a model's inputs."""
+
+    formulas: Mapping[str, _Formula | None]
+    """Every dimension's formula; None for a plain name."""
+    batches: frozenset[str]
+    """Names of leading dimensions."""
+
+    @classmethod
+    def of(cls, entries: Iterable[ValueInfoProto]) -> "Sizes":
+        """Those of the given inputs."""
+        leading, elsewhere, alone = set[str](), set[str](), set[str]()
+        for shape in (shape for entry in entries for shape in _shapes(entry.type)):
+            for axis, dim in enumerate(shape.dim):
+                if dim.dim_param:
+                    (elsewhere if axis else leading if len(shape.dim) > 1 else alone).add(dim.dim_param)
+        formulas = {name: _formula(name) for name in sorted(leading | elsewhere | alone)}
+        within = {name for formula in formulas.values() if formula for name in _names(formula)} - formulas.keys()
+        batches = leading | (alone - elsewhere) | {name for name in within if "batch" in name.lower()}
+        return cls(formulas | dict.fromkeys(sorted(within)), frozenset(batches))
+
+    @property
+    def plain(self) -> list[str]:
+        """The names that are no formulas."""
+        return [name for name, formula in self.formulas.items() if formula is None]
+
+    def resolve(self, dims: Mapping[str, int]) -> dict[str, int]:
+        """The size of every dimension.
+
+        Raises:
+            ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
+        """
+        for name, size in dims.items():
+            if name not in self.formulas:
+                listed = ", ".join(map(repr, sorted(self.formulas))) or "no named dimensions"
+                raise ArgumentError(f"The model's inputs have no dimension {name!r}; they have {listed}.")
+            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+                raise ArgumentError(f"Dimension {name!r} cannot have the size {size!r}.")
+        sizes = {name: BATCH if name in self.batches else OTHER for name in self.plain} | dict(dims)
+        for name, (past, new) in self._totals().items():
+            if name not in dims:
+                sizes[name] = sizes[past] + (sizes[new] if new else 1)
+        for name, formula in self.formulas.items():
+            if formula is not None and name not in dims:
+                sizes[name] = max(_value(formula, sizes), 0)
+        return sizes
+
+    def _totals(self) -> dict[str, tuple[str, str | None]]:
+        """Total lengths -> the past and new lengths that they are the sum of, by the names that exporters use."""
+        known, found = set(self.plain), {}
+        for name in known:
+            length = name.removeprefix("total_")
+            if name != length and f"past_{length}" in known:
+                found[name] = f"past_{length}", length if length in known else None
+        return found
+
+    def others(self, given: Collection[str]) -> Iterator[dict[str, int]]:
+        """Sizes to try where the usual ones do not run: of all names that are no batch together, and of each alone.
+
+        Those in ``given`` stay.
+        """
+        fixed = {*given, *self.batches, *self._totals()}
+        free = [name for name in self.plain if name not in fixed]
+        for size in _TRIED if free else ():
+            yield dict.fromkeys(free, size)
+            yield from ({name: size} for name in free if len(free) > 1)
+
+
+def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
+    """The shape of a tensor, or of the innermost elements of optionals and sequences."""
+    while kind.WhichOneof("value") in ("optional_type", "sequence_type"):
+        optional = kind.HasField("optional_type")
+        kind = kind.optional_type.elem_type if optional else kind.sequence_type.elem_type
+    if kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
+        yield kind.tensor_type.shape
+
+
+def _formula(name: str) -> _Formula | None:
+    """The formula that a dimension's name is; None if it is a name ("batch-size"), or nothing that can be read."""
+    if re.search(r"[^\W\d][-/][^\W\d]", name):
+        return None
+    try:
+        formula = ast.parse(re.sub(r"(?<=\w) x (?=\w)", " * ", name.strip()), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if isinstance(formula, ast.Name | ast.Constant):
+        return None
+    return formula if all(map(_is_known, ast.walk(formula))) else None
+
+
+def _is_known(part: ast.AST) -> bool:
+    if isinstance(part, ast.Constant):
+        return type(part.value) is int
+    return isinstance(part, ast.BinOp | ast.Name | ast.Load | ast.Add | ast.Sub | ast.Mult | ast.FloorDiv | ast.Div)
+
+
+def _names(formula: _Formula) -> Iterator[str]:
+    return (part.id for part in ast.walk(formula) if isinstance(part, ast.Name))
+
+
+def _value(formula: _Formula, sizes: Mapping[str, int]) -> int:
+    """The value of a formula, from the leaves up: division rounds down, and by zero it gives zero."""
+    values: dict[_Formula, int] = {}
+    for part in reversed([part for part in ast.walk(formula) if isinstance(part, ast.expr)]):
+        if isinstance(part, ast.Name):
+            values[part] = sizes[part.id]
+        elif isinstance(part, ast.Constant):
+            values[part] = int(str(part.value))
+        elif isinstance(part, ast.BinOp):
+            left, right = values[part.left], values[part.right]
+            match part.op:
+                case ast.Add():
+                    values[part] = left + right
+                case ast.Sub():
+                    values[part] = left - right
+                case ast.Mult():
+                    values[part] = left * right
+                case _:
+                    values[part] = left // right if right else 0
+    return values[formula]
