@@ -67,7 +67,8 @@ def convert_model(
         target: where the result will run: "cuda", "cpu", or "any" (whatever ONNX allows, kernel or not).
         strict: at O2, lower every op that is not black-listed, whatever its Casts cost.
         hazards: keep in float32 what is known to break in low precision.
-        freeze_defaults: treat initializers that are also graph inputs as weights.
+        freeze_defaults: whether initializers that are also graph inputs become plain weights, which callers can no
+            longer override; None if every float initializer is an input, as some exporters write them.
         keep_functions: keep calls of model-local functions instead of inlining them.
         opset: upgrade the model to this opset first.
         fold: first fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch

@@ -166,6 +166,8 @@ def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
         word = next(word for word, value in spelled.words.items() if value == default)
         choice = click.Choice(list(spelled.words))
         return click.option(spelled.flag, name, type=choice, default=word, show_default=True, help=spelled.help)
+    if "/" in spelled.flag:
+        return click.option(spelled.flag, name, default=default, help=spelled.help)
     if isinstance(default, bool):
         return click.option(spelled.flag, name, flag_value=not default, default=default, help=spelled.help)
     if spelled.many:

@@ -30,9 +30,9 @@ class Graph(View, Asked):
     """The folder of the model's external data; None if all weights are in the model."""
 
     @classmethod
-    def of(cls, model: ModelProto, folder: Path | None = None, *, freeze_defaults: bool = False) -> Self:
+    def of(cls, model: ModelProto, folder: Path | None = None) -> Self:
         """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`."""
-        return resolve(partial(cls, folder=folder), model, freeze_defaults=freeze_defaults)
+        return resolve(partial(cls, folder=folder), model)
 
     @cached_property
     def types(self) -> Types:
@@ -91,10 +91,10 @@ class Graph(View, Asked):
         return bool(node.outputs) and node.outputs[0] != ABSENT and self.types[node.outputs[0]] == FLOAT
 
 
-def graph_of(model: Model, *, freeze_defaults: bool = False) -> Graph:
+def graph_of(model: Model) -> Graph:
     """The graph of a model. ``model.ask(graph_of)`` resolves it once and caches it.
 
     Raises:
         ModelError, OpsetError: see :func:`onnxamp._graph.resolve.resolve`.
     """
-    return Graph.of(model.proto, model.folder, freeze_defaults=freeze_defaults)
+    return Graph.of(model.proto, model.folder)

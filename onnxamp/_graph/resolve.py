@@ -21,19 +21,18 @@ from onnxamp._ops.signature import SignatureBook
 V = TypeVar("V", bound=View)
 
 
-def resolve(make: Callable[..., V], model: ModelProto, *, freeze_defaults: bool = False) -> V:
+def resolve(make: Callable[..., V], model: ModelProto) -> V:
     """Resolve the names of a model. Complexity: linear in nodes, names and attributes.
 
     Args:
         make: constructs a View, or a class derived from it, from the fields of a View.
         model: any ModelProto; it must not change while the view is in use.
-        freeze_defaults: treat initializers that are also inputs as weights.
 
     Raises:
         ModelError: a name is defined twice or not at all, or nodes form a cycle.
         OpsetError: the installed onnx does not know the opset.
     """
-    builder = _Builder(SignatureBook(opset_imports(model)), model.ir_version >= 4 and not freeze_defaults)
+    builder = _Builder(SignatureBook(opset_imports(model)), model.ir_version >= 4)
     pending: deque[_Pending] = deque([(model.graph, ABSENT, ABSENT, "", False)])
     while pending:  # breadth first, so that a node's bodies keep their order
         pending.extend(builder.define(*pending.popleft()))

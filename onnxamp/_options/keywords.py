@@ -20,7 +20,7 @@ class OptionKeywords(TypedDict, total=False):
     target: TargetName
     strict: bool
     hazards: bool
-    freeze_defaults: bool
+    freeze_defaults: bool | None
     keep_functions: bool
     opset: int | None
     fold: bool

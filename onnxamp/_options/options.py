@@ -46,7 +46,7 @@ class CommandLine:
     """How the command line spells an option.
 
     Attributes:
-        flag: the flag, as in "--dtype".
+        flag: the flag, as in "--dtype", or two that mean yes and no, as in "--freeze-defaults/--keep-overridable".
         help: the help text.
         words: the words that the flag takes -> the value that each stands for.
         many: whether the flag can be repeated.
@@ -105,7 +105,10 @@ class Options:
     target: str = _option("cuda", "--target", "Where the result will run: its kernels limit what can be low.", TARGETS)
     strict: bool = _option(False, "--strict", "At O2, lower every op that is not black-listed.")
     hazards: bool = _option(True, "--no-hazards", "Do not keep known hazards in float32.")
-    freeze_defaults: bool = _option(False, "--freeze-defaults", "Treat initializers that are also inputs as weights.")
+    freeze_defaults: bool | None = _option(
+        None, "--freeze-defaults/--keep-overridable", "Whether initializers that are also inputs become plain weights"
+        " [if every float one is an input].",
+    )  # fmt: skip
     keep_functions: bool = _option(False, "--keep-functions", "Do not inline model-local functions.")
     opset: int | None = _option(None, "--opset", "Upgrade the model to this opset first.", metavar="N")
     fold: bool = _option(False, "--fold", "First fold decomposed normalisations, Gelu and Softmax into single ops.")
@@ -207,7 +210,7 @@ class Options:
             if cli is None:
                 continue
             if isinstance(value, bool) and cli.words is None:
-                arguments.append(cli.flag)
+                arguments.append(cli.flag.split("/")[0 if value or "/" not in cli.flag else 1])
             elif cli.many:
                 arguments += [text for item in value for text in (cli.flag, item)]
             elif cli.words is not None:

@@ -1,16 +1,22 @@
 """Preparation of a model for analysis: functions are inlined, and opset, defaults and patterns changed on request."""
 
 from dataclasses import dataclass
+from math import prod
+from typing import Final
 
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
+from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ModelError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.inline import inline_functions
+from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.fold import fold_graph
 from onnxamp._rewrite.opset import upgrade
+
+_FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +49,9 @@ def prepare(model: Model, options: Options) -> Prepared:
     if options.opset is not None:
         proto = upgrade(proto, options.opset, notes)
     requested = proto is not inlined
-    frozen = options.freeze_defaults
-    if frozen and proto.ir_version >= 4:
-        proto = _freeze(proto, notes)
-    if proto is not model.proto:
-        graph = Graph.of(proto, model.folder, freeze_defaults=frozen)
-    else:
-        graph = model.ask(graph_of, freeze_defaults=True) if frozen else model.ask(graph_of)
+    if options.level != Level.O0 or options.freeze_defaults:
+        proto = _frozen(proto, options.freeze_defaults, notes)
+    graph = model.ask(graph_of) if proto is model.proto else Graph.of(proto, model.folder)
     if options.fold:
         folded = fold_graph(graph, options)
         requested, graph = requested or folded.graph is not graph, folded.graph
@@ -69,15 +71,26 @@ def inline(model: ModelProto, notes: list[str]) -> ModelProto:
     return result
 
 
-def _freeze(model: ModelProto, notes: list[str]) -> ModelProto:
-    weights = {tensor.name for tensor in model.graph.initializer}
-    kept = [entry for entry in model.graph.input if entry.name not in weights]
-    frozen = len(model.graph.input) - len(kept)
-    if not frozen:
+def _frozen(model: ModelProto, asked: bool | None, notes: list[str]) -> ModelProto:
+    """The model with plain weights in place of initializers that are graph inputs as well.
+
+    Unless ``asked``, only where every float initializer is one: an exporter's habit, not a caller's wish. Scalars
+    alone may well be settings.
+    """
+    inputs = {entry.name for entry in model.graph.input}
+    listed = [tensor for tensor in model.graph.initializer if tensor.name in inputs]
+    if asked is False or not listed or model.ir_version < 4:  # before, all are listed, and none can be overridden
         return model
-    result = ModelProto()
-    result.CopyFrom(model)
-    del result.graph.input[:]
-    result.graph.input.extend(kept)
-    notes.append(f"Froze {frozen} initializer(s) that were also graph inputs.")
+    if asked is None:
+        floats = [tensor for tensor in model.graph.initializer if tensor.data_type in _FLOATS]
+        if not all(tensor.name in inputs for tensor in floats) or all(prod(tensor.dims) <= 1 for tensor in floats):
+            return model
+    frozen = {tensor.name for tensor in listed}
+    result = copy_without(model, "input")
+    result.graph.input.extend(entry for entry in model.graph.input if entry.name not in frozen)
+    advice = "" if asked else " To let callers override them as before, pass --keep-overridable."
+    if len(listed) == 1:
+        notes.append(f"1 initializer was a graph input as well, and is only a weight now.{advice}")
+    else:
+        notes.append(f"{len(listed):,} initializers were graph inputs as well, and are only weights now.{advice}")
     return result

@@ -25,7 +25,7 @@ def verify(original: Graph, result: ModelProto, options: Options) -> None:
         InternalError: it is not, or does not.
         ModelError: it is not, because the original is not either.
     """
-    faults = type_conflicts(Graph.of(result, freeze_defaults=options.freeze_defaults))
+    faults = type_conflicts(Graph.of(result))
     known = type_conflicts(original) if faults else {}
     new = [text for where, text in faults.items() if where not in known]
     before, after = original.model.graph, result.graph

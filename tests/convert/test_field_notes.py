@@ -6,6 +6,7 @@ sees to it that no row is left out.
 
 from collections.abc import Iterator
 from itertools import chain, combinations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def judged(case: Case, original: ModelProto, result: ModelProto, dtype: str, **o
         dtype=dtype,
         tolerance=case.tolerance,
         loose_integers=case.loose_integers,
-        frozen=case.options.get("freeze_defaults", False),
+        frozen=case.options.get("freeze_defaults", case.name == "every_initializer_is_input"),
         **options,
     )
 
@@ -288,9 +289,9 @@ def test_08_order_of_untidy_nodes_is_kept() -> None:
     assert ops == ["MatMul", "Exp", "MatMul"]
 
 
-@levels
-def test_11_overridable_default_is_cast_once(level: str) -> None:
-    model = converted("initializer_is_input", level)
+@every(level=LEVELS, name=["initializer_is_input", "some_initializers_are_inputs"])
+def test_11_overridable_default_is_cast_once(level: str, name: str) -> None:
+    model = converted(name, level)
     assert [info.name for info in model.graph.input] == ["X", "w"]
     assert tensors(model, TensorProto.FLOAT)["w"].shape == (3, 3)
     assert sum(node.op_type == "Cast" and node.input[0] == "w" for node in model.graph.node) == 1
@@ -302,10 +303,28 @@ def test_11_weight_of_an_old_file_is_converted() -> None:
     assert model.graph.input[1].type.tensor_type.elem_type == TensorProto.FLOAT16
 
 
-def test_11_frozen_default_is_a_weight() -> None:
-    model = converted("initializer_is_input_frozen")
+@every(name=["initializer_is_input_frozen", "every_initializer_is_input"])
+def test_11_frozen_default_is_a_weight(name: str) -> None:
+    model = converted(name)
+    assert [info.name for info in model.graph.input] == ["X"]
     assert [tensor.data_type for tensor in model.graph.initializer] == [TensorProto.FLOAT16]
     assert count(model) == 2
+
+
+def test_11_scalars_that_callers_may_override_are_settings() -> None:
+    model = parse("(float[2,3] X, float[1] s) => (float[2,3] Y) { h = Mul (X, s) Y = MatMul (h, h) }")
+    add_weights(model, {"s": np.ones(1, np.float32)})
+    assert [info.name for info in onnxamp.convert_model(model, "O3", target="any").graph.input] == ["X", "s"]
+
+
+def test_11_who_made_weights_of_inputs_is_told_how_to_keep_them(tmp_path: Path) -> None:
+    onnx.save(CASES["every_initializer_is_input"].build(), tmp_path / "model.onnx")
+    (note,) = onnxamp.convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx").notes
+    assert note.startswith("1 initializer was a graph input as well, and is only a weight now.")
+    assert "--keep-overridable" in note
+    kept = onnxamp.Options(freeze_defaults=False)
+    assert kept.written() == ("--keep-overridable",)
+    assert onnxamp.Options(freeze_defaults=True).written() == ("--freeze-defaults",)
 
 
 @every(name=["names_like_ours", "no_node_names", "same_node_names"])

@@ -93,7 +93,8 @@ def test_a_plan_holds_all_wishes(name: str, wishes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "wishes"),
     [
-        ("initializer_is_input", {"freeze_defaults": True}),
+        ("some_initializers_are_inputs", {"freeze_defaults": True}),
+        ("every_initializer_is_input", {}),
         ("function", {"keep_functions": True}),
         ("same_node_names", {"lists": "paddle"}),
         ("same_node_names", {}),

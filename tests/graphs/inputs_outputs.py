@@ -146,6 +146,19 @@ CASES: tuple[Case, ...] = (
         11,
         "(float[2,3] X, float[3,3] w) => (float[2,3] Y) { Y = MatMul (X, w) }",
         weights=SQUARE,
+        options={"freeze_defaults": False},
+    ),
+    graph(
+        "every_initializer_is_input",
+        11,
+        "(float[2,3] X, float[3,3] w) => (float[2,3] Y) { Y = MatMul (X, w) }",
+        weights=SQUARE,
+    ),
+    graph(
+        "some_initializers_are_inputs",
+        11,
+        "(float[2,3] X, float[3,3] w) => (float[2,3] Y) <float[3] b = {1, 2, 3}> { h = MatMul (X, w) Y = Add (h, b) }",
+        weights=SQUARE,
     ),
     graph(
         "initializer_is_input_frozen",
@@ -159,6 +172,7 @@ CASES: tuple[Case, ...] = (
         11,
         "(float[2,3] X, float[3,3] w) => (float[2,3] Y, float[3,3] Z) { Y = MatMul (X, w) Z = Exp (w) }",
         weights=SQUARE,
+        options={"freeze_defaults": False},
         feeds={"w": np.ones((3, 3), np.float32)},
     ),
     graph("no_node_names", 12, VALUES, weights=SQUARE),

@@ -45,7 +45,7 @@ def fold_graph(graph: Graph, options: Options) -> Folded:
     if wanted > current:
         try:
             upgraded = upgrade(graph.model, wanted, [])
-            graph = Graph.of(upgraded, graph.folder, freeze_defaults=options.freeze_defaults)
+            graph = Graph.of(upgraded, graph.folder)
             needed = told([fold for fold in possible if current < fold.opset <= wanted])
             notes.append(f"Upgraded from opset {current} to {wanted}, for the sake of {needed}.")
         except OpsetError as error:
@@ -61,7 +61,7 @@ def fold_graph(graph: Graph, options: Options) -> Folded:
     result = ModelProto()
     result.CopyFrom(graph.model)
     apply_folds(graph, ready, result)
-    folded = Graph.of(result, graph.folder, freeze_defaults=options.freeze_defaults)
+    folded = Graph.of(result, graph.folder)
     return Folded(folded, (*notes, f"Folded {told(ready)}."))
 
 
