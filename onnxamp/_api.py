@@ -35,12 +35,12 @@ G = TypeVar("G", bound=SurgeonGraph)
 @overload
 def convert_model(
     model: ModelProto | str | PathLike[str], level: LevelName = "O2", *, tolerance: float = 1e-2,
-    samples: SamplesLike | None = None, metric: str = "rel-l2", **options: Unpack[OptionKeywords],
+    samples: SamplesLike | None = None, metric: str = "auto", **options: Unpack[OptionKeywords],
 ) -> ModelProto: ...  # fmt: skip
 @overload
 def convert_model(
     model: G, level: LevelName = "O2", *, tolerance: float = 1e-2, samples: SamplesLike | None = None,
-    metric: str = "rel-l2", **options: Unpack[OptionKeywords],
+    metric: str = "auto", **options: Unpack[OptionKeywords],
 ) -> G: ...  # fmt: skip
 def convert_model(
     model: Any,
@@ -48,7 +48,7 @@ def convert_model(
     *,
     tolerance: float = 1e-2,
     samples: SamplesLike | None = None,
-    metric: str = "rel-l2",
+    metric: str = "auto",
     **options: Unpack[OptionKeywords],
 ) -> Any:
     """Convert a float32 ONNX model to mixed precision.
@@ -111,7 +111,7 @@ def convert_file(
     progress: Callable[[int, int], None] | None = None,
     tolerance: float = 1e-2,
     samples: SamplesLike | None = None,
-    metric: str = "rel-l2",
+    metric: str = "auto",
     **options: Unpack[OptionKeywords],
 ) -> Conversion:
     """Convert a model file of any size, and write the result whole or not at all.
@@ -153,7 +153,7 @@ def plan_model(
     *,
     tolerance: float = 1e-2,
     samples: SamplesLike | None = None,
-    metric: str = "rel-l2",
+    metric: str = "auto",
     **options: Unpack[OptionKeywords],
 ) -> Plan:
     """Decide the precision of every float without rewriting the model.

@@ -85,7 +85,7 @@ def convert_folder(
     external_data: str = "auto",
     shard_bytes: int | None = None,
     tolerance: float = 1e-2,
-    metric: str = "rel-l2",
+    metric: str = "auto",
     validate: bool = True,
     inputs: str | PathLike[str] | None = None,
     samples: int = 1,

@@ -30,7 +30,7 @@ class FolderOptions:
     external_data: str = "auto"
     shard_bytes: int | None = None
     tolerance: float = 1e-2
-    metric: str = "rel-l2"
+    metric: str = "auto"
     validate: bool = True
     samples: int = 1
     seed: int = 0

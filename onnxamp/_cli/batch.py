@@ -31,10 +31,12 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
     """
     if given := [flag for name, flag in _SINGLE_MODEL.items() if options[name]]:
         raise ArgumentError(f"{given[0]} is for a single model, and {str(source)!r} is a folder.")
+    if options["metric"] != "auto":
+        raise ArgumentError(f"--metric is for a single model, and {str(source)!r} is a folder.")
     if options["output"] is None:
         raise ArgumentError(f"{str(source)!r} is a folder: name the folder for the results with -o OUTDIR.")
     folder_options = FolderOptions(
-        options_of(options), options["external_data"], options["shard_size"], options["tolerance"], "rel-l2",
+        options_of(options), options["external_data"], options["shard_size"], options["tolerance"], options["metric"],
         not options["no_validate"], options["samples"], options["seed"], options["dims"], provider_of(options),
         not options["no_cure"],
     )  # fmt: skip

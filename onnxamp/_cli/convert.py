@@ -11,6 +11,7 @@ from onnxamp._cli.common import is_same_file, new_command, show, target_of, writ
 from onnxamp._cli.options import (
     FILE,
     conversion_options,
+    metric_option,
     model_argument,
     options_of,
     output_options,
@@ -43,6 +44,7 @@ from onnxamp._runtime.session import choose_provider
               help="Level auto: largest relative L2 error; 'onnxamp tune' has more options.")  # fmt: skip
 @conversion_options
 @click.option("--plan", "plan_file", type=FILE, help="Repeat the decisions of a saved plan.")
+@metric_option
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
 @run_options()
 @click.option("--jobs", type=click.IntRange(1), help="Worker processes for a folder of models [one per core].")
@@ -71,7 +73,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     validates = not given["no_validate"]
     plan = load_plan(given["plan_file"]) if given["plan_file"] else None
     if plan is None:
-        is_auto(given["level"], given["tolerance"], None, "rel-l2")
+        is_auto(given["level"], given["tolerance"], None, "auto")
     options = plan.options if plan else options_of(given)
     provider = choose_provider(provider_of(given)) if validates else None  # fails before anything is written
     model = Model.read(path)
@@ -80,13 +82,16 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     in_place = is_same_file(path, target)
     # The original is compared after the result is written, perhaps over its file.
     original = Model.of(model.embedded()) if in_place and validates else model
-    comparison = Comparison.of(original, samples, None, provider) if samples is not None and validates else None
+    comparison = None
+    if samples is not None and validates:
+        comparison = Comparison.of(original, samples, None, provider, metric=given["metric"])
     tuned = validation = result = None
     with progress_bar(quiet=given["quiet"]) as progress:
         if options.level == Level.AUTO and plan is None:
             from onnxamp._tuning.tune import Search, tune  # noqa: PLC0415 - only level auto needs it
 
-            search = Search(given["tolerance"], samples=samples, provider=provider_of(given), progress=progress)
+            metric = "rel-l2" if given["metric"] == "elements" else given["metric"]
+            search = Search(given["tolerance"], metric, samples, provider=provider_of(given), progress=progress)
             tuned = tune(model, options, search)[1]
             plan = tuned.plan
         if comparison is not None:
@@ -124,7 +129,7 @@ def _cure(model: Model, target: Path, samples: Samples, options: Options, given:
     from onnxamp._numerics.cure import Recipe, Trial, cure_conversion  # noqa: PLC0415 - only failures need it
 
     recipe = Recipe(replace(options, hazards=True), sampling_arguments(given))
-    trial = Trial(samples, provider=provider_of(given))
+    trial = Trial(samples, provider=provider_of(given), metric=given["metric"])
     return cure_conversion(model, (str(model.path), str(target)), recipe, trial, tried=options.hazards)
 
 

@@ -11,6 +11,7 @@ from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, new_command, show, write_page
 from onnxamp._cli.options import (
     FILE,
+    metric_option,
     option_group,
     provider_of,
     report_options,
@@ -42,6 +43,7 @@ _LIMITS: Final = {
     "top1": ("argmax_agreement", "Smallest share of rows with the same largest element."),
     "top5": ("top5_agreement", "Smallest share of the five largest elements per row that agree."),
     "differing": ("differing", "Largest share of elements that differ [integers: the tolerance]."),
+    "detections": ("detections", "Largest error of a detection, relative to the largest score [the tolerance]."),
 }
 """Option -> the metric that it limits, and its help."""
 
@@ -50,6 +52,7 @@ _LIMITS: Final = {
 @click.argument("reference", type=FILE)
 @click.argument("result", type=FILE, required=False)
 @run_options()
+@metric_option
 @click.option("--layers", is_flag=True, help="Also compare every intermediate value that both models share.")
 @option_group(*(
     click.option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
@@ -101,6 +104,7 @@ def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]
         report = diff_models(
             original, result, samples, layers=options["layers"] or bool(options["html"]), limits=limits,
             provider=provider_of(options), budget=options["budget"] * 2**20, progress=partial(progress, "comparing"),
+            metric=options["metric"],
         )  # fmt: skip
         is_shown = not options["quiet"] or options["html"] or options["save"]
         if is_shown and not options["no_cure"] and not report.passed and not report.skipped:
@@ -118,6 +122,6 @@ def _cure(
     recipe = Recipe(Options(dtype=report.lowest), sampling_arguments(options))
     assert result.path is not None
     target = result.path.with_name(f"{result.path.stem}_cured.onnx")
-    trial = Trial(samples, limits, provider_of(options), options["budget"] * 2**20,
+    trial = Trial(samples, limits, provider_of(options), options["budget"] * 2**20, options["metric"],
                   partial(progress, "looking for a fix"))  # fmt: skip
     return cure_conversion(original, (str(original.path), str(target)), recipe, trial, tried=False)

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 import click
 
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
+from onnxamp._numerics.diff import DiffMetric
 from onnxamp._options.options import COMMAND_LINE, CommandLine, Level, Options, default_of
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
@@ -131,6 +132,14 @@ def samples_of(model: Model, options: dict[str, Any]) -> Samples:
 
 
 # --- what is written and printed ----------------------------------------------------------------------------------
+
+
+metric_option: Final = click.option(
+    "--metric", type=click.Choice(get_args(DiffMetric)), default="auto", show_default=True,
+    help="Whether to match detections before they are compared, or to compare all elements in place; auto matches rows"
+    " that an op selected.",
+)  # fmt: skip
+"""The option that says how outputs are compared."""
 
 
 def report_options(

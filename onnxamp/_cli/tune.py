@@ -36,8 +36,9 @@ from onnxamp._tuning.tune import Search, tune
 @target_option
 @click.option("--tolerance", type=float, default=1e-2, show_default=True,
               help="Largest error to accept; for snr, the smallest ratio in dB.")  # fmt: skip
-@click.option("--metric", default="rel-l2", show_default=True, metavar="NAME",
-              help=f"How to measure the error: {', '.join(METRICS)}, or package:function.")  # fmt: skip
+@click.option("--metric", default="auto", show_default=True, metavar="NAME",
+              help=f"How to measure the error: {', '.join(METRICS)}, package:function, or auto: detections where an op"
+              " selected them, and else rel-l2.")  # fmt: skip
 @run_options(count=4)
 @conversion_options
 @click.option("--device", type=click.Choice(list(devices())), default=DEFAULT_DEVICE, show_default=True,

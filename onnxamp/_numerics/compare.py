@@ -202,6 +202,7 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
         worst_result=diffs[worst].worst_result,
         worst_sample=worst,
         bad=bad,
+        detections=max((diff.detections for diff in diffs if diff.detections is not None), default=None),
     )
 
 

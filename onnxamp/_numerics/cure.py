@@ -15,7 +15,7 @@ from onnxamp._convert.convert import convert
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.check import check_run
-from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.diff import Comparison, DiffMetric
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.results import Cure, DiffReport, LayerDiff, RunCheck
 from onnxamp._options.options import Options
@@ -66,6 +66,7 @@ class Trial:
     limits: Limits = field(default_factory=Limits)
     provider: Provider | None = None
     budget: int = BUDGET
+    metric: DiffMetric = "auto"
     progress: Callable[[int, int], None] | None = None
 
 
@@ -85,7 +86,9 @@ def cure_conversion(
         The command that was seen to hold, or how far the trials came.
     """
     model = Model.of(original)
-    comparison = Comparison.of(model, trial.samples, trial.limits, trial.provider, budget=trial.budget)
+    comparison = Comparison.of(
+        model, trial.samples, trial.limits, trial.provider, budget=trial.budget, metric=trial.metric
+    )
     search = _Search(model, recipe, trial, comparison)
     nodes: tuple[str, ...] = ()
     report = search.compare(nodes, layers=True)

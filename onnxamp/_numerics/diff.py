@@ -1,20 +1,18 @@
 """Comparing two models on the same inputs: their outputs and, if asked, every value that they share."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
-
-import numpy as np
+from typing import Literal, TypeAlias, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._numerics.compare import compare_outputs, merge
-from onnxamp._numerics.limits import Limits, apply_limits, size_only
-from onnxamp._numerics.measure import Measurement
-from onnxamp._numerics.metrics import LOWNESS, TensorDiff
-from onnxamp._numerics.results import DiffReport, LayerDiff
-from onnxamp._numerics.walk import Compared, SideBySide, Walked
-from onnxamp._ops.facts import op_key
+from onnxamp._numerics.compare import compare_outputs
+from onnxamp._numerics.limits import Limits
+from onnxamp._numerics.metrics import LOWNESS
+from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.rows import listed_outputs
+from onnxamp._numerics.tally import Tally, finished, nan_inputs
+from onnxamp._numerics.walk import SideBySide, Walked
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import (
     Executable,
@@ -25,15 +23,15 @@ from onnxamp._runtime.engines import (
     engine_name,
     part_of,
 )
-from onnxamp._runtime.flow import Flow, dtype_of, origin
+from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.values import Feed
 
-_HOPELESS: Final = 1e-2
-"""Noise floor from which on errors tell nothing about low precision."""
+DiffMetric: TypeAlias = Literal["auto", "detections", "elements"]
+"""How outputs are compared; see :func:`diff_models`."""
 
 
 def diff_models(
@@ -50,6 +48,7 @@ def diff_models(
     dims: Mapping[str, int] | None = None,
     budget: int = BUDGET,
     progress: Progress | None = None,
+    metric: DiffMetric = "auto",
 ) -> DiffReport:
     """Run two models on the same samples and compare what they compute.
 
@@ -69,6 +68,9 @@ def diff_models(
         whole: run each model in one session; None for True on CUDA. On CPU only float32 models can be compared so.
         budget: bytes of values and weights to hold at a time besides the models themselves.
         progress: called with the work that is done and all there is to do.
+        metric: "detections" matches the rows of outputs that list detections before it compares them, "elements"
+            compares all outputs element by element; "auto" matches rows where an op selected them by their values
+            (TopK, NonMaxSuppression, ...).
 
     Returns:
         The comparison. ``passed`` is the verdict, ``outputs`` hold what was measured, ``first_bad`` names where the
@@ -91,7 +93,7 @@ def diff_models(
         raise ArgumentTypeError(f"limits must be Limits, as make_limits returns, not {type(limits).__name__}.")
     opened, other = Model.of(reference), Model.of(result)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
-    comparison = Comparison.of(opened, samples, limits, provider, whole=whole, budget=budget)
+    comparison = Comparison.of(opened, samples, limits, provider, whole=whole, budget=budget, metric=metric)
     return comparison.compare(other, layers=layers or None, progress=progress)
 
 
@@ -105,6 +107,8 @@ class Comparison:
     reference: Executable
     samples: Samples
     limits: Limits
+    selected: frozenset[str]
+    """Outputs that may list detections."""
     outputs: OutputCache = field(default_factory=OutputCache)
 
     @classmethod
@@ -117,12 +121,16 @@ class Comparison:
         *,
         whole: bool | None = None,
         budget: int = BUDGET,
+        metric: DiffMetric = "auto",
     ) -> "Comparison":
         """Arguments and errors as :func:`diff_models`."""
         chosen, limits = choose_provider(provider), limits or Limits()
         limits.check(entry.name for entry in reference.proto.graph.output)
         whole = chosen == "cuda" if whole is None else whole
-        return cls(Executable(reference, chosen, chosen == "cpu", whole, budget), samples, limits)
+        executable = Executable(reference, chosen, chosen == "cpu", whole, budget)
+        if metric not in get_args(DiffMetric):
+            raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join(get_args(DiffMetric))}.")
+        return cls(executable, samples, limits, listed_outputs(reference, metric))
 
     def try_reference(self, progress: Progress | None = None) -> None:
         """Run the reference on given inputs, to know that they fit it before anything else is done; :meth:`compare`
@@ -155,7 +163,7 @@ class Comparison:
             one.model.label, other.model.label, engine_name(one.provider, "float32"), samples.description,
             len(samples), "float32",
         )  # fmt: skip
-        tally, walk = _Tally(), SideBySide(one, other)
+        tally, walk = Tally(self.selected), SideBySide(one, other)
         for number, sample in enumerate(samples):
             feeds = check_inputs(one.model.proto, sample)
             try:
@@ -175,8 +183,8 @@ class Comparison:
                     noise=noise_floor(WholeModel(one.model.path or one.model.proto, "cpu"), feeds, walked.reference),
                 )
             tally.add(*flows, walked)
-            tally.notes |= dict.fromkeys(_nan_inputs(feeds))
-        return _finished(report, tally, self.limits)
+            tally.notes |= dict.fromkeys(nan_inputs(feeds))
+        return finished(report, tally, self.limits)
 
     def _described(self, report: DiffReport, reference: Flow, result: Flow) -> DiffReport:
         """The report with what is known before anything runs."""
@@ -234,90 +242,9 @@ def noise_floor(on_cpu: WholeModel, feeds: Mapping[str, Feed], outputs: Outputs)
     return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What the samples have shown so far."""
-
-    outputs: dict[str, list[TensorDiff]] = field(default_factory=dict)
-    alarms: list[str] = field(default_factory=list)
-    layers: dict[str, LayerDiff] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
-
-    def add(self, reference: Flow, result: Flow, walked: Walked) -> None:
-        for name, value in walked.reference.items():
-            if name not in walked.result:
-                raise ArgumentError(f"The models have different outputs: only the reference has {name!r}.")
-            self.alarms += [f"Output {name!r}: {text}" for text in _mismatches(value, walked.result[name])]
-            for diff in compare_outputs(name, value, walked.result[name]):
-                self.outputs.setdefault(diff.name, []).append(diff)
-        for row in _layers(reference, result, walked.compared):
-            self.layers[row.value] = _joined(self.layers.get(row.value), row)
-
-
 def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
     """Inputs and outputs that only one of the models has, and that are not compared."""
     inputs = [name for name in reference.inputs if name not in result.inputs and name not in result.defaults]
     outputs = [name for name in result.outputs if name not in reference.outputs]
     notes = [f"Only the reference takes the input {name!r}." for name in inputs]
     return (*notes, *(f"Only the result gives the output {name!r}; it is not compared." for name in outputs))
-
-
-def _nan_inputs(feeds: Mapping[str, Feed]) -> Iterator[str]:
-    """Sentences about inputs that hold NaN, which spoils whatever it meets."""
-    for name, feed in feeds.items():
-        if isinstance(feed, np.ndarray) and feed.dtype.kind == "f" and (count := int(np.isnan(feed).sum())):
-            yield f"Input {name!r} holds NaN in {count:,} of {feed.size:,} elements."
-
-
-def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
-    outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
-    alarms = [*tally.alarms, *(f"Output {d.name!r}: {d.alarm}" for d in outputs if d.alarm and not size_only(d))]
-    rows = tuple(sorted(tally.layers.values(), key=lambda row: row.position))
-    floats = [diff for diff in outputs if diff.is_float and diff.size]
-    spoiled = [(diff, diff.reference_nan + diff.reference_inf) for diff in floats]
-    notes = [
-        f"The reference itself is NaN or infinite in {count:,} of {diff.size:,} elements of output {diff.name!r}."
-        for diff, count in spoiled
-        if count
-    ]
-    report = replace(report, outputs=outputs, layers=rows, failure=alarms[0] if alarms else None)
-    report = apply_limits(replace(report, notes=(*report.notes, *notes, *tally.notes)), limits)
-    if floats and all(count == diff.size for diff, count in spoiled):
-        text = "The reference's outputs are NaN or infinite throughout: there is no right answer to compare with."
-        return replace(report, skipped=" ".join([text, *tally.notes]))
-    if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
-        text = f"Float32 itself, on the same inputs, is off by {report.noise:.0%} there from what the CPU computes"
-        return replace(report, skipped=f"{text}: its outputs cannot tell what low precision does.")
-    return report
-
-
-def _joined(before: LayerDiff | None, now: LayerDiff) -> LayerDiff:
-    if before is None:
-        return now
-    both = _sum(before.local, now.local), _sum(before.accumulated, now.accumulated)
-    return replace(before, local=both[0], accumulated=both[1], note=before.note or now.note)
-
-
-def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | None:
-    return one + other if one is not None and other is not None else one or other
-
-
-def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iterator[LayerDiff]:
-    for name, row in rows.items():
-        _, position = origin(reference, name)
-        node = reference.nodes[position]
-        dtype, label = dtype_of(result, name), node.name or name
-        if "float" not in dtype and not (row.accumulated and row.accumulated.error_max):
-            continue  # shapes, indices and masks that are equal
-        yield LayerDiff(position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note)
-
-
-def _mismatches(reference: Any, result: Any) -> list[str]:
-    """Differences between sequences and optionals as such; their elements are compared one by one."""
-    if isinstance(reference, list) and isinstance(result, list):
-        if len(reference) != len(result):
-            return [f"The sequence has {len(result)} elements instead of {len(reference)}."]
-        return [text for one, other in zip(reference, result, strict=True) for text in _mismatches(one, other)]
-    if type(reference) is not type(result):
-        return [f"It is {type(result).__name__} instead of {type(reference).__name__}."]
-    return []

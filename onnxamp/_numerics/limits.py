@@ -21,7 +21,8 @@ class Limits:
 
     An output without a limit is held to the default tolerance of the lower precision of both models (1e-5 for float32,
     1e-2 for float16, 5e-2 for bfloat16): as its relative L2 error or, if it holds no floats and that is smaller, as the
-    share of elements that differ, since labels flip and pixels are off by one.
+    share of elements that differ, since labels flip and pixels are off by one. Lists of detections are held to it by
+    their own error.
 
     Example:
         >>> import onnxamp
@@ -60,6 +61,8 @@ class Limits:
             limit = next((limits[name] for name in (diff.name, sequence, "") if name in limits), None)
             if limit is not None and getattr(diff, metric) is not None:
                 chosen[metric] = limit
+        if not chosen and diff.detections is not None:
+            chosen = {"detections": TOLERANCES[lowest]}
         if not chosen:
             are_labels = not diff.is_float and diff.differing < diff.rel_l2
             chosen = {"differing" if are_labels else "rel_l2": TOLERANCES[lowest]}
@@ -75,9 +78,9 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
     """Limits of metrics, for :func:`onnxamp.diff_models`.
 
     Args:
-        limits: by metric ("rel_l2", "max_abs", "max_rel", "required_tolerance", "rmse", "mean_abs", "differing" bound
-            errors from above; "snr_db", "cosine", "argmax_agreement", "top5_agreement" from below): a number for all
-            outputs, numbers by output, or texts as on the command line, "0.01" or "NAME=0.01".
+        limits: by metric ("rel_l2", "max_abs", "max_rel", "required_tolerance", "rmse", "mean_abs", "differing",
+            "detections" bound errors from above; "snr_db", "cosine", "argmax_agreement", "top5_agreement" from below):
+            a number for all outputs, numbers by output, or texts as on the command line, "0.01" or "NAME=0.01".
 
     Raises:
         ArgumentTypeError: ``limits``, or the limit of a metric, is of another type.

@@ -23,6 +23,7 @@ AT_MOST: Final[Mapping[str, str]] = MappingProxyType(
         "rmse": "RMS error",
         "mean_abs": "mean absolute error",
         "differing": "share of elements that differ",
+        "detections": "error of the detections",
     }
 )
 """Metrics of :class:`TensorDiff` that a limit bounds from above, in words."""
@@ -139,6 +140,8 @@ class TensorDiff:
     bad: Bad | None
     worst_sample: int = 0
     """Number of the sample, from 0, that ``worst_index`` belongs to."""
+    detections: float | None = None
+    """Error of the detections that the output lists; everything else is then over matched rows. None for others."""
 
     @property
     def is_float(self) -> bool:

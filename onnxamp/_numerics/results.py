@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import TensorDiff
 
@@ -72,7 +73,7 @@ class DiffReport:
 
     ``ran_on`` names what computed ("CUDA (device)", "CPU, emulated float16", "CPU"); ``inputs`` tells where the samples
     come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if an output is broken;
-    ``warnings`` name outputs that are only inexact.
+    ``warnings`` name outputs that are only inexact; ``detections`` tell of outputs that are lists of detections.
 
     Example:
         >>> import onnxamp
@@ -101,6 +102,7 @@ class DiffReport:
     notes: tuple[str, ...] = ()
     """What was not compared, in sentences."""
     cure: Cure | None = None
+    detections: tuple[Detections, ...] = ()
     noise: float | None = None
     """Relative L2 error of the float32 reference on CUDA against itself on CPU; None if it was not measured."""
 

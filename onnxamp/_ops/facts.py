@@ -69,6 +69,7 @@ class OpFacts:
     reductions: frozenset[str]
     representable: frozenset[str]
     rounding: frozenset[str]
+    selections: frozenset[str]
     uninferable: frozenset[str]
 
     # Sets that follow from them

@@ -272,7 +272,7 @@ def is_auto(level: str, tolerance: float, samples: object, metric: str) -> bool:
     Raises:
         ArgumentError: it is not, but an argument is given that only "auto" takes.
     """
-    given = {"tolerance": tolerance != 1e-2, "samples": samples is not None, "metric": metric != "rel-l2"}
+    given = {"tolerance": tolerance != 1e-2, "samples": samples is not None, "metric": metric != "auto"}
     unused = [name for name, is_given in given.items() if is_given]
     if check_level(level) != Level.AUTO and unused:
         raise ArgumentError(f"{unused[0]} is only for level 'auto', not for {level!r}: leave it out, or change level.")

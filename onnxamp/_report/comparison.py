@@ -96,6 +96,9 @@ def worst_figure(diff: DiffReport | None) -> tuple[parts.Figure, ...]:
     """The output that is farthest from the reference."""
     if diff is None or not diff.outputs:
         return ()
+    if diff.detections:
+        found = max(diff.detections, key=lambda detections: detections.error)
+        return (parts.Figure("largest error of a detection", number(found.error), f"output {found.outputs[0]}"),)
     worst = max(diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2))
     return (parts.Figure("largest relative L2 error", number(worst.rel_l2), f"output {worst.name}"),)
 
@@ -106,6 +109,7 @@ def comparison_sections(diff: DiffReport | None) -> tuple[parts.Section, ...]:
         return ()
     return (
         parts.section("Outputs", [_outputs(diff)] if diff.outputs else []),
+        parts.section("Detections", _detections(diff)),
         parts.section("More metrics", [_more_metrics(diff)] if diff.outputs else [], is_detail=True),
         parts.section("Limits", [_limits(diff)] if diff.judgements else [], is_detail=True),
     )
@@ -159,6 +163,25 @@ def _scalar(x: float | str | None) -> str:
 
 def _share(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.4g} %"
+
+
+def _detections(diff: DiffReport) -> list[parts.Part]:
+    """What became of the rows of outputs that list detections."""
+    if not diff.detections:
+        return []
+    columns = ("outputs", "detections", "matched", "lost", "new", "worst overlap", "worst score", "error")
+    rows = (
+        (
+            ", ".join(d.outputs), f"{d.rows:,}", f"{d.matched:,}", f"{d.lost:,}", f"{d.new:,}",
+            number(d.worst_overlap), number(d.worst_score), number(d.error),
+        )
+        for d in diff.detections
+    )  # fmt: skip
+    told = (
+        "These outputs list what the model selected by its values. Rows are matched before they are compared, since"
+        " near-equal ones may change places (--metric elements compares them in place)."
+    )
+    return [parts.Item(told, parts.Level.NONE), parts.table(columns, rows, right=range(1, 8))]
 
 
 def _more_metrics(diff: DiffReport) -> parts.Table:

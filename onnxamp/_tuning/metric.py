@@ -1,7 +1,8 @@
 """The metrics that tuning holds to its tolerance: one number per run, the smaller the better.
 
 Predictions add errors as squares, as small independent errors add up. That holds for the relative L2 error, for the
-SNR derived from it, and for the share of rows whose largest element changes, which is proportional to the error. The
+SNR derived from it, for errors of detections, and for the share of rows whose largest element changes, which is
+proportional to the error. The
 cosine distance d is half the squared angle: there :attr:`Metric.amplitude` is the angle, sqrt(2 d). A user's function
 is taken as it is; if it adds up differently, candidates are tried in a worse order, but the result is measured anyway.
 """
@@ -15,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from onnxamp._errors import ArgumentError
-from onnxamp._numerics.compare import compare_outputs
+from onnxamp._numerics.detections import compare_matched
 from onnxamp._numerics.metrics import TensorDiff
 from onnxamp._runtime.engines import Outputs
 
@@ -59,17 +60,19 @@ _OF_OUTPUT: Final[Mapping[str, Callable[[TensorDiff], float]]] = {
 }
 """Metric -> the error of one float output."""
 
-METRICS: Final = tuple(_OF_OUTPUT)
+METRICS: Final = (*_OF_OUTPUT, "detections")
 
 
-def make_metric(name: str, tolerance: float) -> Metric:
+def make_metric(name: str, tolerance: float, selected: frozenset[str] = frozenset()) -> Metric:
     """A metric by name.
 
     Args:
-        name: "rel-l2": relative L2 error; "cosine": 1 - cosine; "snr": signal-to-noise ratio in dB, of which the
-            tolerance is the smallest; "top1": share of rows whose largest element changes; or "package:function",
-            called with the outputs of the reference and of the result, by name. Of several outputs the worst counts.
+        name: "auto"; "rel-l2": relative L2 error; "cosine": 1 - cosine; "snr": signal-to-noise ratio in dB, of which
+            the tolerance is the smallest; "top1": share of rows whose largest element changes; "detections": error of
+            matched detections, and the relative L2 error of what is none; or "package:function", called with the
+            outputs of the reference and of the result, by name. Of several outputs the worst counts.
         tolerance: the largest accepted error (for "snr": the smallest ratio).
+        selected: outputs that list what an op selected: "auto" is "detections" if there are any, and else "rel-l2".
 
     Raises:
         ArgumentError: there is no such metric, or the tolerance is not a positive number.
@@ -78,15 +81,21 @@ def make_metric(name: str, tolerance: float) -> Metric:
         raise ArgumentError(f"The tolerance must be a positive number, not {tolerance}.")
     if ":" in name:
         return Metric(name, tolerance, _function(name))
-    if name not in _OF_OUTPUT:
-        raise ArgumentError(f"Unknown metric {name!r}: choose one of {', '.join(METRICS)}, or 'package:function'.")
-    of_output = _OF_OUTPUT[name]
+    if name not in {"auto", *METRICS}:
+        raise ArgumentError(
+            f"Unknown metric {name!r}: choose one of auto, {', '.join(METRICS)}, or 'package:function'."
+        )
+    if name == "auto":
+        name = "detections" if selected else "rel-l2"
+    of_output = _OF_OUTPUT.get(name, _OF_OUTPUT["rel-l2"])
 
     def measure(reference: Outputs, result: Outputs) -> float:
-        diffs = [diff for key, value in reference.items() for diff in compare_outputs(key, value, result[key])]
+        listed = (selected or frozenset(reference)) if name == "detections" else frozenset[str]()
+        _, diffs = compare_matched(reference, result, listed)
         if any(diff.alarm and diff.bad and diff.bad.kind != "zero" for diff in diffs):
             return inf
-        return max((of_output(diff) for diff in diffs if diff.is_float), default=0.0)
+        errors = (of_output(diff) if diff.detections is None else diff.detections for diff in diffs)
+        return max((error for diff, error in zip(diffs, errors, strict=True) if diff.is_float), default=0.0)
 
     return Metric(name, 10 ** (-tolerance / 20) if name == "snr" else tolerance, measure, squared=name == "cosine")
 

@@ -21,6 +21,7 @@ from onnx import ModelProto
 from onnxamp._convert.analysis import analyse
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._numerics.rows import listed_outputs
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
@@ -59,7 +60,7 @@ class Search:
     """
 
     tolerance: float = 1e-2
-    metric: str = "rel-l2"
+    metric: str = "auto"
     samples: SamplesLike | None = None
     count: int = 4
     seed: int = 0
@@ -83,7 +84,7 @@ def tune_model(
     model: ModelSource,
     tolerance: float = 1e-2,
     *,
-    metric: str = "rel-l2",
+    metric: str = "auto",
     samples: SamplesLike | None = None,
     count: int = 4,
     seed: int = 0,
@@ -102,8 +103,9 @@ def tune_model(
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is not changed.
         tolerance: the largest accepted error; see ``metric``.
-        metric: how the error is measured: "rel-l2", "cosine", "snr", "top1" or "package:function"; of several outputs
-            the worst counts.
+        metric: how the error is measured: "rel-l2", "cosine", "snr", "top1", "detections" or "package:function"; of
+            several outputs the worst counts. "auto" is "detections" for models whose outputs list what an op selected
+            by its values (TopK, NonMaxSuppression, ...), and "rel-l2" for others.
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
             samples (with ``seed``, and sizes of named dimensions from ``dims``).
         device: the device to estimate times for, such as "A100" or "H100".
@@ -136,7 +138,8 @@ def tune_model(
 
 def tune(model: Model, options: Options, search: Search) -> tuple[ModelProto, Tuned]:
     """:func:`tune_model` for a model that is read, and arguments that are checked."""
-    proto, device, judge = model.embedded(), device_called(search.device), make_metric(search.metric, search.tolerance)
+    proto, device = model.embedded(), device_called(search.device)
+    judge = make_metric(search.metric, search.tolerance, listed_outputs(model, search.metric))
     model = model if proto is model.proto else Model(proto)
     backend = choose_backend(search.provider)
     graph = prepare(model, options).graph
@@ -149,7 +152,7 @@ def tune(model: Model, options: Options, search: Search) -> tuple[ModelProto, Tu
     state = TuningState("")
     if search.state is not None:
         units = (*space.tunable, *space.followers)
-        words = [search.metric, options.low.name, *(f"{u.key} {u.op} {u.ports}" for u in units)]
+        words = [judge.name, options.low.name, *(f"{u.key} {u.op} {u.ports}" for u in units)]
         state = load_state(fingerprint(words, prepared, samples), Path(search.state))
     job = Job(model, prepared, space, samples, judge, state, backend)
     progress = search.progress or (lambda *_: None)

@@ -210,7 +210,7 @@ def test_limits_for_one_output_and_for_the_others():
     assert judged(only_y)["Z", "rel_l2"] == (1e-5, True), "the other output is held to the usual tolerance"
 
 
-@pytest.mark.parametrize("metric", [*AT_MOST, *AT_LEAST])
+@pytest.mark.parametrize("metric", sorted({*AT_MOST, *AT_LEAST} - {"detections"}))
 def test_every_metric_holds_from_its_side(metric):
     text = "(float[4,12] X) => (float[4,12] Y) { e = Exp (X) Y = Add (e, d) }"
     one, other = (add_weights(parse(text), {"d": np.float32([d])}) for d in (0, 0.25))

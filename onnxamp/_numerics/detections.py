@@ -1,0 +1,221 @@
+"""Comparing detections: rows that an op selected by their values, so that near-equal ones may change places.
+
+TopK, NonMaxSuppression and the like turn a rounding error into another order of rows, or into a row more or less at
+the end. Compared in place, every row behind it would count as wrong. So rows are matched first (an assignment of least
+cost: boxes by their overlap, scores by their difference, labels must agree), and what remains is measured.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from onnxamp._numerics.compare import compare, compare_outputs
+from onnxamp._numerics.metrics import TensorDiff
+from onnxamp._numerics.rows import Array, Columns, by_row, columns_of, groups, is_rows
+
+_LEAST_OVERLAP: Final = 0.5
+"""Boxes with a smaller intersection over union are different detections, by the usage of PASCAL VOC."""
+
+_OVERLAP_WEIGHT: Final = 0.2
+"""Error of a match per share of its box that does not overlap."""
+
+_APART: Final = 1e3
+"""Cost of a pair that is no match: more than any sum of costs of pairs that are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detections:
+    """What became of the rows of outputs that belong together, over all samples.
+
+    Attributes:
+        outputs: names of the outputs.
+        rows: detections of the reference.
+        matched: those that the result has, too: the same label, and boxes that overlap by at least one half.
+        lost, new: detections that only the reference has, and only the result.
+        worst_overlap: the smallest intersection over union of two matched boxes; None without boxes.
+        worst_score: the largest difference of two matched scores.
+        error: the largest error of a row, relative to the largest score. That of a match is the difference of its
+            scores, or a fifth of 1 - overlap times the score: 0.95, the strictest overlap that COCO's evaluation asks
+            for, is an error of 1 %. That of a row without one is how far its score lies above the
+            lowest one that was selected: by so much the result must be wrong to leave it out.
+    """
+
+    outputs: tuple[str, ...]
+    rows: int
+    matched: int
+    lost: int
+    new: int
+    worst_overlap: float | None
+    worst_score: float
+    error: float
+
+    def __add__(self, other: "Detections") -> "Detections":
+        overlaps = [one for one in (self.worst_overlap, other.worst_overlap) if one is not None]
+        return Detections(
+            self.outputs, self.rows + other.rows, self.matched + other.matched, self.lost + other.lost,
+            self.new + other.new, min(overlaps, default=None), max(self.worst_score, other.worst_score),
+            max(self.error, other.error),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedRows:
+    """Detections, and the arrays of both models without the rows that have no match, in one order.
+
+    ``reference`` and ``result`` hold arrays [matched rows, ...] by output: those of the detections, and what else has
+    one row for each of them (masks, keypoints).
+    """
+
+    detections: Detections
+    reference: Mapping[str, Array]
+    result: Mapping[str, Array]
+
+
+def compare_matched(
+    reference: Mapping[str, Any], result: Mapping[str, Any], selected: frozenset[str]
+) -> tuple[list[Detections], list[TensorDiff]]:
+    """Compare all outputs, those that list detections after their rows are matched.
+
+    Args:
+        reference, result, selected: as for :func:`match_rows`.
+
+    Returns:
+        The detections, and the differences of all outputs: of detections those of matched rows.
+    """
+    groups = match_rows(reference, result, selected)
+    matched = {name: group for group in groups for name in group.reference}
+    diffs: list[TensorDiff] = []
+    for name, value in reference.items():
+        group = matched.get(name)
+        if group is None:
+            diffs += compare_outputs(name, value, result[name])
+        else:
+            error = group.detections.error if name in group.detections.outputs else None
+            diffs.append(replace(compare(name, group.reference[name], group.result[name]), detections=error))
+    return [group.detections for group in groups], diffs
+
+
+def match_rows(
+    reference: Mapping[str, Any], result: Mapping[str, Any], selected: frozenset[str]
+) -> tuple[MatchedRows, ...]:
+    """Match the rows of outputs.
+
+    Args:
+        reference, result: arrays by output.
+        selected: the outputs that may hold detections.
+
+    Returns:
+        One item per group of outputs that belong together: boxes [..., rows, 4] with scores [..., rows] or
+        [..., rows, classes], and labels [..., rows] if there are any; scores and labels of one shape, as TopK gives
+        them; or one output whose rows hold all of these.
+    """
+    arrays = {
+        name: array
+        for name, array in reference.items()
+        if name in selected and is_rows(array) and is_rows(result.get(name))
+    }
+    found = []
+    for names in groups(arrays):
+        one, other = columns_of([reference[name] for name in names]), columns_of([result[name] for name in names])
+        if len(one.scores) != len(other.scores) or not arrays.keys() >= {*names}:
+            continue  # another number of images, or rows of detections that are matched already
+        if one.boxes is not None and (one.scores < 0).any():
+            one, other = one.squashed(), other.squashed()
+        detections, rows, columns = _compared(names, one, other)
+        sides = ((name, by_row(reference[name], one), by_row(result[name], other)) for name in arrays)
+        along = {name: (mine, theirs) for name, mine, theirs in sides if mine is not None and theirs is not None}
+        arrays = {name: array for name, array in arrays.items() if name not in along}
+        found.append(
+            MatchedRows(
+                detections,
+                {name: mine[rows] for name, (mine, _) in along.items()},
+                {name: theirs[columns] for name, (_, theirs) in along.items()},
+            )
+        )
+    return tuple(found)
+
+
+def _compared(names: tuple[str, ...], reference: Columns, result: Columns) -> tuple[Detections, Array, Array]:
+    """The detections of all images, and which rows of both sides match, counted through all images."""
+    scale = max(float(np.abs(reference.scores).max(initial=0)), 1e-12)
+    total = Detections(names, 0, 0, 0, 0, None, 0.0, 0.0)
+    pairs = []
+    for index in range(len(reference.scores)):
+        (one, kept), (other, others) = reference.image(index), result.image(index)
+        found, rows, columns = _image(names, one, other, scale)
+        total += found
+        pairs.append((kept[rows] + index * reference.scores.shape[1], others[columns] + index * result.scores.shape[1]))
+    rows, columns = (np.concatenate([*side, np.empty(0, int)]).astype(int) for side in zip(*pairs, strict=True))
+    return total, rows, columns
+
+
+def _image(names: tuple[str, ...], one: Columns, other: Columns, scale: float) -> tuple[Detections, Array, Array]:
+    """The detections of one image, and the rows and columns that match."""
+    overlaps = None if one.boxes is None or other.boxes is None else _overlaps(one.boxes, other.boxes)
+    rows, columns = _matches(one, other, overlaps)
+    gaps = np.abs(one.scores[rows] - other.scores[columns])
+    errors = [gaps]
+    worst = None
+    if overlaps is not None and len(rows):
+        kept = overlaps[rows, columns]
+        worst = float(kept.min())
+        errors.append(_OVERLAP_WEIGHT * (1 - kept) * np.abs(one.scores[rows]))
+    lost, new = np.delete(one.scores, rows), np.delete(other.scores, columns)
+    errors += [_excess(lost, one.scores, other.scores), _excess(new, other.scores, one.scores)]
+    error = float(np.concatenate(errors).max(initial=0)) / scale  # NaN if any is
+    found = Detections(
+        names, len(one.scores), len(rows), len(lost), len(new), worst, float(gaps.max(initial=0)),
+        error if np.isfinite(error) else np.inf,
+    )  # fmt: skip
+    return found, rows, columns
+
+
+def _excess(missing: Array, mine: Array, others: Array) -> Array:
+    """How far scores of rows that the other side lacks lie above the lowest that was selected there.
+
+    Rows that fill a list up to a fixed length have the score 0 and tell nothing; where the number of rows depends on a
+    threshold, that is not above any score of either side.
+    """
+    known = others if len(mine) == len(others) else np.concatenate([mine, others])
+    lowest = known[known > 0].min(initial=np.inf)
+    return np.maximum(missing - lowest, 0) if np.isfinite(lowest) else np.abs(missing)
+
+
+def _matches(one: Columns, other: Columns, overlaps: Array | None) -> tuple[Array, Array]:
+    """Rows and columns of the pairs that are the same detection."""
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - only detections need it
+
+    costs = np.abs(one.scores[:, None] - other.scores)
+    costs[~np.isfinite(costs)] = _APART
+    apart = np.zeros(costs.shape, bool)
+    if overlaps is not None:
+        costs = costs + (1 - overlaps)
+        apart |= overlaps < _LEAST_OVERLAP
+    if one.labels is not None and other.labels is not None:
+        apart |= one.labels[:, None] != other.labels
+    costs = np.where(apart, _APART, np.minimum(costs, _APART))
+    rows, columns = linear_sum_assignment(costs)
+    good = costs[rows, columns] < _APART
+    return rows[good], columns[good]
+
+
+def _overlaps(one: Array, other: Array) -> Array:
+    """Intersection over union of every pair of boxes: corners, or centres and sizes if the reference's are not."""
+    if not (one[:, 2:] >= one[:, :2]).all():
+        one, other = _corners(one), _corners(other)
+    low = np.maximum(one[:, None, :2], other[None, :, :2])
+    high = np.minimum(one[:, None, 2:], other[None, :, 2:])
+    shared = np.prod(np.maximum(high - low, 0), axis=-1)
+    areas = (np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=-1) for boxes in (one, other))
+    first, second = areas
+    union = first[:, None] + second - shared
+    same = (one[:, None] == other).all(-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = np.where(union > 0, shared / union, 0.0)
+    return np.asarray(np.where(same, 1.0, np.nan_to_num(found, nan=0.0)))
+
+
+def _corners(boxes: Array) -> Array:
+    return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], axis=-1)
