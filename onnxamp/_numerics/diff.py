@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, get_args
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
@@ -12,6 +13,7 @@ from onnxamp._numerics.metrics import LOWNESS
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rows import listed_outputs
 from onnxamp._numerics.tally import Tally, finished, nan_inputs
+from onnxamp._numerics.tokens import find_parting, token_outputs
 from onnxamp._numerics.walk import SideBySide, Walked
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import (
@@ -27,7 +29,7 @@ from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
-from onnxamp._runtime.side import BUDGET
+from onnxamp._runtime.side import BUDGET, run_alone
 from onnxamp._runtime.values import Feed
 
 DiffMetric: TypeAlias = Literal["auto", "detections", "elements"]
@@ -183,8 +185,15 @@ class Comparison:
                     noise=noise_floor(WholeModel(one.model.path or one.model.proto, "cpu"), feeds, walked.reference),
                 )
             tally.add(*flows, walked)
+            for name, logits in token_outputs(flows[0]):
+                found = partial(self._value, feeds, logits)
+                tally.add_tokens(find_parting(name, number, walked.reference[name], walked.result[name], found))
             tally.notes |= dict.fromkeys(nan_inputs(feeds))
         return finished(report, tally, self.limits)
+
+    def _value(self, feeds: Mapping[str, Feed], name: str) -> Any:
+        """A value of the reference."""
+        return run_alone(self.reference.prepare(feeds), feeds, [name], self.reference.budget).output(name)
 
     def _described(self, report: DiffReport, reference: Flow, result: Flow) -> DiffReport:
         """The report with what is known before anything runs."""

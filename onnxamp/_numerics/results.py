@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import TensorDiff
+from onnxamp._numerics.tokens import Parting
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,8 @@ class DiffReport:
     """What was not compared, in sentences."""
     cure: Cure | None = None
     detections: tuple[Detections, ...] = ()
+    tokens: tuple[Parting, ...] = ()
+    """Outputs that hold tokens."""
     noise: float | None = None
     """Relative L2 error of the float32 reference on CUDA against itself on CPU; None if it was not measured."""
 

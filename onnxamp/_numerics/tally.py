@@ -13,6 +13,7 @@ from onnxamp._numerics.limits import Limits, apply_limits, size_only
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import TensorDiff
 from onnxamp._numerics.results import DiffReport, LayerDiff
+from onnxamp._numerics.tokens import Parting
 from onnxamp._numerics.walk import Compared, Walked
 from onnxamp._ops.facts import op_key
 from onnxamp._runtime.flow import Flow, dtype_of, origin
@@ -32,6 +33,7 @@ class Tally:
     layers: dict[str, LayerDiff] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     detections: dict[tuple[str, ...], Detections] = field(default_factory=dict)
+    tokens: dict[str, Parting] = field(default_factory=dict)
 
     def add(self, reference: Flow, result: Flow, walked: Walked) -> None:
         """Add a sample.
@@ -51,6 +53,12 @@ class Tally:
             self.outputs.setdefault(diff.name, []).append(diff)
         for row in _layers(reference, result, walked.compared):
             self.layers[row.value] = _joined(self.layers.get(row.value), row)
+
+    def add_tokens(self, found: Parting | None) -> None:
+        """Add the tokens of a sample."""
+        if found is not None:
+            before = self.tokens.get(found.output)
+            self.tokens[found.output] = found if before is None else before.and_then(found)
 
 
 def nan_inputs(feeds: Mapping[str, Feed]) -> Iterator[str]:
@@ -74,7 +82,7 @@ def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
     ]
     report = replace(
         report, outputs=outputs, layers=rows, failure=alarms[0] if alarms else None,
-        detections=tuple(tally.detections.values()),
+        detections=tuple(tally.detections.values()), tokens=tuple(tally.tokens.values()),
     )  # fmt: skip
     report = apply_limits(replace(report, notes=(*report.notes, *notes, *tally.notes)), limits)
     if floats and all(count == diff.size for diff, count in spoiled):

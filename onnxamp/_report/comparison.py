@@ -6,6 +6,7 @@ from typing import Final
 
 from onnxamp._numerics.metrics import TensorDiff, metric_name
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, LayerDiff, RunCheck
+from onnxamp._numerics.tokens import Parting
 from onnxamp._report import parts
 from onnxamp._report.text import change, count, magnitude, number, shape
 
@@ -120,6 +121,7 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
     if diff is None:
         return
     yield from diff.notes
+    yield from (_tokens(found) for found in diff.tokens if found.parted)
     if diff.noise is not None:
         yield f"Noise floor: in float32, the reference on CUDA differs from itself on the CPU by {number(diff.noise)}."
     moved = _ORDER_ERROR.get(diff.lowest)
@@ -128,6 +130,16 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
             "Low precision is emulated: every low-precision value is rounded, but sums run in the CPU's order. Another"
             f" order alone moves outputs by up to {moved}."
         )
+
+
+def _tokens(found: Parting) -> str:
+    """Where sequences of tokens part."""
+    where = f"position {found.position}" + (f" of sequence {found.sequence}" if found.sequences > 1 else "")
+    where += f" of sample {found.sample}" if found.sample else ""
+    gap = "" if found.gap is None else f", where the reference's logits are {number(found.gap)} apart"
+    parted = f"{found.parted:,} of {count(found.sequences, 'sequence')} of tokens"
+    change = f"{found.result} instead of {found.reference}{gap}"
+    return f"Output {found.output!r}: {parted} part, the first at {where}: {change}."
 
 
 def _outputs(diff: DiffReport) -> parts.Table:
