@@ -19,6 +19,7 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
+from onnxamp._model.formats import is_text
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
 from onnxamp._model.saving import WeightConverter, copy_file, save_model
@@ -207,7 +208,7 @@ def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | Non
     notes = (*converted.prepared.notes, *hints) if converted.changed else hints
     is_beside = source.absolute().parent.resolve() == target.resolve().parent
     weights_stay = bool(stored.files) == external and sink.shard_bytes is None and (not external or is_beside)
-    if converted.changed or not weights_stay:
+    if converted.changed or not weights_stay or is_text(source):
         written = save_model(
             converted.proto, target, converted.weights,
             external=external, shard_bytes=sink.shard_bytes, keep=kept, progress=sink.progress,

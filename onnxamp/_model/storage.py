@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from onnxamp._errors import ModelError, OutputError
+from onnxamp._model.formats import name_format, parse_text
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.staging import staging
 from onnxamp._model.weights import (
@@ -83,19 +84,33 @@ def parse_model(data: bytes, label: str) -> ModelProto:
     Raises:
         ModelError: the bytes are not an ONNX model, or :mod:`onnxamp._model.wellformed` refuses it.
     """
-    model = ModelProto()
+    model, fault = ModelProto(), ""
     try:
         model.ParseFromString(data)
     except DecodeError as error:
         if "depth" in str(error).lower():
             raise ModelError(f"{label} nests graphs deeper than protobuf, and so every runtime, can read.") from None
-        raise ModelError(f"{label} is not an ONNX model, or is truncated: it cannot be parsed.") from None
-    if not model.HasField("graph") or not (model.ir_version or model.opset_import):
-        raise ModelError(f"{label} is not an ONNX model: it holds no graph.")
+        fault = "is not an ONNX model, or is truncated: it cannot be parsed."
+    if not fault and not (model.HasField("graph") and (model.ir_version or model.opset_import)):
+        fault = "is not an ONNX model: it holds no graph."
+    if fault:
+        model = _in_text(data, f"{label} {name_format(data) or fault}")
     for tensor in tensors_of(model) if INSIDE.encode() in data else ():
         if lies_inside(tensor):
             _settle(tensor)
     check_wellformed(model)
+    return model
+
+
+def _in_text(data: bytes, fault: str) -> ModelProto:
+    """The model that a file holds in text.
+
+    Raises:
+        ModelError: it holds none, which ``fault`` says.
+    """
+    model = parse_text(data)
+    if model is None or not model.HasField("graph"):
+        raise ModelError(fault)
     return model
 
 

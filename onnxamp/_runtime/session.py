@@ -21,6 +21,8 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.copying import BaseDir
+from onnxamp._model.formats import is_text
+from onnxamp._model.model import Model
 from onnxamp._model.protos import has_external_data
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._model.threads import thread_limit
@@ -235,6 +237,8 @@ def _source(model: ModelProto | str | PathLike[str], base_dir: BaseDir) -> Itera
     Raises:
         ModelError: the model is not well formed, or its external data are not where they may be.
     """
+    if not isinstance(model, ModelProto) and is_text(Path(model)):
+        model = Model.read(Path(model)).embedded()  # ONNX Runtime reads the binary form alone
     if not isinstance(model, ModelProto):
         data_files(load_model(Path(model)), folder_of(Path(model)))  # ONNX Runtime reads them by itself
         yield fspath(model)
