@@ -71,9 +71,11 @@ class Precision:
         if self.keeps_norms:
             kept += [*norms, *_decomposed_norms(model)]
         elif options.level != Level.O1:
-            white = sorted(NORMALISATIONS.difference(options.black_list).union(options.white_list))
+            white = {**dict.fromkeys(NORMALISATIONS, "normalisations are not kept"), **options.preset.white}
+            black = {op: source for op, source in options.preset.black.items() if op not in NORMALISATIONS}
+            lists = replace(options.preset, white=white, black=black)
             scaled = tuple(f"{re.escape(norm)}/{SCALED}/.*" for norm in norms)
-            options = replace(options, white_list=tuple(white), force_low=scaled)
+            options = replace(options, lists=lists, force_low=scaled)
         return replace(options, keep_high=(OWN, *map(_with_gradients, kept)))
 
 
