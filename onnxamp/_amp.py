@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from onnx import NodeProto
 
-from onnxamp._api import convert_as, converted_as
+from onnxamp._api import converted_as
 from onnxamp._context import active_within
 from onnxamp._convert.plan import HazardRow, make_plan
 from onnxamp._dtypes import DtypeLike
@@ -60,7 +60,11 @@ def auto_mixed_precision(
         True
     """
     level = amp_level_of(amp_level, _LEVELS, "auto_mixed_precision")
-    options = Options.of(level, {"dtype": dtype, "lists": lists, "strict": True})
+    return _converted(network, Options.of(level, {"dtype": dtype, "lists": lists, "strict": True}))
+
+
+def _converted(network: Any, options: Options) -> Any:
+    """The converted model, with a warning of hazards."""
     converted, result = converted_as(network, options)
     warn(_named_hazards(make_plan(converted.analysis).hazards, options), HazardWarning)
     return result
@@ -84,7 +88,7 @@ def _named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[s
         return
     kept: dict[str, dict[str, HazardRow]] = {}
     for row in hazards:
-        lowered = row.op in options.white if options.level == Level.O1 else row.op not in options.black
+        lowered = row.op in options.preset.white if options.level == Level.O1 else row.op not in options.black
         if not row.low and (lowered or options.level == Level.O3):
             kept.setdefault(row.reason, {}).setdefault(row.node, row)
     for reason, rows in kept.items():
@@ -131,6 +135,7 @@ def custom_mixed_precision(
     Warns:
         OptionWarning: an op type is unknown, a listed one has to stay float32, or the black list lacks an entry of
             MindSpore's.
+        HazardWarning: nodes stay float32 although the black list does not have their ops.
 
     Example:
         >>> from onnxamp import amp
@@ -149,7 +154,7 @@ def custom_mixed_precision(
     if black_list is not None:
         missing = [op for op in preset("mindspore").black if op not in options.user_black]
         warn(f"{op} is on MindSpore's black list, and not on yours: it becomes {options.dtype}." for op in missing)
-    return convert_as(network, options)
+    return _converted(network, options)
 
 
 _ACTIVE: Final[ContextVar[Options | None]] = ContextVar("onnxamp auto_cast", default=None)

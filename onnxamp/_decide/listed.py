@@ -36,6 +36,8 @@ class _Refusal:
 
 
 _SCHEMA: Final = "schema"
+_OF_USER: Final = frozenset({Reason.PATTERN, Reason.RULE})
+"""What the user wants of single nodes is no news."""
 
 
 def _refusal(problem: Problem, pins: Mapping[int, Verdict], node: Node) -> _Refusal | None:
@@ -44,7 +46,7 @@ def _refusal(problem: Problem, pins: Mapping[int, Verdict], node: Node) -> _Refu
     variables = ports.of_node.get(node.index, {}).values()
     for variable in variables:
         pin = pins.get(ports.root(variable))
-        if pin is not None and not pin.low:
+        if pin is not None and not pin.low and pin.reason not in _OF_USER:
             own = ports.variables[pin.variable].node in (node.index, ABSENT)
             return _Refusal(pin.reason.value, pin.detail if own else f"{pin.detail} (shares its precision)")
     produced = (ports.produced[value] for value in node.outputs if value != ABSENT)
@@ -61,6 +63,7 @@ _WAYS_OUT: Final = {
     Reason.NO_KERNEL.value: "Another target (--target) or opset (--opset) may have one.",
     _SCHEMA: "",
     Reason.BLACK.value: "",
+    Reason.TIE.value: "",
 }
 
 

@@ -91,3 +91,14 @@ def test_training_networks_follow() -> None:
 def test_wrong_wishes(wishes: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said), onnxamp.auto_cast(**wishes):
         pass
+
+
+def test_a_listed_normalisation_trains_in_low_precision() -> None:
+    kept, listed = [], []
+    for found, names in ((kept, None), (listed, ["BatchNorm2D"])):
+        with onnxamp.auto_cast(level="O2", custom_white_list=names):
+            net = build_train_network(conv_net(), SGD(), "cross-entropy")
+        raised = {node.output[0] for node in net.model.graph.node if node.op_type == "Cast"}
+        found += [bool(raised & set(node.input)) for node in net.model.graph.node if node.name.startswith("n0.node/s")]
+        assert np.isfinite(net.step(feeds(6, (1, 8, 8), 10)).loss)
+    assert kept != listed

@@ -135,6 +135,30 @@ def test_files_warn_as_models_do(tmp_path: Any) -> None:
     assert [text.split()[0] for text in found] == ["The", "Your", "Pow"]
 
 
+def test_folders_warn_by_model(tmp_path: Any) -> None:
+    (tmp_path / "in").mkdir()
+    onnx.save(parse(ELEMENTWISE.format(op="Sigmoid")), tmp_path / "in" / "one.onnx")
+    found = said(
+        onnxamp.convert_folder, tmp_path / "in", tmp_path / "out", jobs=1, validate=False, white_list=["Sigmoi"]
+    )
+    sentence = "one.onnx: The op type 'Sigmoi' of your lists does not occur in the model. Did you mean 'Sigmoid'?"
+    assert found == [sentence]
+    again = onnxamp.convert_folder(tmp_path / "in", tmp_path / "out", jobs=1, validate=False, white_list=["Sigmoi"])
+    assert (again.count("up to date"), len(again.rows[0].warnings)) == (1, 1)
+
+
+def test_tuning_warns() -> None:
+    options = {"white_list": ["Sigmoi"], "tolerance": 0.1}
+    model = parse(ELEMENTWISE.format(op="Sigmoid"))
+    assert len(said(onnxamp.tune_model, model, **options)) == 1
+    assert len(said(onnxamp.convert_model, model, "auto", **options)) == 1
+
+
+def test_wishes_for_single_nodes_are_no_news() -> None:
+    model = parse(ELEMENTWISE.format(op="Sigmoid"))
+    assert said(onnxamp.convert_model, model, white_list=["Sigmoid"], keep_high=["b"]) == []
+
+
 # --- names ------------------------------------------------------------------------------------------------------
 
 
