@@ -86,10 +86,14 @@ class Options:
         "default", "--lists", "Preset of white and black lists; 'onnxamp lists' shows them.", PRESETS
     )
     white_list: tuple[str, ...] = _option(
-        (), "--white", "Also lower this op type. Repeatable.", many=True, metavar="OP"
+        (),
+        "--white",
+        "Lower this op type, by its name in ONNX, MindSpore or Paddle. Repeatable.",
+        many=True,
+        metavar="OP",
     )
     black_list: tuple[str, ...] = _option(
-        (), "--black", "Also keep this op type in float32. Repeatable.", many=True, metavar="OP"
+        (), "--black", "Keep this op type in float32. Repeatable.", many=True, metavar="OP"
     )
     keep_high: tuple[str, ...] = _option(
         (), "--keep-fp32", "Keep nodes whose whole name matches in float32. Repeatable.", many=True, metavar="REGEX"
