@@ -86,18 +86,19 @@ def _named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[s
     """A sentence per kind of hazard about the nodes that stay float32, although the level would lower their ops."""
     if options.level == Level.O0:
         return
-    kept: dict[str, dict[str, HazardRow]] = {}
+    kept: dict[str, list[HazardRow]] = {}
+    named: set[str] = set()
     for row in hazards:
         lowered = row.op in options.preset.white if options.level == Level.O1 else row.op not in options.black
-        if not row.low and (lowered or options.level == Level.O3):
-            kept.setdefault(row.reason, {}).setdefault(row.node, row)
+        if not row.low and row.node not in named and (lowered or options.level == Level.O3):
+            kept.setdefault(row.reason, []).append(row)
+            named.add(row.node)
     for reason, rows in kept.items():
-        first = next(iter(rows.values()))
-        names = ", ".join(f"{row.node!r} ({row.op})" for row in list(rows.values())[:_NAMED])
+        names = ", ".join(f"{row.node!r} ({row.op})" for row in rows[:_NAMED])
         more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
         yield (
-            f"{options.dtype} would break nodes that {options.level} lowers, so they stay float32: {names}{more}."
-            f" {reason.capitalize()}: {first.detail}."
+            f"These nodes stay float32, because {options.dtype} would break the model there: {names}{more}."
+            f" {reason.capitalize()}: {rows[0].detail}."
         )
 
 
@@ -153,7 +154,7 @@ def custom_mixed_precision(
     options = Options.of(level, {"dtype": dtype, "strict": strict, **lists})
     if black_list is not None:
         missing = [op for op in preset("mindspore").black if op not in options.user_black]
-        warn(f"{op} is on MindSpore's black list, and not on yours: it becomes {options.dtype}." for op in missing)
+        warn(f"{op} is on MindSpore's black list, but not on yours." for op in missing)
     return _converted(network, options)
 
 
