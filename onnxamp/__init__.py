@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from onnxamp._runtime.samples import Samples, load_samples, random_samples
     from onnxamp._tuning.results import Tuned
     from onnxamp._tuning.tune import tune_model
+    from onnxamp._warnings import HazardWarning, OnnxAmpWarning, OptionWarning
     from onnxamp.amp import (
         auto_cast,
         auto_mixed_precision,
@@ -76,6 +77,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
     "_tuning.results": ("Tuned",),
     "_tuning.tune": ("tune_model",),
+    "_warnings": ("HazardWarning", "OnnxAmpWarning", "OptionWarning"),
     "amp": ("auto_cast", "auto_mixed_precision", "custom_mixed_precision", "get_black_list", "get_white_list"),
     "debugging": ("InferenceSession",),
 }  # fmt: skip
@@ -93,13 +95,16 @@ __all__ = [
     "ExternalDataError",
     "FolderReport",
     "GradientError",
+    "HazardWarning",
     "InferenceSession",
     "InternalError",
     "Limits",
     "ModelError",
     "NumericsError",
     "OnnxAmpError",
+    "OnnxAmpWarning",
     "OpsetError",
+    "OptionWarning",
     "Options",
     "OutputError",
     "Plan",

@@ -1,83 +1,161 @@
 """Mixed precision as ``mindspore.amp`` and ``paddle.amp`` offer it, for ONNX models."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Final
 
-from onnxamp._api import convert_as
+from onnx import NodeProto
+
+from onnxamp._api import converted_as
 from onnxamp._context import active_within
-from onnxamp._errors import ArgumentError
-from onnxamp._options.lists import Preset
-from onnxamp._options.options import Level, Options
+from onnxamp._convert.plan import HazardRow, make_plan
+from onnxamp._dtypes import DtypeLike
+from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._options.lists import Preset, preset
+from onnxamp._options.options import Level, Options, Rule
+from onnxamp._runtime.device import compute_capability
+from onnxamp._runtime.session import cuda_available
+from onnxamp._warnings import HazardWarning, warn
+
+_LEVELS: Final = ("O0", "O1", "O2", "O3")
 
 
-def auto_mixed_precision(model: Any, amp_level: str = "O0", dtype: str = "float16") -> Any:
-    """Convert a model at a level, with all other options at their defaults.
+def auto_mixed_precision(
+    network: Any, amp_level: str = "O0", dtype: DtypeLike = "float16", *, lists: str = "mindspore"
+) -> Any:
+    """Convert a model at a level, by MindSpore's lists and as literally as MindSpore does.
 
-    The counterpart of ``mindspore.amp.auto_mixed_precision``.
+    The counterpart of ``mindspore.amp.auto_mixed_precision``. At O2 every op becomes low precision that is not
+    black-listed, whatever its Casts cost. The black list holds BatchNormalization and LayerNormalization. Exporters
+    often write a LayerNorm as several ops: these stay float32 as hazards. Nodes that low precision is known to break
+    stay float32 at all levels, and a warning names those that the level would lower.
 
     Args:
-        model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
+        network: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
         amp_level: what to lower: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" every op that
             has a low-precision kernel. For "auto", use :func:`onnxamp.convert_model`.
-        dtype: the low-precision type, "float16" or "bfloat16".
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
+        lists: the preset of white and black lists: "mindspore", "paddle", "default" or "fast".
 
     Returns:
         The converted ModelProto, or a Graph for a Graph.
 
     Raises:
-        ArgumentError: an argument has an unknown value, or the level is "auto".
-        ArgumentTypeError: an argument has the wrong type.
+        ArgumentError: the level, the type or the preset is unknown (a ValueError).
+        ArgumentTypeError: an argument has the wrong type, as a network that is no model (a TypeError).
         ModelError: the model cannot be read or is invalid.
 
+    Warns:
+        HazardWarning: nodes stay float32 that the level would lower.
+
     Example:
-        >>> import onnx, onnxamp
-        >>> model16 = onnxamp.amp.auto_mixed_precision("models/encoder.onnx", "O2")
-        >>> any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in model16.graph.initializer)
+        >>> import onnx
+        >>> from onnxamp import amp
+        >>> network = amp.auto_mixed_precision("models/classifier.onnx", "O2")
+        >>> any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in network.graph.initializer)
         True
     """
-    return convert_as(model, Options.of(amp_level, {"dtype": dtype}))
+    level = amp_level_of(amp_level, _LEVELS, "auto_mixed_precision")
+    return _converted(network, Options.of(level, {"dtype": dtype, "lists": lists, "strict": True}))
+
+
+def _converted(network: Any, options: Options) -> Any:
+    """The converted model, with a warning of hazards."""
+    converted, result = converted_as(network, options)
+    warn(_named_hazards(make_plan(converted.analysis).hazards, options), HazardWarning)
+    return result
+
+
+def amp_level_of(level: object, known: Sequence[str], function: str) -> str:
+    """The level of an AMP function, whose letter may be in either case.
+
+    Raises:
+        ArgumentError: the function does not know it.
+    """
+    found = level.upper() if isinstance(level, str) else ""
+    if found not in known:
+        raise ArgumentError(f"Unknown level {level!r}: {function} knows {', '.join(known)}.")
+    return found
+
+
+def _named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[str]:
+    """A sentence per kind of hazard about the nodes that stay float32, although the level would lower their ops."""
+    if options.level == Level.O0:
+        return
+    kept: dict[str, list[HazardRow]] = {}
+    named: set[str] = set()
+    for row in hazards:
+        lowered = row.op in options.preset.white if options.level == Level.O1 else row.op not in options.black
+        if not row.low and row.node not in named and (lowered or options.level == Level.O3):
+            kept.setdefault(row.reason, []).append(row)
+            named.add(row.node)
+    for reason, rows in kept.items():
+        names = ", ".join(f"{row.node!r} ({row.op})" for row in rows[:_NAMED])
+        more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+        yield (
+            f"These nodes stay float32, because {options.dtype} would break the model there: {names}{more}."
+            f" {reason.capitalize()}: {rows[0].detail}."
+        )
+
+
+_NAMED: Final = 8
+"""Nodes that a warning names; plans name all."""
 
 
 def custom_mixed_precision(
-    model: Any,
+    network: Any,
     *,
     white_list: Iterable[str] | None = None,
     black_list: Iterable[str] | None = None,
-    dtype: str = "float16",
+    dtype: DtypeLike = "float16",
 ) -> Any:
     """Convert a model by one list of op types in place of the presets.
 
-    The counterpart of ``mindspore.amp.custom_mixed_precision``.
+    The counterpart of ``mindspore.amp.custom_mixed_precision``. Lists hold ONNX op types, or the names that MindSpore
+    and Paddle have for them ("Conv2d", "Dense", "matmul_v2").
 
     Args:
-        model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        white_list: only these op types run in low precision (level O1 with this list).
-        black_list: all other op types run in low precision (level O2, strictly).
-        dtype: the low-precision type, "float16" or "bfloat16".
+        network: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
+        white_list: these op types run in low precision, all others in float32, apart from exact ones (Reshape, Relu)
+            between two that are listed. Only kernels, schemas and hazards stand against the list.
+        black_list: all other op types run in low precision.
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
 
     Returns:
         The converted ModelProto, or a Graph for a Graph.
 
     Raises:
-        ArgumentError: neither list is given, or both are, or a value is unknown.
-        ArgumentTypeError: an argument has the wrong type.
+        ArgumentError: neither list is given, or both are, or a value is unknown (a ValueError).
+        ArgumentTypeError: an argument has the wrong type, such as a string for a list (a TypeError).
         ModelError: the model cannot be read or is invalid.
 
+    Warns:
+        OptionWarning: an op type is unknown, a listed one has to stay float32, or the black list lacks an entry of
+            MindSpore's.
+        HazardWarning: nodes stay float32 although the black list does not have their ops.
+
     Example:
-        >>> import onnxamp
-        >>> model16 = onnxamp.amp.custom_mixed_precision("models/encoder.onnx", white_list=["MatMul"])
-        >>> sum(node.op_type == "Cast" for node in model16.graph.node) > 0
+        >>> from onnxamp import amp
+        >>> white_list = [*amp.get_white_list(), "Softmax"]
+        >>> network = amp.custom_mixed_precision("models/classifier.onnx", white_list=white_list)
+        >>> sum(node.op_type == "Cast" for node in network.graph.node) > 0
         True
     """
     if (white_list is None) == (black_list is None):
         given = "neither is" if white_list is None else "both are"
         raise ArgumentError(f"Pass exactly one of white_list and black_list; {given} given.")
-    level, strict = ("O1", False) if white_list is not None else ("O2", True)
     nothing = Preset("none", "", {}, {}, folds_batch_norm=False)
+    level, strict = ("O1", False) if white_list is not None else ("O2", True)
     lists = {"white_list": white_list, "black_list": black_list, "lists": nothing}
-    return convert_as(model, Options.of(level, {"dtype": dtype, "strict": strict, **lists}))
+    options = Options.of(level, {"dtype": dtype, "strict": strict, **lists})
+    if black_list is not None:
+        missing = [op for op in preset("mindspore").black if op not in options.user_black]
+        warn(f"{op} is on MindSpore's black list, but not on yours." for op in missing)
+    return _converted(network, options)
 
 
 _ACTIVE: Final[ContextVar[Options | None]] = ContextVar("onnxamp auto_cast", default=None)
@@ -89,7 +167,7 @@ def auto_cast(
     custom_white_list: Iterable[str] | None = None,
     custom_black_list: Iterable[str] | None = None,
     level: str = "O1",
-    dtype: str = "float16",
+    dtype: DtypeLike = "float16",
     use_promote: bool = True,
 ) -> Iterator[None]:
     """Set the precision of sessions and training networks that are created within the context.
@@ -101,13 +179,16 @@ def auto_cast(
 
     Args:
         enable: False switches an outer context off.
-        custom_white_list, custom_black_list: op types to add to Paddle's lists.
-        level: "O0", "O1" or "O2".
-        dtype: the low-precision type, "float16" or "bfloat16".
-        use_promote: must be True. Paddle promotes mixed inputs of an op; here no op ever gets inputs of mixed types.
+        custom_white_list, custom_black_list: op types to add to Paddle's lists, by ONNX's names or Paddle's.
+        level: "O0" nothing; "OD" white-listed ops (convolutions and matrix products) alone, all else in float32; "O1"
+            the same, with exact ops (Reshape, Relu) between them; "O2" all but black-listed ops. In either case.
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
+        use_promote: at O2, whether an op that is on no list may be float32 next to float32 values, where low precision
+            would cost more Casts than it gains. False lowers it in any case.
 
     Raises:
-        ArgumentError: a value is unknown, or an op is in both lists.
+        ArgumentError: a value is unknown, or an op is in both lists (a ValueError).
+        ArgumentTypeError: an argument has the wrong type, such as a string for a list.
 
     Example:
         >>> import onnxamp
@@ -118,16 +199,82 @@ def auto_cast(
         >>> bool(0 < abs(rounded - exact).max() < 0.01)
         True
     """
-    if level not in ("O0", "O1", "O2"):
-        raise ArgumentError(f"Unknown level {level!r}: auto_cast knows O0, O1 and O2.")
-    if not use_promote:
-        raise ArgumentError("use_promote=False is not supported: no op ever gets inputs of mixed types. Leave it True.")
-    lists = {"white_list": custom_white_list, "black_list": custom_black_list, "lists": "paddle"}
-    options = Options.of(level, {"dtype": dtype, **lists})
-    with active_within(_ACTIVE, options if enable and level != Level.O0 else None):
+    found = amp_level_of(level, ("O0", "OD", "O1", "O2"), "auto_cast")
+    keywords = {"dtype": dtype, "white_list": custom_white_list, "black_list": custom_black_list, "lists": "paddle"}
+    options = Options.of("O1" if found == "OD" else found, {**keywords, "strict": not use_promote})
+    if found == "OD":
+        options = replace(options, rule=_only(options.white))
+    with active_within(_ACTIVE, options if enable and found != "O0" else None):
         yield
+
+
+def _only(white: frozenset[str]) -> Rule:
+    """A rule that keeps in float32 whatever is not white-listed, apart from what follows its readers."""
+
+    def rule(node: NodeProto) -> str | None:
+        key = op_key(node)
+        return None if key in white or key in op_facts().following | op_facts().control_flow else "high"
+
+    return rule
 
 
 def active_cast() -> Options | None:
     """The options that the innermost :func:`auto_cast` sets; None outside of one."""
     return _ACTIVE.get()
+
+
+def is_float16_supported(device: str | None = None) -> bool:
+    """Whether a device computes in float16. The counterpart of ``paddle.amp.is_float16_supported``.
+
+    CUDA's driver is asked for the compute capability of the device, which must be 5.3 or higher, and ONNX Runtime
+    whether it can run there. Its CPU provider computes float16 graphs in float32, so the answer for the CPU is False.
+
+    Args:
+        device: "cpu", "cuda" or "gpu" (the first one), "cuda:1" or "gpu:1", or an execution provider of ONNX Runtime;
+            None for the device that sessions run on.
+
+    Raises:
+        ArgumentError: there is no such kind of device.
+        ArgumentTypeError: ``device`` is not a string.
+
+    Example:
+        >>> from onnxamp import amp
+        >>> amp.is_float16_supported("cpu")
+        False
+    """
+    return _has_capability(device, (5, 3))
+
+
+def is_bfloat16_supported(device: str | None = None) -> bool:
+    """Whether a device computes in bfloat16. The counterpart of ``paddle.amp.is_bfloat16_supported``.
+
+    CUDA's driver is asked for the compute capability of the device, which must be 8.0 or higher, and ONNX Runtime
+    whether it can run there. Its CPU provider has hardly any bfloat16 kernels, so the answer for the CPU is False.
+
+    Args:
+        device: as for :func:`is_float16_supported`.
+
+    Raises:
+        ArgumentError: there is no such kind of device.
+        ArgumentTypeError: ``device`` is not a string.
+
+    Example:
+        >>> from onnxamp import amp
+        >>> amp.is_bfloat16_supported("cpu")
+        False
+    """
+    return _has_capability(device, (8, 0))
+
+
+_DEVICE: Final = re.compile(r"(?:(cuda|gpu)(?::(\d+))?|CUDAExecutionProvider|(cpu)|(CPUExecutionProvider))")
+
+
+def _has_capability(device: str | None, needed: tuple[int, int]) -> bool:
+    if device is not None and not isinstance(device, str):
+        raise ArgumentTypeError(f"device must be a string such as 'gpu:0', not {type(device).__name__}.")
+    found = _DEVICE.fullmatch("cuda" if device is None else device)
+    if found is None:
+        raise ArgumentError(f"Unknown device {device!r}: say 'cpu', 'cuda', 'gpu:0', or an execution provider.")
+    if found[3] or found[4] or not cuda_available():
+        return False
+    return compute_capability(int(found[2] or 0)) >= needed

@@ -1,4 +1,7 @@
-"""The public functions of conversion: each turns its arguments into a Model and Options, and runs the pipeline."""
+"""The public functions of conversion: each turns its arguments into a Model and Options, and runs the pipeline.
+
+Those that convert warn of options that match nothing or cannot be obeyed; a Plan holds these warnings.
+"""
 
 from collections.abc import Callable
 from os import PathLike
@@ -8,7 +11,7 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 from onnx import ModelProto
 
 from onnxamp._convert.analysis import analyse
-from onnxamp._convert.convert import Conversion, Sink, convert, convert_to_file
+from onnxamp._convert.convert import Conversion, Converted, Sink, convert, convert_to_file
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
@@ -18,6 +21,7 @@ from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.tune import Search, tune
+from onnxamp._warnings import warn
 
 
 class SurgeonGraph(Protocol):
@@ -57,9 +61,12 @@ def convert_model(
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
         level: what to lower: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" every op that
             has a low-precision kernel, "auto" what measured errors allow (see :func:`tune_model`).
-        dtype: the low-precision type, "float16" or "bfloat16".
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy or ml_dtypes type, or as an ONNX
+            element type such as ``onnx.TensorProto.BFLOAT16``.
         lists: the preset of white and black lists: "default", "fast", "mindspore" or "paddle". Level "auto" uses none.
-        white_list: more op types to lower; "domain::OpType" outside ai.onnx. Overrides the preset.
+        white_list: more op types to lower; "domain::OpType" outside ai.onnx, and the names of MindSpore and Paddle
+            ("Conv2d", "matmul_v2"). Overrides the preset and the level; only kernels, schemas, hazards and overrides of
+            nodes stand against it.
         black_list: more op types to keep in float32. Overrides the preset.
         keep_high: regular expressions: nodes whose whole name matches stay float32.
         force_low: regular expressions: nodes whose whole name matches are lowered, whatever lists and hazards say.
@@ -88,6 +95,9 @@ def convert_model(
         ModelError: the model cannot be read or is invalid.
         RuntimeFailure: the level is "auto", and the model does not run.
 
+    Warns:
+        OptionWarning: an option matches nothing in the model, or cannot be obeyed.
+
     Example:
         >>> import onnxamp
         >>> model16 = onnxamp.convert_model("models/encoder.onnx", "O2", dtype="float16")
@@ -96,7 +106,9 @@ def convert_model(
     """
     settings = Options.of(level, options)
     if is_auto(level, tolerance, samples, metric):
-        return _like(model, _tune(Model.of(model), settings, tolerance, samples, metric)[0])
+        result, tuned = _tune(Model.of(model), settings, tolerance, samples, metric)
+        warn(tuned.plan.warnings)
+        return _like(model, result)
     return convert_as(model, settings)
 
 
@@ -143,8 +155,11 @@ def convert_file(
     source, sink = Model.read(Path(src)), Sink(Path(dst), external_data, shard_bytes, progress)
     if plan is None and is_auto(level, tolerance, samples, metric):
         plan = _tune(source, settings, tolerance, samples, metric)[1].plan
-        settings = plan.options
-    return convert_to_file(source, sink, settings, plan)
+        warn(plan.warnings)
+        return convert_to_file(source, sink, plan.options, plan)
+    conversion = convert_to_file(source, sink, settings, plan)
+    warn(conversion.plan.warnings)
+    return conversion
 
 
 def plan_model(
@@ -208,7 +223,14 @@ def apply_plan(model: Any, plan: Plan) -> Any:
 
 def convert_as(model: Any, options: Options, plan: Plan | None = None) -> Any:
     """:func:`convert_model` and :func:`apply_plan` behind their arguments; not for level "auto" without a plan."""
-    return _like(model, convert(Model.of(model), options, plan).embedded())
+    return converted_as(model, options, plan)[1]
+
+
+def converted_as(model: Any, options: Options, plan: Plan | None = None) -> tuple[Converted, Any]:
+    """What :func:`convert_as` did, and its result."""
+    converted = convert(Model.of(model), options, plan)
+    warn(converted.analysis.pins.warnings)
+    return converted, _like(model, converted.embedded())
 
 
 def _tune(

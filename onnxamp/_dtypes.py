@@ -6,11 +6,17 @@ Types are written as in ONNX schemas and kernel registries: ``"tensor(float)"``,
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal, TypeAlias
 
+import numpy as np
 from onnx import TensorProto
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+
+DtypeName = Literal["float16", "bfloat16"]
+"""The low-precision types by name."""
+DtypeLike: TypeAlias = DtypeName | type[np.generic] | np.dtype[Any] | int
+"""What stands for a low-precision type; :func:`dtype_name` reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +124,42 @@ _INTS: Final = {  # magnitude bits, signed
 }
 
 
-def low_type(dtype: object) -> LowType:
-    """The low format called ``dtype`` ("float16" or "bfloat16").
+def dtype_name(dtype: object) -> str:
+    """The name of an element type, as NumPy has it, however it is given: "float16", "bfloat16", "float32".
+
+    Args:
+        dtype: a name, a NumPy or ml_dtypes type (``numpy.float16``, ``ml_dtypes.bfloat16``), a ``numpy.dtype``, or a
+            number of ``onnx.TensorProto.DataType``, which the values of ``onnx_ir.DataType`` are, too.
 
     Raises:
-        ArgumentTypeError: ``dtype`` is not a string.
-        ArgumentError: no such format.
+        ArgumentTypeError: it is none of these.
     """
-    if not isinstance(dtype, str):
-        raise ArgumentTypeError(f"dtype must be a string such as 'float16', not {type(dtype).__name__}.")
-    if dtype not in LOW_TYPES:
-        raise ArgumentError(f"Unknown dtype {dtype!r}: choose one of {', '.join(LOW_TYPES)}.")
-    return LOW_TYPES[dtype]
+    if isinstance(dtype, str):
+        return dtype
+    if isinstance(dtype, (int, np.integer)) and not isinstance(dtype, bool):
+        name = ELEM_NAMES.get(int(dtype), str(int(dtype)))
+        return _PLAIN.get(name, name)
+    if isinstance(dtype, np.dtype):
+        return dtype.name
+    if isinstance(dtype, type) and (found := np.dtype(dtype)) != np.dtype(object):
+        return found.name
+    kind = dtype.__name__ if isinstance(dtype, type) else type(dtype).__name__
+    raise ArgumentTypeError(
+        f"dtype must be a name such as 'float16', a NumPy or ml_dtypes type, or an ONNX element type, not {kind}."
+    )
+
+
+def low_type(dtype: object) -> LowType:
+    """The low-precision format that ``dtype`` stands for; see :func:`dtype_name` for how it may be given.
+
+    Raises:
+        ArgumentTypeError: ``dtype`` stands for no element type.
+        ArgumentError: the type is not a low-precision one.
+    """
+    name = dtype_name(dtype)
+    if name not in LOW_TYPES:
+        raise ArgumentError(f"Unknown dtype {name!r}: choose one of {', '.join(LOW_TYPES)}.")
+    return LOW_TYPES[name]
 
 
 def tensor_type(elem: int) -> str:

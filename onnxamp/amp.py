@@ -2,18 +2,27 @@
 
 ======================================================  ============================================================
 to convert a model                                      auto_mixed_precision, custom_mixed_precision,
-                                                        get_white_list, get_black_list
+                                                        get_white_list, get_black_list, is_float16_supported,
+                                                        is_bfloat16_supported, HazardWarning, OptionWarning
 to train one                                            build_train_network, decorate, GradScaler,
-                                                        FixedLossScaleManager, DynamicLossScaleManager
+                                                        LossScaleManager, FixedLossScaleManager,
+                                                        DynamicLossScaleManager
 for what is created in a block of code                  auto_cast
 to find NaN and Inf, and compare                        debugging
 ======================================================  ============================================================
 """
 
 from onnxamp import debugging
-from onnxamp._amp import auto_cast, auto_mixed_precision, custom_mixed_precision
+from onnxamp._amp import (
+    auto_cast,
+    auto_mixed_precision,
+    custom_mixed_precision,
+    is_bfloat16_supported,
+    is_float16_supported,
+)
 from onnxamp._options.lists import get_black_list, get_white_list
 from onnxamp._public import export
+from onnxamp._warnings import HazardWarning, OptionWarning
 from onnxamp.train import (
     Decorated,
     DynamicLossScaleManager,
@@ -30,7 +39,9 @@ __all__ = [
     "DynamicLossScaleManager",
     "FixedLossScaleManager",
     "GradScaler",
+    "HazardWarning",
     "LossScaleManager",
+    "OptionWarning",
     "TrainNetwork",
     "auto_cast",
     "auto_mixed_precision",
@@ -40,6 +51,8 @@ __all__ = [
     "decorate",
     "get_black_list",
     "get_white_list",
+    "is_bfloat16_supported",
+    "is_float16_supported",
 ]
 
 export(__name__, __all__)

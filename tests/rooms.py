@@ -4,6 +4,7 @@ ROOMS = (
     "_public",
     "_context",
     "_errors",
+    "_warnings",
     "_dtypes",
     "_ops",
     "_model",

@@ -21,6 +21,7 @@ from onnxamp._model.threads import core_count
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._warnings import warn
 
 _SAVE_EVERY: Final = 5.0
 """Seconds between two writes of the state: what a killed run loses at most."""
@@ -128,6 +129,9 @@ def convert_folder(
         OutputError: ``dst`` cannot be created.
         RuntimeFailure: CUDA is asked for, and cannot be used.
 
+    Warns:
+        OptionWarning: an option matches nothing in a model, or cannot be obeyed.
+
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> from onnxamp import convert_folder
@@ -140,7 +144,9 @@ def convert_folder(
         Options.of(level, options), external_data, shard_bytes, tolerance, metric, validate, samples, seed,
         dict(dims or {}), provider,
     )  # fmt: skip
-    return run_folder(asked, Path(src), Path(dst), jobs, Path(inputs) if inputs is not None else None, told)
+    report = run_folder(asked, Path(src), Path(dst), jobs, Path(inputs) if inputs is not None else None, told)
+    warn(f"{row.name}: {warning}" for row in report.rows for warning in row.warnings)
+    return report
 
 
 def run_folder(

@@ -131,7 +131,7 @@ def _row(name: str, made: Conversion) -> Row:
     nodes = made.summary.nodes
     return Row(
         name, "converted", nodes.get("low", 0) + nodes.get("mixed", 0), sum(nodes.values()), made.summary.casts_added,
-        bytes_before=made.bytes_before, bytes_after=made.bytes_after,
+        bytes_before=made.bytes_before, bytes_after=made.bytes_after, warnings=made.plan.warnings,
     )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ class Row:
         message: why it failed, or was not validated.
         cure: a command that was tried, and converts it successfully.
         trace: traceback of an unexpected error.
+        warnings: about options that match nothing in the model or cannot be obeyed, in sentences.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Row:
     message: str = ""
     cure: str = ""
     trace: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,15 @@ def load_state(folder: Path) -> dict[str, Entry]:
         if (data["onnxamp"], data["format"]) != (_KIND, _FORMAT):
             return {}
         return {
-            name: Entry(entry["made_with"], dict(entry["read"]), dict(entry["written"]), Row(**entry["row"]))
+            name: Entry(entry["made_with"], dict(entry["read"]), dict(entry["written"]), _row(entry["row"]))
             for name, entry in data["models"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _row(data: Mapping[str, Any]) -> Row:
+    return Row(**{**data, "warnings": tuple(data.get("warnings", ()))})
 
 
 def save_state(folder: Path, entries: Mapping[str, Entry]) -> None:

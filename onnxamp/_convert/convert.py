@@ -103,7 +103,8 @@ class Conversion:
         target: the model that was written.
         plan: what was decided, and why.
         summary: nodes and Casts of the result by precision.
-        notes: what was done besides, and which options would save Casts, in sentences.
+        notes: what was done besides, which options would save Casts, and which op types of the lists do not occur, in
+            sentences.
         weights: name of a weight -> numbers of elements that overflowed, underflowed or were flushed.
         bytes_before: size of all weights of the source in bytes.
         bytes_after: size of all weights of the target in bytes.
@@ -205,6 +206,7 @@ def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | Non
     summary = summarize(analysis)
     external = sink.is_external(stored, summary.low_weight_bytes)
     hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis))))
+    hints += tuple(analysis.problem.overrides.notes)
     notes = (*converted.prepared.notes, *hints) if converted.changed else hints
     is_beside = source.absolute().parent.resolve() == target.resolve().parent
     weights_stay = bool(stored.files) == external and sink.shard_bytes is None and (not external or is_beside)

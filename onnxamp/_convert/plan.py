@@ -58,7 +58,7 @@ class Plan:
         hazards: where low precision is known to break or lose values.
         casts: number of new Casts.
         cost: cost of the new Casts, and of gains that were passed over; one unit is about 0.04 microseconds.
-        warnings: about options that match nothing, in sentences.
+        warnings: about options that match nothing or cannot be obeyed, in sentences.
 
     Example:
         >>> import onnxamp

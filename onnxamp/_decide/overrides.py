@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
+from onnxamp._decide.list_names import absent_names, taken_off
 from onnxamp._decide.verdicts import Reason
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
@@ -23,10 +24,11 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Overrides by node index, and one warning per name that matches nothing."""
+    """Overrides by node index, warnings about names that match nothing, and notes about op types that do not occur."""
 
     of_node: Mapping[int, Override]
     warnings: Sequence[str]
+    notes: Sequence[str]
 
 
 def find_overrides(graph: Graph, options: Options) -> Overrides:
@@ -49,7 +51,8 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
             second = next((override for override in matching if override.low != first.low), None)
             if second is not None:
                 raise ContradictionError(f"Node {node.label!r}: {first.detail} contradicts {second.detail}; drop one.")
-    return Overrides(overrides, _unmatched(graph, options, matched))
+    unknown, absent = absent_names(graph, options)
+    return Overrides(overrides, [*_unmatched(graph, options, matched), *unknown, *taken_off(options)], absent)
 
 
 def _from_patterns(node: Node, options: Options, matched: set[str]) -> list[Override]:
@@ -78,12 +81,9 @@ def _from_rule(node: Node, options: Options) -> list[Override]:
 
 
 def _unmatched(graph: Graph, options: Options, matched: set[str]) -> list[str]:
-    """Warnings about patterns, op types and names that match nothing, and so are probably misspelt."""
+    """Warnings about patterns and names that match nothing, and so are probably misspelt."""
     patterns = [pattern.pattern for pattern in (*options.keep_patterns, *options.low_patterns)]
     warnings = [f"The pattern {text!r} matches no node name." for text in patterns if text not in matched]
-    present = {node.key for node in graph.nodes}
-    missing = sorted(options.listed_by_user - present)
-    warnings += [f"The op type {op!r} of your lists does not occur in the model." for op in missing]
     if not isinstance(options.keep_io_types, bool):
         proto = graph.model.graph
         unknown = options.keep_io_types - {entry.name for entry in (*proto.input, *proto.output)}

@@ -1,14 +1,15 @@
 """Pins: variables that are settled before the cut, each with its reason.
 
-Precedence: what kernels and ties rule out; then overrides of single nodes; then hazards and the black list (or a plan);
-then the white list and the level. Among the last two, a pin to float32 beats one to low precision. Tied variables share
-their pins.
+Precedence: what kernels and ties rule out; overrides of single nodes; hazards and the user's black list (or a plan);
+the user's white list; the preset's black list, and what the level keeps in float32; the preset's white list, and what
+the level lowers. Tied variables share their pins.
 """
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from onnxamp._decide.listed import unmet_lists
 from onnxamp._decide.ports import PortVariables, Variable
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.verdicts import Reason, Verdict
@@ -31,7 +32,7 @@ class Pins:
         exact: variables whose low precision costs no accuracy.
         preferred: variables that gain by low precision.
         fallbacks: nodes that run on CPU, since the target has no float32 kernel for them.
-        warnings: about overrides, in sentences.
+        warnings: about options that match nothing or cannot be obeyed, in sentences.
     """
 
     verdicts: Mapping[int, Verdict]
@@ -84,7 +85,8 @@ def find_pins(
             collector.pin(variable, Verdict(variable, False, Reason.MEASURED, why))
     for node in graph.nodes:
         collector.lists(node)
-    return collector.finish()
+    pins = collector.finish()
+    return replace(pins, warnings=(*pins.warnings, *unmet_lists(problem, pins.verdicts)))
 
 
 _MEASURABLE = frozenset({Reason.EPSILON, Reason.DECOMPOSED, Reason.REDUCTION})
@@ -140,6 +142,10 @@ class _Collector:
     forced: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
     kept: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
     high: dict[int, Verdict] = field(default_factory=dict)
+    asked: dict[int, Verdict] = field(default_factory=dict)
+    """By the user's white list."""
+    default: dict[int, Verdict] = field(default_factory=dict)
+    """Float32 by the preset's black list or the level."""
     low: dict[int, Verdict] = field(default_factory=dict)
     implies: list[tuple[int, int]] = field(default_factory=list)
     exact: set[int] = field(default_factory=set)
@@ -158,9 +164,8 @@ class _Collector:
 
     def pin(self, variable: int, verdict: Verdict, *, hard: bool = False) -> None:
         """Record a pin; the first of a kind is the explanation."""
-        root = self.ports.root(variable)
         pins = self.hard if hard else self.low if verdict.low else self.high
-        pins.setdefault(root, verdict)
+        pins.setdefault(self.ports.root(variable), verdict)
 
     def kernels(self, node: Node) -> None:
         """Pins and implications from the target's kernels."""
@@ -203,11 +208,16 @@ class _Collector:
         follows = follows or node.index in self.problem.folded or node.index in self.problem.constant_fed
         judged = self.options.level != Level.AUTO or node.key in self.options.listed_by_user
         pin = self.listed(node, exact=exact, follows=follows) if judged else None
+        by_user = self.options.user_white if self.options.level != Level.O0 else ()
         for variable in self.ports.of_node.get(node.index, {}).values():
             root = self.ports.root(variable)
             if exact:
                 self.exact.add(root)
-            if pin is not None:
+            if node.key in by_user:
+                self.asked.setdefault(root, Verdict(variable, True, Reason.WHITE, node.key))
+            elif pin is not None and not pin[0] and node.key not in self.options.user_black:
+                self.default.setdefault(root, Verdict(variable, *pin))
+            elif pin is not None:
                 self.pin(variable, Verdict(variable, *pin))
             elif not follows and (self.options.level == Level.O2 or node.key in self.options.white):
                 self.preferred.add(root)
@@ -244,7 +254,8 @@ class _Collector:
         self.contradictions()
         self.spread_forced()
         settled: dict[int, Verdict] = {}
-        for root in {*self.hard, *self.forced, *self.kept, *self.high, *self.low}:
+        soft = ChainMap(self.high, self.asked, self.default, self.low)  # the strongest first
+        for root in {*self.hard, *self.forced, *self.kept, *soft}:
             if root in self.hard:
                 settled[root] = self.hard[root]
                 if root in self.forced:
@@ -253,7 +264,7 @@ class _Collector:
             elif root in self.forced or root in self.kept:
                 settled[root] = (self.forced.get(root) or self.kept[root])[0]
             else:
-                settled[root] = self.high.get(root) or self.low[root]
+                settled[root] = soft[root]
         self.spread_high(settled)
         pairs = [(self.ports.root(p), self.ports.root(q)) for p, q in self.implies]
         exact, preferred = frozenset(self.exact), frozenset(self.preferred)

@@ -69,13 +69,15 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     absorbed = frozenset(graph.ask(absorbed_casts, low))
     sentinels = graph.ask(sentinel_paths, low) if judged else []
     folds = batch_norm_folds(graph, options) if judged else []
-    folds = [pair for pair in folds if not overrides.of_node.keys() & set(pair)]
+    listed = {node.index for node in graph.nodes if node.key in options.user_white}
+    folds = [pair for pair in folds if not overrides.of_node.keys() & set(pair) and pair[1] not in listed]
     groups: list[Sequence[int]] = []
     if judged and not replayed:
         activations = [sorted(match.nodes) for match in patterns_of(graph, "gelu", "silu")]
         activations = [nodes for nodes in activations if overrides.of_node.keys().isdisjoint(nodes)]
         norms = [sorted(match.nodes) for match in patterns_of(graph, "normalisation")]
-        groups = [*activations, *folds, *norms, *(sentinels if options.hazards else ())]
+        fused = [nodes for nodes in (*activations, *norms) if listed.isdisjoint(nodes)]  # a list splits a fusion
+        groups = [*fused, *folds, *(sentinels if options.hazards else ())]
     ports = find_variables(graph, options, groups)
     hazards = graph.ask(find_hazards, low) if judged else []
     exact = (node for node in graph.nodes if node.key in op_facts().exact and is_exact(node.proto))

@@ -3,14 +3,15 @@
 from collections.abc import Iterable
 from typing import TypedDict
 
+from onnxamp._dtypes import DtypeLike
 from onnxamp._options.lists import PresetName
-from onnxamp._options.options import DtypeName, Rule, TargetName
+from onnxamp._options.options import Rule, TargetName
 
 
 class OptionKeywords(TypedDict, total=False):
     """Keyword arguments of :func:`onnxamp.convert_model` and of all functions that convert."""
 
-    dtype: DtypeName
+    dtype: DtypeLike
     lists: PresetName
     white_list: Iterable[str] | None
     black_list: Iterable[str] | None

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Final, Literal, get_args
@@ -23,6 +23,8 @@ class Preset:
     black: Mapping[str, str]
     folds_batch_norm: bool
     """Whether an inference BatchNormalization behind a Conv takes the Conv's precision, to be folded into it."""
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The framework's own name of an operator or layer -> the ONNX op types that it becomes."""
 
 
 def preset(lists: str) -> Preset:
@@ -44,14 +46,30 @@ def _read_preset(lists: str) -> Preset:
     text = resources.files("onnxamp").joinpath(f"_data/oplists/{lists}.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
     folds = bool(data.get("folds_batch_norm", False))
-    return Preset(lists, data["summary"], data["white"], data["black"], folds)
+    names = {name: tuple(ops) for name, ops in data.get("names", {}).items()}
+    return Preset(lists, data["summary"], data["white"], data["black"], folds, names)
 
 
-def get_white_list(lists: str = "default") -> list[str]:
-    """Op types that a preset lowers.
+@cache
+def framework_names() -> Mapping[str, tuple[str, ...]]:
+    """Names of operators and layers in MindSpore and Paddle -> the ONNX op types that exporters make of them."""
+    return {name: ops for lists in PRESETS for name, ops in _read_preset(lists).names.items()}
+
+
+def ops_named(name: str) -> tuple[str, ...]:
+    """The ONNX op types that a name in a list stands for: those of a framework's name, or else the name itself.
+
+    Modules in front of a name do not count: "nn.Conv2d" is "Conv2d".
+    """
+    own = name if "::" in name else name.rpartition(".")[2]
+    return framework_names().get(own, (own,))
+
+
+def get_white_list(lists: str = "mindspore") -> list[str]:
+    """Op types that a preset lowers. The counterpart of ``mindspore.amp.get_white_list``.
 
     Args:
-        lists: "default", "fast", "mindspore" or "paddle".
+        lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default" or "fast".
 
     Returns:
         A new list of op types; "domain::OpType" outside ai.onnx.
@@ -62,17 +80,19 @@ def get_white_list(lists: str = "default") -> list[str]:
 
     Example:
         >>> from onnxamp.amp import get_white_list
-        >>> "MatMul" in get_white_list("mindspore")
-        True
+        >>> white_list = get_white_list()
+        >>> white_list.append("Flatten")
+        >>> "MatMul" in white_list, "Flatten" in get_white_list()
+        (True, False)
     """
     return list(preset(lists).white)
 
 
-def get_black_list(lists: str = "default") -> list[str]:
-    """Op types that a preset keeps in float32.
+def get_black_list(lists: str = "mindspore") -> list[str]:
+    """Op types that a preset keeps in float32. The counterpart of ``mindspore.amp.get_black_list``.
 
     Args:
-        lists: "default", "fast", "mindspore" or "paddle".
+        lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default" or "fast".
 
     Returns:
         A new list of op types; "domain::OpType" outside ai.onnx.
@@ -83,7 +103,7 @@ def get_black_list(lists: str = "default") -> list[str]:
 
     Example:
         >>> from onnxamp.amp import get_black_list
-        >>> "Softmax" in get_black_list("paddle")
-        True
+        >>> get_black_list(), "Softmax" in get_black_list("paddle")
+        (['BatchNormalization', 'LayerNormalization'], True)
     """
     return list(preset(lists).black)

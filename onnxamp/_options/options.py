@@ -14,13 +14,12 @@ from typing import Any, Final, Literal, Self, get_args
 
 from onnx import NodeProto
 
-from onnxamp._dtypes import LowType, low_type
+from onnxamp._dtypes import DtypeName, LowType, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ContradictionError
-from onnxamp._options.lists import PRESETS, Preset, preset
+from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
 from onnxamp._target.kernels import TARGETS, check_target
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
-DtypeName = Literal["float16", "bfloat16"]
 TargetName = Literal["cuda", "cpu", "any"]
 Rule = Callable[[NodeProto], str | None]
 """A callback that returns "low", "high", or None for no opinion."""
@@ -87,10 +86,14 @@ class Options:
         "default", "--lists", "Preset of white and black lists; 'onnxamp lists' shows them.", PRESETS
     )
     white_list: tuple[str, ...] = _option(
-        (), "--white", "Also lower this op type. Repeatable.", many=True, metavar="OP"
+        (),
+        "--white",
+        "Lower this op type, by its name in ONNX, MindSpore or Paddle. Repeatable.",
+        many=True,
+        metavar="OP",
     )
     black_list: tuple[str, ...] = _option(
-        (), "--black", "Also keep this op type in float32. Repeatable.", many=True, metavar="OP"
+        (), "--black", "Keep this op type in float32. Repeatable.", many=True, metavar="OP"
     )
     keep_high: tuple[str, ...] = _option(
         (), "--keep-fp32", "Keep nodes whose whole name matches in float32. Repeatable.", many=True, metavar="REGEX"
@@ -132,7 +135,7 @@ class Options:
             raise ArgumentTypeError(f"rule must be a function of a NodeProto, not {type(self.rule).__name__}.")
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        if both := sorted({*self.white_list} & {*self.black_list}):
+        if both := sorted(self.user_white & self.user_black):
             raise ContradictionError(
                 f"{', '.join(both)}: in white_list (--white) and in black_list (--black); take it out of one of them."
             )
@@ -164,24 +167,34 @@ class Options:
         return self.lists if isinstance(self.lists, Preset) else preset(self.lists)
 
     @cached_property
+    def user_white(self) -> frozenset[str]:
+        """Op types of white_list, with the names of other frameworks translated."""
+        return frozenset(op for name in self.white_list for op in ops_named(name))
+
+    @cached_property
+    def user_black(self) -> frozenset[str]:
+        """Op types of black_list, with the names of other frameworks translated."""
+        return frozenset(op for name in self.black_list for op in ops_named(name))
+
+    @cached_property
     def white(self) -> frozenset[str]:
         """Op types to lower; the user's lists override the preset."""
-        return (frozenset(self.preset.white) - {*self.black_list}) | {*self.white_list}
+        return (frozenset(self.preset.white) - self.user_black) | self.user_white
 
     @cached_property
     def black(self) -> frozenset[str]:
         """Op types to keep in float32; the user's lists override the preset."""
-        return (frozenset(self.preset.black) - {*self.white_list}) | {*self.black_list}
+        return (frozenset(self.preset.black) - self.user_white) | self.user_black
 
     @cached_property
     def listed_by_user(self) -> frozenset[str]:
         """Op types in the user's own lists."""
-        return frozenset((*self.white_list, *self.black_list))
+        return self.user_white | self.user_black
 
     @cached_property
     def folds_batch_norm(self) -> bool:
         """Whether an inference BatchNormalization takes the precision of the Conv that the runtime folds it into."""
-        return self.preset.folds_batch_norm and "BatchNormalization" not in self.black_list
+        return self.preset.folds_batch_norm and "BatchNormalization" not in self.user_black
 
     @cached_property
     def keep_patterns(self) -> tuple[re.Pattern[str], ...]:

@@ -14,6 +14,7 @@ def batch_report(report: FolderReport) -> parts.Report:
     """One row per model, and then failures, what was not validated, and commands that cure failures."""
     failed = [row for row in report.rows if row.outcome == "failed"]
     unseen = [row for row in report.rows if row.outcome != "failed" and row.message]
+    warned = [(row, text) for row in report.rows for text in row.warnings]
     columns = ("model", "result", "nodes low", "new Casts", "error", "weights", "seconds")
     return parts.Report(
         "convert folder",
@@ -23,6 +24,7 @@ def batch_report(report: FolderReport) -> parts.Report:
             parts.section("Failures", (parts.Item(row.message, parts.Level.ERROR, row.name) for row in failed)),
             parts.section("Tracebacks", (_trace(row) for row in failed if row.trace), is_detail=True),
             parts.section("Not validated", (parts.Item(row.message, parts.Level.NOTE, row.name) for row in unseen)),
+            parts.section("Notes", (parts.Item(text, parts.Level.NOTE, row.name) for row, text in warned)),
         ),
         steps=tuple(
             parts.Step(f"Tried: {row.name} passes with these options.", row.cure) for row in failed if row.cure

@@ -61,7 +61,7 @@ def inspection_report(
 
 
 def lists_report(presets: Sequence[Preset]) -> parts.Report:
-    """White and black lists, with the source of each entry."""
+    """White and black lists, with the source of each entry, and the frameworks' names for ops."""
     lists = (
         parts.section(
             f"{preset.name}: {kind} list, {len(entries)} op types",
@@ -70,7 +70,15 @@ def lists_report(presets: Sequence[Preset]) -> parts.Report:
         for preset in presets
         for kind, entries in (("white", preset.white), ("black", preset.black))
     )
-    return parts.Report("lists", sections=(parts.section("Presets", [_presets(presets)]), *lists))
+    names = (
+        parts.section(
+            f"{preset.name}: {len(preset.names)} names of the framework",
+            [parts.table(("name", "op types"), ((name, ", ".join(ops)) for name, ops in preset.names.items()))],
+        )
+        for preset in presets
+        if preset.names
+    )
+    return parts.Report("lists", sections=(parts.section("Presets", [_presets(presets)]), *lists, *names))
 
 
 def _presets(presets: Sequence[Preset]) -> parts.Table:

@@ -6,7 +6,7 @@ Functions are those of the CUDA driver API (docs.nvidia.com/cuda/cuda-driver-api
 import ctypes
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from onnxamp._errors import RuntimeFailure
 
@@ -33,6 +33,20 @@ def device_name() -> str:
     if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, 256, device):
         return "CUDA device"
     return name.value.decode(errors="replace")
+
+
+def compute_capability(ordinal: int = 0) -> tuple[int, int]:
+    """Compute capability of a device, (9, 0) for an H100; (0, 0) if there is no such device."""
+    driver, device, version = _driver(), ctypes.c_int(0), (ctypes.c_int(0), ctypes.c_int(0))
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), ordinal):
+        return 0, 0
+    for part, attribute in zip(version, _CAPABILITY, strict=True):
+        driver.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
+    return version[0].value, version[1].value
+
+
+_CAPABILITY: Final = (75, 76)
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 
 
 def device_memory_used() -> int | None:

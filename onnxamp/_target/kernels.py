@@ -27,8 +27,8 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import kernel_limit
 from onnxamp._ops.signature import Signature, lookup
 
-_PROVIDERS = ("cuda", "cpu")
-TARGETS = (*_PROVIDERS, "any")
+PROVIDERS = ("cuda", "cpu")
+TARGETS = (*PROVIDERS, "any")
 """Where the result will run; "any" allows what ONNX allows, with or without a kernel."""
 
 Binding = Mapping[str, str]
@@ -105,7 +105,7 @@ def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto
     if key in op_facts().kernel_free or key in op_facts().control_flow:
         return True
     if provider == "any":
-        if not signature.has_function or any(kernel_table(name).get(key) for name in _PROVIDERS):
+        if not signature.has_function or any(kernel_table(name).get(key) for name in PROVIDERS):
             return True
     elif any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
         return kernel_limit(provider, proto) is None

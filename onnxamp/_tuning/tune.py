@@ -37,6 +37,7 @@ from onnxamp._tuning.search import SENSITIVITY_RUNS, CandidateSearch, pareto_fro
 from onnxamp._tuning.sensitivity import Progress
 from onnxamp._tuning.space import choose_samples, find_live, find_space, low_nodes
 from onnxamp._tuning.state import TuningState, fingerprint, load_state
+from onnxamp._warnings import warn
 
 _SUBSET: Final = 4
 """Samples of a mask run, if they run all nodes; verification takes all samples."""
@@ -133,7 +134,9 @@ def tune_model(
         True
     """
     search = Search(tolerance, metric, samples, count, seed, dims, device, times, provider, runs, state, pick, progress)
-    return tune(Model.of(model), Options.of("auto", options), search)
+    proto, tuned = tune(Model.of(model), Options.of("auto", options), search)
+    warn(tuned.plan.warnings)
+    return proto, tuned
 
 
 def tune(model: Model, options: Options, search: Search) -> tuple[ModelProto, Tuned]:

@@ -103,13 +103,16 @@ def build_train_network(
     loss = None if loss_fn is None else find_loss(loss_fn)
     step = build_step(forward, optimizer, loss, precision.scaling)
     is_exact = precision.options.level == Level.O0
-    graph = step.model if is_exact else convert_as(step.model, precision.options_for(forward.model))
+    wanted = precision.options_for(forward.model)
+    wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
+    graph = step.model if is_exact else convert_as(step.model, wanted)
     ready = graph if is_exact or on_cuda else emulate(graph)
     provider: Provider = "cuda" if on_cuda else "cpu"
     session = make_session(ready, provider)
     recorded = Recorded(ready, provider, step.successors, RESULTS) if boost_level == "O2" else None
     runs_on = "CUDA" if on_cuda else "CPU" if is_exact else "CPU, emulated"
-    return TrainNetwork(source, graph, step, optimizer, session, runs_on, boost_level != "O0", recorded, seed)
+    saved = decorated.save_dtype if decorated else None
+    return TrainNetwork(source, graph, step, optimizer, session, runs_on, boost_level != "O0", recorded, seed, saved)
 
 
 def _requested(level: str, dtype: str, decorated: Decorated | None, cast: Options | None) -> Options:

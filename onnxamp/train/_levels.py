@@ -68,12 +68,15 @@ class Precision:
         norms = [_label(node) for node in model.graph.node if op_key(node) in NORMALISATIONS]
         norms = [norm for norm in norms if norm not in excluded]
         kept, options = sorted(excluded), self.options
+        listed = {_label(node) for node in model.graph.node if op_key(node) in options.user_white}
+        lowered = [norm for norm in norms if norm in listed]
         if self.keeps_norms:
-            kept += [*norms, *_decomposed_norms(model)]
+            kept += [*(norm for norm in norms if norm not in listed), *_decomposed_norms(model)]
         elif options.level != Level.O1:
-            white = sorted(NORMALISATIONS.difference(options.black_list).union(options.white_list))
-            scaled = tuple(f"{re.escape(norm)}/{SCALED}/.*" for norm in norms)
-            options = replace(options, white_list=tuple(white), force_low=scaled)
+            white = {**dict.fromkeys(NORMALISATIONS, "normalisations are not kept"), **options.preset.white}
+            black = {op: source for op, source in options.preset.black.items() if op not in NORMALISATIONS}
+            lowered, options = norms, replace(options, lists=replace(options.preset, white=white, black=black))
+        options = replace(options, force_low=tuple(f"{re.escape(norm)}/{SCALED}/.*" for norm in lowered))
         return replace(options, keep_high=(OWN, *map(_with_gradients, kept)))
 
 

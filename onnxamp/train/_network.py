@@ -21,6 +21,7 @@ from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._recorded import Recorded
+from onnxamp.train._saved import store_weights
 from onnxamp.train._step import APPLY, LOSS, NORM, OVERFLOW, RATE, SCALE, Step
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class TrainNetwork:
     keeps_on_device: bool
     recorded: Recorded | None
     seed: int
+    save_dtype: str | None = None
     steps: int = 0
     _state: dict[str, Any] = field(default_factory=dict)
 
@@ -243,6 +245,8 @@ class TrainNetwork:
     def export(self, level: str = "O0", **options: Any) -> ModelProto:
         """The trained inference model: the original model with the trained weights and running statistics.
 
+        With a ``save_dtype`` of :func:`decorate`, these are stored in that type, and a Cast behind each gives float32.
+
         Args:
             level, options: how to convert it, as for :func:`onnxamp.convert_model`; "O0" leaves it in float32.
         """
@@ -251,6 +255,8 @@ class TrainNetwork:
         for tensor in result.graph.initializer:
             if tensor.name in self._state:
                 tensor.CopyFrom(numpy_helper.from_array(np.asarray(self._array(tensor.name)), tensor.name))
+        if self.save_dtype not in (None, "float32"):
+            store_weights(result, self._state, self.save_dtype)
         return result if level == "O0" and not options else convert_as(result, Options.of(level, options))
 
     def _held(self, state: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

@@ -32,9 +32,12 @@ def test_auto_mixed_precision_does_nothing_by_default() -> None:
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_auto_mixed_precision_converts_at_a_level(model: ModelProto, level: str) -> None:
-    assert onnxamp.auto_mixed_precision(model, level) == onnxamp.convert_model(model, level)
-    wanted = onnxamp.convert_model(model, level, dtype="bfloat16")
+    options = {"lists": "mindspore", "strict": True}
+    assert onnxamp.auto_mixed_precision(model, level) == onnxamp.convert_model(model, level, **options)
+    wanted = onnxamp.convert_model(model, level, dtype="bfloat16", **options)
     assert onnxamp.auto_mixed_precision(model, level, "bfloat16") == wanted
+    wanted = onnxamp.convert_model(model, level, lists="paddle", strict=True)
+    assert onnxamp.auto_mixed_precision(model, level, lists="paddle") == wanted
 
 
 @pytest.mark.parametrize(("lists", "said"), [({}, "neither is"), ({"white_list": [], "black_list": []}, "both are")])

@@ -6,9 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
+import onnx_ir
 import pytest
 from graphs.case import parse
 from onnx import ModelProto, TensorProto
@@ -16,9 +18,10 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp import OnnxAmpError
+from onnxamp._dtypes import DtypeName
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.lists import PresetName
-from onnxamp._options.options import DtypeName, Level, LevelName, Options, TargetName
+from onnxamp._options.options import Level, LevelName, Options, TargetName
 
 MODELS = ROOT / "models"
 TEXT = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}> {
@@ -54,7 +57,7 @@ def test_keywords_are_the_fields_of_the_options() -> None:
     keywords = get_type_hints(OptionKeywords)
     assert [*keywords] == [item.name for item in fields(Options) if item.name != "level"]
     for name, literal in (("dtype", DtypeName), ("lists", PresetName), ("target", TargetName)):
-        assert keywords[name] == literal
+        assert keywords[name] == literal or literal in get_args(keywords[name])
         assert all(Options.of("O2", {name: value}) for value in get_args(literal))
     assert list(get_args(LevelName)) == list(Level)
 
@@ -66,10 +69,11 @@ def test_a_misspelt_option_names_the_nearest_one() -> None:
 
 
 def test_entry_points_of_mindspore() -> None:
-    assert bare(onnxamp.auto_mixed_precision) == "(model, amp_level='O0', dtype='float16')"
-    wanted = "(model, *, white_list=None, black_list=None, dtype='float16')"
+    wanted = "(network, amp_level='O0', dtype='float16', *, lists='mindspore')"
+    assert bare(onnxamp.auto_mixed_precision) == wanted
+    wanted = "(network, *, white_list=None, black_list=None, dtype='float16')"
     assert bare(onnxamp.custom_mixed_precision) == wanted
-    assert bare(onnxamp.get_white_list) == bare(onnxamp.get_black_list) == "(lists='default')"
+    assert bare(onnxamp.get_white_list) == bare(onnxamp.get_black_list) == "(lists='mindspore')"
 
 
 def bare(function: Any) -> str:
@@ -150,6 +154,21 @@ def test_every_level_and_type() -> None:
         assert types == {TensorProto.FLOAT if level == "O0" else TensorProto.DataType.Value(dtype.upper())}
 
 
+FORMS = {
+    "float16": (np.float16, np.dtype("float16"), TensorProto.FLOAT16, onnx_ir.DataType.FLOAT16, np.int64(10)),
+    "bfloat16": (
+        ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16), TensorProto.BFLOAT16, onnx_ir.DataType.BFLOAT16,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name, forms in FORMS.items() for form in forms])
+def test_types_come_in_any_form(model: ModelProto, name: str, form: Any) -> None:
+    assert onnxamp.Options("O2", dtype=form).dtype == name
+    assert onnxamp.convert_model(model, dtype=form) == onnxamp.convert_model(model, dtype=name)
+    assert onnxamp.amp.auto_mixed_precision(model, "O1", form) == onnxamp.amp.auto_mixed_precision(model, "O1", name)
+
+
 def test_sequences_of_names_may_be_of_any_kind(model: ModelProto) -> None:
     wanted = onnxamp.convert_model(model, black_list=["MatMul"], keep_high=["first"])
     for kind in (tuple, set, frozenset, iter):
@@ -165,6 +184,8 @@ BAD_VALUES = {
     "tolerance": ({"level": "auto", "tolerance": -1.0}, "-1.0"),
     "metric": ({"level": "auto", "metric": "psnr"}, "psnr"),
     "dtype": ({"dtype": "float8"}, "float8"),
+    "dtype float32": ({"dtype": np.float32}, "Unknown dtype 'float32': choose one of float16, bfloat16."),
+    "dtype float32 of ONNX": ({"dtype": TensorProto.FLOAT}, "float32"),
     "target": ({"target": "npu"}, "npu"),
     "lists": ({"lists": "tensorrt"}, "tensorrt"),
     "both lists": ({"white_list": ["MatMul", "Conv"], "black_list": ["MatMul"]}, "MatMul"),
@@ -188,7 +209,9 @@ BAD_TYPES = {
     "model None": {"model": None},
     "bytes": {"model": b"onnx"},
     "level": {"level": 2},
-    "dtype": {"dtype": np.float16},
+    "dtype": {"dtype": [np.float16]},
+    "dtype bool": {"dtype": True},
+    "dtype of no numbers": {"dtype": dict},
     "white_list": {"white_list": "MatMul"},
     "black_list": {"black_list": 1},
     "black_list of numbers": {"black_list": [1]},

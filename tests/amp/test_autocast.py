@@ -1,6 +1,7 @@
 """``auto_cast``: what is made within the context has its precision, and nothing else."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import onnx
@@ -46,6 +47,31 @@ def test_lists_are_paddles_and_ones_own() -> None:
     assert not casts & set(conv.input)
 
 
+def calls(**options: Any) -> dict[tuple[str, str], int]:
+    """Calls by op type and precision of a session within the context."""
+    with onnxamp.auto_cast(**options), onnxamp.debugging.collect_operator_stats() as stats:
+        onnxamp.InferenceSession(CLASSIFIER).run(["logits"], FEEDS)
+    return {key: count for key, count in stats.calls.items() if key[0] != "Cast"}
+
+
+def test_od_lowers_convolutions_and_matrix_products_alone() -> None:
+    found = calls(level="OD")
+    assert {op for op, precision in found if precision == "float16"} == {"Conv", "Gemm"}
+    assert {op for op, precision in found if precision == "float32"} >= {"Relu", "BatchNormalization", "MaxPool", "Add"}
+    assert {op for op, precision in calls(level="od", custom_white_list={"relu"}) if precision == "float16"} == {
+        "Conv", "Gemm", "Relu"}  # fmt: skip
+
+
+def test_levels_in_either_case() -> None:
+    assert calls(level="o1") == calls(level="O1") == calls()
+    assert calls(level="o2") == calls(level="O2") != calls()
+
+
+def test_no_promotion_at_o2_lowers_all_that_is_not_black_listed() -> None:
+    found = calls(level="O2", use_promote=False)
+    assert not any(precision == "float32" for op, precision in found if op in {"Add", "BatchNormalization"})
+
+
 def test_training_networks_follow() -> None:
     with onnxamp.auto_cast(level="O2", dtype="bfloat16"):
         net = build_train_network(conv_net(), SGD(), "cross-entropy")
@@ -59,9 +85,20 @@ def test_training_networks_follow() -> None:
 @pytest.mark.parametrize(("wishes", "said"), [
     ({"level": "O3"}, "Unknown level 'O3'"),
     ({"dtype": "float8"}, "Unknown dtype 'float8'"),
-    ({"use_promote": False}, "use_promote"),
+    ({"level": 2}, "Unknown level 2: auto_cast knows O0, OD, O1, O2"),
     ({"custom_white_list": ["Relu"], "custom_black_list": ["Relu"]}, "Relu: in white_list"),
 ])  # fmt: skip
 def test_wrong_wishes(wishes: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said), onnxamp.auto_cast(**wishes):
         pass
+
+
+def test_a_listed_normalisation_trains_in_low_precision() -> None:
+    kept, listed = [], []
+    for found, names in ((kept, None), (listed, ["BatchNorm2D"])):
+        with onnxamp.auto_cast(level="O2", custom_white_list=names):
+            net = build_train_network(conv_net(), SGD(), "cross-entropy")
+        raised = {node.output[0] for node in net.model.graph.node if node.op_type == "Cast"}
+        found += [bool(raised & set(node.input)) for node in net.model.graph.node if node.name.startswith("n0.node/s")]
+        assert np.isfinite(net.step(feeds(6, (1, 8, 8), 10)).loss)
+    assert kept != listed

@@ -116,6 +116,16 @@ def test_slips_are_mentioned() -> None:
     assert "The op type 'Convv' of your lists does not occur in the model." in result.output
 
 
+def test_lists_that_cannot_be_obeyed_are_mentioned() -> None:
+    shutil.copy(CLASSIFIER.parent / "encoder.onnx", "encoder.onnx")
+    result = run("convert", "encoder.onnx", "--no-validate", "--white", "Pow", "--white", "conv2d")
+    assert result.exit_code == 0
+    said = " ".join(result.output.split())
+    assert "Pow of your white list stays float32 in 'embeddings/norm/square' and 4 more: decomposed pattern:" in said
+    assert "Your white list takes Pow off the black list of 'default'." in said
+    assert "The op type 'conv2d' of your lists does not occur in the model." in said
+
+
 def test_an_upgrade_that_would_help_is_mentioned() -> None:
     text = """(float[1,2] X) => (float[1,2] Y) <float[2,2] w = {1, 2, 3, 4}, float high = {6}> {
         h = MatMul (X, w) c = Clip (h, , high) Y = MatMul (c, w) }"""

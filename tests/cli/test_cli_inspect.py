@@ -82,7 +82,9 @@ def test_lists() -> None:
     result = run("lists", "mindspore")
     assert result.exit_code == 0
     assert "mindspore.amp.get_black_list(): nn.LayerNorm" in result.output
+    assert re.search(r"BatchNorm2d +BatchNormalization", result.output)
     report = json.loads(run("lists", "--json").output)
+    assert report["presets"]["paddle"]["names"]["matmul_v2"] == ["MatMul"]
     assert (report["onnxamp"], report["format"]) == ("lists", 1)
     assert sorted(report["presets"]) == ["default", "fast", "mindspore", "paddle"]
     assert list(report["presets"]["paddle"]["white"]) == onnxamp.get_white_list("paddle")

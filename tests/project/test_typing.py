@@ -14,8 +14,11 @@ CALLER = """\
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+import onnx_ir
 import onnxamp
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 
 class SurgeonGraph:
@@ -39,6 +42,11 @@ def right(model: ModelProto, graph: SurgeonGraph, plan: onnxamp.Plan) -> None:
     reveal_type(onnxamp.convert_model("model.onnx", "auto", tolerance=1e-3))  # str
     reveal_type(onnxamp.convert_model(Path("model.onnx"), "O1", dtype="bfloat16"))  # path
     reveal_type(onnxamp.convert_model(graph, "O3", keep_high=["a"]))  # graph
+    reveal_type(onnxamp.convert_model(graph, dtype=np.float16))  # type of NumPy
+    reveal_type(onnxamp.convert_model(graph, dtype=np.dtype("float16")))  # dtype of NumPy
+    reveal_type(onnxamp.convert_model(graph, dtype=ml_dtypes.bfloat16))  # type of ml_dtypes
+    reveal_type(onnxamp.convert_model(graph, dtype=TensorProto.FLOAT16))  # type of ONNX
+    reveal_type(onnxamp.convert_model(graph, dtype=onnx_ir.DataType.BFLOAT16))  # type of onnx-ir
     reveal_type(onnxamp.apply_plan(model, plan))  # applied to a proto
     reveal_type(onnxamp.apply_plan(graph, plan))  # applied to a graph
     reveal_type(onnxamp.plan_model(graph, "O2", lists="fast"))  # planned
@@ -79,6 +87,11 @@ RIGHT = {
     "str": "onnx.onnx_ml_pb2.ModelProto",
     "path": "onnx.onnx_ml_pb2.ModelProto",
     "graph": "caller.SurgeonGraph",
+    "type of NumPy": "caller.SurgeonGraph",
+    "dtype of NumPy": "caller.SurgeonGraph",
+    "type of ml_dtypes": "caller.SurgeonGraph",
+    "type of ONNX": "caller.SurgeonGraph",
+    "type of onnx-ir": "caller.SurgeonGraph",
     "applied to a proto": "onnx.onnx_ml_pb2.ModelProto",
     "applied to a graph": "caller.SurgeonGraph",
     "planned": "onnxamp._convert.plan.Plan",

@@ -43,6 +43,10 @@ int cudaDeviceGetAttribute(int *value, int attribute, int device) {
     return 0;
 }
 
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    return cudaDeviceGetAttribute(value, attribute, device);
+}
+
 int cudaGetDeviceProperties(byte *found, int device) {
     memset(found, 0, 1008);
     memcpy(found, NAME, sizeof NAME);

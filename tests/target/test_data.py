@@ -61,7 +61,10 @@ def test_each_preset_is_tested():
 @pytest.mark.parametrize("name", LISTS)
 def test_preset_is_well_formed(name):
     content = preset(name)
-    assert set(content) - {"folds_batch_norm"} == {"summary", "white", "black"}
+    assert set(content) - {"folds_batch_norm", "names"} == {"summary", "white", "black"}
+    names = content.get("names", {})
+    assert list(names) == sorted(names)
+    assert all(ops == list(dict.fromkeys(ops)) for ops in names.values())
     assert content["summary"].endswith(".")
     for table in (content["white"], content["black"]):
         assert table
@@ -73,7 +76,8 @@ def test_preset_is_well_formed(name):
 @pytest.mark.parametrize("name", LISTS)
 def test_preset_names_existing_ops(name, known_ops):
     content = preset(name)
-    assert set(content["white"]) | set(content["black"]) <= known_ops
+    named = {op for ops in content.get("names", {}).values() for op in ops}
+    assert set(content["white"]) | set(content["black"]) | named <= known_ops
 
 
 def test_presets_contain_each_other():

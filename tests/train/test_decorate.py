@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto
-from train_nets import conv_net, feeds, mlp
+from train_nets import conv_net, feeds, make, mlp, network
 
 import onnxamp
 from onnxamp._runtime.emulate import emulate
@@ -93,6 +93,9 @@ def test_training_begins_with_float32_masters() -> None:
 @pytest.mark.parametrize(("change", "said"), [
     ({"level": "O0"}, "Unknown level 'O0'"),
     ({"level": "O3"}, "Unknown level 'O3'"),
+    ({"level": 2}, "Unknown level 2"),
+    ({"save_dtype": "int8"}, "Unknown save_dtype 'int8'"),
+    ({"save_dtype": 0.5}, "dtype must be a name"),
     ({"dtype": "float32"}, "Unknown dtype 'float32'"),
     ({"master_weight": False}, "float32 masters"),
     ({"excluded_layers": ["Conv"]}, "'Conv'"),
@@ -113,3 +116,55 @@ def test_levels_are_given_once() -> None:
     said = "decorated at O2 in bfloat16, but auto_cast says O1"
     with onnxamp.auto_cast(level="O1"), pytest.raises(onnxamp.ArgumentError, match=said):
         build_train_network(worn, SGD(), "cross-entropy")
+
+
+@pytest.mark.parametrize(("save_dtype", "elem"), [
+    ("float16", TensorProto.FLOAT16), ("bfloat16", TensorProto.BFLOAT16), (np.float64, TensorProto.DOUBLE),
+    ("float32", TensorProto.FLOAT), (None, TensorProto.FLOAT),
+])  # fmt: skip
+def test_exports_store_weights_as_asked(save_dtype: Any, elem: int) -> None:
+    net = build_train_network(decorate(conv_net(), level="o2", save_dtype=save_dtype), SGD(), "cross-entropy")
+    net.step(IMAGES)
+    exported, state = net.export(), net.state()
+    onnx.checker.check_model(exported, full_check=True)
+    assert set(kinds(exported).values()) == {elem}
+    trained = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in exported.graph.initializer}
+    assert all((trained[name] == state[name].astype(trained[name].dtype)).all() for name in trained)
+    assert all(array.dtype == np.float32 for name, array in state.items() if name in trained)  # the masters
+    exact = run(make_session(conv_net_with(state)), {"x": IMAGES["x"]})["y"]
+    if elem != TensorProto.BFLOAT16:
+        np.testing.assert_allclose(run(make_session(exported), {"x": IMAGES["x"]})["y"], exact, rtol=0.02, atol=0.02)
+
+
+def conv_net_with(state: dict[str, np.ndarray]) -> ModelProto:
+    model = conv_net()
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(state[tensor.name], tensor.name))
+    return model
+
+
+def test_an_export_with_low_weights_converts_on() -> None:
+    net = build_train_network(decorate(mlp(), level="O2", save_dtype="float16"), SGD(), "cross-entropy")
+    low = net.export("O2", lists="paddle")
+    assert set(kinds(low).values()) == {TensorProto.FLOAT16}
+    assert [node.op_type for node in low.graph.node].count("Cast") == 2
+
+
+@pytest.mark.parametrize("master_grad", [False, True])
+def test_master_grad_sums_in_float32(master_grad: bool) -> None:
+    """The gradient of a weight that two nodes read is a sum of two."""
+    nodes = [make("MatMul", "x w", "h"), make("MatMul", "h w", "y")]
+    model = network(nodes, {"w": np.eye(6) * 0.5}, ["N", 6], ["N", 6])
+    decorated = decorate(model, level="O2", master_grad=master_grad)
+    net = build_train_network(decorated, SGD(), "cross-entropy", loss_scale_manager=FixedLossScaleManager(8))
+    total = next(node for node in net.model.graph.node if node.name.startswith("w/gradient/"))
+    raised = {node.output[0] for node in net.model.graph.node if node.op_type == "Cast"}
+    assert total.op_type == "Add"
+    assert (set(total.input) <= raised) == master_grad
+    assert np.isfinite(net.step(feeds(4, (6,), 6)).loss)
+
+
+def test_layers_are_excluded_by_the_names_of_frameworks() -> None:
+    for name in ("Conv2D", "conv2d", "nn.Conv2d"):
+        found = decorate(conv_net(), level="O2", excluded_layers=[name])
+        assert weight_kind(found.model, "c0.node") == TensorProto.FLOAT

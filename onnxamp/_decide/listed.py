@@ -1,0 +1,74 @@
+"""Ops that must stay float32, although the user's white list has them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from onnxamp._decide.ports import HIGH
+from onnxamp._decide.problem import Problem
+from onnxamp._decide.verdicts import Reason, Verdict
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import op_facts
+from onnxamp._options.options import Level
+
+
+def unmet_lists(problem: Problem, pins: Mapping[int, Verdict]) -> list[str]:
+    """Why ops of the user's white list stay float32: one sentence per op type and reason. Linear in nodes.
+
+    Args:
+        problem: the problem.
+        pins: deciding variable -> its pin.
+    """
+    options, found = problem.options, dict[tuple[str, str], list[tuple[Node, str]]]()
+    if options.level == Level.O0 or not options.user_white:
+        return []
+    for node in problem.graph.nodes:
+        refusal = _refusal(problem, pins, node) if node.key in options.user_white else None
+        if refusal is not None:
+            found.setdefault((node.key, refusal.reason), []).append((node, refusal.detail))
+    return [_told(op, reason, nodes) for (op, reason), nodes in found.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    reason: str
+    detail: str
+
+
+_SCHEMA: Final = "schema"
+_OF_USER: Final = frozenset({Reason.PATTERN, Reason.RULE})
+"""What the user wants of single nodes is no news."""
+
+
+def _refusal(problem: Problem, pins: Mapping[int, Verdict], node: Node) -> _Refusal | None:
+    """Why a listed node stays float32, with all that can be said of it; None if it does not."""
+    ports = problem.ports
+    variables = ports.of_node.get(node.index, {}).values()
+    for variable in variables:
+        pin = pins.get(ports.root(variable))
+        if pin is not None and not pin.low and pin.reason not in _OF_USER:
+            own = ports.variables[pin.variable].node in (node.index, ABSENT)
+            return _Refusal(pin.reason.value, pin.detail if own else f"{pin.detail} (shares its precision)")
+    produced = (ports.produced[value] for value in node.outputs if value != ABSENT)
+    if variables or HIGH not in (*ports.consumed[node.index], *produced):
+        return None
+    if node.signature is None or problem.graph.scopes[node.scope].opaque:
+        return _Refusal(_SCHEMA, "its schema is unknown, or that of an op around it")
+    if node.key in op_facts().pinned_parameters:
+        return _Refusal(_SCHEMA, "what it reads must not be rounded")
+    return _Refusal(_SCHEMA, f"that of opset {node.signature.since} allows no {problem.options.low.name}")
+
+
+_WAYS_OUT: Final = {
+    Reason.NO_KERNEL.value: "Another target (--target) or opset (--opset) may have one.",
+    _SCHEMA: "",
+    Reason.BLACK.value: "",
+    Reason.TIE.value: "",
+}
+
+
+def _told(op: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
+    first, detail = nodes[0]
+    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it all the same.")
+    return f"{op} of your white list stays float32 in {first.label!r}{more}: {reason}: {detail}. {way_out}".rstrip()

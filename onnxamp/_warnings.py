@@ -1,0 +1,64 @@
+"""All warnings that onnxamp gives when it does something else than it was asked for.
+
+OnnxAmpWarning (UserWarning) is the root of OptionWarning (an option matches nothing, or cannot be obeyed) and of
+HazardWarning (a level would lower nodes that are known to break; they stay float32).
+"""
+
+import sys
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+
+class OnnxAmpWarning(UserWarning):
+    """Root of the warnings of conversions.
+
+    Example:
+        >>> import onnxamp, warnings
+        >>> with warnings.catch_warnings(action="ignore", category=onnxamp.OnnxAmpWarning):
+        ...     model16 = onnxamp.convert_model("models/encoder.onnx", white_list=["Sofmax"])
+    """
+
+
+class OptionWarning(OnnxAmpWarning):
+    """An option matches nothing in the model, or cannot be obeyed; ``plan.warnings`` holds the same sentences.
+
+    Example:
+        >>> import onnxamp, warnings
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     model16 = onnxamp.convert_model("models/encoder.onnx", white_list=["Sofmax"])
+        >>> print(caught[0].message)
+        The op type 'Sofmax' of your lists does not occur in the model. Did you mean 'Softmax'?
+    """
+
+
+class HazardWarning(OnnxAmpWarning):
+    """Nodes that a level of ``mindspore.amp`` would lower stay float32, because low precision is known to break them.
+
+    Example:
+        >>> import onnxamp, warnings
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     model16 = onnxamp.amp.auto_mixed_precision("models/encoder.onnx", "O2")
+        >>> {item.category for item in caught} <= {onnxamp.HazardWarning}
+        True
+    """
+
+
+for _category in (OnnxAmpWarning, OptionWarning, HazardWarning):
+    _category.__module__ = "onnxamp"  # warnings show where users import them from
+
+_PACKAGE: Final = str(Path(__file__).parent)
+
+
+def warn(messages: Iterable[str], category: type[OnnxAmpWarning] = OptionWarning) -> None:
+    """Give warnings that point at the line that called onnxamp."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, _CONTEXTS)):
+        level, frame = level + 1, frame.f_back
+    for message in messages:
+        warnings.warn(message, category, stacklevel=level)
+
+
+_CONTEXTS: Final = str(Path(sys.modules["contextlib"].__file__ or "contextlib"))
+"""Where generator-based contexts run their bodies: no line of the user's."""

@@ -1,0 +1,41 @@
+"""Weights stored in another type than the one in which the model computes."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from onnxamp._dtypes import LOW_TYPES
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.names import NewNames
+
+
+def store_weights(model: ModelProto, weights: Iterable[str], dtype: str) -> None:
+    """Store float32 initializers of a model in another type, in place; a Cast behind each gives the model float32.
+
+    Initializers keep their names. Numbers beyond the range of the type become its largest ones. An initializer that is
+    an output of the model stays as it is. Linear in nodes.
+
+    Args:
+        model: a well-formed model.
+        weights: names of float32 initializers.
+        dtype: "float16", "bfloat16" or "float64".
+    """
+    elem = getattr(TensorProto, "DOUBLE" if dtype == "float64" else dtype.upper())
+    limit = LOW_TYPES[dtype].max_finite if dtype in LOW_TYPES else np.inf
+    graph, wanted, casts = Graph.of(model), set(weights), []
+    names = NewNames(graph.all_names())
+    for tensor in model.graph.initializer:
+        value = graph.scopes[0].names[tensor.name]
+        if tensor.name not in wanted or graph.results[value]:
+            continue
+        raised = names.fresh(f"{tensor.name}/float32")
+        for node, port in graph.uses[value]:
+            graph.nodes[node].proto.input[port] = raised
+        casts.append(helper.make_node("Cast", [tensor.name], [raised], names.fresh(f"{raised}/cast"), to=1))
+        array = np.clip(numpy_helper.to_array(tensor), -limit, limit).astype(helper.tensor_dtype_to_np_dtype(elem))
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    nodes = [*casts, *model.graph.node]
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
