@@ -48,7 +48,7 @@ def weight_types(model: ModelProto) -> set[int]:
 
 
 def test_convert_model_signature() -> None:
-    wanted = "(model, level='O2', *, tolerance=0.01, samples=None, metric='rel-l2', **options)"
+    wanted = "(model, level='O2', *, tolerance=0.01, samples=None, metric='auto', **options)"
     assert bare(onnxamp.convert_model) == wanted
 
 

@@ -112,6 +112,8 @@ def test_reference_describes_public_names():
     [
         (onnxamp.DiffReport, "outputs"),
         (onnxamp.DiffReport, "layers"),
+        (onnxamp.DiffReport, "detections"),
+        (onnxamp.DiffReport, "tokens"),
         (onnxamp.BenchReport, "timings"),
         (onnxamp.BenchReport, "models"),
         (onnxamp.BenchReport, "causes"),
