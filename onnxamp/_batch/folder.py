@@ -99,7 +99,8 @@ def convert_folder(
     """Convert every ``*.onnx`` file below a folder in worker processes, and compare each result with its original.
 
     A model that fails, even by crashing its process, does not affect the others. Results keep their relative path.
-    Those that are up to date, according to ``dst/.onnxamp.json``, are skipped. Workers are spawned, so a script that
+    A result that fails its validation is converted again with more nodes in float32, or stays float32 as a whole. Those
+    that are up to date, according to ``dst/.onnxamp.json``, are skipped. Workers are spawned, so a script that
     calls this needs the usual ``if __name__ == "__main__":``.
 
     Args:
@@ -224,7 +225,9 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
     jobs = []
     for path in _models(source, home):
         name = path.relative_to(source)
-        jobs.append(Job(name.as_posix(), path, target / name, _inputs_of(name, inputs), target))
+        jobs.append(
+            Job(name.as_posix(), path, target / name, target / "failed" / name, _inputs_of(name, inputs), target)
+        )
     if not jobs:
         raise ArgumentError(f"There is no *.onnx file below {str(source)!r}.")
     if inputs is not None and all(job.inputs is None for job in jobs):
@@ -255,8 +258,8 @@ def _size(job: Job) -> int:
 
 
 def _fingerprint(options: FolderOptions) -> str:
-    """A hash of everything that determines a result, however it was asked for. Looking for cures does not count."""
-    names = [item.name for item in fields(options) if item.name not in ("conversion", "cures")]
+    """A hash of everything that determines a result, however it was asked for."""
+    names = [item.name for item in fields(options) if item.name != "conversion"]
     rest = {name: getattr(options, name) for name in names}
     return fingerprint({"onnxamp": version("onnxamp"), "options": options.conversion.as_json(), **rest})
 

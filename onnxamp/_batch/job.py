@@ -10,11 +10,13 @@ from onnx import ModelProto
 
 from onnxamp._batch.state import Row, Stamp, stamps
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
+from onnxamp._convert.plan import Plan
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._model.storage import data_files, folder_of, load_model
-from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
-from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.cure import SECONDS
+from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
@@ -24,7 +26,10 @@ from onnxamp._tuning.tune import Search, tune
 
 @dataclass(frozen=True, slots=True)
 class FolderOptions:
-    """What to do with every model of a folder, see :func:`onnxamp.convert_folder`; ``cures``: look for cures, too."""
+    """What to do with every model of a folder, see :func:`onnxamp.convert_folder`.
+
+    ``cures``: keep more nodes in float32 where that makes a model pass; ``cure_seconds``: time to look for them.
+    """
 
     conversion: Options = field(default_factory=Options)
     external_data: str = "auto"
@@ -36,16 +41,18 @@ class FolderOptions:
     seed: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
     provider: Provider | None = None
-    cures: bool = False
+    cures: bool = True
+    cure_seconds: float = SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One model: its name, its file, where the result goes, its inputs, and the folder of the state."""
+    """One model: its name, its file, where the result goes, or what fails, its inputs, and the folder of the state."""
 
     name: str
     source: Path
     target: Path
+    failed: Path
     inputs: Path | None
     home: Path
 
@@ -80,13 +87,12 @@ def _run(options: FolderOptions, job: Job) -> JobResult:
     plan, sink = None, Sink(job.target, options.external_data, options.shard_bytes)
     if is_auto:
         plan = tune(model, options.conversion, Search(options.tolerance, options.metric, samples))[1].plan
-    made = convert_to_file(model, sink, plan.options if plan else options.conversion, plan)
-    row = _row(job.name, made)
-    if samples is not None:
-        row = replace(row, inputs=samples.description)
-        if options.validate:
-            row = _validated(row, options, job, model, samples)
-    written = stamps({job.target, *data_files(load_model(job.target), folder_of(job.target))}, job.home)
+    if samples is None or not options.validate:
+        made = convert_to_file(model, sink, plan.options if plan else options.conversion, plan)
+        row = replace(_row(job.name, made), inputs=samples.description if samples else "")
+    else:
+        made, row = _validated(options, job, model, samples, sink, plan)
+    written = stamps({made.target, *data_files(load_model(made.target), folder_of(made.target))}, job.home)
     return JobResult(row, read, written)
 
 
@@ -135,17 +141,22 @@ def _row(name: str, made: Conversion) -> Row:
     )  # fmt: skip
 
 
-def _validated(row: Row, options: FolderOptions, job: Job, model: Model, samples: Samples) -> Row:
-    diff = diff_models(model, Model.read(job.target, model), samples, provider=options.provider)
+def _validated(
+    options: FolderOptions, job: Job, model: Model, samples: Samples, sink: Sink, plan: Plan | None
+) -> tuple[Conversion, Row]:
+    """Convert a model, and write what passes its validation; where nothing is cured, what fails goes elsewhere."""
+    limits = tuned_limits(options.tolerance, options.conversion.dtype) if plan else None
+    validation = Validation(
+        Comparison.of(model, samples, limits, options.provider), job.failed, None, heals=options.cures,
+        sampling=_sampling(options, job, model), seconds=options.cure_seconds, progress=lambda *_: None,
+    )  # fmt: skip
+    conversion = plan.options if plan else options.conversion
+    made, diff = convert_validated(model, sink, conversion, validation, plan)
     worst = max((output.rel_l2 for output in diff.outputs if output.is_float), default=None)
-    row = replace(row, error=worst, message=diff.skipped or "")
-    if diff.passed or diff.skipped:
-        return row
-    why = diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
-    row = replace(row, outcome="failed", message=f"It was written, but failed its validation: {why}")
-    if not options.cures:
-        return row
-    recipe = Recipe(replace(options.conversion, hazards=True), _sampling(options, job, model))
-    command, tried = (str(job.source), str(job.target)), options.conversion.hazards
-    cure = cure_conversion(model, command, recipe, Trial(samples, provider=options.provider), tried=tried)
-    return replace(row, cure=cure.command)
+    row = replace(_row(job.name, made), inputs=samples.description, error=worst, message=diff.skipped or "")
+    if diff.cure is not None:
+        row = replace(row, healed=f"{diff.cure.outcome} Without it: {diff.cure.failure}")
+    elif not diff.passed and not diff.skipped:
+        why = diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
+        row = replace(row, outcome="failed", message=f"It failed its validation, and is in {made.target}: {why}")
+    return made, row

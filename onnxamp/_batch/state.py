@@ -44,7 +44,7 @@ class Row:
         bytes_after: bytes of the weights of the result.
         inputs: description of the inputs on which the models ran.
         message: why it failed, or was not validated.
-        cure: a command that was tried, and converts it successfully.
+        healed: what had to stay float32 to pass validation, and why; "" if nothing had to.
         trace: traceback of an unexpected error.
         warnings: about options that match nothing in the model or cannot be obeyed, in sentences.
     """
@@ -60,7 +60,7 @@ class Row:
     bytes_after: int = 0
     inputs: str = ""
     message: str = ""
-    cure: str = ""
+    healed: str = ""
     trace: str = ""
     warnings: tuple[str, ...] = ()
 

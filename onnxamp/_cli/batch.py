@@ -38,7 +38,7 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
     folder_options = FolderOptions(
         options_of(options), options["external_data"], options["shard_size"], options["tolerance"], options["metric"],
         not options["no_validate"], options["samples"], options["seed"], options["dims"], provider_of(options),
-        not options["no_cure"],
+        not options["no_cure"], options["cure_time"],
     )  # fmt: skip
     with _progress(quiet=options["quiet"]) as progress:
         report = run_folder(folder_options, source, options["output"], options["jobs"], options["inputs"], progress)

@@ -87,6 +87,11 @@ def target_of(
     return target
 
 
+def failed_name(target: Path) -> Path:
+    """Where a result goes that fails its validation."""
+    return target.with_name(f"{target.stem}.failed{target.suffix}")
+
+
 def is_same_file(model: Path, target: Path) -> bool:
     """Whether the result replaces the model."""
     return target.exists() and model.exists() and target.samefile(model)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import click
 
-from onnxamp._cli.common import is_same_file, new_command, show, target_of, write_conversion_page
+from onnxamp._cli.common import failed_name, new_command, show, target_of, write_conversion_page
 from onnxamp._cli.options import (
     FILE,
     conversion_options,
@@ -22,16 +22,17 @@ from onnxamp._cli.options import (
     target_option,
 )
 from onnxamp._convert.convert import Sink, convert_to_file
-from onnxamp._convert.plan import load_plan
+from onnxamp._convert.plan import Plan, load_plan
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
+from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.results import Cure, DiffReport
+from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
+from onnxamp._numerics.results import DiffReport
 from onnxamp._options.options import Level, LevelName, Options, is_auto
 from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.text import printable
-from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import choose_provider
 
 
@@ -48,16 +49,22 @@ from onnxamp._runtime.session import choose_provider
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
 @run_options()
 @click.option("--jobs", type=click.IntRange(1), help="Worker processes for a folder of models [one per core].")
-@click.option("--no-cure", is_flag=True, help="Do not search for options that fix a failed validation.")
+@click.option("--no-cure", is_flag=True, help="If the result fails its validation, write it as NAME.failed.onnx"
+              " instead of keeping more nodes in float32.")  # fmt: skip
+@click.option("--cure-time", metavar="SECONDS", type=click.FloatRange(0), default=SECONDS, show_default=True,
+              help="Time in which nodes are looked for that must stay float32 to pass.")  # fmt: skip
 @output_options
 def command(model: Path, **options: Any) -> None:
     """Convert MODEL to mixed precision, validate the result, and report.
 
+    If the result fails its validation, nodes are looked for that must stay float32, and what passes is written: at last
+    the float32 model itself.
+
     If MODEL is a folder, all models in it and below are converted to the folder OUTPUT, except those that are up to
     date there. --inputs is then a folder that may hold a NAME.npz for each NAME.onnx.
 
-    Exit codes: 0 the result was written and, if the original runs here, agrees with it; 1 it could not be made or
-    failed its validation; 2 wrong usage.
+    Exit codes: 0 the result was written and, if the original runs here, agrees with it; 1 it could not be made, or
+    failed its validation under --no-cure or --plan; 2 wrong usage.
     """
     if model.is_dir():
         from onnxamp._cli.batch import convert_all  # noqa: PLC0415 - only folders need worker processes
@@ -79,15 +86,13 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     model = Model.read(path)
     samples = samples_of(model, given) if validates or options.level == Level.AUTO else None
     target = target_of(model, given, options.dtype, given["plan_file"])
-    in_place = is_same_file(path, target)
-    # The original is compared after the result is written, perhaps over its file.
-    original = Model.of(model.embedded()) if in_place and validates else model
+    limits = tuned_limits(given["tolerance"], options.dtype) if _is_tuned(options, plan) else None
     comparison = None
     if samples is not None and validates:
-        comparison = Comparison.of(original, samples, None, provider, metric=given["metric"])
-    tuned = validation = result = None
+        comparison = Comparison.of(model, samples, limits, provider, metric=given["metric"])
+    tuned = validation = None
     with progress_bar(quiet=given["quiet"]) as progress:
-        if options.level == Level.AUTO and plan is None:
+        if _is_tuned(options, plan):
             from onnxamp._tuning.tune import Search, tune  # noqa: PLC0415 - only level auto needs it
 
             metric = "rel-l2" if given["metric"] == "elements" else given["metric"]
@@ -98,44 +103,32 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
             comparison.try_reference(partial(progress, "running the original"))
         progress("converting", 0, 0)
         sink = Sink(target, given["external_data"], given["shard_size"], partial(progress, "writing"))
-        made = convert_to_file(model, sink, options, plan)
+        if comparison is None:
+            made = convert_to_file(model, sink, options, plan)
+        else:
+            how = Validation(
+                comparison, failed_name(target), bool(given["html"]) or None, heals=not given["no_cure"],
+                sampling=sampling_arguments(given), seconds=given["cure_time"], progress=progress,
+            )  # fmt: skip
+            made, validation = convert_validated(model, sink, options, how, plan)
         if tuned is not None:
             made = replace(made, plan=tuned.plan)  # its reasons are the measured ones
         if given["save_plan"]:
             made.plan.save(given["save_plan"])
-        if validates or given["html"]:
-            result = Model.read(target, model)
-        if comparison is not None and result is not None:
-            progress("validating", 0, 0)
-            validation = comparison.compare(
-                result, layers=bool(given["html"]) or None, progress=partial(progress, "validating")
-            )
-            if _fails(validation) and not given["plan_file"] and not in_place and not given["no_cure"]:
-                progress("looking for a fix", 0, 0)
-                validation = replace(validation, cure=_cure(model, target, comparison.samples, options, given))
-    if given["html"] and result is not None:
-        write_conversion_page(made, result, validation, tuned, given["html"])
+    if given["html"]:
+        write_conversion_page(made, Model.read(made.target, model), validation, tuned, given["html"])
     show(given, partial(conversion_report, made, validation), partial(conversion_json, made, validation))
-    _finish(validation, target, quiet=given["quiet"])
+    _finish(validation, made.target, quiet=given["quiet"])
 
 
-def _fails(validation: DiffReport) -> bool:
-    """Whether the result was compared and exceeds its limits."""
-    return not validation.passed and not validation.skipped
-
-
-def _cure(model: Model, target: Path, samples: Samples, options: Options, given: dict[str, Any]) -> Cure:
-    """Options that would have passed: the same, respecting hazards and keeping more nodes in float32 if need be."""
-    from onnxamp._numerics.cure import Recipe, Trial, cure_conversion  # noqa: PLC0415 - only failures need it
-
-    recipe = Recipe(replace(options, hazards=True), sampling_arguments(given))
-    trial = Trial(samples, provider=provider_of(given), metric=given["metric"])
-    return cure_conversion(model, (str(model.path), str(target)), recipe, trial, tried=options.hazards)
+def _is_tuned(options: Options, plan: Plan | None) -> bool:
+    """Whether measurements decide."""
+    return options.level == Level.AUTO and plan is None
 
 
 def _finish(validation: DiffReport | None, target: Path, *, quiet: bool) -> None:
-    if validation is not None and _fails(validation):
+    if validation is not None and not validation.passed and not validation.skipped:
         why = printable(validation.failure or next(iter(validation.warnings), ""))
-        raise click.ClickException(f"{printable(str(target))} was written, but failed its validation: {why}")
+        raise click.ClickException(f"The result failed its validation, and is in {printable(str(target))}: {why}")
     if quiet and validation is not None and validation.skipped:
         click.echo(f"Not validated: {validation.skipped}", err=True)

@@ -123,5 +123,5 @@ def _cure(
     assert result.path is not None
     target = result.path.with_name(f"{result.path.stem}_cured.onnx")
     trial = Trial(samples, limits, provider_of(options), options["budget"] * 2**20, options["metric"],
-                  partial(progress, "looking for a fix"))  # fmt: skip
+                  progress=partial(progress, "looking for a fix"))  # fmt: skip
     return cure_conversion(original, (str(original.path), str(target)), recipe, trial, tried=False)

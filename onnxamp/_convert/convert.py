@@ -136,6 +136,7 @@ class Sink:
         external_data: whether weights go to a data file: "auto", "always" or "never".
         shard_bytes: size in bytes at which the data file is split; None for one file.
         progress: called with (bytes written, bytes in all).
+        approve: called with the new model under another name; if it raises, nothing is put in place.
 
     Raises:
         ArgumentError: a value is unknown, or the target is a folder.
@@ -145,6 +146,7 @@ class Sink:
     external_data: str = "auto"
     shard_bytes: int | None = None
     progress: Callable[[int, int], None] | None = None
+    approve: Callable[[Path], None] | None = None
 
     def __post_init__(self) -> None:
         if self.external_data not in EXTERNAL_DATA:
@@ -214,10 +216,11 @@ def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | Non
         written = save_model(
             converted.proto, target, converted.weights,
             external=external, shard_bytes=sink.shard_bytes, keep=kept, progress=sink.progress,
+            approve=sink.approve,
         )  # fmt: skip
         counts = converted.weights.counts()
     else:
-        copy_file(source, target, kept | stored.files)
+        copy_file(source, target, kept | stored.files, sink.approve)
         written, counts = stored.size, {}
     return Conversion(source, target, make_plan(analysis), summary, notes, counts, stored.size, written)
 

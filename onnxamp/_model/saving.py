@@ -103,6 +103,7 @@ def save_model(
     shard_bytes: int | None = None,
     keep: frozenset[Path] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
+    approve: Callable[[Path], None] | None = None,
 ) -> int:
     """Write a model whole or not at all. ``model`` is changed: it refers to what was written afterwards.
 
@@ -114,6 +115,7 @@ def save_model(
         shard_bytes: ... or into several, each of about this size.
         keep: data files that are still needed. Others that an earlier save to ``path`` wrote are removed.
         progress: called with (bytes written, bytes in all) while large weights are written.
+        approve: called with the new model under another name; if it raises, nothing changes.
 
     Returns:
         Bytes of all weights that were written.
@@ -131,6 +133,7 @@ def save_model(
                 stage.main.write_bytes(model.SerializeToString())
             else:
                 _write_inline(model, blobs, stage.main, report)
+            _approved(stage, approve)
             stage.commit(lambda: _own_data_files(path, keep))
     except (OSError, ValueError) as error:
         if isinstance(error, ModelError):
@@ -233,8 +236,14 @@ def _write_inline(
     write_blobs(path, [(hole.position, blobs[order[hole.index]][1]) for hole in holes], progress)
 
 
-def copy_file(source: Path, target: Path, keep: frozenset[Path]) -> None:
-    """Copy a model file whole or not at all; ``keep`` as for :func:`save_model`.
+def _approved(stage: Stage, approve: Callable[[Path], None] | None) -> None:
+    if approve is not None:
+        with stage.shown() as shown:
+            approve(shown)
+
+
+def copy_file(source: Path, target: Path, keep: frozenset[Path], approve: Callable[[Path], None] | None = None) -> None:
+    """Copy a model file whole or not at all; ``keep`` and ``approve`` as for :func:`save_model`.
 
     Raises:
         OutputError: the target cannot be written.
@@ -242,6 +251,7 @@ def copy_file(source: Path, target: Path, keep: frozenset[Path]) -> None:
     try:
         with staging(target) as stage:
             shutil.copyfile(source, stage.main)
+            _approved(stage, approve)
             stage.commit(lambda: _own_data_files(target, keep))
     except OSError as error:
         raise unwritable(target, error) from None

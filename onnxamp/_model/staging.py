@@ -85,6 +85,19 @@ class Stage:
         """Note a file by name and identity: by the time the note is read, another file may have that name."""
         (self.folder / kind / file.name).write_text(_identity(file))
 
+    @contextmanager
+    def shown(self) -> Iterator[Path]:
+        """The new file under another name beside the result, where its data files are."""
+        shown = self._with_token(f"{self.path.name}.onnx")
+        try:
+            shown.hardlink_to(self.main)
+        except OSError:
+            shutil.copyfile(self.main, shown)
+        try:
+            yield shown
+        finally:
+            shown.unlink(missing_ok=True)
+
     def commit(self, outdated: Callable[[], Iterable[Path]] = tuple) -> None:
         """Put the new file in its place.
 

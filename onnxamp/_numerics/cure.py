@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Final
 
 from onnxamp._convert.convert import convert
@@ -35,6 +36,9 @@ _MORE: Final = 4
 
 _ROUNDED: Final = 1e-6
 """Local relative error from which on a node has been rounded: float32 alone stays below."""
+
+SECONDS: Final = 60.0
+"""Time for which cures are looked for unless another is given."""
 
 CHECKS: Final = 24
 """Emulated runs that are tried for a model alone."""
@@ -67,11 +71,19 @@ class Trial:
     provider: Provider | None = None
     budget: int = BUDGET
     metric: DiffMetric = "auto"
+    seconds: float = SECONDS
+    """After which no further candidate is tried."""
     progress: Callable[[int, int], None] | None = None
 
 
 def cure_conversion(
-    original: ModelSource, command: tuple[str, str], recipe: Recipe, trial: Trial, *, tried: bool
+    original: ModelSource,
+    command: tuple[str, str],
+    recipe: Recipe,
+    trial: Trial,
+    *,
+    tried: bool,
+    comparison: Comparison | None = None,
 ) -> Cure:
     """Find nodes to keep in float32 so that a conversion holds its limits.
 
@@ -81,20 +93,22 @@ def cure_conversion(
         recipe: the conversion to start from.
         trial: how candidates are compared.
         tried: whether the recipe as it is was what failed.
+        comparison: what compares candidates, if it is at hand.
 
     Returns:
         The command that was seen to hold, or how far the trials came.
     """
     model = Model.of(original)
-    comparison = Comparison.of(
-        model, trial.samples, trial.limits, trial.provider, budget=trial.budget, metric=trial.metric
-    )
-    search = _Search(model, recipe, trial, comparison)
+    if comparison is None:
+        comparison = Comparison.of(
+            model, trial.samples, trial.limits, trial.provider, budget=trial.budget, metric=trial.metric
+        )
+    search = _Search(model, recipe, trial, comparison, monotonic() + trial.seconds)
     nodes: tuple[str, ...] = ()
     report = search.compare(nodes, layers=True)
     rounded = _rounded(report.layers) if report is not None else 0
     step = 1
-    while report is not None and not report.passed and search.trials < TRIALS:
+    while report is not None and not report.passed and search.trials < TRIALS and not search.is_late:
         more = _suspects(report.layers, set(nodes), step)
         most = max(_FEW, min(_MANY, rounded * 3 // 4))
         if not more or len(nodes) >= most:
@@ -103,7 +117,8 @@ def cure_conversion(
         report = search.compare(nodes, layers=True)
     if report is None or not report.passed:
         kept = f" with up to {_nodes(nodes)} in float32" if nodes else ""
-        text = f"No cure was found: trials{kept} miss the limits, too. Level O1, bfloat16 or wider limits may do."
+        when = f" in {trial.seconds:.0f} s" if search.is_late else ""
+        text = f"No cure was found{when}: trials{kept} miss the limits, too. Level O1, bfloat16 or wider limits may do."
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
     nodes = search.fewer(nodes)
     worst = max((diff.rel_l2 for diff in report.outputs if diff.is_float), default=0.0)
@@ -120,7 +135,13 @@ class _Search:
     recipe: Recipe
     trial: Trial
     comparison: Comparison
+    until: float
     trials: int = 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up."""
+        return monotonic() > self.until
 
     def compare(self, nodes: Sequence[str], *, layers: bool) -> DiffReport | None:
         """Convert with these nodes in float32, and compare; None if it cannot be converted so."""
@@ -136,14 +157,14 @@ class _Search:
     def fewer(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Leave out halves of the nodes, quarters, ... as long as the rest is enough."""
         size = len(nodes) // 2
-        while size and self.trials < TRIALS + _MORE:
+        while size and self.trials < TRIALS + _MORE and not self.is_late:
             for start in range(0, len(nodes), size):
                 rest = nodes[:start] + nodes[start + size :]
                 report = self.compare(rest, layers=False)
                 if report is not None and report.passed:
                     nodes = rest
                     break
-                if self.trials >= TRIALS + _MORE:
+                if self.trials >= TRIALS + _MORE or self.is_late:
                     return nodes
             size = min(size // 2, len(nodes) // 2)
         return nodes

@@ -31,6 +31,8 @@ class Limits:
     """
 
     of: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tolerance: float | None = None
+    """In place of the default one."""
 
     def judge(self, outputs: Sequence[TensorDiff], lowest: str) -> tuple[Judgement, ...]:
         """Hold the limits against the outputs; ``lowest`` is the lower precision of the two models.
@@ -56,16 +58,16 @@ class Limits:
 
     def _judge(self, diff: TensorDiff, lowest: str) -> list[Judgement]:
         sequence = diff.name.partition("[")[0]  # elements of a sequence are held to the limits of the sequence
-        chosen = {}
+        chosen, tolerance = {}, TOLERANCES[lowest] if self.tolerance is None else self.tolerance
         for metric, limits in self.of.items():
             limit = next((limits[name] for name in (diff.name, sequence, "") if name in limits), None)
             if limit is not None and getattr(diff, metric) is not None:
                 chosen[metric] = limit
         if not chosen and diff.detections is not None:
-            chosen = {"detections": TOLERANCES[lowest]}
+            chosen = {"detections": tolerance}
         if not chosen:
             are_labels = not diff.is_float and diff.differing < diff.rel_l2
-            chosen = {"differing" if are_labels else "rel_l2": TOLERANCES[lowest]}
+            chosen = {"differing" if are_labels else "rel_l2": tolerance}
         return [_judgement(diff, metric, limit) for metric, limit in chosen.items()]
 
 

@@ -11,7 +11,7 @@ _STATUSES: Final = {"converted": parts.Status.PASSED, "up to date": parts.Status
 
 
 def batch_report(report: FolderReport) -> parts.Report:
-    """One row per model, and then failures, what was not validated, and commands that cure failures."""
+    """One row per model, and then failures, and what was not validated."""
     failed = [row for row in report.rows if row.outcome == "failed"]
     unseen = [row for row in report.rows if row.outcome != "failed" and row.message]
     warned = [(row, text) for row in report.rows for text in row.warnings]
@@ -23,11 +23,12 @@ def batch_report(report: FolderReport) -> parts.Report:
             parts.section("Models", [parts.table(columns, map(_row, report.rows), right=range(2, 7))]),
             parts.section("Failures", (parts.Item(row.message, parts.Level.ERROR, row.name) for row in failed)),
             parts.section("Tracebacks", (_trace(row) for row in failed if row.trace), is_detail=True),
+            parts.section(
+                "Kept in float32 to pass validation",
+                (parts.Item(row.healed, parts.Level.WARNING, row.name) for row in report.rows if row.healed),
+            ),
             parts.section("Not validated", (parts.Item(row.message, parts.Level.NOTE, row.name) for row in unseen)),
             parts.section("Notes", (parts.Item(text, parts.Level.NOTE, row.name) for row, text in warned)),
-        ),
-        steps=tuple(
-            parts.Step(f"Tried: {row.name} passes with these options.", row.cure) for row in failed if row.cure
         ),
     )
 

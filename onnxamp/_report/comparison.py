@@ -90,7 +90,11 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
 
 def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[parts.Step, ...]:
     """What came of the search for options that make the failure go away, if there was one."""
-    return () if cure is None else (parts.Step(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),)
+    return (
+        ()
+        if cure is None or cure.applied
+        else (parts.Step(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),)
+    )
 
 
 def worst_figure(diff: DiffReport | None) -> tuple[parts.Figure, ...]:

@@ -14,6 +14,7 @@ from onnxamp._report.comparison import (
     comparison_notes,
     comparison_sections,
     details_of,
+    first_bad_sentence,
     outputs_match,
     status_of,
     steps_of,
@@ -49,6 +50,7 @@ def conversion_report(made: Conversion, validation: DiffReport | None, audit: Au
         where_it_ran(validation),
         (*_figures(made), *worst_figure(validation)),
         (
+            parts.section("Kept in float32 to pass validation", _healed(validation)),
             *comparison_sections(validation),
             parts.section(_hazard_title(made.plan), _hazards(made.plan), on_page=False),
             parts.section("Weights that lost elements", _losses(made)),
@@ -138,9 +140,36 @@ def _figures(made: Conversion) -> tuple[parts.Figure, ...]:
     )
 
 
+def _healed(validation: DiffReport | None) -> Iterator[parts.Part]:
+    """What is wrong with the conversion that was asked for, and what was done instead."""
+    cure = validation.cure if validation is not None else None
+    if validation is None or cure is None or not cure.applied:
+        return
+    yield parts.Item(f"Without it: {cure.failure}", parts.Level.WARNING)
+    if cure.first_bad is not None:
+        yield parts.Item(first_bad_sentence(cure.first_bad), parts.Level.NOTE)
+    if cure.confirmed:
+        kept = count(len(cure.nodes), "node") if cure.nodes else "Known hazards, see below"
+        yield parts.Item(f"{kept}; found in {count(cure.trials, 'trial')}.", parts.Level.NOTE, members=cure.nodes)
+    else:
+        yield parts.Item(cure.outcome, parts.Level.NOTE, members=cure.nodes)
+    if validation.inputs.startswith("made-up"):
+        text = "The inputs are made up. Real ones (--inputs) may pass without it."
+        yield parts.Item(text, parts.Level.NOTE)
+    yield parts.Item("--no-cure writes the conversion as it was asked for, under another name.", parts.Level.NONE)
+
+
 def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
     plan, status = made.plan, status_of(validation)
     head, why = f"Converted to {plan.dtype}", tuple[str, ...]()
+    cure = validation.cure if validation is not None else None
+    if cure is not None and cure.applied and not cure.confirmed:
+        return parts.Verdict(
+            status, "The model stays float32: no conversion passed validation.", (cure.failure, cure.outcome)
+        )
+    if cure is not None and cure.applied:
+        kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
+        head += f", with {kept} in float32 to pass validation"
     if not any(row.low for row in plan.rows):
         more = " more" if made.summary.nodes_before.get("low") else ""
         head, why = f"Nothing{more} was converted", (_why_nothing(plan),)

@@ -335,20 +335,34 @@ def test_the_table() -> None:
     models("sub/fine.onnx")
     saved(NORM, "in/norm.onnx")
     Path("in/text.onnx").write_text("x")
-    result = run("convert", "in", "-o", "out", "--level", "O3", "--no-hazards", "--jobs", "1")
+    result = run("convert", "in", "-o", "out", "--level", "O3", "--no-hazards", "--jobs", "1", "--no-cure")
     assert result.exit_code == 1
     rows = [line.strip(" ✔✘").split() for line in result.stdout.splitlines() if line.strip()]
     table = {row[0]: row for row in rows}
     assert table["sub/fine.onnx"][1:7] == ["converted", "1", "of", "1", "+2", table["sub/fine.onnx"][6]]
     assert table["norm.onnx"][1] == table["text.onnx"][1] == "failed"
-    assert "norm.onnx: It was written, but failed its validation: " in " ".join(result.stdout.split())
+    assert "norm.onnx: It failed its validation, and is in out/failed/norm.onnx: " in " ".join(result.stdout.split())
+    assert sorted(path.relative_to("out").as_posix() for path in Path("out").rglob("*.onnx")) == [
+        "failed/norm.onnx", "sub/fine.onnx",
+    ]  # fmt: skip
     assert "text.onnx: 'in/text.onnx' is not an ONNX model" in result.stdout.replace("\\", "/")
     assert "✘ 3 models: 1 converted, 2 failed." in result.stdout
     assert result.stderr.count("[3/3] ") == 1
     assert result.stderr.endswith("Error: 2 of 3 models failed.\n")
-    (cure,) = (line for line in result.stdout.splitlines() if line.startswith("   onnxamp convert "))
-    _, *arguments = cure.split()
-    assert run(*arguments).exit_code == 0
+
+
+@pytest.mark.usefixtures("forked")
+def test_failing_results_are_healed_once() -> None:
+    Path("in").mkdir()
+    saved(NORM, "in/norm.onnx")
+    result = run("convert", "in", "-o", "out", "--level", "O3", "--no-hazards", "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    assert "Kept in float32 to pass validation" in result.stdout
+    assert "Values vanished" in result.stdout
+    assert run("diff", "in/norm.onnx", "out/norm.onnx").exit_code == 0
+    again = run("convert", "in", "-o", "out", "--level", "O3", "--no-hazards", "--jobs", "1")
+    assert "1 up to date" in again.stdout
+    assert "Kept in float32 to pass validation" in again.stdout
 
 
 @pytest.mark.usefixtures("forked")

@@ -148,19 +148,70 @@ def test_level_auto() -> None:
 # --- what goes wrong --------------------------------------------------------------------------------------------
 
 
-def test_a_broken_result_is_kept_and_explained() -> None:
+def test_a_broken_result_is_explained_and_kept_apart() -> None:
     path = saved(NORM)
-    result = run("convert", path, "--level", "O3", "--no-hazards")
+    Path("model_fp16.onnx").write_text("a good one")
+    result = run("convert", path, "--level", "O3", "--no-hazards", "--no-cure")
     assert result.exit_code == 1
     assert "The first bad value is 'q' (output of Pow node 'square'): Inf in " in result.output
     assert "Values vanished" in result.output
-    assert "model_fp16.onnx was written, but failed its validation" in result.output
-    assert onnx.load("model_fp16.onnx").graph.initializer[0].data_type == TensorProto.FLOAT16
+    assert "failed its validation, and is in model_fp16.failed.onnx" in result.output
+    assert onnx.load("model_fp16.failed.onnx").graph.initializer[0].data_type == TensorProto.FLOAT16
+    assert Path("model_fp16.onnx").read_text() == "a good one"
     assert run("convert", path, "--level", "O3").exit_code == 0, "the hazards are there for this"
 
 
+def test_a_broken_result_is_healed() -> None:
+    """What was seen to pass is what is written."""
+    path = saved(NORM)
+    result = run("convert", path, "--level", "O3", "--no-hazards")
+    assert result.exit_code == 0, result.output
+    assert "with known hazards in float32 to pass validation" in result.output
+    assert "Without it: Output 'Y': Values vanished" in result.output
+    assert "The first bad value is 'q' (output of Pow node 'square'): Inf in " in result.output
+    assert "The inputs are made up." in result.output
+    assert onnx.load("model_fp16.onnx") == onnxamp.convert_model(str(path), "O3")
+    assert sorted(file.name for file in Path().iterdir()) == ["model.onnx", "model_fp16.onnx"]
+
+
+def test_nodes_that_keep_a_result_from_passing_stay_float32() -> None:
+    path = saved("""(float[4] X) => (float[4] Y) {
+        [square] s = Mul (X, X) [root] r = Sqrt (s) [last] Y = Relu (r)
+    }""")
+    np.savez("x.npz", X=np.float32([300, 1, 2, 3]))
+    result = run("convert", path, "--level", "O3", "--inputs", "x.npz", "--json")
+    assert result.exit_code == 0, result.output
+    cure = report_of(result)["validation"]["cure"]
+    assert (cure["applied"], cure["confirmed"]) == (True, True)
+    assert "square" in cure["nodes"]
+    assert "made up" not in result.output
+    kept = onnxamp.convert_model(str(path), "O3", keep_high=cure["nodes"])
+    assert onnx.load("model_fp16.onnx") == kept
+    assert run("diff", path, "model_fp16.onnx", "--inputs", "x.npz").exit_code == 0
+
+
+def test_the_float32_model_is_the_last_resort() -> None:
+    path = small()
+    np.savez("x.npz", X=np.float32([[1e30, 1e30]]))
+    result = run("convert", path, "--inputs", "x.npz", "--io-types", "low", "--cure-time", "0")
+    assert result.exit_code == 0, result.output
+    assert "The model stays float32: no conversion passed validation." in result.output
+    assert "No cure was found in 0 s" in " ".join(result.output.split())
+    assert Path("model_fp16.onnx").read_bytes() == Path(path).read_bytes()
+
+
+def test_a_plan_is_repeated_to_the_letter() -> None:
+    path = saved(NORM)
+    run("convert", path, "--level", "O3", "--no-hazards", "--no-validate", "--save-plan", "plan.json", "-o", "a.onnx")
+    result = run("convert", path, "--plan", "plan.json", "-o", "b.onnx")
+    assert result.exit_code == 1
+    assert "is in b.failed.onnx" in result.output
+    assert onnx.load("b.failed.onnx") == onnx.load("a.onnx")
+    assert not Path("b.onnx").exists()
+
+
 def test_a_broken_result_as_json() -> None:
-    result = run("convert", saved(NORM), "--level", "O3", "--no-hazards", "--json")
+    result = run("convert", saved(NORM), "--level", "O3", "--no-hazards", "--json", "--no-cure")
     assert result.exit_code == 1
     assert report_of(result)["validation"]["first_bad"]["value"] == "q"
 
@@ -238,9 +289,13 @@ def test_nothing_is_written_for_inputs_that_do_not_fit(inputs: list[tuple[int, .
 
 def test_converting_in_place_is_validated_against_what_was_there() -> None:
     path = saved(NORM)
-    result = run("convert", path, "-o", path, "--level", "O3", "--no-hazards")
+    before = path.read_bytes()
+    result = run("convert", path, "-o", path, "--level", "O3", "--no-hazards", "--no-cure")
     assert result.exit_code == 1
     assert "Values vanished" in result.output
+    assert path.read_bytes() == before
+    assert run("convert", path, "-o", path, "--level", "O3").exit_code == 0
+    assert path.read_bytes() != before
 
 
 def test_a_result_beyond_its_limits_fails() -> None:
