@@ -193,7 +193,9 @@ def _() -> None:
         result = watched.step(feeds())
     assert result == plain.step(feeds())
     assert all(np.array_equal(array, watched.state()[name]) for name, array in plain.state().items())
-    assert {"train/loss", "train/norm", "w0/next"} <= {record.tensor for record in checker.steps[0].records}
+    assert {"train/loss", "train/norm", watched.plan.successors["w0"]} <= {
+        record.tensor for record in checker.steps[0].records
+    }
 
 
 @row("CHECK_NAN_INF_AND_ABORT: `RuntimeError`")
@@ -310,7 +312,7 @@ def _() -> None:
             training(level=level).step(feeds())
     for name in ("table.xlsx", "table.csv"):
         compared = debugging.compare_accuracy("exact", "low", name)
-        assert {"train/loss", "w0/next"} <= {each.tensor for each in compared}
+        assert {"train/loss", "train/norm", "x", "w0"} <= {each.tensor for each in compared}
         assert Path(name).stat().st_size > 0
 
 

@@ -55,7 +55,7 @@ def test_a_watched_step_runs_once_and_changes_no_bit(level: str, boost: str) -> 
     assert bits(watched.state()) == bits(plain.state())
     assert [check.step for check in checker.steps] == [0, 1]
     seen = {record.tensor: record for record in checker.steps[1].records}
-    assert {"train/loss", "train/norm", "c0", "head.w", "head.w/next"} <= seen.keys()
+    assert {"train/loss", "train/norm", "c0", "head.w", watched.plan.successors["head.w"]} <= seen.keys()
     assert not any(record.is_bad for record in seen.values())
     lowest = {record.dtype for record in seen.values()}
     assert lowest == ({"float32"} if level == "O0" else {"float32", "float16"})
