@@ -10,7 +10,7 @@
     ├── GradientError                      a loss cannot be differentiated: an op has no rule
     ├── OutputError                        the result cannot be written
     ├── RuntimeFailure                     ONNX Runtime could not load or run a model
-    ├── NumericsError                      a checked value holds NaN or Inf
+    ├── NumericsError (RuntimeError)       a checked value holds NaN or Inf
     └── InternalError                      a bug: the result would be wrong
 
 Each message says what is wrong, where, and what to do. Files on disk are intact when one of them is raised.
@@ -65,7 +65,7 @@ class RuntimeFailure(OnnxAmpError):  # noqa: N818 - "error" would say that onnxa
         self.loaded = loaded
 
 
-class NumericsError(OnnxAmpError):
+class NumericsError(OnnxAmpError, RuntimeError):
     """A checked value holds NaN or Inf; raised by checks that are set to abort.
 
     Attributes:

@@ -21,7 +21,7 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._options.options import Options
-from onnxamp._rewrite.prepare import prepare
+from onnxamp._rewrite.prepare import with_casts
 from onnxamp._target.kernels import check_target
 
 _FOLD: Final = (
@@ -72,7 +72,7 @@ def audit_model(
     proto = source.proto
     contents = weight_findings(proto, source.folder)
     try:
-        prepared = prepare(source, Options())
+        prepared = with_casts(source, Options())
     except ModelError as error:
         kind = "opset" if isinstance(error, OpsetError) else "schema"
         findings = [Finding("error", kind, "", "", str(error), ""), *import_faults(proto, None), *contents]

@@ -13,6 +13,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._rewrite.casts import redundant_casts
+from onnxamp._rewrite.pairs import find_pairs
 
 _FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", *(low.tensor for low in LOW_TYPES.values())})
 _CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
@@ -33,7 +34,11 @@ def cast_traffic(graph: Graph, shapes: Sequence[Shape | None]) -> tuple[Casts, l
     redundant = {
         index for index in graph.ask(redundant_casts) if not constants.is_constant(graph.nodes[index].inputs[0])
     }
-    findings = [_redundancy(graph, graph.nodes[index]) for index in sorted(redundant)]
+    pairs = graph.ask(find_pairs)
+    findings = [
+        _redundancy(graph, graph.nodes[index], is_pair=index in pairs.ends | pairs.starts)
+        for index in sorted(redundant)
+    ]
     return Casts(count, moved, len(redundant)), [*findings, *_lossy_pairs(graph, redundant)]
 
 
@@ -54,7 +59,7 @@ def _is_float_cast(graph: Graph, node: Node) -> bool:
     return graph.types[node.inputs[0]] in _FLOATS and graph.types[node.outputs[0]] in _FLOATS
 
 
-def _redundancy(graph: Graph, node: Node) -> Finding:
+def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
     before = graph.producer(node.inputs[0])
     behind = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
     severity, text = "warning", "casts a value to a type that another Cast casts it to as well"
@@ -62,6 +67,8 @@ def _redundancy(graph: Graph, node: Node) -> Finding:
         severity, text = "note", "casts to the type that its input already has: runtimes drop it while they load"
     elif (before is not None and before.key == "Cast") or behind == {"Cast"}:
         text = "is in a chain of Casts of which the first loses nothing: one Cast or none does the same"
+    elif is_pair:
+        text = "is one of a pair around data movement, which could move the narrow type"
     return Finding(severity, "cast", node.label, node.key, text, _CLEAN)
 
 

@@ -45,7 +45,8 @@ def command(model: Path, **options: Any) -> None:
             progress("analysing", number, len(levels))
             asked = options_of(options, level)
             try:
-                analysis = analyse(prepare(opened, asked).graph, asked)
+                prepared = prepare(opened, asked)
+                analysis = analyse(prepared.graph, asked)
             except OpsetError:
                 if level == "O0":
                     raise
@@ -53,7 +54,7 @@ def command(model: Path, **options: Any) -> None:
             if level == "O0":
                 counts = operator_counts(analysis.graph, analysis.graph.types)
             else:
-                plans[level] = (make_plan(analysis), dict(summarize(analysis).nodes))
+                plans[level] = (make_plan(analysis), dict(summarize(prepared, analysis).nodes))
                 hints[level] = fold_hint(analysis)
     show(
         options,

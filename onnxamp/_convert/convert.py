@@ -205,7 +205,7 @@ def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | Non
     kept = frozenset() if target.exists() and target.samefile(source) else stored.files
     converted = convert(model, options, plan, deferred=True)
     analysis = converted.analysis
-    summary = summarize(analysis)
+    summary = summarize(converted.prepared, analysis)
     external = sink.is_external(stored, summary.low_weight_bytes)
     hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis))))
     hints += tuple(analysis.problem.overrides.notes)

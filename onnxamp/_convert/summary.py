@@ -2,13 +2,16 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._dtypes import FLOAT
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import stored_bytes
 from onnxamp._ops.facts import op_facts
+from onnxamp._rewrite.prepare import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class Summary:
         casts_before: Casts of the original.
         casts_added: new Casts.
         casts_removed: Casts of the original that are gone.
+        pairs_removed: redundant pairs among these: Casts to another type and back that did nothing.
         low_weight_bytes: bytes, in float32, of weights that become low precision.
         fallbacks: (node, op type) of nodes without a kernel on the target, which run on CPU.
         unknown: op types without a schema, which stay float32.
@@ -34,14 +38,20 @@ class Summary:
     casts_before: int
     casts_added: int
     casts_removed: int
+    pairs_removed: int
     low_weight_bytes: int
     fallbacks: tuple[tuple[str, str], ...]
     unknown: tuple[str, ...]
     overridable: tuple[str, ...]
 
 
-def summarize(analysis: Analysis) -> Summary:
-    """Count nodes, Casts and weights. Complexity: linear in nodes."""
+def summarize(prepared: Prepared, analysis: Analysis) -> Summary:
+    """Count nodes, Casts and weights. Complexity: linear in nodes.
+
+    Args:
+        prepared: what was analysed, and the Casts that went before.
+        analysis: the analysis.
+    """
     graph, edits = analysis.graph, analysis.edits
     nodes: Counter[str] = Counter()
     before: Counter[str] = Counter()
@@ -53,7 +63,8 @@ def summarize(analysis: Analysis) -> Summary:
         nodes[precision] += 1
         before[_by_types(analysis, node)] += 1
         ops[node.key, precision] += 1
-    casts = sum(node.key == "Cast" for node in graph.nodes)
+    casts = prepared.casts + sum(node.key == "Cast" for node in graph.nodes)
+    removed, pairs = prepared.casts + len(edits.removed), prepared.pairs + _pairs(graph, edits.removed)
     low = sum(
         stored_bytes(tensor)
         for scope in graph.scopes
@@ -64,8 +75,18 @@ def summarize(analysis: Analysis) -> Summary:
     fallbacks = tuple((graph.nodes[n].label, graph.nodes[n].key) for n in analysis.pins.fallbacks)
     overridable = tuple(v.name for v in graph.overridable() if analysis.graph.types[v.index] == FLOAT)
     return Summary(
-        nodes, before, ops, casts, len(edits.casts), len(edits.removed), low, fallbacks, tuple(unknown), overridable
+        nodes, before, ops, casts, len(edits.casts), removed, pairs, low, fallbacks, tuple(unknown), overridable
     )
+
+
+def _pairs(graph: Graph, removed: AbstractSet[int]) -> int:
+    """How many of these Casts stand behind one another in pairs."""
+    free = set(removed)
+    for index in sorted(removed):
+        maker = graph.producer(graph.nodes[index].inputs[0])
+        if maker is not None and maker.index in free and index in free:
+            free -= {maker.index, index}
+    return (len(removed) - len(free)) // 2
 
 
 def _precision(analysis: Analysis, index: int) -> str:

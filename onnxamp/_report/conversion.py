@@ -132,6 +132,8 @@ def _figures(made: Conversion) -> tuple[parts.Figure, ...]:
     summary, dtype = made.summary, made.plan.dtype
     after = summary.casts_before + summary.casts_added - summary.casts_removed
     casts = f"{summary.casts_before:,} before, +{summary.casts_added:,} −{summary.casts_removed:,}"
+    if summary.pairs_removed:
+        casts += f"; {count(summary.pairs_removed, 'redundant Cast pair')} removed"
     weights = f"{percent(made.bytes_after, made.bytes_before)} of {size(made.bytes_before)}"
     return (
         *node_figure(dtype, _by_precision(summary.nodes, dtype)),

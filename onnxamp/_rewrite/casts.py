@@ -1,6 +1,7 @@
 """Removal of redundant Casts from a model.
 
-Three rules apply within each scope until none matches:
+Pairs around data movement go first (:mod:`onnxamp._rewrite.pairs`). Then three rules apply within each scope until none
+matches:
 
 * identity: ``Cast(x: a -> a)`` is x;
 * duplicate: two Casts of one value to the same type are one;
@@ -16,13 +17,16 @@ from onnx import GraphProto, ModelProto
 from onnxamp._dtypes import FLOAT, LOW_TYPES, is_lossless
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import Types, infer_types
+from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, View, scope_graphs, shadowing
 from onnxamp._ops.facts import attribute
+from onnxamp._rewrite.pairs import drop_nodes, find_pairs, remove_pairs
 
 
 def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:
     """Copy a model without its redundant Casts, and change nothing else.
+
+    Data movement between a Cast to a wider float type and a Cast back moves the narrow type then.
 
     Args:
         model: any ModelProto; it is not changed.
@@ -46,10 +50,10 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
     """
     if not isinstance(model, ModelProto):
         raise ArgumentTypeError(f"model must be an onnx.ModelProto, not {type(model).__name__}.")
+    view = remove_pairs(Graph.of(model)).graph
     result = ModelProto()
-    result.CopyFrom(model)
-    view = Graph.of(model)
-    removal = _find_removal(view, infer_types(view), lossy=lossy)
+    result.CopyFrom(view.model)
+    removal = _find_removal(view, view.types, lossy=lossy)
     for scope, graph in reversed(list(zip(view.scopes, scope_graphs(view, result), strict=True))):
         removal.apply(scope.index, graph)
     return result
@@ -57,7 +61,8 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
 
 def redundant_casts(graph: Graph) -> frozenset[int]:
     """The Casts that :func:`remove_redundant_casts` removes, by node index."""
-    return frozenset(_find_removal(graph, graph.types, lossy=False).removed)
+    pairs = graph.ask(find_pairs)
+    return frozenset(_find_removal(graph, graph.types, lossy=False).removed | pairs.ends | pairs.starts)
 
 
 def _find_removal(view: View, types: Types, *, lossy: bool) -> "_Removal":
@@ -157,11 +162,4 @@ class _Removal:
             for port, value in enumerate(node.inputs):
                 if value != ABSENT:
                     proto.input[port] = self.view.values[self.reads(node, value)].name
-        if any(node in self.removed for node in scope.nodes):
-            gone = {self.view.values[self.view.nodes[n].outputs[0]].name for n in scope.nodes if n in self.removed}
-            rebuilt = GraphProto()
-            rebuilt.node.extend(p for n, p in zip(scope.nodes, protos, strict=True) if n not in self.removed)
-            rebuilt.value_info.extend(entry for entry in graph.value_info if entry.name not in gone)
-            del graph.node[:], graph.value_info[:]
-            graph.node.extend(rebuilt.node)
-            graph.value_info.extend(rebuilt.value_info)
+        drop_nodes(graph, {n - scope.nodes.start for n in scope.nodes if n in self.removed})

@@ -27,10 +27,10 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
         if variable != NONE:
             maker.value(graph.values[value])
     maker.lowered_values()
+    maker.idle_casts()
     for node in graph.nodes:
         maker.node(node)
     maker.returns()
-    maker.idle_casts()
     maker.dead_casts()
     maker.halve_sentinels(problem.sentinels)
     return maker.edits
@@ -312,8 +312,6 @@ class _Maker:
                 continue
             self.edits.removed.add(node.index)
             names.low = low
-            for reader, port in self.graph.uses[result]:
-                self.edits.inputs[reader, port] = low
 
     # -- readers -----------------------------------------------------------------------------------------------
 

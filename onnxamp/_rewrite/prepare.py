@@ -1,11 +1,16 @@
-"""Preparation of a model for analysis: functions are inlined, and opset, defaults and patterns changed on request."""
+"""Preparation of a model for analysis.
+
+Functions are inlined, and redundant pairs of Casts removed; opset, defaults and patterns change on request.
+"""
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Final
 
 from onnx import ModelProto, TensorProto
 
+from onnxamp._decide.overrides import find_overrides
 from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ModelError
 from onnxamp._graph.graph import Graph, graph_of
@@ -15,6 +20,7 @@ from onnxamp._model.model import Model
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.fold import fold_graph
 from onnxamp._rewrite.opset import upgrade
+from onnxamp._rewrite.pairs import remove_pairs
 
 _FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT}
 
@@ -26,12 +32,17 @@ class Prepared:
     Attributes:
         graph: the graph of the prepared model.
         notes: one sentence per change.
-        requested: whether the user asked for a change (an upgrade, folding), which holds even if nothing is lowered.
+        requested: whether there is a change that holds even if nothing is lowered: an upgrade or a folding that the
+            user asked for, or Casts that went.
+        pairs: number of redundant pairs of Casts that went.
+        casts: number of their Casts.
     """
 
     graph: Graph
     notes: tuple[str, ...]
     requested: bool
+    pairs: int = 0
+    casts: int = 0
 
 
 def prepare(model: Model, options: Options) -> Prepared:
@@ -41,6 +52,21 @@ def prepare(model: Model, options: Options) -> Prepared:
         OpsetError: the model cannot be upgraded to the requested opset.
         ModelError: the model is invalid.
     """
+    ready = with_casts(model, options)
+    if options.level == Level.O0 or "Cast" in options.black:
+        return ready
+    freed = remove_pairs(ready.graph, options.target, partial(_kept, options=options))
+    return Prepared(freed.graph, ready.notes, ready.requested or freed.pairs > 0, freed.pairs, freed.casts)
+
+
+def _kept(graph: Graph, options: Options) -> set[int]:
+    """Nodes that the user wants in float32, or decides for one by one."""
+    listed = (node.index for node in graph.nodes if node.key in options.black)
+    return {*find_overrides(graph, options).of_node, *listed}
+
+
+def with_casts(model: Model, options: Options) -> Prepared:
+    """:func:`prepare` without the removal of Casts."""
     notes: list[str] = []
     proto = model.proto
     if proto.functions and not options.keep_functions and options.level != Level.O0:

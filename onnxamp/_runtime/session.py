@@ -132,6 +132,7 @@ def make_session(
     profile_to: str | PathLike[str] | None = None,
     record: bool = False,
     cuda_options: Mapping[str, str] | None = None,
+    optimized_to: str | PathLike[str] | None = None,
 ) -> "ort.InferenceSession":
     """A session for a model. ONNX Runtime logs nothing; failures are raised.
 
@@ -160,6 +161,8 @@ def make_session(
     if not optimize and isinstance(model, ModelProto) and len(model.graph.node) > _MOST_PLANNED:
         options.enable_mem_pattern = False
     options.use_deterministic_compute = provider == "cuda" and cuda_options is None
+    if optimized_to is not None:
+        options.optimized_model_filepath = fspath(optimized_to)
     if not spin:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if record:

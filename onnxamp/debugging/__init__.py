@@ -5,9 +5,9 @@ name                                   purpose
 =====================================  =======================================================================
 check_numerics                         statistics of a tensor; an error if it holds NaN or Inf
 check_layer_numerics                   the same for the inputs and outputs of some nodes of a model
-enable_tensor_checker,                 check every run of an InferenceSession, op by op: abort at the first
-disable_tensor_checker,                NaN or Inf, list all of them, list what float16 cannot represent, or
-tensor_checker                         dump statistics of all values (TensorCheckerConfig, DebugMode)
+enable_tensor_checker,                 check every run of an InferenceSession and every step of training, op by op:
+disable_tensor_checker,                abort at the first NaN or Inf, list all of them, list what float16 cannot
+tensor_checker                         represent, or dump statistics of all values (TensorCheckerConfig, DebugMode)
 collect_operator_stats,                count the nodes per op type and precision
 enable_operator_stats_collection,
 disable_operator_stats_collection
@@ -15,9 +15,9 @@ compare_accuracy                       compare two dumps in a table (.xlsx or .c
 compare_models                         compare two models in a table
 =====================================  =======================================================================
 
-ONNX Runtime does not show values inside a model, so only runs of :class:`InferenceSession` are checked. Nothing is
-printed: where Paddle prints, these functions return, raise, warn (:class:`NumericsWarning`) or write a file. What is
-switched on applies to the current thread or asyncio task only.
+ONNX Runtime does not show values inside a model, so only runs of :class:`InferenceSession` and steps of
+:class:`onnxamp.train.TrainNetwork` are checked. Nothing is printed: where Paddle prints, these functions return, raise,
+warn (:class:`NumericsWarning`) or write a file. What is switched on applies to the current thread or asyncio task only.
 """
 
 from onnxamp._public import export

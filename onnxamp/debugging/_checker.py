@@ -18,10 +18,10 @@ from onnxamp.debugging._records import ValueRecord
 
 @dataclass(frozen=True, slots=True)
 class StepCheck:
-    """One checked run.
+    """One checked run of a session, or step of training.
 
     Attributes:
-        step: number of the run, from 0.
+        step: number of the run or step, from 0.
         records: what the mode records, in the order of execution.
         file: the CSV file with the records; None without ``output_dir``.
 
@@ -42,8 +42,8 @@ class TensorChecker:
 
     Attributes:
         config: what it looks for.
-        steps: one :class:`StepCheck` per checked run, in order, including aborted ones. They stay in memory even if
-            they are on disk: limit long runs with ``debug_step``.
+        steps: one :class:`StepCheck` per checked run or step, in order, including aborted ones. They stay in memory
+            even if they are on disk: limit long runs with ``debug_step``.
 
     Example:
         >>> from onnxamp.debugging import TensorChecker, TensorCheckerConfig
@@ -59,7 +59,12 @@ _ACTIVE: Final[ContextVar[TensorChecker | None]] = ContextVar("onnxamp tensor ch
 
 
 def enable_tensor_checker(checker_config: TensorCheckerConfig) -> TensorChecker:
-    """Check every run of an :class:`InferenceSession` from now on, until the checker is disabled.
+    """Check every run of an :class:`InferenceSession` and every training step until the checker is disabled.
+
+    A checked step of :class:`onnxamp.train.TrainNetwork` runs once, with the same results to the last bit, and holds
+    all values at the same time. What ONNX Runtime fuses is seen where the fused op ends. If the check aborts, the step
+    has not been made. Overflows of scaled gradients in steps that the loss scale skips are expected, and not reported
+    unless the config asks for ``scaled_overflows``.
 
     The counterpart of ``paddle.amp.debugging.enable_tensor_checker``, for the current thread or asyncio task only. It
     replaces the active checker; a config that is not enabled switches checking off. Notebooks may run each cell in its
@@ -128,9 +133,11 @@ def tensor_checker(checker_config: TensorCheckerConfig) -> Iterator[TensorChecke
         yield checker
 
 
-def active_checker() -> TensorChecker | None:
-    """The active checker."""
-    return _ACTIVE.get()
+def next_check() -> tuple[TensorChecker, int] | None:
+    """Count a run; returns the active checker and the number of the run if it is to be checked."""
+    checker = _ACTIVE.get()
+    step = None if checker is None else checker.config.next_step()
+    return None if checker is None or step is None else (checker, step)
 
 
 def _make_checker(config: TensorCheckerConfig) -> TensorChecker:

@@ -10,6 +10,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.flow import Flow, dtype_of
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
@@ -91,7 +92,7 @@ def check_layer_numerics(
         raise ArgumentTypeError(f"layer must be the name of a node, or several names, not {layer!r}.")
     opened = Model.of(model)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
-    watcher = Watcher(opened.proto, opened.folder, choose_provider(provider))
+    watcher = Watcher(Executable(opened, choose_provider(provider), emulated=True, whole=False))
     inputs: list[ValueRecord] = []
     values: list[ValueRecord] = []
     for step, sample in enumerate(samples):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from onnx import defs
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._numerics.check import OpFilter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,10 +54,14 @@ class TensorCheckerConfig:
         checked_op_list: op types to check, as ONNX names them ("Softmax", or "com.microsoft::Gelu" in other domains);
             None for all.
         skipped_op_list: op types not to check.
-        debug_step: (start, end): check only the runs start to end - 1. Runs are counted from 0, per config, over all
-            sessions and however often it is enabled. (Paddle counts calls of ``enable_tensor_checker``.)
+        debug_step: (start, end): check only the runs start to end - 1. Runs and training steps are counted from 0, per
+            config, over all sessions and networks, and however often it is enabled. (Paddle counts calls of
+            ``enable_tensor_checker``.)
         stack_height_limit: how many levels of preceding ops the error of an aborted run names; a model has no call
             stack to show.
+        scaled_overflows: in training, also report overflows of scaled gradients in steps that the loss scale skips
+            (Paddle does). By default they are expected while the scale is greater than 1. What the forward pass
+            computes, and NaN that come from finite gradients, are always reported.
 
     Raises:
         ArgumentError, ArgumentTypeError: an argument is wrong; the message names it.
@@ -73,6 +78,7 @@ class TensorCheckerConfig:
     skipped_op_list: Sequence[str] | None = None
     debug_step: Sequence[int] | None = None
     stack_height_limit: int = 1
+    scaled_overflows: bool = field(default=False, kw_only=True)
     _runs: "Iterator[int]" = field(default_factory=count, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +97,16 @@ class TensorCheckerConfig:
     def folder(self) -> Path | None:
         """``output_dir`` as a path."""
         return None if self.output_dir is None else Path(self.output_dir)
+
+    @property
+    def ops(self) -> OpFilter:
+        """The op types to check."""
+        return OpFilter(frozenset(self.checked_op_list or ()), frozenset(self.skipped_op_list or ()))
+
+    @property
+    def aborts(self) -> bool:
+        """Whether the first NaN or Inf ends the run."""
+        return self.debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT
 
     def next_step(self) -> int | None:
         """Count a run; returns its number if it is to be checked."""

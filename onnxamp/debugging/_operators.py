@@ -29,7 +29,7 @@ class OperatorStats:
 
     Attributes:
         calls: by (op type, "float16", "bfloat16", "float32" or "other").
-        runs: number of runs counted; 1 for a model that was counted without running it.
+        runs: number of runs and training steps counted; 1 for a model that was counted without running it.
 
     Example:
         >>> import onnxamp
@@ -73,7 +73,7 @@ _ACTIVE: Final[ContextVar[OperatorStats | None]] = ContextVar("onnxamp operator 
 
 
 def enable_operator_stats_collection() -> OperatorStats:
-    """Count the nodes of every model that an :class:`InferenceSession` runs from now on.
+    """Count the nodes of every model that an :class:`InferenceSession` runs, and of every training step, from now on.
 
     The counterpart of ``paddle.amp.debugging.enable_operator_stats_collection``, for the current thread or asyncio task
     only. Counts start from zero.
@@ -132,7 +132,7 @@ def collect_operator_stats(model: ModelSource | None = None) -> AbstractContextM
 
     Args:
         model: a ModelProto, a path or an onnx-graphsurgeon Graph, whose weights are not needed; None for a context
-            manager that counts the runs of :class:`InferenceSession`.
+            manager that counts the runs of :class:`InferenceSession` and training steps.
 
     Raises:
         ArgumentTypeError: the model is of another type.

@@ -30,11 +30,14 @@ class ValueRecord:
         inherited: whether the value only passes on an earlier fault.
 
     Example:
-        >>> import numpy as np
-        >>> from onnxamp.debugging import ValueRecord, check_numerics
-        >>> stats = check_numerics(np.ones(3, np.float32), "Exp", "y")
-        >>> ValueRecord(0, 0, "Exp", "exp", "y", "float32", stats, None, inherited=False).is_bad
-        False
+        >>> from onnxamp import debugging, random_samples
+        >>> session = debugging.InferenceSession("models/encoder.onnx")
+        >>> config = debugging.TensorCheckerConfig(True, debugging.DebugMode.CHECK_ALL)
+        >>> with debugging.tensor_checker(config) as checker:
+        ...     outputs = session.run(None, random_samples("models/encoder.onnx")[0])
+        >>> record = checker.steps[0].records[-1]
+        >>> record.tensor, record.op, record.dtype, record.is_bad
+        ('pooled', 'Tanh', 'float32', False)
     """
 
     step: int

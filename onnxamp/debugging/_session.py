@@ -1,29 +1,25 @@
 """A session of ONNX Runtime whose runs can be checked."""
 
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from os import fspath
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
 from onnxamp._amp import active_cast
 from onnxamp._api import convert_as
-from onnxamp._errors import ArgumentError, NumericsError
+from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.storage import data_files, parse_model
-from onnxamp._numerics.check import OpFilter
 from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.session import cuda_available, make_session, run
 from onnxamp._runtime.values import from_value
-from onnxamp.debugging._checker import StepCheck, TensorChecker, active_checker
-from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
+from onnxamp.debugging._checker import TensorChecker, next_check
+from onnxamp.debugging._findings import conclude
 from onnxamp.debugging._operators import OperatorStats, active_stats, count_operators
-from onnxamp.debugging._records import ValueRecord, counted, dump_path, write_dump
-from onnxamp.debugging._tensors import NumericsWarning
-from onnxamp.debugging._watch import RunRecords, Watcher
+from onnxamp.debugging._watch import Watcher
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -107,9 +103,9 @@ class InferenceSession:
             RuntimeFailure: the model does not run.
             OutputError: records cannot be written.
         """
-        checker = active_checker()
-        if checker is not None and (step := checker.config.next_step()) is not None:
-            self._check(checker, step, input_feed)
+        check = next_check()
+        if check is not None:
+            self._check(*check, input_feed)
         stats = active_stats()
         if stats is not None:
             stats.add(self._operators())
@@ -133,55 +129,21 @@ class InferenceSession:
 
     def _check(self, checker: TensorChecker, step: int, feeds: Mapping[str, Any]) -> None:
         config = checker.config
-        ops = OpFilter(frozenset(config.checked_op_list or ()), frozenset(config.skipped_op_list or ()))
-        aborts = config.debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT
         with self._lock:  # threads that share this object share the sessions of its watcher
-            watched = self._watcher_of_source().watch(step, _arrays(feeds), ops, stop=aborts)
-        records = _recorded(watched, ops, config.debug_mode)
-        file = None
-        if config.folder is not None:
-            file = dump_path(config.folder, step)
-            write_dump(file, records)
-        checker.steps.append(StepCheck(step, records, file))
-        bad = watched.first_bad(ops)
-        if bad is not None and aborts:
-            story = watched.story(bad, config.stack_height_limit)
-            text = f"Run {step}: there is NaN or Inf in {bad}. {story}".rstrip()
-            raise NumericsError(text, bad.tensor, bad.node, bad.op)
-        _warn(config, step, records, file)
+            watched = self._watcher_of_source().watch(step, _arrays(feeds), config.ops, stop=config.aborts)
+        conclude(checker, watched)
 
     def _watcher_of_source(self) -> Watcher:
         if self._watcher is None:
-            opened = Model.of(self._source)
             on_cuda = self.get_providers()[0] == "CUDAExecutionProvider"
-            self._watcher = Watcher(opened.proto, opened.folder, "cuda" if on_cuda else "cpu")
+            executable = Executable(Model.of(self._source), "cuda" if on_cuda else "cpu", emulated=True, whole=False)
+            self._watcher = Watcher(executable)
         return self._watcher
 
     def _operators(self) -> OperatorStats:
         if self._counted is None:
             self._counted = count_operators(self._source)
         return self._counted
-
-
-def _recorded(run: RunRecords, ops: OpFilter, mode: DebugMode) -> tuple[ValueRecord, ...]:
-    """What a mode records of a run."""
-    if mode is DebugMode.CHECK_NAN_INF_AND_ABORT:
-        bad = run.first_bad(ops)
-        return () if bad is None else (bad,)
-    return tuple(row for row in run.records.values() if ops.takes(row.op) and row.concerns(mode))
-
-
-def _warn(config: TensorCheckerConfig, step: int, records: Sequence[ValueRecord], file: Path | None) -> None:
-    """Warn of what was found in a run that continues."""
-    where = "" if file is None else f" All are in {str(file)!r}."
-    bad = [row for row in records if row.is_bad]
-    if bad:
-        text = f"Run {step}: there is NaN or Inf in {counted(bad)}; the first is {bad[0]}.{where}"
-        warnings.warn(text, NumericsWarning, stacklevel=4)
-    wide = [row for row in records if row.fp16] if config.debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW else []
-    if wide:
-        text = f"Run {step}: {counted(wide)} beyond float16; the first ({wide[0].fp16}) is {wide[0]}.{where}"
-        warnings.warn(text, NumericsWarning, stacklevel=4)
 
 
 def _parsed(model: ModelSource | bytes) -> ModelProto | str:

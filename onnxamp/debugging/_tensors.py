@@ -1,7 +1,6 @@
 """Statistics of a tensor, and warnings about it."""
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, nan, sqrt
 from typing import Any, Final
@@ -40,9 +39,6 @@ class NumericsWarning(UserWarning):
 class TensorStats:
     """Statistics of the elements of a tensor.
 
-    ``counts, values = check_numerics(...)`` unpacks them as Paddle's two tensors: int64[3] with the numbers of NaN,
-    infinities and zeros, and float64[3] with maximum, minimum and mean.
-
     Attributes:
         numel, num_nan, num_inf, num_zero: numbers of elements.
         max, min: ignore NaN; they are NaN if there are no other elements.
@@ -52,10 +48,14 @@ class TensorStats:
         fp16_loss: relative L2 error, from 0 to 1, if the latter become zero.
 
     Example:
-        >>> import numpy as np
-        >>> from onnxamp.debugging import check_numerics
-        >>> print(check_numerics(np.array([1.0, 0.0, 7e4]), "Mul", "y"))
-        numel=3, num_nan=0, num_inf=0, num_zero=1, max=7.000000e+04, min=0.000000e+00, mean=2.333367e+04
+        >>> from onnxamp import debugging, random_samples
+        >>> session = debugging.InferenceSession("models/encoder.onnx")
+        >>> config = debugging.TensorCheckerConfig(True, debugging.DebugMode.CHECK_ALL)
+        >>> with debugging.tensor_checker(config) as checker:
+        ...     outputs = session.run(None, random_samples("models/encoder.onnx")[0])
+        >>> stats = checker.steps[0].records[-1].stats
+        >>> stats.finite, stats.numel, stats.max <= 1
+        (True, 64, True)
     """
 
     numel: int
@@ -68,10 +68,6 @@ class TensorStats:
     fp16_over: int
     fp16_under: int
     fp16_loss: float
-
-    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
-        yield np.array([self.num_nan, self.num_inf, self.num_zero], np.int64)
-        yield np.array([self.max, self.min, self.mean], np.float64)
 
     @property
     def finite(self) -> bool:
@@ -124,7 +120,7 @@ def check_numerics(
     op_type: str,
     var_name: str,
     debug_mode: DebugMode = DebugMode.CHECK_NAN_INF_AND_ABORT,
-) -> TensorStats:
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Count NaN, infinities and zeros of a tensor, and find its maximum, minimum and mean.
 
     The counterpart of ``paddle.amp.debugging.check_numerics``. Paddle prints what it finds; here the mode decides:
@@ -133,7 +129,7 @@ def check_numerics(
     CHECK_NAN_INF_AND_ABORT  raises on NaN or Inf
     CHECK_NAN_INF            warns (:class:`NumericsWarning`) on NaN or Inf
     CHECK_ALL_FOR_OVERFLOW   warns on NaN, Inf, and float32 or float64 values beyond the range of float16
-    CHECK_ALL                only returns the statistics, as all modes do
+    CHECK_ALL                only returns the numbers, as all modes do
     =======================  =====================================================================================
 
     Args:
@@ -142,16 +138,20 @@ def check_numerics(
         op_type, var_name: the op that produced it and its name, for messages.
         debug_mode: what happens if something is found.
 
+    Returns:
+        ``(stats, values)``: int64[3] with the numbers of NaN, infinities and zeros, and float32[3] with maximum,
+        minimum and mean. Maximum and minimum ignore NaN, and are NaN if there are no other elements.
+
     Raises:
-        NumericsError: the tensor holds NaN or Inf, and the mode aborts.
+        NumericsError: the tensor holds NaN or Inf, and the mode aborts. It is a RuntimeError, as Paddle raises.
         ArgumentError: ``debug_mode`` is not a DebugMode.
         ArgumentTypeError: the tensor does not hold real numbers.
 
     Example:
         >>> import numpy as np
         >>> from onnxamp.debugging import check_numerics
-        >>> counts, values = check_numerics(np.array([[1, 0], [-2, 4]], np.float32), "Add", "sum")
-        >>> counts.tolist(), values.tolist()
+        >>> stats, values = check_numerics(np.array([[1, 0], [-2, 4]], np.float32), "Add", "sum")
+        >>> stats.tolist(), values.tolist()
         ([0, 0, 1], [4.0, -2.0, 0.75])
     """
     if not isinstance(debug_mode, DebugMode):
@@ -167,7 +167,9 @@ def check_numerics(
             warnings.warn(text, NumericsWarning, stacklevel=2)
     elif debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW and stats.fp16 and array.dtype.itemsize >= 4:
         warnings.warn(f"In float16 there would be {stats.fp16} in {where}.", NumericsWarning, stacklevel=2)
-    return stats
+    with np.errstate(over="ignore"):  # float64 beyond float32 is infinite there
+        values = np.array([stats.max, stats.min, stats.mean]).astype(np.float32)
+    return np.array([stats.num_nan, stats.num_inf, stats.num_zero], np.int64), values
 
 
 def _as_array(tensor: Any) -> npt.NDArray[Any]:

@@ -1,21 +1,18 @@
 """Running a model op by op while recording all its floats."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from onnx import ModelProto
 
 from onnxamp._numerics.check import OpFilter
+from onnxamp._numerics.results import ValueCheck
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
+from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.flow import Flow, dtype_of
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.observe import Observed, observe
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.session import Provider
-from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.values import Feed, from_value
 from onnxamp.debugging._records import ValueRecord
 from onnxamp.debugging._tensors import TensorStats, tensor_stats
@@ -31,9 +28,10 @@ _NAMED: Final = 6
 class RunRecords:
     """The records of one run by value, in the order of execution, with the inputs of the model first.
 
-    ``nodes`` has the node of the flow that produces each value other than inputs.
+    ``step`` is the number of the run; ``nodes`` has the node of the flow that produces each value other than inputs.
     """
 
+    step: int
     flow: Flow
     records: Mapping[str, ValueRecord]
     nodes: Mapping[str, int]
@@ -73,21 +71,17 @@ class RunRecords:
 
 @dataclass(slots=True)
 class Watcher:
-    """Watches runs of a model, which is prepared at the first run and whenever a run takes other branches."""
+    """Watches runs of a model, op by op."""
 
-    model: ModelProto
-    folder: Path | None
-    provider: Provider
-    budget: int = BUDGET
-    """Bytes of values and weights to hold at a time, in addition to the model itself."""
-    _observed: Observed | None = None
+    executable: Executable
+    """Emulated, as in :func:`onnxamp._numerics.check.check_run`."""
     _runner: Runner | None = None
     _rows: list[Watched] = field(default_factory=list)
 
     def watch(
         self, step: int, sample: Mapping[str, Feed], ops: OpFilter | None = None, *, stop: bool = False
     ) -> RunRecords:
-        """Run the model on a sample. Low precision is emulated, as in :func:`onnxamp._numerics.check.check_run`.
+        """Run the model on a sample.
 
         Args:
             step: number of the run, for its records.
@@ -100,13 +94,11 @@ class Watcher:
             RuntimeFailure: the model does not run.
             ModelError, OpsetError, ExternalDataError: the model cannot be prepared.
         """
-        feeds = check_inputs(self.model, sample)
-        now = observe(
-            self.model, self.folder, feeds, emulated=True, provider=self.provider, before=self._observed
-        )  # fmt: skip
-        if now is not self._observed or self._runner is None:
-            self._observed, self._runner, self._rows = now, Runner(now.flow, self.provider), watched_values(now.flow)
-        run = _Run(step, WatchedRun(self._runner, self._rows, self.budget))
+        feeds = check_inputs(self.executable.model.proto, sample)
+        runner = self.executable.prepare(feeds)
+        if runner is not self._runner:
+            self._runner, self._rows = runner, watched_values(runner.flow)
+        run = _Run(step, WatchedRun(runner, self._rows, self.executable.budget))
         ops = ops or OpFilter()
         watched: RunRecords | None = None
         for is_odd in run.parts(feeds):
@@ -140,17 +132,28 @@ class _Run:
 
     def watched(self) -> RunRecords:
         """The records so far."""
-        flow, checks = self.measured.runner.flow, self.measured.checks()
-        makers = sorted({flow.maker[name] for name in flow.own if name in flow.maker})
-        ranks = {node: rank for rank, node in enumerate(makers)}  # without the nodes that emulation adds
-        records = {
-            name: ValueRecord.given(self.step, name, dtype_of(flow, name), self.stats[name])
-            for name in self.measured.inputs
-        }
-        for row in checks:
-            position, dtype = ranks[flow.maker[row.value]], dtype_of(flow, row.value)
-            records[row.value] = ValueRecord(
-                self.step, position, row.op, row.node, row.value, dtype, self.stats[row.value], row.fault,
-                row.inherited,
-            )  # fmt: skip
-        return RunRecords(flow, records, {row.value: row.position for row in checks})
+        measured = self.measured
+        return records_of(self.step, measured.runner.flow, measured.inputs, measured.checks(), self.stats)
+
+
+def records_of(
+    step: int, flow: Flow, inputs: Iterable[str], checks: Sequence[ValueCheck], stats: Mapping[str, TensorStats]
+) -> RunRecords:
+    """The records of a run.
+
+    Args:
+        step: its number.
+        flow: what ran.
+        inputs: names of the float inputs.
+        checks: the values that were watched, in the order of execution.
+        stats: statistics of the elements of all these.
+    """
+    makers = sorted({flow.maker[name] for name in flow.own if name in flow.maker})
+    ranks = {node: rank for rank, node in enumerate(makers)}  # without the nodes that emulation adds
+    records = {name: ValueRecord.given(step, name, dtype_of(flow, name), stats[name]) for name in inputs}
+    for row in checks:
+        position, dtype = ranks[flow.maker[row.value]], dtype_of(flow, row.value)
+        records[row.value] = ValueRecord(
+            step, position, row.op, row.node, row.value, dtype, stats[row.value], row.fault, row.inherited
+        )
+    return RunRecords(step, flow, records, {row.value: row.position for row in checks})

@@ -1,6 +1,6 @@
 """A model in training: its state, steps, checkpoints, and the trained model."""
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -17,6 +17,8 @@ from onnxamp._options.options import Options
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, run, run_values
 from onnxamp._runtime.values import from_value, to_value
+from onnxamp.debugging._checker import TensorChecker
+from onnxamp.debugging._steps import StepWatch
 from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
 from onnxamp.train._optimizers import Optimizer
@@ -87,8 +89,11 @@ class TrainNetwork:
     save_dtype: str | None = None
     steps: int = 0
     _state: dict[str, Any] = field(default_factory=dict)
+    _watch: StepWatch = field(init=False)
 
     def __post_init__(self) -> None:
+        provider: Provider = "cuda" if self.runs_on == "CUDA" else "cpu"
+        self._watch = StepWatch(self.model, provider, self.runs_on.endswith("emulated"), self.plan.scaled)
         self._state = self._held(self.plan.state)
 
     def step(self, feeds: Mapping[str, Any]) -> StepResult:
@@ -102,6 +107,7 @@ class TrainNetwork:
             ArgumentError: an input is missing, unknown or of the wrong kind of type, or the shape of a dropout mask
                 cannot be derived.
             RuntimeFailure: ONNX Runtime cannot run the step on these inputs; the state does not change.
+            NumericsError: an active tensor checker (:mod:`onnxamp.debugging`) aborts; the state does not change.
         """
         arrays = self._inputs(feeds)
         scale = float(self._array(SCALE)) if SCALE in self._state else 1.0
@@ -122,10 +128,13 @@ class TrainNetwork:
 
     def _run(self, arrays: Feeds) -> tuple[Feeds, dict[str, Any]]:
         """The results of a step, and the next state."""
+        wanted = [*RESULTS, *self.plan.successors.values()]
+        check = self._watch.begin()
+        if check is not None:
+            return self._watched(check, arrays, wanted)
         if self.recorded is not None:
             values, state = self.recorded.step(arrays)
             return {name: from_value(value) for name, value in values.items()}, dict(state)
-        wanted = [*RESULTS, *self.plan.successors.values()]
         if self.keeps_on_device:
             outputs = run_values(self.session, {**_values(arrays), **self._state}, wanted)
             results = {name: from_value(outputs[name]) for name in RESULTS}
@@ -133,6 +142,19 @@ class TrainNetwork:
             outputs = run(self.session, {**arrays, **self._state}, wanted)
             results = {name: outputs[name] for name in RESULTS}
         return results, {name: outputs[output] for name, output in self.plan.successors.items()}
+
+    def _watched(
+        self, check: tuple[TensorChecker, int], arrays: Feeds, wanted: Sequence[str]
+    ) -> tuple[Feeds, dict[str, Any]]:
+        """:meth:`_run` under a tensor checker."""
+        state = self._state if self.keeps_on_device else _values(self._state)
+        scale = float(self._array(SCALE)) if SCALE in self._state else 1.0
+        expected = self.plan.skips and scale > 1
+        outputs = self._watch.run(
+            check, {**_values(arrays), **state}, wanted, lambda made: expected and bool(from_value(made[OVERFLOW]))
+        )
+        following = {name: from_value(outputs[output]) for name, output in self.plan.successors.items()}
+        return {name: from_value(outputs[name]) for name in RESULTS}, self._held(following)
 
     def fit(
         self,

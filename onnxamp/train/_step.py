@@ -37,6 +37,7 @@ Array = NDArray[np.generic]
 
 LOSS, OVERFLOW, NORM, RATE, APPLY = "train/loss", "train/overflow", "train/norm", "train/rate", "train/apply"
 SCALE, _GOOD, _BAD, UPDATES = "train/scale", "train/good", "train/bad", "train/updates"
+_SUM = "train/sum/"
 OWN = "train/.*"
 """Names of nodes that belong neither to the model nor to its gradients: they stay float32."""
 _CLIP_EPSILON = 1e-6
@@ -49,7 +50,7 @@ class Step:
 
     ``state``: initial arrays, by input; ``successors``: the output that replaces each; ``weights``: the trained ones
     among them; ``gradients``: the value that holds the gradient of each, scaled as the loss is; ``data``: the inputs
-    that the caller feeds.
+    that the caller feeds; ``skips``: whether updates whose gradients hold NaN or Inf are skipped.
     """
 
     model: ModelProto
@@ -59,6 +60,12 @@ class Step:
     gradients: Mapping[str, str]
     data: tuple[str, ...]
     masks: tuple[Mask, ...]
+    skips: bool
+
+    @property
+    def scaled(self) -> frozenset[str]:
+        """The state that holds the loss scale, or sums of gradients that were scaled."""
+        return frozenset(name for name in self.state if name == SCALE or name.startswith(_SUM))
 
 
 def build_step(forward: Forward, optimizer: Optimizer, loss: Loss | None, scaling: Scaling | None) -> Step:
@@ -119,7 +126,8 @@ def _with_update(
     model.graph.input.append(helper.make_tensor_value_info(RATE, TensorProto.FLOAT, []))
     if optimizer.accumulate > 1:
         model.graph.input.append(helper.make_tensor_value_info(APPLY, TensorProto.BOOL, []))
-    return Step(model, update.state, successors, tuple(gradients), gradients, tuple(data), forward.masks)
+    skips = scaling is not None and scaling.skips
+    return Step(model, update.state, successors, tuple(gradients), gradients, tuple(data), forward.masks, skips)
 
 
 def _writer(model: ModelProto) -> Writer:
@@ -203,7 +211,7 @@ class _Update:
         """The mean of the gradients since the last update."""
         sums = {}
         for name, gradient in gradients.items():
-            held = self.keep(f"train/sum/{name}", np.zeros_like(self.state[name]))
+            held = self.keep(f"{_SUM}{name}", np.zeros_like(self.state[name]))
             sums[name] = held + gradient * (1 / self.optimizer.accumulate)
             successors[held.name] = apply.where(0, sums[name])
         return sums

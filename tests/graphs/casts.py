@@ -121,6 +121,28 @@ CASES: tuple[Case, ...] = (
     ),
     float16_initializer,
     graph(
+        "cast_pair_around_data_movement",
+        22,
+        """(float16[2,4] X) => (float16[4,2] Y) {
+            a = Neg (X)
+            f = Cast <to = 1> (a)
+            t = Transpose (f)
+            h = Cast <to = 10> (t)
+            Y = Relu (h)
+        }""",
+    ),
+    graph(
+        "cast_pair_of_double",
+        22,
+        """(float[2,3] X) => (float[3,2] Y) {
+            s = Softmax (X)
+            d = Cast <to = 11> (s)
+            t = Transpose (d)
+            f = Cast <to = 1> (t)
+            Y = Relu (f)
+        }""",
+    ),
+    graph(
         "float16_island",
         22,
         """(float[2,3] X) => (float[2,3] Y) {

@@ -1,0 +1,290 @@
+"""Removal of Casts to a wider float type and back, with nothing but data movement between them.
+
+Such a pair loses nothing, and what it moves fits the narrow type: the Casts go, and the nodes between them move the
+narrow type. This holds for whole regions of data movement, whose values come from Casts of one narrow type alone, and
+go to Casts back to it alone. Where others read a value between the Casts, too, the minimum cut decides.
+
+A pair that begins with the narrower type, as float32 -> float16 -> float32, rounds: it stays.
+"""
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from typing import Final
+
+from onnx import GraphProto, ModelProto
+
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES, element_name, is_lossless
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.types import bind
+from onnxamp._graph.view import ABSENT, Node, scope_graphs
+from onnxamp._ops.facts import op_facts
+from onnxamp._target.kernels import runs_on
+
+_FLOATS: Final = frozenset({FLOAT, "tensor(double)", *(low.tensor for low in LOW_TYPES.values())})
+
+
+@dataclass(frozen=True, slots=True)
+class Unpaired:
+    """A graph without redundant pairs of Casts.
+
+    ``pairs`` is the number of Casts back that went, ``casts`` that of all Casts.
+    """
+
+    graph: Graph
+    pairs: int = 0
+    casts: int = 0
+
+
+def remove_pairs(graph: Graph, target: str = "any", kept: Callable[[Graph], Container[int]] | None = None) -> Unpaired:
+    """Remove redundant pairs of Casts from a copy of the model; the same graph if it has none.
+
+    Args:
+        graph: the model.
+        target: where the result will run: nodes move only types for which they have a kernel there.
+        kept: tells which nodes to leave as they are; asked only if there are pairs.
+
+    Complexity: linear in nodes; pairs within pairs take another sweep per type.
+    """
+    done = Unpaired(graph)
+    while (found := _next_pairs(done.graph, target, kept)) is not None:
+        result = ModelProto()
+        result.CopyFrom(done.graph.model)
+        found.apply(result)
+        after = Graph.of(result, graph.folder)
+        done = Unpaired(after, done.pairs + len(found.ends), done.casts + len(found.ends) + len(found.starts))
+    return done
+
+
+def _next_pairs(graph: Graph, target: str, kept: Callable[[Graph], Container[int]] | None) -> "Pairs | None":
+    """Pairs of a graph, those around others first; None if there are none."""
+    for chains in (True, False):
+        found = find_pairs(graph, target, chains=chains)
+        if found.ends and kept is not None:
+            found = find_pairs(graph, target, kept(graph), chains=chains)
+        if found.ends:
+            return found
+    return None
+
+
+def find_pairs(graph: Graph, target: str = "any", kept: Container[int] = (), *, chains: bool = True) -> "Pairs":
+    """The redundant pairs of a graph. Complexity: linear in nodes.
+
+    Args:
+        graph: the model.
+        target: as for :func:`remove_pairs`.
+        kept: nodes to leave as they are.
+        chains: whether Casts may stand behind one another, as float16 -> float32 -> double; a pair then ends where its
+            first type is reached again, and pairs in between are not found.
+    """
+    pairs = Pairs(graph, kept, target, chains)
+    pairs.find()
+    if pairs.narrow:
+        pairs.prune()
+        pairs.resolve()
+    return pairs
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Redundant pairs of Casts.
+
+    Attributes:
+        wide: Casts to a wider type, and Casts of their outputs that lose nothing either.
+        moves: nodes between the Casts, whose values become narrow; Casts that change no type are among them.
+        ends: Casts back to the narrow type.
+        starts: Casts to the wide type that nothing reads any more.
+        narrow: value of the wide type -> the type that its numbers fit.
+        origin: output of a Cast to a wider type -> the value that it makes wider.
+        source: output of a Cast of a pair -> the narrow value that it holds.
+        names: value between the Casts -> the name of the graph output that it becomes.
+    """
+
+    graph: Graph
+    kept: Container[int]
+    target: str
+    chains: bool
+    wide: set[int] = field(default_factory=set)
+    moves: set[int] = field(default_factory=set)
+    ends: set[int] = field(default_factory=set)
+    starts: set[int] = field(default_factory=set)
+    narrow: dict[int, str] = field(default_factory=dict)
+    origin: dict[int, int] = field(default_factory=dict)
+    source: dict[int, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    identities: set[int] = field(default_factory=set)
+    """Casts back whose outputs are returned: they become Identities."""
+
+    # -- search ------------------------------------------------------------------------------------------------
+
+    def find(self) -> None:
+        """Find Casts to wider types, and all data movement that reads nothing else."""
+        for index in self.graph.order:
+            node = self.graph.nodes[index]
+            if node.key == "Cast" and (origin := self.widened(node)) != ABSENT:
+                self.wide.add(index)
+                self.origin[node.outputs[0]] = origin
+                self.narrow[node.outputs[0]] = str(self.graph.types[origin])
+            elif self.narrow and (kind := self.moved(node)) is not None:
+                self.moves.add(index)
+                self.narrow.update((value, kind) for value in node.outputs if value != ABSENT)
+
+    def allows(self, node: Node) -> bool:
+        return node.index not in self.kept and not self.graph.scopes[node.scope].opaque
+
+    def widened(self, node: Node) -> int:
+        """The value that the Cast makes wider, perhaps through other Casts; ABSENT if it makes none wider."""
+        if ABSENT in (node.input(0), node.outputs[0]) or not self.allows(node):
+            return ABSENT
+        read = node.inputs[0]
+        if read in self.origin and (self.chains or self.graph.passes_on(node)):
+            read = self.origin[read]
+        before, after = self.graph.types[read], self.graph.types[node.outputs[0]]
+        is_float = before in _FLOATS and after in _FLOATS and before != after
+        return read if is_float and is_lossless(element_name(before), element_name(after)) else ABSENT
+
+    def moved(self, node: Node) -> str | None:
+        """The narrow type of all that the node moves, if its kernel takes that; None if it does more than that."""
+        signature, types = node.signature, self.graph.types
+        if signature is None or not self.allows(node):
+            return None
+        if node.key == "Cast" and node.input(0) != ABSENT and self.graph.passes_on(node):
+            return self.narrow.get(node.inputs[0])
+        if node.key not in op_facts().moves_data:
+            return None
+        positions = op_facts().moved_inputs[node.key]
+        ports = {port: value for port, value in enumerate(node.inputs) if value != ABSENT}
+        kinds = {self.narrow.get(value) for port, value in ports.items() if port in positions}
+        kind = kinds.pop() if len(kinds) == 1 else None
+        if kind is None:
+            return None
+        params = {port: formal.type for port in ports if (formal := signature.input(port)) is not None}
+        lowered = {param for port, param in params.items() if port in positions}
+        if any(param in lowered and port not in positions for port, param in params.items()):
+            return None
+        bound = bind(signature, [None if value == ABSENT else types[value] for value in node.inputs])
+        bound |= dict.fromkeys(lowered, kind)
+        is_legal = all(kind in signature.params.get(param, ()) for param in lowered)
+        return kind if is_legal and runs_on(self.target, node.key, signature, bound, node.proto) else None
+
+    def prune(self) -> None:
+        """Drop nodes whose values others read or return, and all data movement that is connected with them."""
+        waiting = [index for index in self.moves if self.is_open(self.graph.nodes[index])]
+        while waiting:
+            index = waiting.pop()
+            if index not in self.moves:
+                continue
+            self.moves.discard(index)
+            node = self.graph.nodes[index]
+            makers = (self.graph.producer(value) for value in node.inputs)
+            waiting += [maker.index for maker in makers if maker is not None and maker.index in self.moves]
+            waiting += [reader.index for reader, _ in self.graph.readers(node) if reader.index in self.moves]
+
+    def is_open(self, node: Node) -> bool:
+        """Whether something other than data movement and Casts back takes a value of the node."""
+        hidden = self.graph.hidden
+        if any(self.origin.get(value) in hidden for value in node.inputs):
+            return True
+        values = [value for value in node.outputs if value != ABSENT]
+        if any(self.graph.results[value] or value in hidden for value in values):
+            return True
+        readers = [reader for value in values for reader, _ in self.graph.consumers(value)]
+        return not all(reader.index in self.moves or self.ends_pair(reader) for reader in readers)
+
+    def ends_pair(self, node: Node) -> bool:
+        """Whether the node casts a value back to the type that its numbers fit."""
+        if node.key != "Cast" or ABSENT in (node.input(0), node.outputs[0]) or not self.allows(node):
+            return False
+        return self.narrow.get(node.inputs[0]) == self.graph.types[node.outputs[0]]
+
+    # -- what becomes of it ------------------------------------------------------------------------------------
+
+    def resolve(self) -> None:
+        """Find the Casts that go, and what is read in their place."""
+        for index in self.graph.order:
+            node = self.graph.nodes[index]
+            if index in self.wide:
+                origin = self.origin[node.outputs[0]]
+                self.source[node.outputs[0]] = origin if origin in self.narrow else self.source.get(origin, origin)
+            elif self.ends_pair(node):
+                self.end(node, node.inputs[0])
+        for index in reversed(self.graph.order):
+            if index in self.wide and self.is_done(self.graph.nodes[index].outputs[0]):
+                self.starts.add(index)
+
+    def end(self, node: Node, read: int) -> None:
+        """Let readers of a Cast back read what it casts, unless that is not narrow after all, or hidden."""
+        maker, result = self.graph.producer(read), node.outputs[0]
+        if maker is None or (maker.index not in self.moves and maker.index not in self.wide):
+            return
+        if self.origin.get(read) in self.graph.hidden:
+            return
+        self.ends.add(node.index)
+        self.source[result] = self.source.get(read, read)
+        returned = self.graph.results[result]
+        if not returned:
+            return
+        homes = {scope for scope, _ in returned} | {node.scope}
+        is_free = read not in self.names and result not in self.graph.hidden
+        if maker.index in self.moves and homes == {maker.scope} and is_free:
+            self.names[read] = self.graph.values[result].name
+        else:
+            self.identities.add(node.index)
+
+    def is_done(self, value: int) -> bool:
+        """Whether a value of the wide type has lost all its readers."""
+        readers = [node for node, _ in self.graph.uses[value]]
+        gone = (
+            index in self.moves
+            or index in self.ends
+            or (index in self.starts and self.origin[self.graph.nodes[index].outputs[0]] != value)
+            for index in readers
+        )
+        return bool(readers) and all(gone) and not self.graph.results[value]
+
+    # -- application -------------------------------------------------------------------------------------------
+
+    def apply(self, model: ModelProto) -> None:
+        """Edit a copy of the graph's model."""
+        graphs = scope_graphs(self.graph, model)
+        for scope, graph in reversed(list(zip(self.graph.scopes, graphs, strict=True))):
+            for node, proto in zip((self.graph.nodes[n] for n in scope.nodes), graph.node, strict=True):
+                for port, value in enumerate(node.inputs):
+                    if value != ABSENT:
+                        proto.input[port] = self.name(self.read(node, value))
+                for port, value in enumerate(node.outputs):
+                    if value in self.names:
+                        proto.output[port] = self.names[value]
+                if node.index in self.identities or (node.index in self.moves and node.key == "Cast"):
+                    proto.op_type = "Identity"
+                    del proto.attribute[:]
+            for entry in graph.value_info:
+                value = scope.names.get(entry.name, ABSENT)
+                maker = self.graph.producer(value)
+                if maker is not None and maker.index in self.moves:
+                    entry.type.tensor_type.elem_type = ELEM_NUMBERS[element_name(self.narrow[value])]
+            gone = (self.ends | self.starts) - self.identities
+            renamed = {self.graph.values[value].name for value in self.names}
+            drop_nodes(graph, {n - scope.nodes.start for n in scope.nodes if n in gone}, renamed)
+
+    def read(self, node: Node, value: int) -> int:
+        """What a node reads in place of a value."""
+        is_start = value in self.narrow
+        takes = not is_start or node.index in self.moves or node.index in self.ends
+        return self.source.get(value, value) if takes else value
+
+    def name(self, value: int) -> str:
+        return self.names.get(value, self.graph.values[value].name)
+
+
+def drop_nodes(graph: GraphProto, positions: Container[int], undeclared: Container[str] = ()) -> None:
+    """Remove nodes of a graph, with the declared types of their outputs and of other values."""
+    kept = [node for position, node in enumerate(graph.node) if position not in positions]
+    if len(kept) == len(graph.node):
+        return
+    gone = {name for position, node in enumerate(graph.node) if position in positions for name in node.output}
+    rebuilt = GraphProto()
+    rebuilt.node.extend(kept)
+    rebuilt.value_info.extend(e for e in graph.value_info if e.name not in gone and e.name not in undeclared)
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(rebuilt.node)
+    graph.value_info.extend(rebuilt.value_info)
