@@ -72,7 +72,7 @@ def audit_model(
     proto = source.proto
     contents = weight_findings(proto, source.folder)
     try:
-        prepared = with_casts(source, Options())
+        prepared = with_casts(source, Options(freeze_defaults=False))
     except ModelError as error:
         kind = "opset" if isinstance(error, OpsetError) else "schema"
         findings = [Finding("error", kind, "", "", str(error), ""), *import_faults(proto, None), *contents]

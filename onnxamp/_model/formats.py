@@ -1,14 +1,13 @@
 """Files that are no ONNX model in protobuf's binary form: read if they are one in text, and else named."""
 
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import onnx
-from onnx import ModelProto
+from google.protobuf import json_format, text_format
+from onnx import ModelProto, parser
 
 _HEAD: Final = 4096
 """Bytes in which a format shows."""
@@ -90,17 +89,11 @@ def parse_text(data: bytes) -> ModelProto | None:
     head = data[:_HEAD].lstrip()
     if _CONTROL.search(head):
         return None
-    if head.startswith(b"{"):
-        form = "json"
-    elif head.startswith(b"<"):
-        form = "onnxtxt"
-    elif b":" in head or b"{" in head:
-        form = "textproto"
-    else:
-        return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # onnx calls its text syntax experimental
-            return onnx.load_model_from_string(data, format=form)
-    except Exception:  # noqa: BLE001 - three parsers, none of which has a base class for its errors
+        if head.startswith(b"{"):
+            return json_format.Parse(data, ModelProto())
+        if head.startswith(b"<"):
+            return parser.parse_model(data.decode())
+        return text_format.Parse(data, ModelProto()) if b":" in head or b"{" in head else None
+    except (json_format.ParseError, text_format.ParseError, parser.ParseError, ValueError, RecursionError):
         return None
