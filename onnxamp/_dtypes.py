@@ -42,6 +42,9 @@ class LowType:
     suffix: str
     """What names of low values and files end in."""
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # formats are keys of caches that every weight asks
+
     @property
     def tensor(self) -> str:
         """The type of a tensor of this format, as schemas write it."""

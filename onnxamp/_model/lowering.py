@@ -7,7 +7,8 @@ nearest, ties to even, and the kernel alone decides what becomes of NaN.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import add
 from typing import Any, Final
 
 import numpy as np
@@ -73,46 +74,51 @@ def lower(
     Returns:
         A part of ``scratch.bits``, and the counts.
     """
-    counts, bits = ConversionCounts(), scratch.bits[: flat.size]
-    for start in range(0, flat.size, _BLOCK):
-        block = slice(start, start + _BLOCK)
-        counts += _lower_block(flat[block], bits[block], low, saturate_at, scratch)
-    return bits, counts
+    bits = scratch.bits[: flat.size]
+    blocks = [slice(start, start + _BLOCK) for start in range(0, flat.size, _BLOCK)]
+    counts = [_lower_block(flat[block], bits[block], low, saturate_at, scratch) for block in blocks]
+    return bits, reduce(add, counts) if counts else ConversionCounts()
 
 
 def _lower_block(
     flat: NDArray[np.float32], bits: NDArray[np.uint16], low: LowType, saturate_at: float, scratch: Scratch
 ) -> ConversionCounts:
+    limits = _limits(low)
     if flat.size > _FEW:
         _caster(low)(flat, bits)
     else:
         with np.errstate(over="ignore", invalid="ignore"):
-            bits[:] = flat.astype(_numpy_type(low)).view(np.uint16)
+            bits[:] = flat.astype(limits.kind).view(np.uint16)
     mask = scratch.mask[: flat.size]
     magnitude = np.add(bits, bits, out=scratch.magnitude[: flat.size])  # shifts out the sign
-    small = int(np.count_nonzero(np.less(magnitude, 2 * _bits(low, low.smallest_normal), out=mask)))
+    small = int(np.count_nonzero(np.less(magnitude, 2 * limits.smallest_normal, out=mask)))
     zeros = int(np.count_nonzero(np.equal(magnitude, 0, out=mask))) if small else 0
     flushed = zeros - int(np.count_nonzero(np.equal(flat, 0, out=mask))) if zeros else 0
     overflowed = 0
     largest = int(magnitude.max())
-    if largest > 2 * _bits(low, np.inf) and flat.size <= _FEW:  # NaN
+    if largest > 2 * limits.infinity and flat.size <= _FEW:  # NaN
         _caster(low)(flat, bits)
-    if largest >= 2 * _bits(low, np.inf):
-        beyond = np.isfinite(flat, out=mask) & (magnitude == 2 * _bits(low, np.inf))
+    if largest >= 2 * limits.infinity:
+        beyond = np.isfinite(flat, out=mask) & (magnitude == 2 * limits.infinity)
         overflowed = int(np.count_nonzero(beyond))
-        bits[beyond] = bits[beyond] & 0x8000 | _bits(low, saturate_at)
+        bits[beyond] = bits[beyond] & 0x8000 | int(np.float32(saturate_at).astype(limits.kind).view(np.uint16))
     return ConversionCounts(flat.size, overflowed, flushed, small - zeros)
 
 
-@cache
-def _bits(low: LowType, number: float) -> int:
-    """The bit pattern of a positive number in the low-precision type."""
-    return int(np.array([number], np.float32).astype(_numpy_type(low)).view(np.uint16)[0])
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """A low-precision type in NumPy, and bit patterns of two of its numbers."""
+
+    kind: np.dtype[Any]
+    smallest_normal: int
+    infinity: int
 
 
 @cache
-def _numpy_type(low: LowType) -> np.dtype[Any]:
-    return helper.tensor_dtype_to_np_dtype(low.elem)
+def _limits(low: LowType) -> _Limits:
+    kind = helper.tensor_dtype_to_np_dtype(low.elem)
+    numbers = np.array([low.smallest_normal, np.inf], np.float32).astype(kind)
+    return _Limits(kind, *map(int, numbers.view(np.uint16)))
 
 
 @cache

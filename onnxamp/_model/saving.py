@@ -73,7 +73,7 @@ class WeightConverter:
             self._pending.append(Lowered(place, self.low, saturate_at))
         else:
             made.raw_data, lost = convert(read_array(tensor, self.base_dir), self.low, saturate_at)
-            self._counts[name] = self._counts.get(name, ConversionCounts()) + lost
+            self._counts[name] = self._counts[name] + lost if name in self._counts else lost
         return made
 
     def pending(self, tensor: TensorProto) -> Lowered | None:

@@ -230,17 +230,24 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     """
     place = data_location(tensor, base_dir)
     shape, count = tuple(tensor.dims), prod(tensor.dims)
-    kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).newbyteorder("<")
+    kind = _stored_kind(tensor.data_type)
     if place is not None:
         if count < _MAPPED:
             return np.fromfile(place.path, kind, count, offset=place.offset).reshape(shape)
         return np.asarray(np.memmap(place.path, kind, "r", place.offset, shape))
-    if tensor.HasField("raw_data") and len(tensor.raw_data) == kind.itemsize * count:
-        return np.frombuffer(tensor.raw_data, kind).reshape(shape)
-    field = helper.tensor_dtype_to_field(tensor.data_type)
-    if not tensor.HasField("raw_data") and len(getattr(tensor, field)) == count:
+    if tensor.HasField("raw_data"):
+        data = tensor.raw_data
+        if len(data) == kind.itemsize * count:
+            return np.frombuffer(data, kind).reshape(shape)
+    elif len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type))) == count:
         return numpy_helper.to_array(tensor)
     raise ModelError(f"The weight {tensor.name!r} does not hold the {count} elements that its shape {shape} says.")
+
+
+@cache
+def _stored_kind(elem: int) -> np.dtype[Any]:
+    """The element type as raw data have it."""
+    return np.dtype(helper.tensor_dtype_to_np_dtype(elem)).newbyteorder("<")
 
 
 def constant_stats(array: NDArray[Any]) -> ConstantStats:
