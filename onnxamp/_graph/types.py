@@ -31,8 +31,9 @@ def infer_types(view: View) -> Types:
     entered, memo = {0}, _Memo()
     for index in view.order:
         node = view.nodes[index]
-        for scope_index in (node.scope, *(body for _, body in node.bodies)):
-            _enter(view, scope_index, entered, types, declared)
+        if node.scope not in entered or node.bodies:
+            for scope_index in (node.scope, *(body for _, body in node.bodies)):
+                _enter(view, scope_index, entered, types, declared)
         for value, kind in zip(node.outputs, _outputs(view, node, types, memo), strict=True):
             if value != ABSENT and types[value] is None:
                 types[value] = kind or declared.get(value)

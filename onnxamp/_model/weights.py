@@ -201,7 +201,7 @@ def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
 def stored_bytes(tensor: TensorProto) -> int:
     """Bytes of the tensor's elements as raw data; 0 for strings, which have no such form, and for unknown types."""
     bits = _bits_of(tensor.data_type)
-    return (prod(tensor.dims) * bits + 7) // 8 if bits else 0
+    return (prod(tensor.dims[:]) * bits + 7) // 8 if bits else 0
 
 
 @cache
@@ -229,7 +229,8 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
         ExternalDataError: see :func:`data_location`.
     """
     place = data_location(tensor, base_dir)
-    shape, count = tuple(tensor.dims), prod(tensor.dims)
+    shape = tuple(tensor.dims[:])
+    count = prod(shape)
     kind = _stored_kind(tensor.data_type)
     if place is not None:
         if count < _MAPPED:

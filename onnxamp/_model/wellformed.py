@@ -153,10 +153,10 @@ class _Checker:
     def node(self, node: NodeProto, *, opaque: bool) -> list[tuple[GraphProto, bool]]:
         """Check a node. Returns its subgraphs, which are still to be checked, each with whether it is opaque."""
         domain, op_type = node.domain, node.op_type
-        inputs, outputs = tuple(node.input), tuple(node.output)
+        inputs, outputs = node.input[:], node.output[:]
         if not {str}.issuperset(map(type, (domain, op_type, node.name, *inputs, *outputs))):
             _check_names(node)
-        form = domain, op_type, opaque, len(inputs), len(outputs), *map(_plain_bytes, node.attribute)
+        form = domain, op_type, opaque, len(inputs), len(outputs), *map(_plain_bytes, node.attribute[:])
         if form in self.passed and "" not in inputs:
             return []
         if not op_type:
@@ -267,13 +267,14 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
     Raises:
         ModelError: they do not match; the message calls an unnamed tensor ``where``.
     """
-    _text(tensor.name, "the name of a weight")
+    name = _text(tensor.name, "the name of a weight")
+    what = f"The weight {name!r}" if name or not where else where
     _text(tensor.doc_string, "the documentation of a weight")
-    elem, shape = tensor.data_type, tuple(tensor.dims)
+    elem, shape = tensor.data_type, tuple(tensor.dims[:])
     if elem not in _ELEMS:
-        raise ModelError(f"{_called(tensor, where)} is of element type {elem}, which onnx {onnx.__version__} lacks.")
+        raise ModelError(f"{what} is of element type {elem}, which onnx {onnx.__version__} lacks.")
     if min(shape, default=0) < 0 or tensor.HasField("segment"):
-        raise ModelError(f"{_called(tensor, where)} has the shape {shape}, or is a segment of a tensor: that cannot be read.")
+        raise ModelError(f"{what} has the shape {shape}, or is a segment of a tensor: that cannot be read.")
     if tensor.data_location == TensorProto.EXTERNAL:
         return
     held = [name for name in _DATA if len(getattr(tensor, name))]
@@ -281,17 +282,13 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         found, wanted, unit = len(tensor.raw_data), stored_bytes(tensor), "bytes"
         fits = not held and found == wanted and elem != TensorProto.STRING
     else:
-        name = helper.tensor_dtype_to_field(elem)
-        found, wanted, unit = len(getattr(tensor, name)), _numbers(tensor), "elements"
-        fits = held in ([], [name]) and found == wanted
+        own = helper.tensor_dtype_to_field(elem)
+        found, wanted, unit = len(getattr(tensor, own)), _numbers(tensor), "elements"
+        fits = held in ([], [own]) and found == wanted
     if not fits:
         raise ModelError(
-            f"{_called(tensor, where)} does not hold the {wanted} {unit} that its shape {shape} says, or not in the field of its type."
+            f"{what} does not hold the {wanted} {unit} that its shape {shape} says, or not in the field of its type."
         )
-
-
-def _called(tensor: TensorProto, where: str) -> str:
-    return f"The weight {tensor.name!r}" if tensor.name or not where else where
 
 
 def _numbers(tensor: TensorProto) -> int:
