@@ -170,18 +170,17 @@ class _Collector:
     def kernels(self, node: Node) -> None:
         """Pins and implications from the target's kernels."""
         variables = self.ports.of_node.get(node.index)
-        bound = self.ports.bound.get(node.index)
-        if not variables or bound is None or node.signature is None:
+        layout = self.ports.layouts.get(node.index)
+        if not variables or layout is None or node.signature is None:
             return
-        params = tuple(variables)
-        options = self.options
+        options, params = self.options, layout.params
         types_decide = not node.signature.has_function and not has_kernel_limits(options.target, node.key)
         present = () if types_decide else tuple(bool(name) for name in node.proto.input)
         attributes = () if types_decide else tuple(item.SerializeToString() for item in node.proto.attribute)
-        key = (node.key, params, tuple(sorted(bound.items())), present, attributes)
+        key = (layout, present, attributes)
         free = self.freedoms.get(key)
         if free is None:
-            free = freedom(options.target, node.key, node.signature, bound, params, options.low, node.proto)
+            free = freedom(options.target, node.key, node.signature, layout.bound, params, options.low, node.proto)
             self.freedoms[key] = free
         for param in free.high:
             why = f"no {options.low.name} kernel for {node.key} (opset {node.signature.since}) on {options.target}"

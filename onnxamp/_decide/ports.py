@@ -28,6 +28,23 @@ class Variable:
     value: int = ABSENT
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The type parameters of a node; compared by identity, because equal nodes share one.
+
+    Attributes:
+        bound: type by type parameter.
+        params: parameters that may be low.
+        inputs: for each input the position of its parameter in ``params``, HIGH or NONE.
+        outputs: the same for each output.
+    """
+
+    bound: Mapping[str, str]
+    params: tuple[str, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class PortVariables:
     """The variables of a graph, and where they apply.
@@ -41,7 +58,7 @@ class PortVariables:
         free: values that either precision stores or computes at no cost.
         lowered: output of a Cast from low precision to float32 in the original model -> the Cast's input.
         roots: variable -> the variable that decides for it: ties make variables equal.
-        bound: node -> type by type parameter.
+        layouts: node -> its layout; nodes of control flow, Casts and Constants have none.
         fixed_high: variables that are tied to a port that is float32 in any case.
         requested_low: sequences and optionals of the signature for which the user asks for low precision.
     """
@@ -54,7 +71,7 @@ class PortVariables:
     free: frozenset[int]
     lowered: Mapping[int, int]
     roots: Sequence[int]
-    bound: Mapping[int, Mapping[str, str]]
+    layouts: Mapping[int, Layout]
     fixed_high: frozenset[int]
     requested_low: frozenset[int]
 
