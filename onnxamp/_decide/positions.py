@@ -21,7 +21,7 @@ def index_paths(graph: Graph) -> Iterator[Hazard]:
     walk, sized = op_facts().index_arithmetic, op_facts().index_inputs
     seen: set[int] = set()
     stack: list[tuple[int, str]] = []
-    for node in graph.nodes:
+    for node in graph.nodes_of({"Cast", *sized}):
         is_cast = node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] == FLOAT
         if is_cast and graph.types[node.outputs[0]] in _INTEGERS:
             stack.append((node.inputs[0], f"becomes integers at {node.label!r}"))
@@ -60,8 +60,11 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
         if graph.types[value.index] in _FLOATS and value.scope == 0 and value.origin in (Origin.INPUT, Origin.DEFAULT):
             position.add(value.index)
     sinks: list[Node] = []
+    relevant = facts.position_sources | facts.position_sinks | facts.position_arithmetic | {"Cast"}
     for index in graph.order:
         node = graph.nodes[index]
+        if node.key not in relevant:
+            continue
         sources = [value for value in node.inputs if value != ABSENT and graph.types[value] in _FLOATS]
         from_integers = node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] in _INTEGERS
         if node.key in facts.position_sources:

@@ -16,6 +16,7 @@ from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, View, shadowing
 from onnxamp._model.ask import Asked
 from onnxamp._model.model import Model
+from onnxamp._ops.facts import is_exact, op_facts
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,11 @@ class Graph(View, Asked):
     def constants(self) -> Constants:
         """The float32 constants."""
         return Constants(self, self.types, self.folder)
+
+    @cached_property
+    def exact(self) -> frozenset[int]:
+        """Nodes that commute with rounding, see :func:`is_exact`."""
+        return frozenset(node.index for node in self.nodes_of(op_facts().exact) if is_exact(node.proto))
 
     @cached_property
     def hidden(self) -> frozenset[int]:
