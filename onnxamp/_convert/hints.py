@@ -91,7 +91,7 @@ def _casts_without(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -
     """Number of new Casts if these reasons did not keep these nodes in float32."""
     problem = analysis.problem
     pins = find_pins(problem, freed=freed)
-    decision = CutProblem(problem, pins).decide(explained=False)
+    decision = CutProblem(problem, pins).decide()
     return len(plan_edits(problem, decision).casts)
 
 

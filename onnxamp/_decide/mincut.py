@@ -178,15 +178,16 @@ def _dinic(
                 vertex = ends[path[cut] ^ 1]
                 del path[cut:]
             deeper = levels[vertex] + 1
-            step = next((arc for arc in untried[vertex] if left[arc] and levels[ends[arc]] == deeper), None)
-            if step is not None:
-                path.append(step)
-                vertex = ends[step]
-            elif path:
+            for arc in untried[vertex]:
+                if left[arc] and levels[ends[arc]] == deeper:
+                    path.append(arc)
+                    vertex = ends[arc]
+                    break
+            else:
+                if not path:
+                    break
                 levels[vertex] = -2  # a dead end
                 vertex = ends[path.pop() ^ 1]
-            else:
-                break
     return None
 
 

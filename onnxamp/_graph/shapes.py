@@ -150,7 +150,7 @@ def elements(shape: Shape | None) -> int:
     """Element count of a shape, with defaults for unknown dimensions and ranks."""
     if shape is None:
         return DEFAULT_ELEMENTS
-    return prod(DEFAULT_DIMENSION if dim is None else dim for dim in shape)
+    return prod([DEFAULT_DIMENSION if dim is None else dim for dim in shape])
 
 
 def _declared(proto: TypeProto, dims: Mapping[str, int]) -> Shape | None:
