@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from onnxamp._graph.record import record
 from onnxamp._graph.view import ABSENT
 
 HIGH: Final = -1
@@ -18,7 +19,7 @@ NONE: Final = -3
 """The port holds no float32."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Variable:
     """One yes/no question. ``node`` is ABSENT for an initializer, which is ``value``."""
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from onnx import GraphProto, ModelProto, NodeProto
 
+from onnxamp._graph.record import record
 from onnxamp._model.protos import node_bodies
 from onnxamp._ops.signature import Signature, SignatureBook
 
@@ -25,7 +26,7 @@ class Origin(Enum):
     NODE = "node output"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Value:
     """A value: output ``port`` of node ``producer``, input ``port`` of its scope, or an initializer."""
 
@@ -37,7 +38,7 @@ class Value:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Node:
     """A node; ``inputs`` and ``outputs`` are value indices (or ABSENT), ``bodies`` its subgraphs' scopes."""
 
