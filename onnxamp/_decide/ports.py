@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from onnxamp._graph.record import record
 from onnxamp._graph.view import ABSENT
+from onnxamp._model.record import record
 
 HIGH: Final = -1
 """The port is float32, whatever the cut decides."""

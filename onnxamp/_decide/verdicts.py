@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from onnxamp._graph.record import record
+from onnxamp._model.record import record
 
 
 class Reason(Enum):

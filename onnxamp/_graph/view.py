@@ -7,8 +7,8 @@ from functools import cached_property
 
 from onnx import GraphProto, ModelProto, NodeProto
 
-from onnxamp._graph.record import record
 from onnxamp._model.protos import node_bodies
+from onnxamp._model.record import record
 from onnxamp._ops.signature import Signature, SignatureBook
 
 ABSENT = -1

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxamp._dtypes import LowType
+from onnxamp._model.record import record
 
 _BLOCK: Final = 1 << 18
 """Elements converted at a time: few enough to stay in the processor's cache."""
@@ -23,7 +24,7 @@ _FEW: Final = 1 << 13
 """Elements up to which NumPy converts faster than a session."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConversionCounts:
     """What became of a tensor's elements: how many overflowed, flushed to zero, or became subnormal."""
 

@@ -64,8 +64,8 @@ class WeightConverter:
         """The tensor in low precision, or its placeholder; what is lost is counted under ``name``."""
         made = TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=self.low.elem, dims=tensor.dims)
         made.metadata_props.extend(tensor.metadata_props)
-        is_large = stored_bytes(made) >= EXTERNAL_MIN
-        place = data_location(tensor, self.base_dir) if self.deferred and is_large else None
+        streamed = self.deferred and stored_bytes(made) >= EXTERNAL_MIN
+        place = data_location(tensor, self.base_dir) if streamed else None
         if place is not None:
             made.data_location = TensorProto.EXTERNAL
             made.external_data.add(key="location", value=f"{_PENDING}{len(self._pending)}")

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError, ModelError
+from onnxamp._model.record import record
 
 SENTINEL: Final = 1e30
 """Magnitudes from here on stand for infinity, as in attention masks; a conversion saturates them."""
@@ -46,7 +47,7 @@ class DataLocation:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConstantStats:
     """Statistics of a float constant, for hazard rules."""
 
