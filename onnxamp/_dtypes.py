@@ -101,6 +101,8 @@ ELEM_NAMES: Final[dict[int, str]] = {
 }
 """Element types by number; a number that is missing here is spelled ``elemN`` (see :func:`tensor_type`)."""
 
+_TENSOR_TYPES: Final = {elem: f"tensor({name})" for elem, name in ELEM_NAMES.items()}
+
 ELEM_NUMBERS: Final = {name: number for number, name in ELEM_NAMES.items()}
 
 _TENSOR: Final = re.compile(r"\btensor\((\w+)\)")
@@ -167,7 +169,7 @@ def low_type(dtype: object) -> LowType:
 
 def tensor_type(elem: int) -> str:
     """The type of a tensor with element type number ``elem``, as schemas write it."""
-    return f"tensor({ELEM_NAMES.get(elem, f'elem{elem}')})"
+    return _TENSOR_TYPES.get(elem) or f"tensor(elem{elem})"
 
 
 def element_name(type_name: str | None) -> str:

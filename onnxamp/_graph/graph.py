@@ -1,6 +1,6 @@
 """The graph of a model with all analyses of it, each computed once, on first use."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -87,10 +87,10 @@ class Graph(View, Asked):
             value = node.inputs[0]
         return value
 
-    def float_inputs(self, node: Node) -> Iterator[tuple[int, int]]:
+    def float_inputs(self, node: Node) -> list[tuple[int, int]]:
         """(position, value) of the node's float32 tensor inputs."""
         types = self.types
-        return ((port, value) for port, value in enumerate(node.inputs) if value != ABSENT and types[value] == FLOAT)
+        return [(port, value) for port, value in enumerate(node.inputs) if value != ABSENT and types[value] == FLOAT]
 
     def is_float_output(self, node: Node) -> bool:
         """Whether output 0 is a float32 tensor."""

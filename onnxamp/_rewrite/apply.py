@@ -57,7 +57,9 @@ def _by_scope(view: View, edits: Edits) -> dict[int, _Local]:
     by_scope: dict[int, _Local] = {}
 
     def local(scope: int) -> _Local:
-        return by_scope.setdefault(scope, _Local(view.scopes[scope]))
+        if scope not in by_scope:
+            by_scope[scope] = _Local(view.scopes[scope])
+        return by_scope[scope]
 
     for (node, port), name in edits.inputs.items():
         local(view.nodes[node].scope).inputs.append((node, port, name))
@@ -70,9 +72,8 @@ def _by_scope(view: View, edits: Edits) -> dict[int, _Local]:
     for kind in ("attributes", "moved", "removed"):
         for node in sorted(getattr(edits, kind)):
             getattr(local(view.nodes[node].scope), kind).append(node)
-    for value in (*edits.types, *edits.weights, *edits.renamed):
-        local(view.values[value].scope)
-    for scope, _ in (*edits.results, *edits.result_types):
+    typed = {view.values[value].scope for value in (*edits.types, *edits.weights, *edits.renamed)}
+    for scope in typed | {scope for scope, _ in (*edits.results, *edits.result_types)}:
         local(scope)
     return by_scope
 
@@ -84,7 +85,8 @@ def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, con
         value = scope.names.get(entry.name, ABSENT)
         if value in edits.types:
             lower_type(entry.type, edits.low)
-        entry.name = edits.renamed.get(value, entry.name)
+        if value in edits.renamed:
+            entry.name = edits.renamed[value]
     for position, entry in enumerate(graph.output):
         if (scope.index, position) in edits.result_types:
             lower_type(entry.type, edits.low)
