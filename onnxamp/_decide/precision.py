@@ -207,7 +207,7 @@ class CutProblem:
         there = HIGH if up else LOW
         if producer == there:
             return
-        variables = sorted(variable for variable in readers if variable >= 0)
+        variables = sorted([variable for variable in readers if variable >= 0])
         if there in readers:  # one reader needs the Cast in any case; the others share it
             if producer >= 0:
                 (self.network.charge_low if up else self.network.charge_high)(producer, cost)
