@@ -15,7 +15,7 @@ from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import LowType
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.weights import SENTINEL, ConstantStats
+from onnxamp._model.weights import SENTINEL
 from onnxamp._ops.facts import op_facts
 from onnxamp._patterns.fusion_groups import absorbed_casts
 from onnxamp._patterns.patterns import patterns_of
@@ -33,10 +33,10 @@ def find_hazards(graph: Graph, low: LowType) -> list[Hazard]:
 def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Constants out of range, sentinels apart, keep their consumers in float32, and the consumers of their results."""
     seen: set[int] = set()
-    for node in graph.nodes:
-        for _, value in graph.float_inputs(node):
-            stats = graph.constants.stats(value)
-            beyond = None if stats is None else _beyond(stats, low, node)
+    large = {value for value in graph.constants.floats() if graph.uses[value] and _is_large(graph, low, value)}
+    for node in (graph.nodes[index] for index in sorted({node for value in large for node, _ in graph.uses[value]})):
+        for value in node.inputs:
+            beyond = _beyond(graph, low, node, value) if value in large else None
             if beyond is None or _carries(graph, node):
                 continue
             name = graph.values[value].name
@@ -48,8 +48,17 @@ def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
                 )
 
 
-def _beyond(stats: ConstantStats, low: LowType, node: Node) -> float | None:
+def _is_large(graph: Graph, low: LowType, value: int) -> bool:
+    """Whether an element of the constant is out of range, or takes little to get there."""
+    stats = graph.constants.stats(value)
+    return stats is not None and abs(stats.largest_number) > low.max_finite / 8
+
+
+def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
     """An element of the constant that is out of range, or a factor that scales values of a few units out of it."""
+    stats = graph.constants.stats(value)
+    if stats is None:
+        return None
     grows = node.key == "Mul" and stats.uniform is not None and low.max_finite / 8 < abs(stats.uniform) < SENTINEL
     return stats.uniform if grows else stats.out_of_range(low)
 

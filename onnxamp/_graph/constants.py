@@ -81,6 +81,10 @@ class Constants:
             self._stats[source] = None if array is None else constant_stats(array)
         return self._stats[source]
 
+    def floats(self) -> list[int]:
+        """Float32 values that are constant, or may be because they are moved from other values."""
+        return [value for value in {*self.tensors, *self._makers, *self._sources} if self.types[value] == FLOAT]
+
     def is_constant(self, value: int) -> bool:
         """Whether the value is a constant that no caller can override."""
         source = self._sources.get(value, value)
