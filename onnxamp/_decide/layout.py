@@ -1,6 +1,7 @@
 """Which ports of a node share a type parameter, and which parameters can be low: alike for all nodes of equal types."""
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from onnxamp._decide.ports import HIGH, NONE, Layout
@@ -14,21 +15,11 @@ Types: TypeAlias = tuple[str | None, ...]
 """Types of the inputs or of the outputs of a node; None if absent or unknown."""
 
 
-class Layouts:
-    """The layouts of a graph's nodes, each computed once."""
-
-    def __init__(self, low: LowType) -> None:
-        self.low = low
-        self.known: dict[tuple[Signature | None, Types, Types, int], Layout] = {}
-
-    def of(self, node: Node, inputs: Types, outputs: Types) -> Layout:
-        """The layout of a node with a schema."""
-        heir = _heir(node, inputs) if node.key in op_facts().dtype_attribute else ABSENT
-        key = node.signature, inputs, outputs, heir
-        if key not in self.known:
-            assert node.signature is not None
-            self.known[key] = _layout(node.key, node.signature, inputs, outputs, heir, self.low)
-        return self.known[key]
+def layout_of(node: Node, inputs: Types, outputs: Types, low: LowType) -> Layout:
+    """The layout of a node with a schema; the same object for all nodes of the op with these types."""
+    assert node.signature is not None
+    heir = _heir(node, inputs) if node.key in op_facts().dtype_attribute else ABSENT
+    return _layout(node.key, node.signature, inputs, outputs, heir, low)
 
 
 def _heir(node: Node, inputs: Types) -> int:
@@ -44,6 +35,7 @@ _SOURCES: Final[Mapping[str | None, int]] = {"input": 0, "scale": 1}
 """The input that a default of a dtype attribute names."""
 
 
+@lru_cache(maxsize=1 << 12)
 def _layout(key: str, signature: Signature, inputs: Types, outputs: Types, heir: int, low: LowType) -> Layout:
     """A parameter that is float32, and that the schema allows to be low, can be low where inputs drive it."""
     bound = bind(signature, inputs)

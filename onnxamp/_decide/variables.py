@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onnxamp._decide.layout import Layouts
+from onnxamp._decide.layout import layout_of
 from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, Variable
 from onnxamp._dtypes import FLOAT, holds_float, retyped
 from onnxamp._graph.graph import Graph
@@ -47,21 +47,19 @@ class _Finder:
     of_node: dict[int, dict[str, int]] = field(default_factory=dict)
     free: set[int] = field(default_factory=set)
     lowered: dict[int, int] = field(default_factory=dict)
-    layout_of: dict[int, Layout] = field(default_factory=dict)
+    layouts: dict[int, Layout] = field(default_factory=dict)
     fixed_high: set[int] = field(default_factory=set)
     requested_low: set[int] = field(default_factory=set)
     kinds: list[str | None] = field(init=False)
     """Type by value index; the last entry is that of ABSENT."""
     floats: frozenset[str | None] = field(init=False)
     """The types among them that hold float32."""
-    layouts: Layouts = field(init=False)
 
     def __post_init__(self) -> None:
         self.produced = [NONE] * len(self.graph.values)
         self.consumed = [[NONE] * len(node.inputs) for node in self.graph.nodes]
         self.kinds = [*self.graph.types, None]
         self.floats = frozenset(filter(holds_float, set(self.kinds)))
-        self.layouts = Layouts(self.options.low)
 
     # -- variables and ties ------------------------------------------------------------------------------------
 
@@ -87,7 +85,7 @@ class _Finder:
         roots = [self.root(variable.index) for variable in self.variables]
         return PortVariables(
             tuple(self.variables), self.produced, self.consumed, self.returned, self.of_node,
-            frozenset(self.free), self.lowered, roots, self.layout_of, frozenset(self.fixed_high),
+            frozenset(self.free), self.lowered, roots, self.layouts, frozenset(self.fixed_high),
             frozenset(self.requested_low),
         )  # fmt: skip
 
@@ -147,8 +145,8 @@ class _Finder:
     def plain(self, node: Node) -> None:
         """Create a variable for each type parameter that is float32 and that the schema allows to be low."""
         inputs = tuple([self.kinds[value] for value in node.inputs])
-        layout = self.layouts.of(node, inputs, tuple([self.kinds[value] for value in node.outputs]))
-        self.layout_of[node.index] = layout
+        outputs = tuple([self.kinds[value] for value in node.outputs])
+        layout = self.layouts[node.index] = layout_of(node, inputs, outputs, self.options.low)
         first = len(self.variables)
         for param in layout.params:
             self.new(node.index, param)
