@@ -13,6 +13,7 @@ from onnx import ModelProto
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import Conversion, Converted, Sink, convert, convert_to_file
 from onnxamp._convert.plan import Plan, make_plan
+from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._options.keywords import OptionKeywords
@@ -221,6 +222,7 @@ def apply_plan(model: Any, plan: Plan) -> Any:
     return convert_as(model, plan.options, plan)
 
 
+@no_collections()
 def convert_as(model: Any, options: Options, plan: Plan | None = None) -> Any:
     """:func:`convert_model` and :func:`apply_plan` behind their arguments; not for level "auto" without a plan."""
     return converted_as(model, options, plan)[1]

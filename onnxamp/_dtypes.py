@@ -42,6 +42,9 @@ class LowType:
     suffix: str
     """What names of low values and files end in."""
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # formats are keys of caches that every weight asks
+
     @property
     def tensor(self) -> str:
         """The type of a tensor of this format, as schemas write it."""
@@ -97,6 +100,8 @@ ELEM_NAMES: Final[dict[int, str]] = {
     26: "int2",
 }
 """Element types by number; a number that is missing here is spelled ``elemN`` (see :func:`tensor_type`)."""
+
+_TENSOR_TYPES: Final = {elem: f"tensor({name})" for elem, name in ELEM_NAMES.items()}
 
 ELEM_NUMBERS: Final = {name: number for number, name in ELEM_NAMES.items()}
 
@@ -164,7 +169,7 @@ def low_type(dtype: object) -> LowType:
 
 def tensor_type(elem: int) -> str:
     """The type of a tensor with element type number ``elem``, as schemas write it."""
-    return f"tensor({ELEM_NAMES.get(elem, f'elem{elem}')})"
+    return _TENSOR_TYPES.get(elem) or f"tensor(elem{elem})"
 
 
 def element_name(type_name: str | None) -> str:

@@ -37,7 +37,7 @@ def proxy(model: ModelProto, level: str = "O2", **wishes: Any) -> ModelProto:
     prepared = analysis.graph.model
     result, rounded = ModelProto(), ModelProto()
     result.CopyFrom(prepared)
-    apply_edits(analysis.graph, analysis.edits, result, lambda tensor, *_: tensor)
+    apply_edits(analysis.graph, analysis.edits, result, lambda weights: [weight.tensor for weight in weights])
     rounded.CopyFrom(prepared)
     apply_edits(analysis.graph, analysis.edits, rounded, WeightConverter(analysis.options.low, None))
     view = Graph.of(rounded)

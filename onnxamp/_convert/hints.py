@@ -91,7 +91,7 @@ def _casts_without(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -
     """Number of new Casts if these reasons did not keep these nodes in float32."""
     problem = analysis.problem
     pins = find_pins(problem, freed=freed)
-    decision = CutProblem(problem, pins).decide(explained=False)
+    decision = CutProblem(problem, pins).decide()
     return len(plan_edits(problem, decision).casts)
 
 
@@ -99,7 +99,8 @@ def _is_held_back(analysis: Analysis, node: Node) -> bool:
     """Whether the node is float32 because the model's opset has no kernel, or no schema, for low precision."""
     if node.signature is None or node.signature.domain:
         return False
-    bound = analysis.ports.bound.get(node.index, {})
+    layout = analysis.ports.layouts.get(node.index)
+    bound = layout.bound if layout is not None else {}
     variables = analysis.ports.of_node.get(node.index, {})
     for variable in variables.values():
         pin = analysis.pins.verdicts.get(analysis.ports.root(variable))
@@ -111,7 +112,7 @@ def _is_held_back(analysis: Analysis, node: Node) -> bool:
 
 def _first_opset(analysis: Analysis, node: Node) -> int:
     """First opset at which all of the node's float32 parameters can be low on the target; 0 if there is none."""
-    options, bound = analysis.options, analysis.ports.bound[node.index]
+    options, bound = analysis.options, analysis.ports.layouts[node.index].bound
     params = [param for param, kind in bound.items() if kind == FLOAT]
     assert node.signature is not None
     for signature in newer_versions(node.signature):

@@ -10,6 +10,7 @@ from typing import Any
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.pins import variable_names
+from onnxamp._decide.precision import explain
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
@@ -125,7 +126,8 @@ def make_plan(analysis: Analysis) -> Plan:
     """The plan of an analysis."""
     graph, rows, variables = analysis.graph, [], analysis.ports.variables
     names = variable_names(graph, variables)
-    for name, variable, verdict in zip(names, variables, analysis.decision.verdicts, strict=True):
+    verdicts = explain(analysis.problem, analysis.pins, analysis.decision)
+    for name, variable, verdict in zip(names, variables, verdicts, strict=True):
         op = "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
         decided = op, verdict.low, verdict.reason.value, verdict.detail
         rows.append(PlanRow(str(name), name.scope, name.node, name.param, name.rank, *decided))

@@ -16,7 +16,7 @@ from onnxamp._dtypes import LowType
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import SENTINEL
-from onnxamp._ops.facts import is_exact, op_facts
+from onnxamp._ops.facts import op_facts
 from onnxamp._patterns.fusion_groups import absorbed_casts
 from onnxamp._patterns.patterns import patterns_of
 
@@ -33,9 +33,10 @@ def find_hazards(graph: Graph, low: LowType) -> list[Hazard]:
 def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Constants out of range, sentinels apart, keep their consumers in float32, and the consumers of their results."""
     seen: set[int] = set()
-    for node in graph.nodes:
-        for _, value in graph.float_inputs(node):
-            beyond = _beyond(graph, low, node, value)
+    large = {value for value in graph.constants.floats() if graph.uses[value] and _is_large(graph, low, value)}
+    for node in (graph.nodes[index] for index in sorted({node for value in large for node, _ in graph.uses[value]})):
+        for value in node.inputs:
+            beyond = _beyond(graph, low, node, value) if value in large else None
             if beyond is None or _carries(graph, node):
                 continue
             name = graph.values[value].name
@@ -45,6 +46,12 @@ def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
                 yield Hazard(
                     reader.index, Reason.RANGE, f"reads what {node.label!r} computes from a constant out of range"
                 )
+
+
+def _is_large(graph: Graph, low: LowType, value: int) -> bool:
+    """Whether an element of the constant is out of range, or takes little to get there."""
+    stats = graph.constants.stats(value)
+    return stats is not None and abs(stats.largest_number) > low.max_finite / 8
 
 
 def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
@@ -59,9 +66,7 @@ def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
 def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Tiny uniform constants keep their consumers in float32, and the ops that they guard against zero."""
     walks = _Walks()
-    for node in graph.nodes:
-        if node.key not in op_facts().epsilons:
-            continue
+    for node in graph.nodes_of(op_facts().epsilons):
         for position, value in graph.float_inputs(node):
             number = graph.constants.uniform(value)
             if number is None or not _is_lost(number, low, node.key):
@@ -107,7 +112,7 @@ def _guarded(graph: Graph, node: Node, walks: _Walks) -> Iterator[Hazard]:
                     between = previous[between]
             if is_end and reader.key == "Log":
                 yield from _small_numbers(graph, node)
-            carries = (is_exact(reader.proto) or reader.key == "Sqrt") and graph.is_float_output(reader)
+            carries = (reader.index in graph.exact or reader.key == "Sqrt") and graph.is_float_output(reader)
             if carries and reader.index not in walks.seen:
                 walks.seen.add(reader.index)
                 stack.append(reader)
@@ -143,8 +148,8 @@ def _is_lost(number: float, low: LowType, key: str) -> bool:
 def large_reductions(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Sums over so many elements that terms of magnitude 1 reach an eighth of the largest finite number."""
     limit = low.max_finite / 8
-    for node in graph.nodes:
-        if node.key not in op_facts().growing_reductions or ABSENT in (node.input(0), node.outputs[0]):
+    for node in graph.nodes_of(op_facts().growing_reductions):
+        if ABSENT in (node.input(0), node.outputs[0]):
             continue
         before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
         if before is None or after is None or None in before or None in after or prod(after) == 0:  # type: ignore[arg-type]
@@ -157,7 +162,7 @@ def large_reductions(graph: Graph, low: LowType) -> Iterator[Hazard]:
 def quantized_units(graph: Graph, _low: LowType) -> Iterator[Hazard]:
     """Quantize and dequantize nodes and the nodes between them, which ONNX Runtime fuses into integer kernels."""
     facts = op_facts()
-    for node in graph.nodes:
+    for node in graph.nodes if graph.nodes_of(facts.quantize | facts.dequantize) else ():
         if node.key in facts.quantize | facts.dequantize:
             yield Hazard(node.index, Reason.QDQ, "quantizes or dequantizes")
             continue
@@ -175,9 +180,7 @@ def quantized_units(graph: Graph, _low: LowType) -> Iterator[Hazard]:
 def integer_products(graph: Graph, _low: LowType) -> Iterator[Hazard]:
     """Ops that scale the sums of an integer product: the sums are out of range, and ONNX Runtime fuses both."""
     seen: set[int] = set()
-    for node in graph.nodes:
-        if node.key not in op_facts().integer_products:
-            continue
+    for node in graph.nodes_of(op_facts().integer_products):
         stack = [node]
         while stack:
             for reader, _ in graph.readers(stack.pop()):
@@ -250,5 +253,5 @@ def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
                 continue
             seen.add(reader.index)
             yield reader
-            if is_exact(reader.proto) and graph.is_float_output(reader):
+            if reader.index in graph.exact and graph.is_float_output(reader):
                 stack.append(reader)

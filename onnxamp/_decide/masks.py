@@ -21,8 +21,8 @@ def masks(graph: Graph, low: LowType) -> Iterator[Hazard]:
     leading = _leading(graph)
     walked: set[int] = set()
     kept: set[int] = set()
-    for node in graph.nodes:
-        if node.index not in leading or node.index in kept:
+    for node in (graph.nodes[index] for index in sorted(leading)):
+        if node.index in kept:
             continue  # where a node is kept, so is its whole path
         for _, value in graph.float_inputs(node):
             stats = graph.constants.stats(value)
@@ -51,14 +51,13 @@ def sentinel_paths(graph: Graph, low: LowType) -> list[list[int]]:
     groups = []
     leading = _leading(graph)
     walked: set[int] = set()
-    for node in graph.nodes:
-        if node.index in leading:
-            values = [value for _, value in graph.float_inputs(node) if _holds_sentinel(graph, low, value)]
-            path = [] if not values else [node.index] if node.index in walked else mask_path(graph, node)
-            walked.update(path)
-            # The node that makes the sentinel joins: a Cast from float32 would turn it into minus infinity.
-            makers = [graph.producer(graph.constants.source(value)) for value in values]
-            groups += [[*path, *(maker.index for maker in makers if maker is not None)]] if path else []
+    for node in (graph.nodes[index] for index in sorted(leading)):
+        values = [value for _, value in graph.float_inputs(node) if _holds_sentinel(graph, low, value)]
+        path = [] if not values else [node.index] if node.index in walked else mask_path(graph, node)
+        walked.update(path)
+        # The node that makes the sentinel joins: a Cast from float32 would turn it into minus infinity.
+        makers = [graph.producer(graph.constants.source(value)) for value in values]
+        groups += [[*path, *(maker.index for maker in makers if maker is not None)]] if path else []
     return groups
 
 
@@ -87,7 +86,7 @@ def _stays_high(low: LowType, maker: Node) -> bool:
 def _leading(graph: Graph) -> set[int]:
     """Nodes of mask arithmetic that lead to a Softmax, found upstream from all of them at once."""
     walk, sinks = op_facts().mask_arithmetic, op_facts().mask_sinks
-    stack = [node for node in graph.nodes if node.key in sinks]
+    stack = graph.nodes_of(sinks)
     found = {node.index for node in stack if node.key in walk}
     while stack:
         for _, value in graph.float_inputs(stack.pop()):

@@ -6,7 +6,7 @@ scipy, to Dinic's algorithm. Of all optimal cuts, both return the one with the f
 still reaches in the residual graph), so results are deterministic and ties go to high.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -149,11 +149,14 @@ def _dinic(
     """
     arcs: list[list[int]] = [[] for _ in range(size)]
     ends, left = list[int](), list[int]()  # arc 2k and its reverse 2k + 1
-    rows = list(zip(tails.tolist(), heads.tolist(), capacities.tolist(), strict=True))
-    pinned = _pinned(rows, infinite)
-    for tail, head, capacity in ((pinned.get(tail, tail), pinned.get(head, head), c) for tail, head, c in rows):
-        if tail in (head, _SINK) or head == _SOURCE:
-            continue
+    joins = capacities == infinite
+    pinned = _pinned(zip(tails[joins].tolist(), heads[joins].tolist(), strict=True))
+    merged = np.arange(size)
+    merged[list(pinned)] = list(pinned.values())
+    tails, heads = merged[tails], merged[heads]
+    open_arcs = (tails != heads) & (tails != _SINK) & (heads != _SOURCE)
+    columns = (column[open_arcs].tolist() for column in (tails, heads, capacities))
+    for tail, head, capacity in zip(*columns, strict=True):
         arcs[tail].append(len(ends))
         arcs[head].append(len(ends) + 1)
         ends += (head, tail)
@@ -178,26 +181,26 @@ def _dinic(
                 vertex = ends[path[cut] ^ 1]
                 del path[cut:]
             deeper = levels[vertex] + 1
-            step = next((arc for arc in untried[vertex] if left[arc] and levels[ends[arc]] == deeper), None)
-            if step is not None:
-                path.append(step)
-                vertex = ends[step]
-            elif path:
+            for arc in untried[vertex]:
+                if left[arc] and levels[ends[arc]] == deeper:
+                    path.append(arc)
+                    vertex = ends[arc]
+                    break
+            else:
+                if not path:
+                    break
                 levels[vertex] = -2  # a dead end
                 vertex = ends[path.pop() ^ 1]
-            else:
-                break
     return None
 
 
-def _pinned(rows: "list[tuple[int, int, int]]", infinite: int) -> dict[int, int]:
+def _pinned(joins: "Iterable[tuple[int, int]]") -> dict[int, int]:
     """Vertex -> the source or the sink, if arcs of infinite capacity join them."""
     onward: dict[int, list[int]] = {}
     back: dict[int, list[int]] = {}
-    for tail, head, capacity in rows:
-        if capacity == infinite:
-            onward.setdefault(tail, []).append(head)
-            back.setdefault(head, []).append(tail)
+    for tail, head in joins:
+        onward.setdefault(tail, []).append(head)
+        back.setdefault(head, []).append(tail)
     pinned = {_SOURCE: _SOURCE, _SINK: _SINK}
     for side, joined in ((_SOURCE, onward), (_SINK, back)):
         stack = [side]

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxamp._decide.listed import unmet_lists
-from onnxamp._decide.ports import PortVariables, Variable
+from onnxamp._decide.ports import Layout, PortVariables, Variable
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.verdicts import Reason, Verdict
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import is_exact, op_facts
+from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits
 from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import Freedom, freedom
@@ -65,9 +65,9 @@ def find_pins(
         collector.pin(variable, Verdict(variable, False, Reason.TIE, "shares its type with a float32 value"), hard=True)
     for variable in ports.requested_low:
         collector.pin(variable, Verdict(variable, True, Reason.LEVEL, "keep_io_types is off for it"))
-    for node in graph.nodes:
-        if Reason.NO_KERNEL not in freed.get(node.index, ()):
-            collector.kernels(node)
+    for index, layout in ports.layouts.items():
+        if Reason.NO_KERNEL not in freed.get(index, ()):
+            collector.kernels(graph.nodes[index], layout)
     collector.user_overrides()
     if replay is not None:
         collector.replay(replay)
@@ -167,21 +167,19 @@ class _Collector:
         pins = self.hard if hard else self.low if verdict.low else self.high
         pins.setdefault(self.ports.root(variable), verdict)
 
-    def kernels(self, node: Node) -> None:
+    def kernels(self, node: Node, layout: Layout) -> None:
         """Pins and implications from the target's kernels."""
         variables = self.ports.of_node.get(node.index)
-        bound = self.ports.bound.get(node.index)
-        if not variables or bound is None or node.signature is None:
+        if not variables or node.signature is None:
             return
-        params = tuple(variables)
-        options = self.options
+        options, params = self.options, layout.params
         types_decide = not node.signature.has_function and not has_kernel_limits(options.target, node.key)
         present = () if types_decide else tuple(bool(name) for name in node.proto.input)
         attributes = () if types_decide else tuple(item.SerializeToString() for item in node.proto.attribute)
-        key = (node.key, params, tuple(sorted(bound.items())), present, attributes)
+        key = (layout, present, attributes)
         free = self.freedoms.get(key)
         if free is None:
-            free = freedom(options.target, node.key, node.signature, bound, params, options.low, node.proto)
+            free = freedom(options.target, node.key, node.signature, layout.bound, params, options.low, node.proto)
             self.freedoms[key] = free
         for param in free.high:
             why = f"no {options.low.name} kernel for {node.key} (opset {node.signature.since}) on {options.target}"
@@ -203,13 +201,16 @@ class _Collector:
 
     def lists(self, node: Node) -> None:
         """Pins from the lists and, for all other ops, from the level."""
-        exact = is_exact(node.proto)
-        follows = node.key in op_facts().following | op_facts().control_flow
+        variables = self.ports.of_node.get(node.index)
+        if not variables:
+            return
+        exact = node.index in self.graph.exact
+        follows = node.key in op_facts().following or node.key in op_facts().control_flow
         follows = follows or node.index in self.problem.folded or node.index in self.problem.constant_fed
         judged = self.options.level != Level.AUTO or node.key in self.options.listed_by_user
         pin = self.listed(node, exact=exact, follows=follows) if judged else None
         by_user = self.options.user_white if self.options.level != Level.O0 else ()
-        for variable in self.ports.of_node.get(node.index, {}).values():
+        for variable in variables.values():
             root = self.ports.root(variable)
             if exact:
                 self.exact.add(root)

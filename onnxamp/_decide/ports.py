@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from onnxamp._graph.view import ABSENT
+from onnxamp._model.record import record
 
 HIGH: Final = -1
 """The port is float32, whatever the cut decides."""
@@ -18,7 +19,7 @@ NONE: Final = -3
 """The port holds no float32."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Variable:
     """One yes/no question. ``node`` is ABSENT for an initializer, which is ``value``."""
 
@@ -26,6 +27,23 @@ class Variable:
     node: int
     param: str
     value: int = ABSENT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The type parameters of a node; compared by identity, because equal nodes share one.
+
+    Attributes:
+        bound: type by type parameter.
+        params: parameters that may be low.
+        inputs: for each input the position of its parameter in ``params``, HIGH or NONE.
+        outputs: the same for each output.
+    """
+
+    bound: Mapping[str, str]
+    params: tuple[str, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +59,7 @@ class PortVariables:
         free: values that either precision stores or computes at no cost.
         lowered: output of a Cast from low precision to float32 in the original model -> the Cast's input.
         roots: variable -> the variable that decides for it: ties make variables equal.
-        bound: node -> type by type parameter.
+        layouts: node -> its layout; nodes of control flow, Casts and Constants have none.
         fixed_high: variables that are tied to a port that is float32 in any case.
         requested_low: sequences and optionals of the signature for which the user asks for low precision.
     """
@@ -54,7 +72,7 @@ class PortVariables:
     free: frozenset[int]
     lowered: Mapping[int, int]
     roots: Sequence[int]
-    bound: Mapping[int, Mapping[str, str]]
+    layouts: Mapping[int, Layout]
     fixed_high: frozenset[int]
     requested_low: frozenset[int]
 

@@ -21,7 +21,7 @@ def index_paths(graph: Graph) -> Iterator[Hazard]:
     walk, sized = op_facts().index_arithmetic, op_facts().index_inputs
     seen: set[int] = set()
     stack: list[tuple[int, str]] = []
-    for node in graph.nodes:
+    for node in graph.nodes_of({"Cast", *sized}):
         is_cast = node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] == FLOAT
         if is_cast and graph.types[node.outputs[0]] in _INTEGERS:
             stack.append((node.inputs[0], f"becomes integers at {node.label!r}"))
@@ -56,21 +56,24 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
     """
     facts = op_facts()
     counting, position = set[int](), set[int]()
-    for value in graph.values:
-        if graph.types[value.index] in _FLOATS and value.scope == 0 and value.origin in (Origin.INPUT, Origin.DEFAULT):
-            position.add(value.index)
+    for index in graph.scopes[0].inputs:
+        if graph.types[index] in _FLOATS and graph.values[index].origin in (Origin.INPUT, Origin.DEFAULT):
+            position.add(index)
     sinks: list[Node] = []
     for index in graph.order:
         node = graph.nodes[index]
-        sources = [value for value in node.inputs if value != ABSENT and graph.types[value] in _FLOATS]
-        from_integers = node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] in _INTEGERS
         if node.key in facts.position_sources:
             counting.update(node.outputs)
             position.update(node.outputs)
             yield Hazard(index, Reason.INDEX, "counts in floats")
-        elif from_integers:
+            continue
+        if node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] in _INTEGERS:
             position.update(node.outputs)
-        elif node.key in facts.position_sinks and sources and sources[0] in position:
+            continue
+        if position.isdisjoint(node.inputs):
+            continue
+        sources = [value for value in node.inputs if value != ABSENT and graph.types[value] in _FLOATS]
+        if node.key in facts.position_sinks and sources and sources[0] in position:
             sinks.append(node)
             if node.key in facts.rounding:
                 counting.update(node.outputs)

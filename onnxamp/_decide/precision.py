@@ -51,10 +51,9 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The optimal assignment: whether each variable is low, a verdict for each, and the cost of the cut."""
+    """The optimal assignment: whether each variable is low, and the cost of the cut."""
 
     low: Sequence[bool]
-    verdicts: Sequence[Verdict]
     cost: int
 
     def is_low(self, variable: int) -> bool:
@@ -72,7 +71,12 @@ def cast_cost(count: int, trips: int) -> int:
     return (LAUNCH + 6 * min(count, _MAX_ELEMENTS) // BYTES_PER_UNIT) * trips
 
 
-def _explain(variable: int, ports: PortVariables, pins: Pins, low: Sequence[bool]) -> Verdict:
+def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
+    """A verdict for each variable."""
+    return [_verdict(variable.index, problem.ports, pins, decision.low) for variable in problem.ports.variables]
+
+
+def _verdict(variable: int, ports: PortVariables, pins: Pins, low: Sequence[bool]) -> Verdict:
     root = ports.root(variable)
     pin = pins.verdicts.get(root)
     if pin is not None:
@@ -98,9 +102,12 @@ class CutProblem:
 
     graph: Graph = field(init=False)
     ports: PortVariables = field(init=False)
+    roots: Sequence[int] = field(init=False)
+    """As ``ports.root``, which is asked for every port: HIGH, LOW and NONE are -1, -2 and -3, and stand at the end."""
 
     def __post_init__(self) -> None:
         self.graph, self.ports = self.problem.graph, self.problem.ports
+        self.roots = [*self.ports.roots, NONE, LOW, HIGH]
         self.network.add(len(self.ports.variables))
         self.trips = self.graph.ask(loop_trips)
         self.pure = self.purely_high()
@@ -109,16 +116,14 @@ class CutProblem:
             if produced != NONE:
                 self.value(value)
 
-    def decide(self, prices: Prices | None = None, *, explained: bool = True) -> Decision:
-        """The cheapest assignment; ``explained=False`` leaves the verdicts out."""
+    def decide(self, prices: Prices | None = None) -> Decision:
+        """The cheapest assignment."""
         network = self.network.copy()
         if prices is not None:
             self.measured(network, prices)
         cut = network.solve()
         low = cut.low[self.ports.roots].tolist() if self.ports.roots else []
-        variables = self.ports.variables if explained else ()
-        verdicts = [_explain(variable.index, self.ports, self.pins, low) for variable in variables]
-        return Decision(low, verdicts, cut.cost)
+        return Decision(low, cut.cost)
 
     def variables(self) -> None:
         """Add pins, implications and gains to the network."""
@@ -126,14 +131,13 @@ class CutProblem:
             (self.network.charge_high if verdict.low else self.network.charge_low)(root, INFINITE)
         for p, q in self.pins.implies:
             self.network.arc(p, q, INFINITE)
-        for node in self.graph.nodes:
-            if node.key == "Cast":
-                self.idle_cast(node)
-            for variable in self.ports.of_node.get(node.index, {}).values():
-                root = self.ports.root(variable)
-                gains = root in self.pins.preferred and root not in self.pins.verdicts
-                if gains and not self.is_high(self.problem.joined.get(node.index, ABSENT)):
-                    self.network.charge_high(root, self.gain(node))
+        for node in self.graph.nodes_of({"Cast"}):
+            self.idle_cast(node)
+        gaining = self.pins.preferred - self.pins.verdicts.keys()
+        for index, variables in self.ports.of_node.items():
+            for root in map(self.roots.__getitem__, variables.values()):
+                if root in gaining and not self.is_high(self.problem.joined.get(index, ABSENT)):
+                    self.network.charge_high(root, self.gain(self.graph.nodes[index]))
 
     def is_high(self, node: int) -> bool:
         """Whether the node is pinned to float32."""
@@ -181,11 +185,10 @@ class CutProblem:
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
-        producer = self.ports.root(self.ports.produced[value])
-        readers = {self.ports.root(self.ports.consumed[node][port]) for node, port in self.graph.uses[value]}
-        readers |= {
-            self.ports.root(self.ports.returned[key]) for key in self.graph.results[value] if key in self.ports.returned
-        }
+        roots, consumed, returned = self.roots, self.ports.consumed, self.ports.returned
+        producer = roots[self.ports.produced[value]]
+        readers = {roots[consumed[node][port]] for node, port in self.graph.uses[value]}
+        readers.update([roots[returned[key]] for key in self.graph.results[value] if key in returned])
         readers -= {NONE, producer}
         if not readers:
             return
@@ -204,7 +207,7 @@ class CutProblem:
         there = HIGH if up else LOW
         if producer == there:
             return
-        variables = sorted(variable for variable in readers if variable >= 0)
+        variables = sorted([variable for variable in readers if variable >= 0])
         if there in readers:  # one reader needs the Cast in any case; the others share it
             if producer >= 0:
                 (self.network.charge_low if up else self.network.charge_high)(producer, cost)
@@ -238,25 +241,17 @@ class CutProblem:
         In low precision, such a path would round a float32 value on its way to a float32 reader, so its up-casts carry
         an accuracy charge. Sources are constants, graph inputs that keep their type, and producers pinned to float32.
         """
-        pure: set[int] = set()
-        for value, variable in enumerate(self.ports.produced):
-            root = self.ports.root(variable)
-            pin = self.pins.verdicts.get(root)
-            if variable == HIGH or value in self.ports.free or (pin is not None and not pin.low):
-                pure.add(value)
+        made = [self.roots[variable] for variable in self.ports.produced]
+        high = {HIGH, *(root for root, pin in self.pins.verdicts.items() if not pin.low)}
+        pure = {value for value, root in enumerate(made) if root in high} | self.ports.free
         reached: set[int] = set()
         for index in self.graph.order:
             node = self.graph.nodes[index]
-            for value in node.outputs if node.key not in op_facts().control_flow else ():
-                if (
-                    value == ABSENT
-                    or self.ports.root(self.ports.produced[value]) not in self.pins.exact
-                    or value in pure
-                ):
-                    continue
-                if any(source in pure for source in node.inputs):
-                    pure.add(value)
-                    reached.add(value)
+            if pure.isdisjoint(node.inputs) or node.key in op_facts().control_flow:
+                continue
+            found = {value for value in node.outputs if value != ABSENT and made[value] in self.pins.exact} - pure
+            pure |= found
+            reached |= found
         return reached
 
 

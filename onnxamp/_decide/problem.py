@@ -15,7 +15,6 @@ from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import opset_imports
-from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Level, Options
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._patterns.patterns import patterns_of
@@ -80,8 +79,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         groups = [*fused, *folds, *(sentinels if options.hazards else ())]
     ports = find_variables(graph, options, groups)
     hazards = graph.ask(find_hazards, low) if judged else []
-    exact = (node for node in graph.nodes if node.key in op_facts().exact and is_exact(node.proto))
-    constant_fed = frozenset(node.index for node in exact if graph.constants.feed(node))
+    constant_fed = frozenset(index for index in graph.exact if graph.constants.feed(graph.nodes[index]))
     batch_norms = frozenset(norm for _, norm in folds)
     return Problem(
         graph, options, ports, hazards, overrides, sentinels, batch_norms, constant_fed, graph.ask(skip_sums), absorbed

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables, Variable
+from onnxamp._decide.layout import layout_of
+from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, Variable
 from onnxamp._dtypes import FLOAT, holds_float, retyped
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import bind, body_sources, body_targets, carried
+from onnxamp._graph.types import body_sources, body_targets, carried
 from onnxamp._graph.view import ABSENT, Node, Origin, Value
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.signature import Port
 from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import carries
 
@@ -47,16 +47,19 @@ class _Finder:
     of_node: dict[int, dict[str, int]] = field(default_factory=dict)
     free: set[int] = field(default_factory=set)
     lowered: dict[int, int] = field(default_factory=dict)
-    bound: dict[int, dict[str, str]] = field(default_factory=dict)
+    layouts: dict[int, Layout] = field(default_factory=dict)
     fixed_high: set[int] = field(default_factory=set)
     requested_low: set[int] = field(default_factory=set)
-    hidden: frozenset[int] = frozenset()
-    """Values that a body shadows by a value of the same name."""
+    kinds: list[str | None] = field(init=False)
+    """Type by value index; the last entry is that of ABSENT."""
+    floats: frozenset[str | None] = field(init=False)
+    """The types among them that hold float32."""
 
     def __post_init__(self) -> None:
         self.produced = [NONE] * len(self.graph.values)
         self.consumed = [[NONE] * len(node.inputs) for node in self.graph.nodes]
-        self.hidden = self.graph.hidden
+        self.kinds = [*self.graph.types, None]
+        self.floats = frozenset(filter(holds_float, set(self.kinds)))
 
     # -- variables and ties ------------------------------------------------------------------------------------
 
@@ -82,12 +85,12 @@ class _Finder:
         roots = [self.root(variable.index) for variable in self.variables]
         return PortVariables(
             tuple(self.variables), self.produced, self.consumed, self.returned, self.of_node,
-            frozenset(self.free), self.lowered, roots, self.bound, frozenset(self.fixed_high),
+            frozenset(self.free), self.lowered, roots, self.layouts, frozenset(self.fixed_high),
             frozenset(self.requested_low),
         )  # fmt: skip
 
     def is_float(self, value: int) -> bool:
-        return value != ABSENT and holds_float(self.graph.types[value])
+        return self.kinds[value] in self.floats
 
     # -- ports -------------------------------------------------------------------------------------------------
 
@@ -95,7 +98,7 @@ class _Finder:
         """Assign variables to initializers and graph inputs; inputs of bodies belong to the bodies' owners."""
         scope = self.graph.scopes[index]
         for value in (self.graph.values[named] for named in scope.names.values()):
-            if not self.is_float(value.index):
+            if value.origin is Origin.NODE or not self.is_float(value.index):
                 continue
             if value.origin in (Origin.INPUT, Origin.DEFAULT):
                 self.produced[value.index] = self.signature_variable(value) if index == 0 else HIGH
@@ -141,50 +144,16 @@ class _Finder:
 
     def plain(self, node: Node) -> None:
         """Create a variable for each type parameter that is float32 and that the schema allows to be low."""
-        signature = node.signature
-        assert signature is not None
-        bound = bind(signature, [None if value == ABSENT else self.graph.types[value] for value in node.inputs])
-        driven = set(bound)
-        for position, value in enumerate(node.outputs):
-            port = signature.output(position)
-            if port is not None and value != ABSENT and self.graph.types[value] is not None:
-                bound.setdefault(signature.param(port, position), str(self.graph.types[value]))
-        self.bound[node.index] = bound
-        for position, value in enumerate(node.inputs):
-            port = signature.input(position)
-            if port is not None and self.is_float(value):
-                self.consumed[node.index][position] = self.port_variable(node, port, position)
-        inherited = self.inherited(node)
-        for position, value in enumerate(node.outputs):
-            port = signature.output(position)
-            if port is None or not self.is_float(value):
-                continue
-            if position == 0 and inherited != ABSENT:
-                self.produced[value] = self.consumed[node.index][inherited]
-            elif signature.param(port, position) in driven or (position == 0 and _is_settable(node)):
-                self.produced[value] = self.port_variable(node, port, position)
-            else:  # the op determines the type, as of LayerNormalization's Mean
-                self.produced[value] = HIGH
-
-    def port_variable(self, node: Node, port: Port, position: int) -> int:
-        """The variable of the port's type parameter; HIGH if schema or facts rule out the low-precision type."""
-        assert node.signature is not None
-        param = node.signature.param(port, position)
-        if param in self.of_node.get(node.index, {}):
-            return self.of_node[node.index][param]
-        bound = self.bound[node.index].get(param)
-        allowed = node.signature.params.get(port.type, frozenset())
-        movable = bound is not None and holds_float(bound) and retyped(bound, self.options.low) in allowed
-        pinned = op_facts().pinned_parameters.get(node.key, frozenset())
-        return self.new(node.index, param) if movable and param not in pinned else HIGH
-
-    def inherited(self, node: Node) -> int:
-        """The input that gives output 0 its type if the dtype attribute is missing; ABSENT if there is none."""
-        rule = op_facts().dtype_attribute.get(node.key)
-        if rule is None or rule.default not in ("input", "scale") or attribute(node.proto, rule.attribute):
-            return ABSENT
-        position = 0 if rule.default == "input" else 1
-        return position if self.is_float(node.input(position)) else ABSENT
+        inputs = tuple([self.kinds[value] for value in node.inputs])
+        outputs = tuple([self.kinds[value] for value in node.outputs])
+        layout = self.layouts[node.index] = layout_of(node, inputs, outputs, self.options.low)
+        first = len(self.variables)
+        for param in layout.params:
+            self.new(node.index, param)
+        self.consumed[node.index] = [place + first if place >= 0 else place for place in layout.inputs]
+        for value, place in zip(node.outputs, layout.outputs, strict=True):
+            if place != NONE:
+                self.produced[value] = place + first if place >= 0 else place
 
     def constant(self, node: Node) -> None:
         """Create a variable for a Constant: it is free, since it can be stored in either precision."""
@@ -211,7 +180,7 @@ class _Finder:
         if before == FLOAT:  # it changes nothing, so each side may have either precision
             self.produced[result] = self.new(node.index, "T2")
         elif before == low:
-            visible = source not in self.hidden
+            visible = source not in self.graph.hidden
             self.produced[result] = LOW if visible else HIGH
             if visible:
                 self.lowered[result] = source
@@ -276,7 +245,7 @@ class _Finder:
     def containers(self) -> None:
         """Tie all ops that touch a value that no Cast takes: a sequence, an optional, or a sparse constant."""
         for value, kind in enumerate(self.graph.types):
-            if not holds_float(kind) or (kind == FLOAT and not self.is_sparse(value)):
+            if kind not in self.floats or (kind == FLOAT and not self.is_sparse(value)):
                 continue
             variables = [self.produced[value]]
             variables += [self.consumed[node.index][port] for node, port in self.graph.consumers(value)]
@@ -290,8 +259,9 @@ class _Finder:
     def is_sparse(self, value: int) -> bool:
         """Whether the value is a sparse constant, which can be neither converted nor cast."""
         producer = self.graph.producer(value)
-        is_node = producer is not None and attribute(producer.proto, "sparse_value") is not None
-        return is_node or self.graph.values[value].origin is Origin.SPARSE
+        if producer is None:
+            return self.graph.values[value].origin is Origin.SPARSE
+        return producer.key == "Constant" and attribute(producer.proto, "sparse_value") is not None
 
     def join(self, joined: Sequence[int]) -> None:
         """Make variables equal; HIGH among them fixes them all."""
@@ -300,8 +270,3 @@ class _Finder:
             self.tie(variables[0], variable)
         if variables and HIGH in joined:
             self.fixed_high.add(variables[0])
-
-
-def _is_settable(node: Node) -> bool:
-    """Whether output 0 of the node can change its type although no input shares its parameter."""
-    return node.key in op_facts().follows_type or node.key in op_facts().dtype_attribute

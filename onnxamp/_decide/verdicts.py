@@ -1,7 +1,8 @@
 """Reasons and verdicts: why a variable is low precision or float32."""
 
-from dataclasses import dataclass
 from enum import Enum
+
+from onnxamp._model.record import record
 
 
 class Reason(Enum):
@@ -29,7 +30,7 @@ class Reason(Enum):
     CUT = "cut"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hazard:
     """A node that static analysis expects to break, or to lose values, in low precision."""
 
@@ -38,7 +39,7 @@ class Hazard:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Verdict:
     """The decision about one variable, and why."""
 

@@ -1,7 +1,7 @@
 """Constants of a model: which values are constant, also through data movement, and what they contain."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -34,32 +34,40 @@ def constant_tensors(view: View) -> dict[int, TensorProto]:
         tensors |= {value: tensor for value, tensor in named if view.values[value].origin is Origin.INITIALIZER}
     for node in view.nodes:
         tensor = attribute(node.proto, "value") if node.key == "Constant" else None
-        if isinstance(tensor, TensorProto):
+        if isinstance(tensor, TensorProto) and node.outputs[0] != ABSENT:
             tensors[node.outputs[0]] = tensor
     return tensors
 
 
 @dataclass(slots=True)
 class Constants:
-    """Lazy access to the constants of a view; each float32 tensor is read and measured once at most."""
+    """Lazy access to the constants of a view; each float32 tensor is read and measured once at most.
 
-    view: View
+    The view itself is not kept: a graph holds its constants, and a cycle of both would outlive its last user.
+    """
+
+    view: InitVar[View]
     types: Types
     folder: Path | None
     tensors: Mapping[int, TensorProto] = field(init=False)
     """See :func:`constant_tensors`."""
-    _stats: dict[int, ConstantStats | None] = field(default_factory=dict)
-    _scalars: dict[int, float | None] = field(default_factory=dict)
+    _makers: Mapping[int, Node] = field(init=False)
+    """Value -> the node that makes it, if its elements are constant."""
     _sources: dict[int, int] = field(default_factory=dict)
+    _stats: dict[int, ConstantStats | None] = field(default_factory=lambda: {ABSENT: None})
+    _scalars: dict[int, float | None] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.tensors = constant_tensors(self.view)
+    def __post_init__(self, view: View) -> None:
+        self.tensors = constant_tensors(view)
+        makers = (node for node in view.nodes if node.key in _MAKERS)
+        self._makers = {value: node for node in makers for value in node.outputs if value != ABSENT}
         carriers = op_facts().carriers
-        for index in self.view.order:
-            node = self.view.nodes[index]
+        for index in view.order:
+            node = view.nodes[index]
             source = node.input(0) if node.key in carriers else ABSENT
             if source != ABSENT and self.types[source] == FLOAT:
                 self._sources |= dict.fromkeys(node.outputs, self.source(source))
+        self._sources.pop(ABSENT, None)
 
     def source(self, value: int) -> int:
         """The value that this one's elements are moved from; the value itself if they are not moved."""
@@ -67,20 +75,20 @@ class Constants:
 
     def stats(self, value: int) -> ConstantStats | None:
         """Statistics of the float32 constant that the value is, or is moved from; None if it is not constant."""
-        if value == ABSENT:
-            return None
-        source = self.source(value)
+        source = self._sources.get(value, value)
         if source not in self._stats:
             array = self._array(source) if self.types[source] == FLOAT else None
             self._stats[source] = None if array is None else constant_stats(array)
         return self._stats[source]
 
+    def floats(self) -> list[int]:
+        """Float32 values that are constant, or may be because they are moved from other values."""
+        return [value for value in {*self.tensors, *self._makers, *self._sources} if self.types[value] == FLOAT]
+
     def is_constant(self, value: int) -> bool:
         """Whether the value is a constant that no caller can override."""
-        if value == ABSENT:
-            return False
-        source = self.source(value)
-        return self.view.values[source].origin is Origin.INITIALIZER or self._maker(source) in _MAKERS
+        source = self._sources.get(value, value)
+        return source in self.tensors or source in self._makers
 
     def feed(self, node: Node) -> bool:
         """Whether the node has float32 inputs, and all of them are constants."""
@@ -118,8 +126,8 @@ class Constants:
 
     def _attribute(self, value: int, name: str) -> Any:
         """An attribute of the Constant that makes the value."""
-        producer = self.view.producer(value)
-        return attribute(producer.proto, name) if producer is not None and producer.key == "Constant" else None
+        maker = self._makers.get(value)
+        return attribute(maker.proto, name) if maker is not None and maker.key == "Constant" else None
 
     def _few(self, tensor: TensorProto) -> NDArray[Any] | None:
         """Elements of a small tensor of numbers."""
@@ -128,14 +136,12 @@ class Constants:
         is_external = tensor.data_location == TensorProto.EXTERNAL
         return (read_array(tensor, self.folder) if is_external else numpy_helper.to_array(tensor)).reshape(-1)
 
-    def _maker(self, value: int) -> str | None:
-        producer = self.view.producer(value)
-        return None if producer is None else producer.key
-
     def _array(self, value: int) -> NDArray[np.float32] | None:
-        tensor, producer = self.tensors.get(value), self.view.producer(value)
-        if tensor is None and producer is not None and producer.key == "ConstantOfShape":
-            tensor = attribute(producer.proto, "value") or numpy_helper.from_array(np.zeros(1, np.float32))
+        tensor, maker = self.tensors.get(value), self._makers.get(value)
+        if tensor is None and maker is None:
+            return None
+        if tensor is None and maker is not None and maker.key == "ConstantOfShape":
+            tensor = attribute(maker.proto, "value") or numpy_helper.from_array(np.zeros(1, np.float32))
         if tensor is not None:
             return read_array(tensor, self.folder)
         number = self._attribute(value, "value_float")

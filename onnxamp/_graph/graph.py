@@ -1,6 +1,6 @@
 """The graph of a model with all analyses of it, each computed once, on first use."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, View, shadowing
 from onnxamp._model.ask import Asked
 from onnxamp._model.model import Model
+from onnxamp._ops.facts import is_exact, op_facts
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,11 @@ class Graph(View, Asked):
         return Constants(self, self.types, self.folder)
 
     @cached_property
+    def exact(self) -> frozenset[int]:
+        """Nodes that commute with rounding, see :func:`is_exact`."""
+        return frozenset(node.index for node in self.nodes_of(op_facts().exact) if is_exact(node.proto))
+
+    @cached_property
     def hidden(self) -> frozenset[int]:
         """Values that a body shadows by a value of the same name, see :func:`shadowing`."""
         return frozenset(self.ask(shadowing).values())
@@ -81,10 +87,10 @@ class Graph(View, Asked):
             value = node.inputs[0]
         return value
 
-    def float_inputs(self, node: Node) -> Iterator[tuple[int, int]]:
+    def float_inputs(self, node: Node) -> list[tuple[int, int]]:
         """(position, value) of the node's float32 tensor inputs."""
         types = self.types
-        return ((port, value) for port, value in enumerate(node.inputs) if value != ABSENT and types[value] == FLOAT)
+        return [(port, value) for port, value in enumerate(node.inputs) if value != ABSENT and types[value] == FLOAT]
 
     def is_float_output(self, node: Node) -> bool:
         """Whether output 0 is a float32 tensor."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from onnx import GraphProto, ModelProto, NodeProto
 
@@ -16,7 +16,7 @@ from onnxamp._errors import ModelError
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View
 from onnxamp._model.protos import node_bodies, opset_imports
 from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._ops.signature import SignatureBook
+from onnxamp._ops.signature import Signature, SignatureBook
 
 V = TypeVar("V", bound=View)
 
@@ -52,6 +52,23 @@ def resolve(make: Callable[..., V], model: ModelProto) -> V:
 _Pending: TypeAlias = tuple[GraphProto, int, int, str, bool]
 
 
+class _Kind(NamedTuple):
+    """What is known of all nodes of an op type."""
+
+    key: str
+    signature: Signature | None
+    is_control_flow: bool
+
+    @property
+    def may_have_bodies(self) -> bool:
+        """Whether its attributes are searched for bodies, which is slow: other ops of ai.onnx have none."""
+        return self.is_control_flow or self.signature is None or "::" in self.key
+
+
+_Row: TypeAlias = tuple[NodeProto, int, _Kind, tuple[int, ...]]
+"""A node whose inputs are not resolved yet, its scope, its kind, and its outputs."""
+
+
 @dataclass(slots=True)
 class _Builder:
     book: SignatureBook
@@ -59,24 +76,26 @@ class _Builder:
     values: list[Value] = field(default_factory=list)
     scopes: list[Scope] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    protos: list[tuple[NodeProto, int, str]] = field(default_factory=list)
-    """(node, scope, key)."""
+    rows: list[_Row] = field(default_factory=list)
     bodies: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     uses: list[list[tuple[int, int]]] = field(default_factory=list)
-    results: list[list[tuple[int, int]]] = field(default_factory=list)
+    results: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     needs: dict[int, list[int]] = field(default_factory=dict)
-    """Node -> outer values that its bodies read."""
+    """Node -> values of its scope that its bodies read."""
+    unordered: set[int] = field(default_factory=set)
+    """Scopes in which a node stands before one that it depends on."""
+    kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict)
+    """By domain and op type."""
 
     def define(self, graph: GraphProto, parent: int, owner: int, attribute: str, opaque: bool) -> list[_Pending]:
         """Add a scope with everything it defines, and return the bodies of its nodes."""
-        scope, names, first = len(self.scopes), {}, len(self.protos)  # type: ignore[var-annotated]
-        control_flow = op_facts().control_flow
+        scope, names, first = len(self.scopes), {}, len(self.rows)  # type: ignore[var-annotated]
         if owner != ABSENT:
             self.bodies.setdefault(owner, []).append((attribute, scope))
         listed = {item.name for item in graph.input} if scope == 0 and self.overridable else set()
         for item in graph.initializer:
-            origin = Origin.DEFAULT if item.name in listed else Origin.INITIALIZER
-            self._add(names, item.name, scope, origin, ABSENT, 0)
+            name = item.name
+            self._add(names, name, scope, Origin.DEFAULT if name in listed else Origin.INITIALIZER, ABSENT, 0)
         for sparse in graph.sparse_initializer:
             self._add(names, sparse.values.name, scope, Origin.SPARSE, ABSENT, 0)
         for port, entry in enumerate(graph.input):
@@ -84,32 +103,36 @@ class _Builder:
                 self._add(names, entry.name, scope, Origin.INPUT, ABSENT, port)
         pending: list[_Pending] = []
         for index, node in enumerate(graph.node, first):
-            key = op_key(node)
-            self.protos.append((node, scope, key))
-            for port, name in enumerate(node.output):
-                if name:
-                    self._add(names, name, scope, Origin.NODE, index, port)
-            unknown = opaque or key not in control_flow
-            if unknown and "::" not in key and self.book.get("", key) is not None:
-                continue  # no other op of ai.onnx has bodies, and searching all attributes is slow
-            pending += [(body, scope, index, name, unknown) for name, body in node_bodies(node)]
-        nodes, inputs = range(first, len(self.protos)), tuple(names[entry.name] for entry in graph.input)
+            kind, outputs = self._kind(node), []
+            for port, name in enumerate(node.output[:]):  # a slice: protobuf's own iterators are slow
+                outputs.append(self._add(names, name, scope, Origin.NODE, index, port) if name else ABSENT)
+            self.rows.append((node, scope, kind, tuple(outputs)))
+            if kind.may_have_bodies:
+                unknown = opaque or not kind.is_control_flow
+                pending += [(body, scope, index, name, unknown) for name, body in node_bodies(node)]
+        nodes, inputs = range(first, len(self.rows)), tuple([names[entry.name] for entry in graph.input])
         self.scopes.append(Scope(scope, parent, owner, graph, opaque, names, nodes, inputs, ()))
         return pending
 
-    def _add(self, names: dict[str, int], name: str, scope: int, origin: Origin, producer: int, port: int) -> None:
+    def _kind(self, node: NodeProto) -> _Kind:
+        name = node.domain, node.op_type
+        if name not in self.kinds:
+            key = op_key(node)
+            self.kinds[name] = _Kind(key, self.book.get(*name), key in op_facts().control_flow)
+        return self.kinds[name]
+
+    def _add(self, names: dict[str, int], name: str, scope: int, origin: Origin, producer: int, port: int) -> int:
         if name in names:
             raise ModelError(
                 f"The value {name!r} is defined twice in {self._where(scope)}: every name must be unique there."
             )
-        names[name] = len(self.values)
-        self.values.append(Value(names[name], name, scope, origin, producer, port))
-        self.uses.append([])
-        self.results.append([])
+        index = names[name] = len(self.values)
+        self.values.append(Value(index, name, scope, origin, producer, port))
+        return index
 
     def _where(self, scope: int) -> str:
         owner = self.scopes[scope].owner if scope < len(self.scopes) else ABSENT
-        return "the graph" if scope == 0 else f"a subgraph of {self.protos[owner][0].name!r}"
+        return "the graph" if scope == 0 else f"a subgraph of {self.rows[owner][0].name!r}"
 
     def find(self, name: str, scope: int) -> int:
         """Value index of a name as seen from a scope; records which outer nodes depend on it."""
@@ -126,28 +149,34 @@ class _Builder:
 
     def resolve(self) -> None:
         """Resolve names to value indices, and record uses and results."""
-        for index, (proto, home, key) in enumerate(self.protos):
-            names, opaque = self.scopes[home].names, self.scopes[home].opaque
-            inputs = []
-            for port, name in enumerate(proto.input):
-                value = names.get(name, ABSENT)
-                if value == ABSENT and name:
-                    value = self.find(name, home)
+        producers = [value.producer for value in self.values]
+        self.uses, self.results = [[] for _ in producers], [()] * len(producers)
+        for index, (proto, home, kind, outputs) in enumerate(self.rows):
+            names = self.scopes[home].names
+            inputs = tuple([names.get(name, ABSENT) for name in proto.input[:]])
+            if ABSENT in inputs:
+                inputs = tuple([self._outer(name, proto, home) if name else ABSENT for name in proto.input])
+            for port, value in enumerate(inputs):
                 if value != ABSENT:
                     self.uses[value].append((index, port))
-                elif name and not opaque:
-                    label = proto.name or next(iter(proto.output), "")
-                    raise ModelError(
-                        f"Node {label!r} ({proto.op_type}) reads the value {name!r}, which nothing defines."
-                    )
-                inputs.append(value)
-            outputs = tuple([names[name] if name else ABSENT for name in proto.output])
-            signature = self.book.get(proto.domain, proto.op_type)
+                    if producers[value] >= index:
+                        self.unordered.add(home)
             bodies = tuple(self.bodies.get(index, ()))
-            self.nodes.append(Node(index, home, proto, key, signature, tuple(inputs), outputs, bodies))
+            self.nodes.append(Node(index, home, proto, kind.key, kind.signature, inputs, outputs, bodies))
         for position, scope in enumerate(self.scopes):
-            outputs = tuple(self._result(entry.name, scope, port) for port, entry in enumerate(scope.proto.output))
+            outputs = tuple([self._result(entry.name, scope, port) for port, entry in enumerate(scope.proto.output)])
             self.scopes[position] = replace(scope, outputs=outputs)
+        for owner, values in self.needs.items():
+            if any(producers[value] >= owner for value in values):
+                self.unordered.add(self.nodes[owner].scope)
+
+    def _outer(self, name: str, proto: NodeProto, home: int) -> int:
+        """The value that a node reads; ABSENT where an opaque scope does not define it."""
+        value = self.find(name, home)
+        if value == ABSENT and not self.scopes[home].opaque:
+            label = proto.name or next(iter(proto.output), "")
+            raise ModelError(f"Node {label!r} ({proto.op_type}) reads the value {name!r}, which nothing defines.")
+        return value
 
     def _result(self, name: str, scope: Scope, port: int) -> int:
         value = self.find(name, scope.index)
@@ -155,12 +184,12 @@ class _Builder:
             if not scope.opaque:
                 raise ModelError(f"The output {name!r} of {self._where(scope.index)} is produced by nothing.")
             return ABSENT
-        self.results[value].append((scope.index, port))
+        self.results[value] += ((scope.index, port),)
         return value
 
 
 def _topological(builder: _Builder) -> list[int]:
-    """All nodes, producers first, otherwise in the file's order. O(n log n)."""
+    """All nodes, producers first, otherwise in the file's order. O(n log n); linear where the file's order holds."""
     orders = [_scope_order(builder, scope) for scope in builder.scopes]
     result: list[int] = []
     stack = [iter(orders[0])] if orders else []
@@ -184,13 +213,13 @@ def _topological(builder: _Builder) -> list[int]:
 
 def _scope_order(builder: _Builder, scope: Scope) -> Sequence[int]:
     """The nodes of one scope, producers first: the file's order if that holds there."""
+    if scope.index not in builder.unordered:
+        return scope.nodes
     waiting: dict[int, int] = {}
     dependants: dict[int, list[int]] = {}
     ready: list[int] = []
-    makers = {index: _makers(builder, scope, index) for index in scope.nodes}
-    if all(producer < index for index, producers in makers.items() for producer in producers):
-        return scope.nodes
-    for index, producers in makers.items():
+    for index in scope.nodes:
+        producers = _makers(builder, scope, index)
         waiting[index] = len(producers)
         for producer in producers:
             dependants.setdefault(producer, []).append(index)

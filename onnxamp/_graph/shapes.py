@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 import onnx.shape_inference
-from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TypeProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto, helper
 
 from onnxamp._dtypes import ELEM_NUMBERS
 from onnxamp._graph.view import ABSENT, View, scope_graphs
-from onnxamp._model.protos import node_bodies, opset_imports
+from onnxamp._model.protos import all_nodes, node_bodies, opset_imports
 from onnxamp._ops.facts import op_facts, op_key
 
 DEFAULT_DIMENSION = 64
@@ -46,7 +46,7 @@ def with_shapes(
         types: type by value index.
         given: shapes of model inputs. If given, shapes that the model computes from them are followed, too.
     """
-    skeleton = _skeleton(view.model)
+    skeleton = _skeleton(view)
     _hide_untyped(skeleton, view, types)
     if given:
         _fix(skeleton.graph, given)
@@ -61,13 +61,18 @@ def read_shapes(view: View, skeleton: ModelProto, dims: Mapping[str, int] | None
         dims: sizes of named dimensions.
     """
     shapes: list[Shape | None] = [None] * len(view.values)
+    read: dict[bytes, Shape | None] = {}
+    """Declarations that were read already: a model repeats few."""
     for scope, graph in zip(view.scopes, scope_graphs(view, skeleton), strict=True):
         for entry in (*graph.value_info, *graph.output, *graph.input):
             value = scope.names.get(entry.name)
             if value is not None and view.values[value].scope == scope.index:
-                shapes[value] = _declared(entry.type, dims or {})
+                written = entry.type.SerializeToString()
+                if written not in read:
+                    read[written] = _declared(entry.type, dims or {})
+                shapes[value] = read[written]
         for tensor in graph.initializer:
-            shapes[scope.names[tensor.name]] = tuple(tensor.dims)
+            shapes[scope.names[tensor.name]] = tuple(tensor.dims[:])
     _share_through_casts(view, shapes)
     return shapes
 
@@ -79,7 +84,7 @@ def symbolic_shapes(view: View, known: Mapping[str, TensorProto] | None = None) 
         view: the model.
         known: name -> value of the main graph whose elements are known; its producer is ignored.
     """
-    skeleton = _skeleton(view.model)
+    skeleton = _skeleton(view)
     if known:
         kept = [node for node in skeleton.graph.node if not any(name in known for name in node.output)]
         del skeleton.graph.node[:]
@@ -121,13 +126,13 @@ def _fix(graph: GraphProto, given: Mapping[str, Sequence[int]]) -> None:
 
 def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
     """Copy shapes through Casts, along whole chains in both directions."""
-    for index in (*view.order, *reversed(view.order)):
-        node = view.nodes[index]
-        if node.key == "Cast" and ABSENT not in (node.input(0), *node.outputs):
-            ends = (node.inputs[0], node.outputs[0])
-            known = sorted((shape for v in ends if (shape := shapes[v]) is not None), key=_unknown)
-            for value in ends if known else ():
-                shapes[value] = _merged(known[0], known[-1])
+    nodes = (node for node in map(view.nodes.__getitem__, view.order) if node.key == "Cast")
+    casts = [node for node in nodes if ABSENT not in (node.input(0), *node.outputs)]
+    for node in (*casts, *reversed(casts)):
+        ends = (node.inputs[0], node.outputs[0])
+        known = sorted((shape for v in ends if (shape := shapes[v]) is not None), key=_unknown)
+        for value in ends if known else ():
+            shapes[value] = _merged(known[0], known[-1])
 
 
 def _unknown(shape: Shape) -> int:
@@ -145,7 +150,7 @@ def elements(shape: Shape | None) -> int:
     """Element count of a shape, with defaults for unknown dimensions and ranks."""
     if shape is None:
         return DEFAULT_ELEMENTS
-    return prod(DEFAULT_DIMENSION if dim is None else dim for dim in shape)
+    return prod([DEFAULT_DIMENSION if dim is None else dim for dim in shape])
 
 
 def _declared(proto: TypeProto, dims: Mapping[str, int]) -> Shape | None:
@@ -163,9 +168,11 @@ def _hide_untyped(skeleton: ModelProto, view: View, types: Sequence[str | None])
     """
     graph = skeleton.graph
     declared = {entry.name for entry in (*graph.value_info, *graph.output)}
-    for node, proto in zip((view.nodes[index] for index in view.scopes[0].nodes), graph.node, strict=True):
-        if any(types[value] is None for value in node.inputs if value != ABSENT):
-            proto.domain = _UNKNOWN_DOMAIN
+    untyped = {value for value, kind in enumerate(types) if kind is None}
+    for index in view.scopes[0].nodes:
+        node = view.nodes[index]
+        if not untyped.isdisjoint(node.inputs):
+            graph.node[index].domain = _UNKNOWN_DOMAIN
         elif not ("::" in node.key or node.key in op_facts().uninferable):
             continue
         for value in node.outputs:
@@ -176,32 +183,35 @@ def _hide_untyped(skeleton: ModelProto, view: View, types: Sequence[str | None])
     skeleton.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
 
 
-def _skeleton(model: ModelProto) -> ModelProto:
+def _skeleton(view: View) -> ModelProto:
     """The model without the data of its weights: structure, shapes, and small integer constants."""
-    skeleton = ModelProto()
+    model, skeleton = view.model, ModelProto()
     skeleton.ir_version = model.ir_version
     skeleton.opset_import.extend(helper.make_opsetid(*entry) for entry in opset_imports(model).items())
     skeleton.functions.extend(model.functions)
     _strip(model.graph, skeleton.graph)
-    _hide_dangers(skeleton)
+    _hide_dangers(view, skeleton)
     return skeleton
 
 
-def _hide_dangers(skeleton: ModelProto) -> None:
+def _hide_dangers(view: View, skeleton: ModelProto) -> None:
     """Move nodes that crash onnx's inference to an unknown domain, and clear impossible sizes, with which it computes
     and indexes; also in bodies and functions.
     """
-    stack: list[GraphProto | FunctionProto] = [skeleton.graph, *skeleton.functions]
-    while stack:
-        graph = stack.pop()
-        for entry in (*graph.value_info, *graph.input, *graph.output) if isinstance(graph, GraphProto) else ():
+    uninferable, graphs = op_facts().uninferable, scope_graphs(view, skeleton)
+    crashing = [node for node in view.nodes if node.key in uninferable]
+    protos = [graphs[node.scope].node[node.index - view.scopes[node.scope].nodes.start] for node in crashing]
+    for function in skeleton.functions:
+        for proto in all_nodes(function.node):
+            graphs += [body for _, body in node_bodies(proto)]
+            protos += [proto] if op_key(proto) in uninferable else []
+    for proto in protos:
+        proto.domain = _UNKNOWN_DOMAIN
+    for graph in graphs:
+        for entry in (*graph.value_info, *graph.input, *graph.output):
             for dim in entry.type.tensor_type.shape.dim if entry.type.HasField("tensor_type") else ():
                 if not 0 <= dim.dim_value <= _LARGEST_SIZE:
                     dim.ClearField("dim_value")
-        for node in graph.node:
-            if op_key(node) in op_facts().uninferable:
-                node.domain = _UNKNOWN_DOMAIN
-            stack += [body for _, body in node_bodies(node)]
 
 
 def _strip(graph: GraphProto, into: GraphProto) -> None:
@@ -212,7 +222,8 @@ def _strip(graph: GraphProto, into: GraphProto) -> None:
     into.node.extend(graph.node)
     into.sparse_initializer.extend(graph.sparse_initializer)
     for tensor in graph.initializer:
-        if prod(tensor.dims) <= _KEPT.get(tensor.data_type, 0):
+        elem, dims = tensor.data_type, tensor.dims[:]
+        if prod(dims) <= _KEPT.get(elem, 0):
             into.initializer.append(tensor)
         else:
-            into.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            into.initializer.add(name=tensor.name, data_type=elem, dims=dims)

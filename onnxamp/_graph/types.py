@@ -5,7 +5,7 @@ nor a rule determines the type of an output, the file's declaration does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
@@ -28,12 +28,13 @@ def infer_types(view: View) -> Types:
     for scope in view.scopes:
         _seed(scope, types)
     declared = _declared(view)
-    entered, memo = {0}, _Memo()
+    entered = {0}
     for index in view.order:
         node = view.nodes[index]
-        for scope_index in (node.scope, *(body for _, body in node.bodies)):
-            _enter(view, scope_index, entered, types, declared)
-        for value, kind in zip(node.outputs, _outputs(view, node, types, memo), strict=True):
+        if node.scope not in entered or node.bodies:
+            for scope_index in (node.scope, *(body for _, body in node.bodies)):
+                _enter(view, scope_index, entered, types, declared)
+        for value, kind in zip(node.outputs, _outputs(view, node, types), strict=True):
             if value != ABSENT and types[value] is None:
                 types[value] = kind or declared.get(value)
     _backward(view, types)
@@ -114,27 +115,25 @@ def body_sources(node: Node, body_inputs: int) -> list[int]:
     return [position + offset for position in range(body_inputs)]
 
 
-def _outputs(view: View, node: Node, types: list[str | None], memo: "_Memo") -> Sequence[str | None]:
-    if node.key in op_facts().control_flow:
+def _outputs(view: View, node: Node, types: list[str | None]) -> Sequence[str | None]:
+    facts = op_facts()
+    if node.key in facts.control_flow:
         return _control_flow(view, node, types)
     inputs = tuple([None if value == ABSENT else types[value] for value in node.inputs])
-    if node.signature is None or node.key in memo.attributed:
+    has_say = node.key in _ATTRIBUTED or node.key in facts.dtype_attribute or node.key in facts.output_parameter
+    if node.signature is None or has_say:
         return output_types(node.proto, node.key, node.signature, inputs)
-    key = (node.signature, inputs, len(node.outputs))
-    if key not in memo.types:
-        memo.types[key] = output_types(node.proto, node.key, node.signature, inputs)
-    return memo.types[key]
+    return _plain_types(node.key, node.signature, inputs, len(node.outputs))
 
 
-@dataclass(slots=True)
-class _Memo:
-    """Output types by schema, input types and number of outputs: large models repeat few combinations."""
+_ATTRIBUTED = frozenset({"Constant", "Optional"})
+"""Ops whose output types depend on attributes that no table of facts has."""
 
-    attributed: frozenset[str] = field(
-        default_factory=lambda: frozenset({"Constant", "Optional", *op_facts().dtype_attribute})
-    )
-    """Ops whose output types also depend on attributes."""
-    types: dict[tuple[Signature, tuple[str | None, ...], int], Sequence[str | None]] = field(default_factory=dict)
+
+@lru_cache(maxsize=1 << 12)
+def _plain_types(key: str, signature: Signature, inputs: tuple[str | None, ...], count: int) -> Sequence[str | None]:
+    """Types of ``count`` outputs where attributes have no say: large models repeat few combinations."""
+    return output_types(NodeProto(output=[""] * count), key, signature, inputs)
 
 
 def _control_flow(view: View, node: Node, types: Sequence[str | None]) -> list[str | None]:

@@ -1,12 +1,14 @@
 """The frozen view of a model: scopes, nodes, values and uses, as :mod:`onnxamp._graph.resolve` builds it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxamp._model.protos import node_bodies
+from onnxamp._model.record import record
 from onnxamp._ops.signature import Signature, SignatureBook
 
 ABSENT = -1
@@ -24,7 +26,7 @@ class Origin(Enum):
     NODE = "node output"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Value:
     """A value: output ``port`` of node ``producer``, input ``port`` of its scope, or an initializer."""
 
@@ -36,7 +38,7 @@ class Value:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Node:
     """A node; ``inputs`` and ``outputs`` are value indices (or ABSENT), ``bodies`` its subgraphs' scopes."""
 
@@ -98,6 +100,19 @@ class View:
     uses: Sequence[Sequence[tuple[int, int]]]
     results: Sequence[Sequence[tuple[int, int]]]
     order: tuple[int, ...]
+
+    @cached_property
+    def by_key(self) -> Mapping[str, Sequence[int]]:
+        """Op type -> its nodes."""
+        found: dict[str, list[int]] = {}
+        for node in self.nodes:
+            found.setdefault(node.key, []).append(node.index)
+        return found
+
+    def nodes_of(self, keys: Iterable[str]) -> list[Node]:
+        """The nodes of some op types, in the order of all nodes."""
+        found = [index for key in keys for index in self.by_key.get(key, ())]
+        return [self.nodes[index] for index in sorted(found)]
 
     def producer(self, value: int) -> Node | None:
         """The node that produces the value; None if there is none."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.defs import onnx_opset_version
 
-_PLAIN: Final = frozenset({
+PLAIN: Final = frozenset({
     AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.FLOATS, AttributeProto.STRING,
     AttributeProto.STRINGS,
 })  # fmt: skip
@@ -61,7 +61,7 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
         for node in graph.node:
             for item in node.attribute:
                 kind = item.type
-                if kind in _PLAIN:
+                if kind in PLAIN:
                     continue
                 if item.HasField("t"):
                     yield item.t

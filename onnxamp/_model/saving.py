@@ -6,13 +6,13 @@
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnx import ModelProto, TensorProto, numpy_helper
 
@@ -45,6 +45,17 @@ _DATA_FIELDS: Final = (
 )  # fmt: skip
 
 
+class Weight(NamedTuple):
+    """A float32 tensor to convert.
+
+    ``saturate_at`` is the magnitude that its finite numbers out of range become; what is lost counts under ``name``.
+    """
+
+    tensor: TensorProto
+    saturate_at: float
+    name: str
+
+
 @dataclass(slots=True)
 class WeightConverter:
     """Makes low-precision versions of float32 tensors for :func:`onnxamp._rewrite.apply.apply_edits`.
@@ -60,20 +71,29 @@ class WeightConverter:
     _counts: dict[str, ConversionCounts] = field(default_factory=dict)
     _numbers: dict[str, list[int]] = field(default_factory=dict)
 
-    def __call__(self, tensor: TensorProto, saturate_at: float, name: str) -> TensorProto:
-        """The tensor in low precision, or its placeholder; what is lost is counted under ``name``."""
-        made = TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=self.low.elem, dims=tensor.dims)
+    def __call__(self, weights: Sequence[Weight]) -> list[TensorProto]:
+        """The weights in low precision, or their placeholders; what is lost is counted under their names."""
+        made = [self._empty(weight) for weight in weights]
+        held = [pair for pair in zip(weights, made, strict=True) if pair[1].data_location != TensorProto.EXTERNAL]
+        arrays = ((read_array(weight.tensor, self.base_dir), weight.saturate_at) for weight, _ in held)
+        for (weight, tensor), (data, lost) in zip(held, convert(arrays, self.low), strict=True):
+            tensor.raw_data = data
+            known = self._counts.get(weight.name)
+            self._counts[weight.name] = lost if known is None else known + lost
+        return made
+
+    def _empty(self, weight: Weight) -> TensorProto:
+        """The low-precision tensor without data, or its placeholder."""
+        tensor, elem = weight.tensor, self.low.elem
+        made = TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=elem, dims=tensor.dims[:])
         made.metadata_props.extend(tensor.metadata_props)
-        is_large = stored_bytes(made) >= EXTERNAL_MIN
-        place = data_location(tensor, self.base_dir) if self.deferred and is_large else None
+        streamed = self.deferred and stored_bytes(made) >= EXTERNAL_MIN
+        place = data_location(tensor, self.base_dir) if streamed else None
         if place is not None:
             made.data_location = TensorProto.EXTERNAL
             made.external_data.add(key="location", value=f"{_PENDING}{len(self._pending)}")
-            self._numbers.setdefault(name, []).append(len(self._pending))
-            self._pending.append(Lowered(place, self.low, saturate_at))
-        else:
-            made.raw_data, lost = convert(read_array(tensor, self.base_dir), self.low, saturate_at)
-            self._counts[name] = self._counts.get(name, ConversionCounts()) + lost
+            self._numbers.setdefault(weight.name, []).append(len(self._pending))
+            self._pending.append(Lowered(place, self.low, weight.saturate_at))
         return made
 
     def pending(self, tensor: TensorProto) -> Lowered | None:

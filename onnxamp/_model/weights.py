@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError, ModelError
+from onnxamp._model.record import record
 
 SENTINEL: Final = 1e30
 """Magnitudes from here on stand for infinity, as in attention masks; a conversion saturates them."""
@@ -46,7 +47,7 @@ class DataLocation:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConstantStats:
     """Statistics of a float constant, for hazard rules."""
 
@@ -201,7 +202,7 @@ def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
 def stored_bytes(tensor: TensorProto) -> int:
     """Bytes of the tensor's elements as raw data; 0 for strings, which have no such form, and for unknown types."""
     bits = _bits_of(tensor.data_type)
-    return (prod(tensor.dims) * bits + 7) // 8 if bits else 0
+    return (prod(tensor.dims[:]) * bits + 7) // 8 if bits else 0
 
 
 @cache
@@ -229,18 +230,26 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
         ExternalDataError: see :func:`data_location`.
     """
     place = data_location(tensor, base_dir)
-    shape, count = tuple(tensor.dims), prod(tensor.dims)
-    kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).newbyteorder("<")
+    shape = tuple(tensor.dims[:])
+    count = prod(shape)
+    kind = _stored_kind(tensor.data_type)
     if place is not None:
         if count < _MAPPED:
             return np.fromfile(place.path, kind, count, offset=place.offset).reshape(shape)
         return np.asarray(np.memmap(place.path, kind, "r", place.offset, shape))
-    if tensor.HasField("raw_data") and len(tensor.raw_data) == kind.itemsize * count:
-        return np.frombuffer(tensor.raw_data, kind).reshape(shape)
-    field = helper.tensor_dtype_to_field(tensor.data_type)
-    if not tensor.HasField("raw_data") and len(getattr(tensor, field)) == count:
+    if tensor.HasField("raw_data"):
+        data = tensor.raw_data
+        if len(data) == kind.itemsize * count:
+            return np.frombuffer(data, kind).reshape(shape)
+    elif len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type))) == count:
         return numpy_helper.to_array(tensor)
     raise ModelError(f"The weight {tensor.name!r} does not hold the {count} elements that its shape {shape} says.")
+
+
+@cache
+def _stored_kind(elem: int) -> np.dtype[Any]:
+    """The element type as raw data have it."""
+    return np.dtype(helper.tensor_dtype_to_np_dtype(elem)).newbyteorder("<")
 
 
 def constant_stats(array: NDArray[Any]) -> ConstantStats:
@@ -269,7 +278,7 @@ def blocks_of(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def _block_stats(array: NDArray[np.float32]) -> ConstantStats:
-    top, bottom = float(array.max()), float(array.min())
+    top, bottom = (float(array.max()), float(array.min())) if array.size > 1 else (array.item(),) * 2
     uniform, extreme = top if top == bottom else None, top if top >= -bottom else bottom
     if abs(extreme) < SENTINEL:  # false for NaN
         return ConstantStats(abs(extreme), uniform, extreme)

@@ -6,7 +6,7 @@ does load passes, even if onnx's own checker complains: nodes out of order, unkn
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from math import prod
 from typing import Any, Final
@@ -26,7 +26,7 @@ from onnx import (
 )
 
 from onnxamp._errors import ModelError, OpsetError
-from onnxamp._model.protos import all_nodes, default_domain, node_bodies, opset_imports
+from onnxamp._model.protos import PLAIN, all_nodes, default_domain, node_bodies, opset_imports
 from onnxamp._model.weights import stored_bytes
 from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.signature import Signature, SignatureBook
@@ -122,6 +122,8 @@ class _Checker:
     own: frozenset[tuple[str, str]]
     ir_version: int
     in_function: bool = False
+    passed: set[tuple[Any, ...]] = field(default_factory=set)
+    """Nodes that passed, without their names: a large model repeats few."""
 
     def graphs(self, graph: GraphProto, depth: int = 0, *, opaque: bool = False) -> None:
         """Check a graph and those nested in it. An opaque graph belongs to an op without schema. Iterative."""
@@ -150,21 +152,27 @@ class _Checker:
 
     def node(self, node: NodeProto, *, opaque: bool) -> list[tuple[GraphProto, bool]]:
         """Check a node. Returns its subgraphs, which are still to be checked, each with whether it is opaque."""
-        _text(node.domain, "the domain of a node")
-        if not _text(node.op_type, "the op type of a node"):
+        domain, op_type = node.domain, node.op_type
+        inputs, outputs = node.input[:], node.output[:]
+        if not {str}.issuperset(map(type, (domain, op_type, node.name, *inputs, *outputs))):
+            _check_names(node)
+        form = domain, op_type, opaque, len(inputs), len(outputs), *map(_plain_bytes, node.attribute[:])
+        if form in self.passed and "" not in inputs:
+            return []
+        if not op_type:
             raise ModelError(f"Node {_label(node)!r} has no op type.")
-        for name in (node.name, *node.input, *node.output):
-            _text(name, f"a name at a {node.op_type} node")
         for item in node.attribute:
             self._attribute(node, item)
         bodies = [body for _, body in node_bodies(node)]
-        is_own = (default_domain(node.domain), node.op_type) in self.own
-        signature = None if is_own else self.book.get(node.domain, node.op_type)
+        is_own = (default_domain(domain), op_type) in self.own
+        signature = None if is_own else self.book.get(domain, op_type)
         within = opaque or op_key(node) not in op_facts().control_flow
         if signature is not None and not opaque:
             _check_node(node, signature)
             if not within:
                 _check_bodies(node, bodies, signature)
+        if None not in form:
+            self.passed.add(form)
         return [(body, within) for body in bodies]
 
     def _attribute(self, node: NodeProto, item: AttributeProto) -> None:
@@ -191,6 +199,18 @@ class _Checker:
             _check_sparse(sparse)
         for kind in (*([item.tp] if item.HasField("tp") else []), *item.type_protos):
             _check_type(kind, where)
+
+
+def _plain_bytes(item: AttributeProto) -> bytes | None:
+    """The whole attribute; None if it may hold tensors or graphs."""
+    return item.SerializeToString() if item.type in PLAIN else None
+
+
+def _check_names(node: NodeProto) -> None:
+    _text(node.domain, "the domain of a node")
+    _text(node.op_type, "the op type of a node")
+    for name in (node.name, *node.input, *node.output):
+        _text(name, f"a name at a {node.op_type} node")
 
 
 def _check_node(node: NodeProto, signature: Signature) -> None:
@@ -247,11 +267,12 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
     Raises:
         ModelError: they do not match; the message calls an unnamed tensor ``where``.
     """
-    what = f"The weight {_text(tensor.name, 'the name of a weight')!r}" if tensor.name or not where else where
-    _text(tensor.doc_string, f"the documentation of {tensor.name!r}")
-    if tensor.data_type not in _ELEMS:
-        raise ModelError(f"{what} is of element type {tensor.data_type}, which onnx {onnx.__version__} lacks.")
-    shape = tuple(tensor.dims)
+    name = _text(tensor.name, "the name of a weight")
+    what = f"The weight {name!r}" if name or not where else where
+    _text(tensor.doc_string, "the documentation of a weight")
+    elem, shape = tensor.data_type, tuple(tensor.dims[:])
+    if elem not in _ELEMS:
+        raise ModelError(f"{what} is of element type {elem}, which onnx {onnx.__version__} lacks.")
     if min(shape, default=0) < 0 or tensor.HasField("segment"):
         raise ModelError(f"{what} has the shape {shape}, or is a segment of a tensor: that cannot be read.")
     if tensor.data_location == TensorProto.EXTERNAL:
@@ -259,11 +280,11 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
     held = [name for name in _DATA if len(getattr(tensor, name))]
     if tensor.HasField("raw_data"):
         found, wanted, unit = len(tensor.raw_data), stored_bytes(tensor), "bytes"
-        fits = not held and found == wanted and tensor.data_type != TensorProto.STRING
+        fits = not held and found == wanted and elem != TensorProto.STRING
     else:
-        name = helper.tensor_dtype_to_field(tensor.data_type)
-        found, wanted, unit = len(getattr(tensor, name)), _numbers(tensor), "elements"
-        fits = held in ([], [name]) and found == wanted
+        own = helper.tensor_dtype_to_field(elem)
+        found, wanted, unit = len(getattr(tensor, own)), _numbers(tensor), "elements"
+        fits = held in ([], [own]) and found == wanted
     if not fits:
         raise ModelError(
             f"{what} does not hold the {wanted} {unit} that its shape {shape} says, or not in the field of its type."

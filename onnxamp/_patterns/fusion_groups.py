@@ -30,8 +30,8 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
 def constant_batch_norms(graph: Graph, is_constant: Callable[[int], bool]) -> list[tuple[Node, Node]]:
     """(producer, BatchNormalization) pairs in inference mode that nothing else reads; all but the data is constant."""
     pairs = []
-    for node in graph.nodes:
-        producer = graph.producer(node.input(0)) if node.key in op_facts().folded else None
+    for node in graph.nodes_of(op_facts().folded):
+        producer = graph.producer(node.input(0))
         if producer is None or producer.key not in op_facts().folds_into:
             continue
         result = producer.outputs[0]
@@ -60,7 +60,7 @@ def skip_sums(graph: Graph) -> dict[int, int]:
 
     The conditions are those of its skip_layer_norm_fusion.cc: two activations of one shape, as far as shapes are known.
     """
-    heads = {index: index for index, node in enumerate(graph.nodes) if node.key == "LayerNormalization"}
+    heads = {index: index for index in graph.by_key.get("LayerNormalization", ())}
     for match in patterns_of(graph, "normalisation"):
         heads |= {index: match.core for index in match.nodes if graph.nodes[index].key == "ReduceMean"}
     sums: dict[int, int] = {}

@@ -4,7 +4,7 @@ Only what the edits name changes. Order, names, metadata, doc strings, functions
 construction.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
@@ -12,13 +12,12 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from onnxamp._dtypes import LowType, retyped
 from onnxamp._graph.types import declared_type
 from onnxamp._graph.view import ABSENT, Node, Scope, View, scope_graphs
+from onnxamp._model.saving import Weight
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
 
-Converter = Callable[[TensorProto, float, str], TensorProto]
-"""Converts a float32 tensor to low precision: called with the tensor, the magnitude to which finite values beyond the
-range saturate, and the name of the value.
-"""
+Converter = Callable[[Sequence[Weight]], Sequence[TensorProto]]
+"""Converts float32 tensors to low precision."""
 
 
 def apply_edits(view: View, edits: Edits, model: ModelProto, convert: Converter) -> None:
@@ -58,7 +57,9 @@ def _by_scope(view: View, edits: Edits) -> dict[int, _Local]:
     by_scope: dict[int, _Local] = {}
 
     def local(scope: int) -> _Local:
-        return by_scope.setdefault(scope, _Local(view.scopes[scope]))
+        if scope not in by_scope:
+            by_scope[scope] = _Local(view.scopes[scope])
+        return by_scope[scope]
 
     for (node, port), name in edits.inputs.items():
         local(view.nodes[node].scope).inputs.append((node, port, name))
@@ -71,9 +72,8 @@ def _by_scope(view: View, edits: Edits) -> dict[int, _Local]:
     for kind in ("attributes", "moved", "removed"):
         for node in sorted(getattr(edits, kind)):
             getattr(local(view.nodes[node].scope), kind).append(node)
-    for value in (*edits.types, *edits.weights, *edits.renamed):
-        local(view.values[value].scope)
-    for scope, _ in (*edits.results, *edits.result_types):
+    typed = {view.values[value].scope for value in (*edits.types, *edits.weights, *edits.renamed)}
+    for scope in typed | {scope for scope, _ in (*edits.results, *edits.result_types)}:
         local(scope)
     return by_scope
 
@@ -85,7 +85,8 @@ def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, con
         value = scope.names.get(entry.name, ABSENT)
         if value in edits.types:
             lower_type(entry.type, edits.low)
-        entry.name = edits.renamed.get(value, entry.name)
+        if value in edits.renamed:
+            entry.name = edits.renamed[value]
     for position, entry in enumerate(graph.output):
         if (scope.index, position) in edits.result_types:
             lower_type(entry.type, edits.low)
@@ -100,20 +101,22 @@ def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, con
 
 def _initializers(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter) -> None:
     copies = {copy.value: copy for copy in local.copies if view.values[copy.value].producer == ABSENT}
-    added = []
-    for tensor in graph.initializer:
+    values, weights, added = list[int](), list[Weight](), list[TensorProto]()
+    for tensor in graph.initializer[:]:
         value = local.scope.names[tensor.name]
-        copy, is_low = copies.get(value), value in edits.weights
-        tensor.name = edits.renamed.get(value, tensor.name)
-        if copy is None and not is_low:
-            continue
-        low = convert(tensor, _saturation(edits, value), tensor.name)
+        if value in edits.renamed:
+            tensor.name = edits.renamed[value]
+        if value in edits.weights or value in copies:
+            values.append(value)
+            weights.append(Weight(tensor, _saturation(edits, value), tensor.name))
+    for value, (tensor, _, _), low in zip(values, weights, convert(weights), strict=True):
+        copy = copies.get(value)
         if copy is not None:
             other = TensorProto()
             other.CopyFrom(low if copy.low else tensor)
             other.name = copy.name
             added.append(other)
-        if is_low:
+        if value in edits.weights:
             tensor.CopyFrom(low)
     graph.initializer.extend(added)
 
@@ -182,7 +185,7 @@ def _lower_attribute(node: Node, proto: NodeProto, edits: Edits, convert: Conver
     given = next((item for item in proto.attribute if item.name == rule.attribute), None)
     if rule.attribute == "value":  # ConstantOfShape: float32 zeros without the attribute
         tensor = given.t if given is not None else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
-        low = convert(tensor, _saturation(edits, node.outputs[0]), proto.output[0])
+        (low,) = convert([Weight(tensor, _saturation(edits, node.outputs[0]), proto.output[0])])
         _set_attribute(proto, helper.make_attribute("value", low))
     else:
         _set_attribute(proto, helper.make_attribute(rule.attribute, edits.low.elem))
@@ -196,7 +199,7 @@ def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Convert
     else:
         numbers, dims = ([item.f], []) if item.name == "value_float" else (list(item.floats), [len(item.floats)])
         tensor = helper.make_tensor("", TensorProto.FLOAT, dims, numbers)
-    low = convert(tensor, _saturation(edits, value), proto.output[0])
+    (low,) = convert([Weight(tensor, _saturation(edits, value), proto.output[0])])
     kept = [a for a in proto.attribute if a.name != item.name]
     del proto.attribute[:]
     proto.attribute.extend([*kept, helper.make_attribute("value", low)])

@@ -3,7 +3,7 @@
 Complexity: linear in ports.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnx import TensorProto
@@ -22,7 +22,12 @@ from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
 def plan_edits(problem: Problem, decision: Decision) -> Edits:
     """Plan the edits that carry out a decision."""
     graph, ports = problem.graph, problem.ports
-    maker = _Maker(graph, ports, decision, Edits(problem.options.low), NewNames(graph.all_names()), problem.absorbed)
+    down_casts: dict[int, list[Node]] = {}
+    for node in graph.nodes_of({"Cast"}):
+        if node.inputs and ports.consumed[node.index][0] == LOW:
+            down_casts.setdefault(node.inputs[0], []).append(node)
+    edits, names = Edits(problem.options.low), NewNames(graph.all_names())
+    maker = _Maker(graph, ports, decision, edits, names, problem.absorbed, down_casts, graph.ask(shadowing))
     for value, variable in enumerate(ports.produced):
         if variable != NONE:
             maker.value(graph.values[value])
@@ -44,6 +49,10 @@ class _Maker:
     edits: Edits
     new: NewNames
     absorbed: frozenset[int]
+    down_casts: Mapping[int, Sequence[Node]]
+    """float32 value -> original Casts of it to low precision."""
+    shadowed: Mapping[int, int]
+    """See :func:`shadowing`."""
     names: dict[int, Versions] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
     """Output of a removed Cast to low precision -> the value that it was cast from, which is low itself now."""
@@ -151,7 +160,7 @@ class _Maker:
 
         onnx and ONNX Runtime infer one type per name wherever it is visible.
         """
-        outer = self.graph.ask(shadowing).get(value.index)
+        outer = self.shadowed.get(value.index)
         if outer is None:
             return self.public_name(value) if is_low else value.name
         if not is_low and not self.decision.is_low(self.ports.produced[outer]):
@@ -166,7 +175,7 @@ class _Maker:
     def public_name(self, value: Value) -> str:
         """The name of the graph output of an original Cast that the value, now low itself, replaces."""
         producible = value.origin is Origin.NODE and value.scope == 0 and not self.graph.results[value.index]
-        for node in self.down_casts(value.index) if producible else ():
+        for node in self.down_casts.get(value.index, ()) if producible else ():
             result = self.graph.values[node.outputs[0]]
             if node.scope == 0 and self.graph.results[result.index]:
                 self.edits.removed.add(node.index)
@@ -210,18 +219,10 @@ class _Maker:
 
     # -- original Casts ----------------------------------------------------------------------------------------
 
-    def down_casts(self, value: int) -> list[Node]:
-        """Original Casts of a float32 value to low precision."""
-        return [
-            self.graph.nodes[node]
-            for node, port in self.graph.uses[value]
-            if self.ports.consumed[node][port] == LOW and self.graph.nodes[node].key == "Cast"
-        ]
-
     def reusable(self, value: int) -> Node | None:
         """An original Cast that can serve all low-precision readers of a float32 value."""
         scope = self.graph.values[value].scope
-        for node in self.down_casts(value):
+        for node in self.down_casts.get(value, ()):
             if node.scope == scope and node.outputs[0] not in self.graph.hidden:
                 return node
         return None
@@ -240,7 +241,7 @@ class _Maker:
             nested: remove only Casts in bodies; one in the value's own scope may produce its low version.
         """
         scope = self.graph.values[value].scope
-        for node in self.down_casts(value):
+        for node in self.down_casts.get(value, ()):
             result = node.outputs[0]
             returned = any(home == 0 or node.scope != scope for home, _ in self.graph.results[result])
             if not returned and (node.scope != scope or not nested):
@@ -327,7 +328,7 @@ class _Maker:
                 continue
             else:
                 name = self.version(value, variable, node)
-            if name is not None and name != node.proto.input[port]:
+            if name is not None and name != self.graph.values[value].name:
                 self.edits.inputs[node.index, port] = name
 
     def version(self, value: int, variable: int, node: Node) -> str | None:

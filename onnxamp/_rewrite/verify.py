@@ -4,6 +4,7 @@ A fault that the original model does not have is a bug in onnxamp, and the messa
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from onnx import ModelProto, ValueInfoProto
 
@@ -56,15 +57,11 @@ def _changed(
 def type_conflicts(graph: Graph) -> dict[str, str]:
     """Place -> what is wrong with the types there."""
     conflicts: dict[str, str] = {}
-    memo: dict[tuple[Signature, tuple[str | None, ...]], bool] = {}
     for node in graph.nodes:
         if node.signature is None or graph.scopes[node.scope].opaque:
             continue
         inputs = tuple([None if value == ABSENT else graph.types[value] for value in node.inputs])
-        key = (node.signature, inputs)
-        if key not in memo:
-            memo[key] = is_consistent(node.signature, bind(node.signature, inputs), inputs)
-        if not memo[key]:
+        if not _agrees(node.signature, inputs):
             where = f"node {node.label!r} ({node.key})"
             conflicts[where] = f"{where} takes {', '.join(str(t) for t in inputs)}"
         if node.key in op_facts().control_flow:
@@ -72,6 +69,12 @@ def type_conflicts(graph: Graph) -> dict[str, str]:
     for value, entry in zip(graph.scopes[0].outputs, graph.model.graph.output, strict=True):
         conflicts |= _mismatch(f"output {entry.name!r}", declared_type(entry.type), graph.types[value])
     return conflicts
+
+
+@lru_cache(maxsize=1 << 12)
+def _agrees(signature: Signature, inputs: tuple[str | None, ...]) -> bool:
+    """Whether a schema admits inputs of these types: large models repeat few combinations."""
+    return is_consistent(signature, bind(signature, inputs), inputs)
 
 
 def _bodies(graph: Graph, node: Node) -> dict[str, str]:

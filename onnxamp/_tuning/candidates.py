@@ -54,10 +54,10 @@ class CandidateSolver:
         pins |= {unit.node: _BREAKS for unit, price in zip(units, prices, strict=True) if price == inf}
         charged = [0.0 if price == inf else rate * price for price in prices]
         kept: set[int] = set()
-        decision = self.problem.decide(prices_for(units, charged, pins), explained=False)
+        decision = self.problem.decide(prices_for(units, charged, pins))
         while rounding := self._rounding(decision) - kept:
             kept |= rounding
-            decision = self.problem.decide(prices_for(units, charged, pins, kept), explained=False)
+            decision = self.problem.decide(prices_for(units, charged, pins, kept))
         nodes = (*units, *self.space.followers)
         return frozenset(unit.key for unit in nodes if self._is_low(decision, unit) and unit.node not in pins)
 

@@ -274,7 +274,7 @@ def test_counts_and_bits(low: Any) -> None:
     import ml_dtypes
 
     given = numbers(low)
-    raw, counts = convert(given, low, low.max_finite)
+    [(raw, counts)] = convert([(given, low.max_finite)], low)
     kind = np.float16 if low.name == "float16" else ml_dtypes.bfloat16
     with np.errstate(over="ignore"):
         plain = given.astype(kind)
@@ -289,6 +289,18 @@ def test_counts_and_bits(low: Any) -> None:
         int(((wide == 0) & (given != 0)).sum()),
         int(((wide > 0) & (wide < low.smallest_normal)).sum()),
     )
+
+
+def test_arrays_come_out_together_as_they_do_alone() -> None:
+    low, generator = LOW_TYPES["float16"], np.random.default_rng(0)
+    sizes = [3, 0, 1, 5, 9000, 1, 8192, 8193, *[7] * 70]
+    arrays = [
+        (generator.standard_normal(size, np.float32) * np.float32(1e5), float(n + 1)) for n, size in enumerate(sizes)
+    ]
+    arrays[5][0][0], arrays[6][0][7] = np.nan, np.inf
+    together = list(convert(arrays, low))
+    assert together == [next(convert([array], low)) for array in arrays]
+    assert len({raw for raw, counts in together if counts.overflowed}) > 70, "each saturates to a number of its own"
 
 
 def lossy(folder: Path, size: int = 64) -> Path:
@@ -352,7 +364,7 @@ def test_killed_at_any_moment_the_result_is_whole(tmp_path: Path) -> None:
         (weight,) = onnx.load(target).graph.initializer
         low = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}[weight.data_type]
         given = onnx.load(source).graph.initializer[0]
-        assert weight.raw_data == convert(numpy_helper.to_array(given), LOW_TYPES[low], 1)[0]
+        assert weight.raw_data == next(convert([(numpy_helper.to_array(given), 1)], LOW_TYPES[low]))[0]
 
 
 def big(folder: Path, megabytes: int = 8) -> Path:
