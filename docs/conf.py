@@ -13,6 +13,7 @@ copyright = "the onnxamp authors"  # noqa: A001 - Sphinx's name for it
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
 html_theme = "furo"
 myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}

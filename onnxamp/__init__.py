@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onnxamp._errors import (
         ArgumentError,
         ArgumentTypeError,
+        CallOrderError,
         ContradictionError,
         ExternalDataError,
         GradientError,
@@ -63,8 +64,9 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "_convert.convert": ("Conversion",),
     "_convert.plan": ("Plan", "load_plan"),
     "_errors": (
-        "ArgumentError", "ArgumentTypeError", "ContradictionError", "ExternalDataError", "GradientError",
-        "InternalError", "ModelError", "NumericsError", "OnnxAmpError", "OpsetError", "OutputError", "RuntimeFailure",
+        "ArgumentError", "ArgumentTypeError", "CallOrderError", "ContradictionError", "ExternalDataError",
+        "GradientError", "InternalError", "ModelError", "NumericsError", "OnnxAmpError", "OpsetError", "OutputError",
+        "RuntimeFailure",
     ),
     "_extract.around": ("extract_region",),
     "_extract.region": ("Region", "save_region"),
@@ -89,6 +91,7 @@ __all__ = [
     "Audit",
     "BenchOptions",
     "BenchReport",
+    "CallOrderError",
     "ContradictionError",
     "Conversion",
     "DiffReport",

@@ -9,6 +9,7 @@
     │   └── OpsetError                     its opset is too old or too new
     ├── GradientError                      a loss cannot be differentiated: an op has no rule
     ├── OutputError                        the result cannot be written
+    ├── CallOrderError (RuntimeError)      a method was called before or after its time
     ├── RuntimeFailure                     ONNX Runtime could not load or run a model
     ├── NumericsError (RuntimeError)       a checked value holds NaN or Inf
     └── InternalError                      a bug: the result would be wrong
@@ -51,6 +52,10 @@ class GradientError(OnnxAmpError):
 
 class OutputError(OnnxAmpError):
     """The result cannot be written; an existing file is untouched."""
+
+
+class CallOrderError(OnnxAmpError, RuntimeError):
+    """A method was called before another one that it needs, or twice."""
 
 
 class RuntimeFailure(OnnxAmpError):  # noqa: N818 - "error" would say that onnxamp itself is at fault

@@ -1,8 +1,9 @@
 """``onnxamp train``."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -16,12 +17,41 @@ from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._report import parts
 from onnxamp._report.terminal import print_report
 from onnxamp._runtime.sample_files import read_npz
-from onnxamp.train import Batches, DynamicLossScaleManager, StepResult, TrainNetwork, build_train_network
+from onnxamp.train import (
+    FROM_LEVEL,
+    Batches,
+    DynamicLossScaleManager,
+    FixedLossScaleManager,
+    LossScaleManager,
+    StepResult,
+    TrainNetwork,
+    build_train_network,
+)
+from onnxamp.train._build import BOOSTS
 from onnxamp.train._levels import LEVELS
 from onnxamp.train._losses import LOSSES
 from onnxamp.train._optimizers import OPTIMIZERS
+from onnxamp.train._scaling import FromLevel
 
 _OWN_LOSS = "model"
+_MANAGERS: Final[Mapping[str, type[FixedLossScaleManager] | type[DynamicLossScaleManager]]] = {
+    "fixed": FixedLossScaleManager,
+    "dynamic": DynamicLossScaleManager,
+}
+
+
+def _manager(_: click.Context, parameter: click.Parameter, text: str | None) -> LossScaleManager | FromLevel | None:
+    """The manager that ``--loss-scale`` spells."""
+    if text in (None, "none"):
+        return FROM_LEVEL if text is None else None
+    kind, *number = str(text).split(":", 1)
+    try:
+        return _MANAGERS[kind](float(number[0])) if number else _MANAGERS[kind]()
+    except (KeyError, ValueError) as error:
+        why = f": {error}" if isinstance(error, ArgumentError) else ""
+        raise click.BadParameter(
+            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none.", param=parameter
+        ) from None
 
 
 @new_command("train")
@@ -45,7 +75,14 @@ _OWN_LOSS = "model"
 @click.option("--level", type=click.Choice(LEVELS), default="O2", show_default=True, help="Precision of the step.")
 @click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), default="float16", show_default=True,
               help="Low-precision type.")  # fmt: skip
-@click.option("--loss-scale", type=float, help="Initial dynamic loss scale [2^24 at O2, else none].")
+@click.option("--keep-batchnorm-fp32/--no-keep-batchnorm-fp32", default=None,
+              help="Whether normalisations stay float32 [as the level says].")  # fmt: skip
+@click.option("--cast-model-type", type=click.Choice(["float32", "float16", "bfloat16"]),
+              help="Compute everything in this type, whatever the level says.")  # fmt: skip
+@click.option("--boost-level", type=click.Choice(BOOSTS), default="O0", show_default=True,
+              help="O1 keeps the state on the device; O2 also replays CUDA graphs.")  # fmt: skip
+@click.option("--loss-scale", "scale", callback=_manager, metavar="fixed:N|dynamic:N|none",
+              help="How the loss is scaled; N is the first scale [dynamic:16777216 at O2, else none].")  # fmt: skip
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of shuffling and dropout.")
@@ -55,10 +92,12 @@ _OWN_LOSS = "model"
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Show tracebacks.")
 def command(model: Path, **options: Any) -> None:
-    """Train MODEL in mixed precision, and write the trained model in float32.
+    """Train MODEL in mixed precision, and write the trained model.
 
     The level sets the precision of the training step; master weights, loss and update stay float32. Without a CUDA
     device the step runs on the CPU, and low precision is emulated.
+
+    The result has the precision of MODEL. One that was converted before keeps it in training, too, at level O0.
 
     Exit codes: 0 the trained model was written; 1 training failed; 2 wrong usage.
     """
@@ -102,7 +141,7 @@ def _fit(net: TrainNetwork, batches: Batches, options: dict[str, Any]) -> list[t
     if updates and updates == skips:
         raise RuntimeFailure(
             f"All {updates} updates were skipped because gradients overflowed: train for longer, so that the loss scale"
-            " can fall, or start with a smaller one (--loss-scale)."
+            " can fall, or start with a smaller one (--loss-scale dynamic:1024)."
         )
     return rows
 
@@ -123,10 +162,10 @@ def _network(model: Model, batches: Batches, options: dict[str, Any]) -> TrainNe
         if options["loss"] == _OWN_LOSS
         else replace(LOSSES[options["loss"]], label=options["label"], output=options["of"])
     )
-    scale = DynamicLossScaleManager(options["loss_scale"]) if options["loss_scale"] is not None else None
     net = build_train_network(
-        model.embedded(), optimizer, loss, options["level"], loss_scale_manager=scale, dtype=options["dtype"],
-        seed=options["seed"],
+        model.embedded(), optimizer, loss, options["level"], options["boost_level"],
+        cast_model_type=options["cast_model_type"], keep_batchnorm_fp32=options["keep_batchnorm_fp32"],
+        loss_scale_manager=options["scale"], dtype=options["dtype"], seed=options["seed"],
     )  # fmt: skip
     if wrong := set(net.plan.data) ^ set(batches.arrays):
         raise ArgumentError(

@@ -61,15 +61,28 @@ def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[st
     return emulate_graph(Graph.of(inline_functions(model)), base_dir=base_dir, hollow=hollow)
 
 
-def emulate_graph(view: Graph, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
-    """:func:`emulate` of a model without functions that is resolved already."""
+def without_rounding(model: ModelProto) -> ModelProto:
+    """:func:`emulate` without its rounding, but for weights: the float32 model behind a low-precision one.
+
+    Casts to low precision become Casts to float32. Functions are inlined.
+
+    Raises:
+        ModelError, OpsetError: as :func:`emulate`.
+    """
+    return emulate_graph(Graph.of(inline_functions(model)), rounds=False)
+
+
+def emulate_graph(
+    view: Graph, *, base_dir: BaseDir = None, hollow: Container[str] = (), rounds: bool = True
+) -> ModelProto:
+    """:func:`emulate` of a model without functions that is resolved already; :func:`without_rounding` if asked."""
     low = {low.tensor: low.elem for low in LOW_TYPES.values()}
     elems = [None if type_name is None else low.get(type_name) for type_name in view.types]
     _check_opset(view, elems)
     result = ModelProto()
     copy_fields(view.model, result, but={"graph", "functions"})
     names = NewNames(view.all_names())
-    job = _Job(view, elems, names, Rounder(names), base_dir, hollow)
+    job = _Job(view, elems, names, Rounder(names), base_dir, hollow, rounds)
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
         _emulate_scope(job, scope, job.targets[scope.index])
@@ -94,6 +107,7 @@ class _Job:
     rounder: Rounder
     base_dir: BaseDir
     hollow: Container[str]
+    rounds: bool
     targets: dict[int, GraphProto] = field(default_factory=dict)
     """Scope index -> the graph to fill."""
     renamed: dict[int, str] = field(default_factory=dict)
@@ -119,9 +133,9 @@ def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
             upcast_tensor(tensor, target.initializer.add(), job.base_dir)
     for sparse in source.sparse_initializer:
         upcast_sparse(sparse, target.sparse_initializer.add(), job.base_dir)
-    if scope.index == 0:
+    if scope.index == 0 and job.rounds:
         _round_inputs(job, scope, target)
-    else:
+    elif scope.index:
         for value, entry in zip(scope.outputs, target.output, strict=True):
             entry.name = job.name(value, entry.name)
     for index in scope.nodes:
@@ -138,7 +152,7 @@ def _round_inputs(job: _Job, scope: Scope, target: GraphProto) -> None:
 
 
 def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
-    casts = node.key == "Cast"
+    casts = node.key == "Cast" and job.rounds
     bits = node.key in op_facts().reads_bits
     proto = NodeProto()
     copy_fields(node.proto, proto, but={"input", "output", "attribute"})
@@ -153,7 +167,7 @@ def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
         _copy_attributes(job, node, added, keep_low=casts or bits)
     for value, name in zip(node.outputs, node.proto.output, strict=True):
         elem = job.low(value)
-        if elem is None or node.key in op_facts().unrounded:
+        if elem is None or not (job.rounds or bits) or node.key in op_facts().unrounded:
             added.output.append(name)
             continue
         raw = job.names.fresh(f"{name}/{'low' if casts or bits else 'exact'}")

@@ -1,9 +1,10 @@
 """From a model and options to a network in training."""
 
-from typing import Any
+from typing import Any, Literal
 
 from onnxamp._amp import active_cast
 from onnxamp._api import convert_as
+from onnxamp._dtypes import DtypeLike, dtype_name
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
 from onnxamp._options.options import Level, Options
@@ -11,55 +12,66 @@ from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, cuda_available, make_session
 from onnxamp.train._decorate import Decorated, Excluded
 from onnxamp.train._forward import training_model
+from onnxamp.train._grad_scaler import GradScaler
+from onnxamp.train._halves import Halves
+from onnxamp.train._held import RESULTS, Held
 from onnxamp.train._levels import make_precision
 from onnxamp.train._losses import Loss, LossFunction, find_loss
-from onnxamp.train._network import RESULTS, TrainNetwork
+from onnxamp.train._masters import find_masters
+from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._recorded import Recorded
-from onnxamp.train._scaling import LossScaleManager
+from onnxamp.train._scale import LossScale
+from onnxamp.train._scaling import FROM_LEVEL, DynamicLossScaleManager, FromLevel, LossScaleManager
 from onnxamp.train._step import build_step
 
-_BOOSTS = ("O0", "O1", "O2")
+BOOSTS = ("O0", "O1", "O2")
 
 
 def build_train_network(
-    model: Any,
+    network: Any,
     optimizer: Optimizer,
     loss_fn: str | Loss | LossFunction | None = None,
     level: str = "O0",
     boost_level: str = "O0",
     *,
-    cast_model_type: str | None = None,
+    cast_model_type: DtypeLike | Literal["float32"] | None = None,
     keep_batchnorm_fp32: bool | None = None,
-    loss_scale_manager: LossScaleManager | None = None,
-    dtype: str = "float16",
+    loss_scale_manager: LossScaleManager | FromLevel | None = FROM_LEVEL,
+    dtype: DtypeLike = "float16",
     seed: int = 0,
     **unknown: object,
 ) -> TrainNetwork:
     """Build a training step as one ONNX graph, in mixed precision with float32 master weights.
 
     The counterpart of ``mindspore.amp.build_train_network``. The step runs on CUDA if there is a device. Otherwise it
-    runs on the CPU, where low precision is emulated by rounding every low-precision value; loss scaling skips updates
-    there, too, unlike in MindSpore.
+    runs on the CPU, where low precision is emulated by rounding every low-precision value. MindSpore refuses managers
+    there that skip updates; here they work everywhere.
 
     Args:
-        model: an inference model, which is not changed: a ModelProto, a path, an onnx-graphsurgeon Graph, or what
-            :func:`decorate` made. All float32 initializers that the loss depends on are trained, except for settings of
-            ops and scalars in formulas.
+        network: an inference model, which is not changed: a ModelProto, a path, an onnx-graphsurgeon Graph, or what
+            :func:`decorate` made. All float initializers that the loss depends on are trained, except for settings of
+            ops and scalars in formulas. A model that was converted before, with
+            :func:`onnxamp.amp.auto_mixed_precision` say, gets float32 masters of its low-precision weights; train it at
+            level "O0", which leaves its precision as it is.
         optimizer: :class:`SGD`, :class:`Momentum`, :class:`Adam` or :class:`AdamW`.
         loss_fn: "cross-entropy" (logits [batch, classes, ...]; int64 labels [batch, ...]), "mean-squared-error" or
             "binary-cross-entropy" (logits; float32 labels of the same shape), a :class:`Loss`, or a function as for
             :class:`Loss`. None if the first output of the model is the loss.
         level: "O0" float32; "O1" white-listed ops in low precision; "O2" all but black-listed ops, with a dynamic loss
             scale; "O3" everything; "auto" as O2, on CUDA only. A decorated model is trained at O2. Within
-            :func:`onnxamp.amp.auto_cast`, the level given there counts.
+            :func:`onnxamp.amp.auto_cast`, the level given there counts. A converted model keeps its precision at "O0";
+            other levels convert it anew.
         boost_level: "O0" nothing; "O1" keeps the state on the device from step to step; "O2" keeps it in fixed buffers
             and replays CUDA graphs, recorded once per batch size (on the CPU there are no graphs).
-        cast_model_type: overrides the level: "float32" computes in float32, "float16" or "bfloat16" at O3. The loss
-            scale remains that of the level.
-        keep_batchnorm_fp32: whether normalisations stay float32; by default they do, except at O3.
-        loss_scale_manager: overrides the loss scale of the level.
-        dtype: the low-precision type, "float16" or "bfloat16".
+        cast_model_type: overrides the level: "float32" computes in float32; "float16" or "bfloat16", in any form of a
+            dtype, computes everything in that. The loss scale remains that of the level.
+        keep_batchnorm_fp32: whether all normalisations stay float32, also those written out in single ops. By default
+            they do at O1 and O2; at O3 only those written out do, whose squares may overflow; with ``cast_model_type``
+            they do at O2 alone. False lowers nothing at O1, where they are not white-listed.
+        loss_scale_manager: a :class:`LossScaleManager`, one of your own class included, or None for no scaling. The
+            default, ``FROM_LEVEL``, is the loss scale of the level.
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
         seed: of the dropout masks.
 
     Returns:
@@ -89,20 +101,21 @@ def build_train_network(
         )
     if not isinstance(optimizer, Optimizer):
         raise ArgumentTypeError(f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}.")
-    if boost_level not in _BOOSTS:
-        raise ArgumentError(f"Unknown boost_level {boost_level!r}: choose one of {', '.join(_BOOSTS)}.")
+    if boost_level not in BOOSTS:
+        raise ArgumentError(f"Unknown boost_level {boost_level!r}: choose one of {', '.join(BOOSTS)}.")
     on_cuda = cuda_available()
-    decorated = model if isinstance(model, Decorated) else None
+    decorated = network if isinstance(network, Decorated) else None
     options = _requested(level, dtype, decorated, active_cast())
+    manager = _manager(loss_scale_manager, options.level)
     excludes = Excluded(decorated.excluded if decorated else None).takes
-    precision = make_precision(
-        options, excludes, cast_model_type, keep_batchnorm_fp32, loss_scale_manager, on_cuda=on_cuda
-    )
-    source = decorated.source if decorated else Model.of(model).embedded()
-    forward = training_model(source, precision.opset(source))
-    loss = None if loss_fn is None else find_loss(loss_fn)
-    step = build_step(forward, optimizer, loss, precision.scaling)
+    source = decorated.source if decorated else Model.of(network).embedded()
+    masters = find_masters(source)
+    precision = make_precision(options, masters, excludes, cast_model_type, keep_batchnorm_fp32, on_cuda=on_cuda)
     is_exact = precision.options.level == Level.O0
+    forward = training_model(masters.model, precision.opset(masters.model))
+    loss = None if loss_fn is None else find_loss(loss_fn)
+    scale = LossScale.of(manager, "float32" if is_exact else precision.options.dtype)
+    step = build_step(forward, optimizer, loss, scale.scaling)
     wanted = precision.options_for(forward.model)
     wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
     graph = step.model if is_exact else convert_as(step.model, wanted)
@@ -110,12 +123,33 @@ def build_train_network(
     provider: Provider = "cuda" if on_cuda else "cpu"
     session = make_session(ready, provider)
     recorded = Recorded(ready, provider, step.successors, RESULTS) if boost_level == "O2" else None
-    runs_on = "CUDA" if on_cuda else "CPU" if is_exact else "CPU, emulated"
-    saved = decorated.save_dtype if decorated else None
-    return TrainNetwork(source, graph, step, optimizer, session, runs_on, boost_level != "O0", recorded, seed, saved)
+    net = TrainNetwork(
+        source, masters, graph, step, optimizer, scale, session, Halves(step, ready, provider),
+        Held(boost_level != "O0", recorded), "CUDA" if on_cuda else "CPU" if is_exact else "CPU, emulated", seed,
+        decorated.save_dtype if decorated else None,
+    )  # fmt: skip
+    if isinstance(manager, GradScaler):
+        manager.bind(net)
+    return net
 
 
-def _requested(level: str, dtype: str, decorated: Decorated | None, cast: Options | None) -> Options:
+def _manager(given: LossScaleManager | FromLevel | None, level: Level) -> LossScaleManager | None:
+    """The manager that is given, or that of the level.
+
+    Raises:
+        ArgumentTypeError: it is of another class.
+    """
+    if given is FROM_LEVEL:
+        return DynamicLossScaleManager() if level in (Level.O2, Level.AUTO) else None
+    if given is not None and not isinstance(given, LossScaleManager):
+        raise ArgumentTypeError(
+            "loss_scale_manager must be a LossScaleManager, such as DynamicLossScaleManager(), or None, not"
+            f" {type(given).__name__}."
+        )
+    return given
+
+
+def _requested(level: str, dtype: DtypeLike, decorated: Decorated | None, cast: Options | None) -> Options:
     """Options of the conversion: the arguments', or those of a decorated model or auto_cast.
 
     Raises:
@@ -123,7 +157,7 @@ def _requested(level: str, dtype: str, decorated: Decorated | None, cast: Option
     """
     if decorated is None and cast is None:
         return Options.of(level, {"dtype": dtype})
-    if (level, dtype) != ("O0", "float16"):
+    if (level, dtype_name(dtype)) != ("O0", "float16"):
         raise ArgumentError("A decorated model or auto_cast sets level and dtype: leave both at their defaults.")
     if cast is None:
         return Options.of("O2", {"dtype": decorated.dtype if decorated else dtype, "lists": "paddle"})

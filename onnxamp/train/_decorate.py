@@ -58,7 +58,8 @@ class Decorated:
         if not self.master_grad:
             return options
         made = {output: node for node in step.model.graph.node for output in node.output}
-        totals = ((name, made[made[output].input[0]]) for name, output in step.gradients.items())
+        passed = {name: made[made[output].input[0]] for name, output in step.gradients.items()}
+        totals = ((name, made[node.input[0]]) for name, node in passed.items())
         sums = [total.name for name, total in totals if total.name.startswith(f"{name}/gradient/")]
         return replace(options, keep_high=(*options.keep_high, *map(re.escape, sums)))
 

@@ -19,6 +19,7 @@ from onnxamp._ops.facts import attribute
 from onnxamp._rewrite.opset import upgrade
 from onnxamp._rewrite.prepare import inline
 from onnxamp.train._gradients.forward_pass import find_path
+from onnxamp.train._gradients.normalisations import RUNNING
 from onnxamp.train._gradients.writer import MIN_OPSET
 
 _SETTINGS: Final[Mapping[str, frozenset[int]]] = {
@@ -95,7 +96,7 @@ def _over_the_batch(graph: Graph, node: Node, proto: NodeProto, names: NewNames)
     del proto.attribute[:]
     proto.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
     del proto.output[1:]
-    proto.output.extend(names.fresh(f"{node.label}/{name}") for name in ("running_mean", "running_var"))
+    proto.output.extend(names.fresh(f"{node.label}/{RUNNING}/{name}") for name in ("mean", "variance"))
     return dict(zip(proto.input[3:5], proto.output[1:3], strict=True))
 
 
@@ -139,6 +140,8 @@ def _dropout(node: Node, mask: Mask, model: ModelProto, names: NewNames) -> list
 def find_weights(model: ModelProto, loss: str, among: Container[str]) -> list[str]:
     """The trainable float32 initializers ``among`` these: the loss depends on them, and they are not settings.
 
+    What an Identity passes on counts as read by its readers.
+
     Raises:
         GradientError: there are none.
     """
@@ -153,14 +156,17 @@ def find_weights(model: ModelProto, loss: str, among: Container[str]) -> list[st
     }
     trained = set()
     for node in find_path(graph, candidates, names[loss]).nodes:
-        for port, value in enumerate(node.inputs):
+        if graph.passes_on(node):
+            continue
+        for port, value in enumerate(map(graph.passed_on, node.inputs)):
             if value in candidates and port not in _SETTINGS.get(node.key, frozenset()):
                 single = int(np.prod(candidates[value].dims)) == 1
                 if not (single and (node.key in _SCALARS or not candidates[value].dims)):
                     trained.add(value)
     if not trained:
         raise GradientError(
-            f"The loss {loss!r} depends on no float32 initializer of the model: nothing can be trained."
+            f"The loss {loss!r} depends on no float initializer of the model, so nothing can be trained. Start from the"
+            " float32 model; onnxamp.amp.decorate(model, level='O2') gives it low-precision weights for training."
         )
     return [tensor.name for value, tensor in candidates.items() if value in trained]
 

@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 
 from onnx import TensorProto
 
-from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.shapes import Dims
 from onnxamp.train._gradients.writer import Tensor
 
@@ -79,6 +79,7 @@ def find_loss(loss: "str | Loss | LossFunction") -> Loss:
 
     Raises:
         ArgumentError: there is none.
+        ArgumentTypeError: it is none of these.
     """
     if isinstance(loss, Loss):
         return loss
@@ -87,5 +88,5 @@ def find_loss(loss: "str | Loss | LossFunction") -> Loss:
             raise ArgumentError(f"Unknown loss {loss!r}: choose one of {', '.join(LOSSES)}, or pass a function.")
         return LOSSES[loss]
     if not callable(loss):
-        raise ArgumentError(f"loss_fn must be a name, a Loss or a function, not {type(loss).__name__}.")
+        raise ArgumentTypeError(f"loss_fn must be a name, a Loss or a function, not {type(loss).__name__}.")
     return Loss(loss)

@@ -1,6 +1,6 @@
 """A model in training: its state, steps, checkpoints, and the trained model."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -8,23 +8,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, TensorProto
 
 from onnxamp._api import convert_as
-from onnxamp._errors import ArgumentError, ModelError
-from onnxamp._model.storage import write_file
+from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
 from onnxamp._options.options import Options
-from onnxamp._runtime.samples import SamplesLike, as_samples
-from onnxamp._runtime.session import Provider, run, run_values
+from onnxamp._runtime.samples import SamplesLike
+from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._checker import TensorChecker
 from onnxamp.debugging._steps import StepWatch
-from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
+from onnxamp.train._checkpoints import read_checkpoint, write_checkpoint
+from onnxamp.train._feeds import Feeds, draw_masks, typed_feeds
+from onnxamp.train._fit import train
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
+from onnxamp.train._halves import Halves, StepGradients, StepResult
+from onnxamp.train._held import RESULTS, Held, values_of
+from onnxamp.train._masters import Masters, with_arrays
 from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._recorded import Recorded
 from onnxamp.train._saved import store_weights
-from onnxamp.train._step import APPLY, LOSS, NORM, OVERFLOW, RATE, SCALE, Step
+from onnxamp.train._scale import LossScale
+from onnxamp.train._scaling import LossScaleManager
+from onnxamp.train._step import LOSS, Step
+from onnxamp.train._update import APPLY, DIVISOR, NORM, OVERFLOW, RATE
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -32,39 +38,16 @@ if TYPE_CHECKING:
 STEPS: Final = "train/steps"
 """In checkpoints: the number of steps made, which decides rates, updates and dropout masks."""
 
-RESULTS: Final = (LOSS, OVERFLOW, NORM)
-"""Outputs of a step besides the state."""
 
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one step reports.
-
-    Attributes:
-        loss: unscaled.
-        overflow: whether a gradient holds NaN or Inf; the update is then skipped, if the loss scale says so.
-        scale: the loss scale of this step; 1 without loss scaling.
-        grad_norm: L2 norm of all gradients together, unscaled and before clipping.
-
-    Example:
-        >>> from onnxamp.train import StepResult
-        >>> StepResult(loss=0.25, overflow=False, scale=1024.0, grad_norm=0.5).loss
-        0.25
-    """
-
-    loss: float
-    overflow: bool
-    scale: float
-    grad_norm: float
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class TrainNetwork:
     """A network in training, made by :func:`build_train_network`.
 
     Attributes:
         source: the inference model that training started from.
         model: the training step in mixed precision, an ordinary ONNX model.
+        optimizer: the optimizer that it was built with.
+        loss_scale_manager: what scales the loss; None for nothing.
         runs_on: "CUDA", "CPU", or "CPU, emulated" (low precision is emulated).
         steps: number of steps made.
 
@@ -78,26 +61,34 @@ class TrainNetwork:
     """
 
     source: ModelProto
+    masters: Masters
     model: ModelProto
     plan: Step
     optimizer: Optimizer
+    scale: LossScale
     session: "ort.InferenceSession"
+    halves: Halves
+    held: Held
     runs_on: str
-    keeps_on_device: bool
-    recorded: Recorded | None
     seed: int
     save_dtype: str | None = None
     steps: int = 0
-    _state: dict[str, Any] = field(default_factory=dict)
+    pending: StepGradients | None = None
+    """The gradients that the next update takes."""
     _watch: StepWatch = field(init=False)
 
     def __post_init__(self) -> None:
         provider: Provider = "cuda" if self.runs_on == "CUDA" else "cpu"
         self._watch = StepWatch(self.model, provider, self.runs_on.endswith("emulated"), self.plan.scaled)
-        self._state = self._held(self.plan.state)
+        self.held.hold({**self.plan.state, **self.scale.arrays()})
+
+    @property
+    def loss_scale_manager(self) -> LossScaleManager | None:
+        """What scales the loss; None for nothing."""
+        return self.scale.manager
 
     def step(self, feeds: Mapping[str, Any]) -> StepResult:
-        """Make one training step.
+        """Make one training step: :meth:`gradients` and :meth:`apply` in one.
 
         Args:
             feeds: arrays for the inputs of the model and the labels, by name. Floats and integers of other widths are
@@ -109,52 +100,141 @@ class TrainNetwork:
             RuntimeFailure: ONNX Runtime cannot run the step on these inputs; the state does not change.
             NumericsError: an active tensor checker (:mod:`onnxamp.debugging`) aborts; the state does not change.
         """
-        arrays = self._inputs(feeds)
-        scale = float(self._array(SCALE)) if SCALE in self._state else 1.0
-        results, self._state = self._run(arrays)
+        arrays, scale = self._inputs(feeds), self._take_scale()
+        arrays |= self._settings(scale)
+        check = self._watch.begin()
+        if check is None:
+            results = self.held.run(self.session, arrays, self.plan.successors)
+        else:
+            results = self._watched(check, arrays, scale)
+            self.held.hold({name: results[output] for name, output in self.plan.successors.items()})
+        result = StepResult(float(results[LOSS]), bool(results[OVERFLOW]), scale, float(results[NORM]))
+        self._advance(result, moves_scale=True)
+        return result
+
+    def gradients(self, feeds: Mapping[str, Any]) -> StepGradients:
+        """Make the first half of a step: the loss, and the gradients of the scaled loss. Nothing is trained.
+
+        They stay on the device until they are read, and can be changed before :meth:`apply`. Both halves together are a
+        :meth:`step`, bit for bit. They run as sessions of their own, which are created when they are first used; they
+        are not replayed as CUDA graphs.
+
+        Args:
+            feeds: as for :meth:`step`.
+
+        Raises:
+            ArgumentError, RuntimeFailure, NumericsError: as :meth:`step`.
+        """
+        arrays, scale = self._inputs(feeds), self._take_scale()
+        check = self._watch.begin()
+        if check is not None:  # runs the whole step once more, and keeps nothing of it
+            self._watched(check, arrays | self._settings(scale), scale)
+        values = {**values_of(arrays | self.scale.feeds(scale)), **self.held.values()}
+        loss, gradients, statistics = self.halves.gradients(values)
+        self._forget()
+        self.pending = StepGradients(loss, scale, gradients, statistics, scale)
+        return self.pending
+
+    def apply(self, gradients: StepGradients | None = None) -> StepResult:
+        """Make the second half of a step: unscale the gradients, look for NaN and Inf, clip, and update.
+
+        Args:
+            gradients: what the last :meth:`gradients` returned; None means the same.
+
+        Raises:
+            CallOrderError: there are no gradients, or others were computed since.
+            ArgumentTypeError: an argument has the wrong type.
+        """
+        first = self.pending if gradients is None else gradients
+        if first is None:
+            raise CallOrderError("There are no gradients: call gradients(batch) before apply().")
+        if not isinstance(first, StepGradients):
+            raise ArgumentTypeError(f"apply() takes what gradients() returned, not {type(first).__name__}.")
+        return self.finish(first, moves_scale=True)[0]
+
+    def unscale(self) -> None:
+        """Divide the pending gradients by their scale.
+
+        Raises:
+            CallOrderError: there are none, or they are unscaled already.
+        """
+        first = self.pending
+        if first is None or first.is_unscaled:
+            raise CallOrderError("There are no gradients to unscale: call gradients(batch), and unscale them once.")
+        first.gradients, first.scale, first.is_unscaled = self.halves.unscaled(first), 1.0, True
+
+    def finish(self, first: StepGradients, *, moves_scale: bool) -> tuple[StepResult, bool]:
+        """:meth:`apply`, and whether the weights were due for an update; ``moves_scale`` if the loss scale may change.
+
+        Raises:
+            CallOrderError: as :meth:`apply`.
+        """
+        if first is not self.pending:
+            raise CallOrderError("These gradients are out of date: use what the last gradients() returned, once.")
+        is_due = self._is_due()
+        self._follow_scale()
+        values = {**values_of(self._settings(first.loss_scale)), **self.held.values()}
+        outputs = self.halves.update(values, first)
+        overflow, norm = (from_value(outputs[name]) for name in (OVERFLOW, NORM))
+        result = StepResult(first.loss, bool(overflow), first.loss_scale, float(norm))
+        following = {name: outputs[output] for name, output in self.plan.successors.items()}
+        if not moves_scale:
+            following |= {name: to_value(array) for name, array in self.scale.arrays().items()}
+        self.held.keep(following)
+        self._advance(result, moves_scale=moves_scale)
+        return result, is_due
+
+    def _watched(self, check: tuple[TensorChecker, int], arrays: Feeds, scale: float) -> dict[str, NDArray[Any]]:
+        """All outputs of a whole step under a tensor checker."""
+        wanted = [*RESULTS, *self.plan.successors.values()]
+        expected = self.plan.scaling is not None and self.plan.scaling.skips and scale > 1
+        feeds = {**values_of(arrays), **self.held.values()}
+        made = self._watch.run(check, feeds, wanted, lambda made: expected and bool(from_value(made[OVERFLOW])))
+        return {name: np.asarray(from_value(value)) for name, value in made.items()}
+
+    def _advance(self, result: StepResult, *, moves_scale: bool) -> None:
+        """Count a step."""
+        is_due = self._is_due()
         self.steps += 1
-        return StepResult(float(results[LOSS]), bool(results[OVERFLOW]), scale, float(results[NORM]))
+        self._forget()
+        if moves_scale:
+            self.scale.keep(self.held.items, result.overflow, is_due=is_due)
+
+    def _forget(self) -> None:
+        """Let nobody use the pending gradients any more."""
+        if self.pending is not None:
+            self.pending.is_current = False
+        self.pending = None
+
+    def _is_due(self) -> bool:
+        """Whether the next step updates the weights; without accumulation every step does."""
+        return (self.steps + 1) % self.optimizer.accumulate == 0
 
     def _inputs(self, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """All inputs of a step other than the state."""
+        """The batch as the graph takes it, with dropout masks."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown.")
         arrays = typed_feeds(self.plan.model, feeds)
-        arrays |= draw_masks(self.plan.masks, self.plan.model, arrays, self.seed, self.steps)
-        arrays[RATE] = np.asarray(self.optimizer.rate(self.steps), np.float32)
+        return arrays | draw_masks(self.plan.masks, self.plan.model, arrays, self.seed, self.steps)
+
+    def _settings(self, scale: float) -> dict[str, NDArray[Any]]:
+        """The other inputs of a step with this loss scale, without the state."""
+        arrays = {RATE: np.asarray(self.optimizer.rate(self.steps), np.float32), **self.scale.feeds(scale)}
         if self.optimizer.accumulate > 1:
-            arrays[APPLY] = np.asarray((self.steps + 1) % self.optimizer.accumulate == 0)
+            arrays[APPLY] = np.asarray(self._is_due())
+        if self.plan.scaling is None:
+            arrays[DIVISOR] = np.ones((), np.float32)
         return arrays
 
-    def _run(self, arrays: Feeds) -> tuple[Feeds, dict[str, Any]]:
-        """The results of a step, and the next state."""
-        wanted = [*RESULTS, *self.plan.successors.values()]
-        check = self._watch.begin()
-        if check is not None:
-            return self._watched(check, arrays, wanted)
-        if self.recorded is not None:
-            values, state = self.recorded.step(arrays)
-            return {name: from_value(value) for name, value in values.items()}, dict(state)
-        if self.keeps_on_device:
-            outputs = run_values(self.session, {**_values(arrays), **self._state}, wanted)
-            results = {name: from_value(outputs[name]) for name in RESULTS}
-        else:
-            outputs = run(self.session, {**arrays, **self._state}, wanted)
-            results = {name: outputs[name] for name in RESULTS}
-        return results, {name: outputs[output] for name, output in self.plan.successors.items()}
+    def _take_scale(self) -> float:
+        """The scale of the next step."""
+        self._follow_scale()
+        return self.scale.now()
 
-    def _watched(
-        self, check: tuple[TensorChecker, int], arrays: Feeds, wanted: Sequence[str]
-    ) -> tuple[Feeds, dict[str, Any]]:
-        """:meth:`_run` under a tensor checker."""
-        state = self._state if self.keeps_on_device else _values(self._state)
-        scale = float(self._array(SCALE)) if SCALE in self._state else 1.0
-        expected = self.plan.skips and scale > 1
-        outputs = self._watch.run(
-            check, {**_values(arrays), **state}, wanted, lambda made: expected and bool(from_value(made[OVERFLOW]))
-        )
-        following = {name: from_value(outputs[output]) for name, output in self.plan.successors.items()}
-        return {name: from_value(outputs[name]) for name in RESULTS}, self._held(following)
+    def _follow_scale(self) -> None:
+        """Take over a loss scale that somebody else changed."""
+        if arrays := self.scale.changed():
+            self.held.put(arrays)
 
     def fit(
         self,
@@ -180,26 +260,7 @@ class TrainNetwork:
         Raises:
             ArgumentError: there are no batches. Others as :meth:`step`.
         """
-        if isinstance(batches, (str, PathLike, Mapping)):
-            batches = as_samples(batches, self.source)
-        from onnxamp._report.progress import progress_bar  # noqa: PLC0415 - only a terminal needs it
-
-        means, total = [], len(batches) * epochs if isinstance(batches, Sized) else 0
-        done = 0
-        with progress_bar(quiet=not progress) as advance:
-            for epoch in range(epochs):
-                losses = []
-                for feeds in batches.after(epoch) if isinstance(batches, Batches) else batches:
-                    result = self.step(feeds)
-                    losses.append(result.loss)
-                    done += 1
-                    advance(f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}", done, total)
-                    if report is not None:
-                        report(self.steps, result)
-                if not losses:
-                    raise ArgumentError("There are no batches, or they cannot be iterated more than once.")
-                means.append(float(np.mean(losses)))
-        return means
+        return train(self, batches, epochs, progress=progress, report=report)
 
     def flushed(self, feeds: Mapping[str, Any]) -> dict[str, FlushedGradient]:
         """Which gradients low precision would flush to zero in the next step, by weight.
@@ -212,14 +273,18 @@ class TrainNetwork:
         Raises:
             ArgumentError, RuntimeFailure: as :meth:`step`.
         """
-        feeds = {**self._inputs(feeds), **{name: np.array(self._array(name)) for name in self._state}}
+        arrays, scale = self._inputs(feeds), self._take_scale()
+        feeds = {**arrays, **self._settings(scale), **self.held.copies()}
         provider: Provider = "cuda" if self.runs_on == "CUDA" else "cpu"
         return flushed_gradients(self.model, self.plan.model, self.plan.gradients, feeds, provider)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """A copy of all that later steps depend on, by name: weights, optimizer slots, loss scale, counters."""
-        state = {name: np.array(self._array(name)) for name in self._state}
-        return state | {STEPS: np.asarray(self.steps, np.int64)}
+        """A copy of all that later steps depend on, by name: weights, optimizer slots, loss scale, counters.
+
+        The scale of a manager of your own class is not part of it.
+        """
+        self._follow_scale()
+        return self.held.copies() | {STEPS: np.asarray(self.steps, np.int64)}
 
     def load_state(self, state: Feeds) -> None:
         """Continue from what :meth:`state` returned, in this or in an equal network.
@@ -227,14 +292,17 @@ class TrainNetwork:
         Raises:
             ArgumentError: it is the state of another network.
         """
-        shapes = {**{name: array.shape for name, array in self.plan.state.items()}, STEPS: ()}
+        arrays = {**self.plan.state, **self.scale.arrays()}
+        shapes = {**{name: array.shape for name, array in arrays.items()}, STEPS: ()}
         for name in sorted(shapes.keys() | state.keys()):
             if name not in shapes or name not in state or np.shape(state[name]) != shapes[name]:
                 raise ArgumentError(
                     f"The state is that of another network: {name!r} is missing, unknown or of another shape."
                 )
         self.steps = int(state[STEPS])
-        self._state = self._held({name: np.array(state[name], a.dtype) for name, a in self.plan.state.items()})
+        self.held.hold({name: np.array(state[name], a.dtype) for name, a in arrays.items()})
+        self._forget()
+        self.scale.load(self.held.items)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the state as a safetensors file; an existing file is replaced once the new one is complete.
@@ -242,10 +310,7 @@ class TrainNetwork:
         Raises:
             OutputError: it cannot be written.
         """
-        import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
-
-        arrays = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in self.state().items()}
-        write_file(Path(path), safetensors.numpy.save(arrays, metadata={"kind": "onnxamp training state"}))
+        write_checkpoint(Path(path), self.state())
 
     def load(self, path: str | PathLike[str]) -> None:
         """Continue from what :meth:`save` wrote.
@@ -254,42 +319,26 @@ class TrainNetwork:
             ModelError: the file cannot be read.
             ArgumentError: it is the state of another network.
         """
-        import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
+        self.load_state(read_checkpoint(Path(path)))
 
-        try:
-            state = safetensors.numpy.load(Path(path).read_bytes())
-        except OSError as error:
-            raise ModelError(f"Cannot read {str(path)!r}: {error.strerror}.") from None
-        except safetensors.SafetensorError as error:
-            raise ModelError(f"{str(path)!r} is not a checkpoint, or is truncated: {error}.") from None
-        self.load_state(state)
-
-    def export(self, level: str = "O0", **options: Any) -> ModelProto:
+    def export(self, level: str | None = None, **options: Any) -> ModelProto:
         """The trained inference model: the original model with the trained weights and running statistics.
 
         With a ``save_dtype`` of :func:`decorate`, these are stored in that type, and a Cast behind each gives float32.
 
         Args:
-            level, options: how to convert it, as for :func:`onnxamp.convert_model`; "O0" leaves it in float32.
+            level, options: how to convert the float32 model with these weights, as for :func:`onnxamp.convert_model`.
+                By default every weight gets the type that it came in; "O0" means float32 throughout.
         """
-        result = ModelProto()
-        result.CopyFrom(self.source)
-        for tensor in result.graph.initializer:
-            if tensor.name in self._state:
-                tensor.CopyFrom(numpy_helper.from_array(np.asarray(self._array(tensor.name)), tensor.name))
+        trained = self.held.items.keys() & {tensor.name for tensor in self.source.graph.initializer}
+        arrays = {name: self.held.array(name) for name in trained}
+        if level is not None or options:
+            model = with_arrays(self.masters.model, arrays)
+            converted: ModelProto = convert_as(model, Options.of(level or "O2", options))
+            return converted
+        copies = {copy: arrays[name] for copy, name in self.masters.copies.items() if name in arrays}
+        result = with_arrays(self.source, arrays | copies)
         if self.save_dtype not in (None, "float32"):
-            store_weights(result, self._state, self.save_dtype)
-        return result if level == "O0" and not options else convert_as(result, Options.of(level, options))
-
-    def _held(self, state: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        if self.recorded is not None:
-            return dict(self.recorded.hold(state))
-        return _values(state) if self.keeps_on_device else dict(state)
-
-    def _array(self, name: str) -> NDArray[Any]:
-        held = self._state[name]
-        return np.asarray(from_value(held)) if self.keeps_on_device else held
-
-
-def _values(arrays: Feeds) -> "dict[str, ort.OrtValue]":
-    return {name: to_value(array) for name, array in arrays.items()}
+            exact = (t.name for t in result.graph.initializer if t.data_type == TensorProto.FLOAT and t.name in arrays)
+            store_weights(result, exact, self.save_dtype)
+        return result

@@ -62,6 +62,11 @@ class Recorded:
             _fill(self._sides[0][name], array)
         return self._sides[0]
 
+    def put(self, arrays: Arrays) -> None:
+        """Copy a part of a state into the buffers that the next step reads."""
+        for name, array in arrays.items():
+            _fill(self._sides[self._turn][name], array)
+
     def step(self, feeds: Arrays) -> tuple[Values, Values]:
         """Run a step; returns its results and the next state.
 

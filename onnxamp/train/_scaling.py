@@ -1,88 +1,192 @@
 """Loss scaling: gradients are scaled up so that low precision does not flush small ones to zero.
 
-The scale and its two counters are state of the graph, and the graph updates them: no step waits for Python.
+A manager owns the scale. Managers of this module that change it let the graph of the step compute the next scale from
+their counters and settings, so that no step waits for Python; others, a user's own among them, are asked for the scale
+before each step and told about overflows after it.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import isfinite
-from typing import Final
+from enum import Enum
+from math import isfinite, nan
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
 
 from onnxamp._errors import ArgumentError
+from onnxamp._runtime.values import from_value
+from onnxamp.train._checked import LARGEST, checked_count, checked_factor, checked_flag, checked_scale
 from onnxamp.train._gradients.writer import Tensor
 
-_LARGEST: Final = 2.0**126
-"""Keeps the scale finite in float32."""
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+
+class FromLevel(Enum):
+    """The type of :data:`FROM_LEVEL`."""
+
+    FROM_LEVEL = "FROM_LEVEL"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+FROM_LEVEL: Final = FromLevel.FROM_LEVEL
+"""The default of ``loss_scale_manager``: scale the loss as the level says. None turns scaling off."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
-    """How the scale starts and changes.
+class ScaleUpdate:
+    """How a graph changes the scale.
 
-    ``skips``: updates whose gradients hold NaN or Inf are skipped. ``grow_every`` updates in a row without skipping
-    multiply the scale by ``grow``, ``shrink_every`` skipped ones by ``shrink``; 0 means never. It stays at least 1.
-    """
-
-    initial: float
-    skips: bool = True
-    grow: float = 1.0
-    shrink: float = 1.0
-    grow_every: int = 0
-    shrink_every: int = 0
-
-
-class LossScaleManager(ABC):
-    """Base class of what :func:`build_train_network` takes as ``loss_scale_manager``.
+    ``grow_every`` updates in a row without overflow multiply it by ``grow``, ``shrink_every`` updates in a row with
+    overflow by ``shrink``. It stays at least 1.
 
     Example:
-        >>> from onnxamp.train import GradScaler, LossScaleManager
-        >>> isinstance(GradScaler(), LossScaleManager)
-        True
+        >>> from onnxamp.train import DynamicLossScaleManager
+        >>> DynamicLossScaleManager(scale_window=100).get_update_cell()
+        ScaleUpdate(grow=2.0, shrink=0.5, grow_every=100, shrink_every=1)
     """
 
-    __slots__ = ()
+    grow: float
+    shrink: float
+    grow_every: int
+    shrink_every: int
 
-    @abstractmethod
-    def scaling(self) -> Scaling | None:
-        """How the graph scales the loss; None if it does not."""
+
+class LossScaleManager:
+    """Base class of what :func:`build_train_network` takes as ``loss_scale_manager``.
+
+    The counterpart of ``mindspore.amp.LossScaleManager``. A subclass of your own needs :meth:`get_loss_scale`, which is
+    asked before each step, and :meth:`update_loss_scale`, which is called after each update that was made or skipped.
+
+    Example:
+        >>> from onnxamp.train import LossScaleManager, SGD, build_train_network
+        >>> class Halving(LossScaleManager):
+        ...     scale = 1024.0
+        ...     def get_loss_scale(self):
+        ...         return self.scale
+        ...     def update_loss_scale(self, overflow):
+        ...         self.scale = max(1.0, self.scale / 2)
+        >>> manager = Halving()
+        >>> net = build_train_network("models/classifier.onnx", SGD(), "cross-entropy", loss_scale_manager=manager)
+        >>> import numpy as np
+        >>> batch = {"image": np.ones((2, 3, 32, 32), np.float32), "label": np.array([0, 1])}
+        >>> net.step(batch).scale, manager.scale
+        (1024.0, 512.0)
+    """
+
+    def get_loss_scale(self) -> float:
+        """The scale of the next step."""
+        raise NotImplementedError(f"{type(self).__name__} must define get_loss_scale().")
+
+    def update_loss_scale(self, overflow: bool) -> None:
+        """Take note of whether a gradient held NaN or Inf."""
+        raise NotImplementedError(f"{type(self).__name__} must define update_loss_scale(overflow).")
+
+    def get_drop_overflow_update(self) -> bool:
+        """Whether updates whose gradients hold NaN or Inf are skipped."""
+        return True
+
+    def get_update_cell(self) -> ScaleUpdate | None:
+        """How the graph of a step changes the scale; None if it does not."""
+        return None
 
 
-@dataclass(frozen=True, slots=True)
 class FixedLossScaleManager(LossScaleManager):
     """A constant loss scale, as ``mindspore.amp.FixedLossScaleManager``.
 
     Args:
-        loss_scale: factor of the loss, greater than 0.
+        loss_scale: factor of the loss, at least 1.
         drop_overflow_update: skip updates whose gradients hold NaN or Inf.
 
     Raises:
-        ArgumentError: ``loss_scale`` is not a positive number.
+        ArgumentError: ``loss_scale`` is not a number, or less than 1.
+        ArgumentTypeError: ``drop_overflow_update`` is not a bool.
 
     Example:
         >>> from onnxamp.train import FixedLossScaleManager
-        >>> FixedLossScaleManager(1024)
-        FixedLossScaleManager(loss_scale=1024, drop_overflow_update=True)
+        >>> FixedLossScaleManager(1024).get_loss_scale()
+        1024.0
     """
 
-    loss_scale: float = 128.0
-    drop_overflow_update: bool = True
+    def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True) -> None:
+        self._scale = checked_scale("loss_scale", loss_scale)
+        self._drops = checked_flag("drop_overflow_update", drop_overflow_update)
 
-    def __post_init__(self) -> None:
-        _check_positive("loss_scale", self.loss_scale)
+    def __repr__(self) -> str:
+        return f"FixedLossScaleManager(loss_scale={self._scale:g}, drop_overflow_update={self._drops})"
 
-    def scaling(self) -> Scaling:
-        """How the graph scales the loss."""
-        return Scaling(self.loss_scale, skips=self.drop_overflow_update)
+    def get_loss_scale(self) -> float:
+        """The scale."""
+        return self._scale
+
+    def update_loss_scale(self, overflow: bool) -> None:
+        """Change nothing."""
+
+    def get_drop_overflow_update(self) -> bool:
+        """Whether updates whose gradients hold NaN or Inf are skipped."""
+        return self._drops
 
 
-@dataclass(frozen=True, slots=True)
-class DynamicLossScaleManager(LossScaleManager):
+@dataclass(slots=True)
+class ScaleState:
+    """A scale that changes, with its counters: arrays, or the values that a network left on its device.
+
+    ``scale`` is a float32 scalar; ``good`` and ``bad`` are int64 scalars: updates in a row without and with overflow.
+    """
+
+    scale: "NDArray[Any] | ort.OrtValue"
+    good: "NDArray[Any] | ort.OrtValue"
+    bad: "NDArray[Any] | ort.OrtValue"
+
+    @classmethod
+    def of(cls, scale: float, good: int = 0, bad: int = 0) -> "ScaleState":
+        """The state with these numbers."""
+        return cls(np.array(scale, np.float32), np.array(good, np.int64), np.array(bad, np.int64))
+
+    def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Scale, good and bad as arrays."""
+        held = (self.scale, self.good, self.bad)
+        scale, good, bad = (np.array(item if isinstance(item, np.ndarray) else from_value(item)) for item in held)
+        return scale, good, bad
+
+    def after(self, update: ScaleUpdate, overflow: bool) -> "ScaleState":
+        """The next state; :func:`update_scale` writes the same as a graph."""
+        scale, counted, missed = self.arrays()
+        good, bad = (0, int(missed) + 1) if overflow else (int(counted) + 1, 0)
+        if good == update.grow_every:
+            with np.errstate(over="ignore"):
+                return self.of(min(float(scale * np.float32(update.grow)), LARGEST))
+        if bad == update.shrink_every:
+            return self.of(max(float(scale * np.float32(update.shrink)), 1.0))
+        return self.of(float(scale), good, bad)
+
+
+class MovingLossScaleManager(LossScaleManager):
+    """A manager whose scale the graph of the step changes. The manager holds it: all its networks share it."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale_state = ScaleState.of(scale)
+
+    def get_loss_scale(self) -> float:
+        """The scale of the next step, also while a network is being trained with it."""
+        return float(self.scale_state.arrays()[0])
+
+    def update_loss_scale(self, overflow: bool) -> None:
+        """Change the scale as a step with or without overflow does; networks do so by themselves."""
+        update = self.get_update_cell()
+        if update is not None:
+            self.scale_state = self.scale_state.after(update, overflow)
+
+
+class DynamicLossScaleManager(MovingLossScaleManager):
     """A loss scale that falls at each overflow and rises after a window without any.
 
     The counterpart of ``mindspore.amp.DynamicLossScaleManager``.
 
     Args:
-        init_loss_scale: the first scale, greater than 0.
+        init_loss_scale: the first scale, at least 1.
         scale_factor: by which the scale is divided or multiplied, greater than 1.
         scale_window: updates in a row without overflow before the scale rises.
 
@@ -91,95 +195,68 @@ class DynamicLossScaleManager(LossScaleManager):
 
     Example:
         >>> from onnxamp.train import DynamicLossScaleManager
-        >>> DynamicLossScaleManager(2**16, scale_window=100)
-        DynamicLossScaleManager(init_loss_scale=65536, scale_factor=2, scale_window=100)
+        >>> manager = DynamicLossScaleManager(2**16, scale_window=100)
+        >>> manager.update_loss_scale(overflow=True)
+        >>> manager.get_loss_scale()
+        32768.0
     """
 
-    init_loss_scale: float = 2.0**24
-    scale_factor: float = 2
-    scale_window: int = 2000
+    def __init__(self, init_loss_scale: float = 2.0**24, scale_factor: float = 2, scale_window: int = 2000) -> None:
+        super().__init__(checked_scale("init_loss_scale", init_loss_scale))
+        self._factor = checked_factor("scale_factor", scale_factor)
+        self._window = checked_count("scale_window", scale_window)
 
-    def __post_init__(self) -> None:
-        _check_positive("init_loss_scale", self.init_loss_scale)
-        if self.scale_factor <= 1:
-            raise ArgumentError(f"scale_factor must be greater than 1, not {self.scale_factor}.")
-        _check_positive("scale_window", self.scale_window)
+    def __repr__(self) -> str:
+        return (
+            f"DynamicLossScaleManager(loss_scale={self.get_loss_scale():g}, scale_factor={self._factor:g},"
+            f" scale_window={self._window})"
+        )
 
-    def scaling(self) -> Scaling:
-        """How the graph scales the loss."""
-        factor = float(self.scale_factor)
-        return Scaling(self.init_loss_scale, True, factor, 1 / factor, self.scale_window, shrink_every=1)
+    def get_update_cell(self) -> ScaleUpdate:
+        """How the graph of a step changes the scale."""
+        return ScaleUpdate(self._factor, 1 / self._factor, self._window, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class GradScaler(LossScaleManager):
-    """The loss scale of ``paddle.amp.GradScaler``.
-
-    Args:
-        enable: False scales nothing.
-        init_loss_scaling: the first scale, greater than 0.
-        incr_ratio: factor by which the scale rises, greater than 1.
-        decr_ratio: factor by which the scale falls, between 0 and 1.
-        incr_every_n_steps: updates in a row without overflow before it rises.
-        decr_every_n_nan_or_inf: updates in a row with overflow before it falls.
-        use_dynamic_loss_scaling: False keeps the first scale.
-
-    Raises:
-        ArgumentError: a value is out of range.
-
-    Example:
-        >>> from onnxamp.train import GradScaler
-        >>> GradScaler(init_loss_scaling=1024).decr_ratio
-        0.5
-    """
-
-    enable: bool = True
-    init_loss_scaling: float = 65536.0
-    incr_ratio: float = 2.0
-    decr_ratio: float = 0.5
-    incr_every_n_steps: int = 2000
-    decr_every_n_nan_or_inf: int = 1
-    use_dynamic_loss_scaling: bool = True
-
-    def __post_init__(self) -> None:
-        _check_positive("init_loss_scaling", self.init_loss_scaling)
-        if self.incr_ratio <= 1 or not 0 < self.decr_ratio < 1:
-            raise ArgumentError("incr_ratio must be greater than 1, and decr_ratio between 0 and 1.")
-        _check_positive("incr_every_n_steps", self.incr_every_n_steps)
-        _check_positive("decr_every_n_nan_or_inf", self.decr_every_n_nan_or_inf)
-
-    def scaling(self) -> Scaling | None:
-        """How the graph scales the loss; None if it does not."""
-        if not self.enable:
-            return None
-        if not self.use_dynamic_loss_scaling:
-            return Scaling(self.init_loss_scaling)
-        return Scaling(
-            self.init_loss_scaling, True, self.incr_ratio, self.decr_ratio, self.incr_every_n_steps,
-            self.decr_every_n_nan_or_inf,
-        )  # fmt: skip
+def is_moved_by_graph(manager: LossScaleManager | None) -> TypeGuard[MovingLossScaleManager]:
+    """Whether the graph changes the scale: not if a subclass says in methods of its own what it is or becomes."""
+    if not isinstance(manager, MovingLossScaleManager):
+        return False
+    own, base = type(manager), MovingLossScaleManager
+    return own.get_loss_scale is base.get_loss_scale and own.update_loss_scale is base.update_loss_scale
 
 
 def update_scale(
-    scaling: Scaling, scale: Tensor, good: Tensor, bad: Tensor, overflow: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    state: tuple[Tensor, Tensor, Tensor], factors: Tensor, windows: Tensor, overflow: Tensor
+) -> list[Tensor]:
     """Write the next scale and its counters.
 
     Args:
-        scale: float32 scalar.
-        good, bad: int64 scalars: updates in a row without and with overflow.
+        state: scale (float32), good and bad (int64), scalars as in :class:`ScaleState`.
+        factors: float32 vector: grow and shrink of :class:`ScaleUpdate`.
+        windows: int64 vector: grow_every and shrink_every.
         overflow: bool scalar: whether this update overflows.
     """
-    if not (scaling.grow_every or scaling.shrink_every):
-        return scale, good, bad
-    good, bad = overflow.where(0, good + 1), overflow.where(bad + 1, 0)
-    grows, shrinks = good.equals(scaling.grow_every), bad.equals(scaling.shrink_every)
+    scale, good, bad = state
     writer = scale.writer
-    larger = (scale * scaling.grow).op("Min", writer.number(_LARGEST, scale.elem))
-    smaller = (scale * scaling.shrink).op("Max", writer.number(1.0, scale.elem))
-    return grows.where(larger, shrinks.where(smaller, scale)), grows.where(0, good), shrinks.where(0, bad)
+    first, second = (writer.constant(np.array(index, np.int64)) for index in (0, 1))
+    good, bad = overflow.where(0, good + 1), overflow.where(bad + 1, 0)
+    grows, shrinks = good.equals(windows.op("Gather", first)), bad.equals(windows.op("Gather", second))
+    larger = (scale * factors.op("Gather", first)).op("Min", writer.number(LARGEST, scale.elem))
+    smaller = (scale * factors.op("Gather", second)).op("Max", writer.number(1.0, scale.elem))
+    return [grows.where(larger, shrinks.where(smaller, scale)), grows.where(0, good), shrinks.where(0, bad)]
 
 
-def _check_positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) or value <= 0:
-        raise ArgumentError(f"{name} must be a positive number, not {value!r}.")
+def scale_of(manager: LossScaleManager) -> float:
+    """The scale that a manager of any class asks for.
+
+    Raises:
+        ArgumentError: it is not a positive finite number.
+    """
+    scale = manager.get_loss_scale()
+    array = np.asarray(scale)
+    number = float(array.item()) if array.size == 1 and array.dtype.kind in "iuf" else nan
+    if not isfinite(number) or not 0 < number <= LARGEST:
+        raise ArgumentError(
+            f"get_loss_scale() of {type(manager).__name__} must return a number above 0, not {scale!r}."
+        )
+    return number

@@ -7,7 +7,11 @@ data, labels            the inputs of the model, and the labels of the loss
 dropout masks           see :class:`onnxamp.train._forward.Mask`
 ``train/rate``          learning rate, float32 scalar
 ``train/apply``         bool scalar: whether this step updates the weights; only with accumulation
-state                   weights, running statistics, optimizer slots, scale and counters, by name
+``train/divisor``       float32 scalar: 1; only without a loss scale
+``train/scale``         loss scale, float32 scalar
+``train/factors``       by which the graph changes the scale, and after how many updates (``train/windows``); see
+                        :func:`onnxamp.train._scaling.update_scale`
+state                   weights, running statistics, optimizer slots, counters, by name
 ======================  ==============================================================================================
 
 Its outputs are ``train/loss`` (unscaled), ``train/overflow``, ``train/norm`` (of all gradients, unscaled, before
@@ -17,9 +21,9 @@ state except for the scale and its counters stays, including running statistics.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._errors import ArgumentError, ModelError
@@ -30,27 +34,38 @@ from onnxamp.train._forward import Forward, Mask, as_inputs, find_weights
 from onnxamp.train._gradients import differentiate
 from onnxamp.train._gradients.writer import FLOATS, Tensor, Writer
 from onnxamp.train._losses import Loss
-from onnxamp.train._optimizers import Move, Optimizer
-from onnxamp.train._scaling import Scaling, update_scale
+from onnxamp.train._optimizers import Optimizer
+from onnxamp.train._update import (
+    APPLY,
+    DIVISOR,
+    FACTORS,
+    NORM,
+    OVERFLOW,
+    RATE,
+    SCALE,
+    SCALE_STATE,
+    STATISTIC,
+    SUM,
+    WINDOWS,
+    Array,
+    Scaling,
+    Update,
+    next_of,
+)
 
-Array = NDArray[np.generic]
-
-LOSS, OVERFLOW, NORM, RATE, APPLY = "train/loss", "train/overflow", "train/norm", "train/rate", "train/apply"
-SCALE, _GOOD, _BAD, UPDATES = "train/scale", "train/good", "train/bad", "train/updates"
-_SUM = "train/sum/"
-OWN = "train/.*"
-"""Names of nodes that belong neither to the model nor to its gradients: they stay float32."""
-_CLIP_EPSILON = 1e-6
-"""As in torch.nn.utils.clip_grad_norm_."""
+LOSS: Final = "train/loss"
+OWN: Final = "train"
+"""What the names of nodes begin with that belong neither to the model nor to its gradients: they stay float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """The graph of a step, in float32.
 
-    ``state``: initial arrays, by input; ``successors``: the output that replaces each; ``weights``: the trained ones
-    among them; ``gradients``: the value that holds the gradient of each, scaled as the loss is; ``data``: the inputs
-    that the caller feeds; ``skips``: whether updates whose gradients hold NaN or Inf are skipped.
+    ``state``: initial arrays, by input; ``successors``: the output that replaces each, and each part of the loss scale
+    that the graph moves; ``weights``: the trained ones among them; ``gradients``: the value that holds the gradient of
+    each, scaled as the loss is; ``statistics``: the values that the running statistics become; ``data``: the inputs
+    that the caller feeds.
     """
 
     model: ModelProto
@@ -58,14 +73,15 @@ class Step:
     successors: Mapping[str, str]
     weights: tuple[str, ...]
     gradients: Mapping[str, str]
+    statistics: Mapping[str, str]
     data: tuple[str, ...]
     masks: tuple[Mask, ...]
-    skips: bool
+    scaling: Scaling | None
 
     @property
     def scaled(self) -> frozenset[str]:
-        """The state that holds the loss scale, or sums of gradients that were scaled."""
-        return frozenset(name for name in self.state if name == SCALE or name.startswith(_SUM))
+        """The inputs that hold the loss scale, or sums of gradients that were scaled."""
+        return frozenset((SCALE, *(name for name in self.state if name.startswith(SUM))))
 
 
 def build_step(forward: Forward, optimizer: Optimizer, loss: Loss | None, scaling: Scaling | None) -> Step:
@@ -83,7 +99,7 @@ def build_step(forward: Forward, optimizer: Optimizer, loss: Loss | None, scalin
     """
     model = ModelProto()
     model.CopyFrom(forward.model)
-    state: dict[str, Array] = {SCALE: np.array(scaling.initial, np.float32)} if scaling else {}
+    state: dict[str, Array] = {}
     writer = _writer(model)
     target = _write_loss(model, writer, loss, scaling is not None)
     writer.add_to(model.graph)
@@ -110,24 +126,40 @@ def _with_update(
     """Write the update after the gradients."""
     writer = _writer(model)
     writer.prefix = "train/update"
-    update = _Update(writer, optimizer, scaling, forward, state)
-    raw = {name: Tensor(writer, output, TensorProto.FLOAT) for name, output in gradients.items()}
-    successors = update.write(raw)
+    update = Update(writer, optimizer, scaling, forward, state)
+    met = update.write({name: Tensor(writer, output, TensorProto.FLOAT) for name, output in gradients.items()})
     del model.graph.output[:]
     writer.add_to(model.graph)
     kinds = {LOSS: TensorProto.FLOAT, OVERFLOW: TensorProto.BOOL, NORM: TensorProto.FLOAT}
     model.graph.output.extend(helper.make_tensor_value_info(name, kind, []) for name, kind in kinds.items())
+    settings, moved = _settings(optimizer, scaling)
+    arrays = update.state | moved
     listed = {entry.name for entry in model.graph.input}
-    for name, array in update.state.items():
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    for name, array in (arrays | settings).items():
         if name not in listed:
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
             model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
-        model.graph.output.append(helper.make_tensor_value_info(successors[name], kind, array.shape))
-    model.graph.input.append(helper.make_tensor_value_info(RATE, TensorProto.FLOAT, []))
+    for name, array in arrays.items():
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        model.graph.output.append(helper.make_tensor_value_info(next_of(name), kind, array.shape))
+    successors = {name: next_of(name) for name in arrays}
+    statistics = {name: f"{STATISTIC}{name}" for name in forward.statistics}
+    return Step(model, update.state, successors, tuple(gradients), met, statistics, tuple(data), forward.masks, scaling)
+
+
+def _settings(optimizer: Optimizer, scaling: Scaling | None) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Arrays like the inputs that are fed in every step, and like the parts of a loss scale that the graph moves."""
+    scalar = np.zeros((), np.float32)
+    settings: dict[str, Array] = {RATE: scalar}
     if optimizer.accumulate > 1:
-        model.graph.input.append(helper.make_tensor_value_info(APPLY, TensorProto.BOOL, []))
-    skips = scaling is not None and scaling.skips
-    return Step(model, update.state, successors, tuple(gradients), gradients, tuple(data), forward.masks, skips)
+        settings[APPLY] = np.zeros((), np.bool_)
+    if scaling is None:
+        return settings | {DIVISOR: scalar}, {}
+    if not scaling.moves:
+        return settings, {}
+    settings |= {FACTORS: np.zeros(2, np.float32), WINDOWS: np.zeros(2, np.int64)}
+    count = np.zeros((), np.int64)
+    return settings, dict(zip(SCALE_STATE, (scalar, count, count), strict=True))
 
 
 def _writer(model: ModelProto) -> Writer:
@@ -158,93 +190,3 @@ def _write_loss(model: ModelProto, writer: Writer, loss: Loss | None, scaled: bo
     model.graph.input.append(helper.make_tensor_value_info(SCALE, TensorProto.FLOAT, []))
     total, scale = Tensor(writer, LOSS, TensorProto.FLOAT), Tensor(writer, SCALE, TensorProto.FLOAT)
     return (total * scale).name
-
-
-@dataclass(slots=True)
-class _Update:
-    """Writes the successors of the state from the gradients; ``state`` grows by what the update keeps."""
-
-    writer: Writer
-    optimizer: Optimizer
-    scaling: Scaling | None
-    forward: Forward
-    state: dict[str, Array]
-
-    def keep(self, name: str, initial: Array) -> Tensor:
-        """Add a piece of state; returns it as the graph reads it."""
-        self.state[name] = initial
-        return Tensor(self.writer, name, helper.np_dtype_to_tensor_dtype(initial.dtype), initial.shape)
-
-    def write(self, raw: Mapping[str, Tensor]) -> dict[str, str]:
-        """Successor of each piece of state, by name."""
-        scale = self.keep(SCALE, self.state[SCALE]) if self.scaling else None
-        gradients = {name: g / scale if scale is not None else g for name, g in raw.items()}
-        successors: dict[str, Tensor] = {}
-        apply = None
-        if self.optimizer.accumulate > 1:
-            apply = Tensor(self.writer, APPLY, TensorProto.BOOL)
-            gradients = self._accumulated(gradients, apply, successors)
-        overflow, norm = self._inspected(gradients)
-        happens = self._happens(overflow, apply)
-        updates = self.keep(UPDATES, np.zeros((), np.float32))
-        following = updates + 1.0
-        shared = self.optimizer.shared(following)
-        clipped = self._clipped(gradients, norm)
-        for name, gradient in clipped.items():
-            for kept, (old, new) in self._moved(name, gradient, shared).items():
-                successors[kept] = new if happens is None else happens.where(new, old)
-        for name, output in self.forward.statistics.items():
-            old, new = (Tensor(self.writer, n, TensorProto.FLOAT) for n in (name, output))
-            skips = self.scaling is not None and self.scaling.skips
-            successors[name] = overflow.where(old, new) if skips else new
-        successors[UPDATES] = following if happens is None else happens.where(following, updates)
-        if scale is not None and self.scaling is not None:
-            counters = self.keep(_GOOD, np.zeros((), np.int64)), self.keep(_BAD, np.zeros((), np.int64))
-            updated = update_scale(self.scaling, scale, *counters, overflow)
-            for old, new in zip((scale, *counters), updated, strict=True):
-                successors[old.name] = new if apply is None else apply.where(new, old)
-        return {name: new.op("Identity", into=f"{name}/next").name for name, new in successors.items()}
-
-    def _accumulated(
-        self, gradients: Mapping[str, Tensor], apply: Tensor, successors: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """The mean of the gradients since the last update."""
-        sums = {}
-        for name, gradient in gradients.items():
-            held = self.keep(f"{_SUM}{name}", np.zeros_like(self.state[name]))
-            sums[name] = held + gradient * (1 / self.optimizer.accumulate)
-            successors[held.name] = apply.where(0, sums[name])
-        return sums
-
-    def _inspected(self, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Whether any gradient holds NaN or Inf (multiplied by zero, only these are not zero), and the norm of all."""
-        zeros = [(g * 0.0).op("ReduceSum", keepdims=0) for g in gradients.values()]
-        squares = [g.op("ReduceSumSquare", keepdims=0) for g in gradients.values()]
-        clean = zeros[0].op("Sum", *zeros[1:]).equals(0)
-        overflow = clean.op("Not", into=OVERFLOW)
-        norm = squares[0].op("Sum", *squares[1:]).op("Sqrt", into=NORM)
-        return overflow, norm
-
-    def _happens(self, overflow: Tensor, apply: Tensor | None) -> Tensor | None:
-        """Whether the update happens; None for always."""
-        if self.scaling is None or not self.scaling.skips:
-            return apply
-        clean = overflow.op("Not")
-        return clean if apply is None else clean.op("And", apply)
-
-    def _clipped(self, gradients: Mapping[str, Tensor], norm: Tensor) -> Mapping[str, Tensor]:
-        if self.optimizer.clip_norm is None:
-            return gradients
-        factor = (self.optimizer.clip_norm / (norm + _CLIP_EPSILON)).op("Min", self.writer.number(1.0, norm.elem))
-        return {name: gradient * factor for name, gradient in gradients.items()}
-
-    def _moved(self, name: str, gradient: Tensor, shared: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-        """(before, after) of a weight and its slots, by name."""
-        weight = self.keep(name, self.state[name])
-        slots = {
-            slot: self.keep(f"train/{slot}/{name}", np.zeros_like(self.state[name])) for slot in self.optimizer.slots
-        }
-        rate = Tensor(self.writer, RATE, TensorProto.FLOAT)
-        move = Move(weight, gradient, slots, rate, self.optimizer.decay_of(name), shared)
-        new, kept = self.optimizer.move(move)
-        return {name: (weight, new)} | {slots[slot].name: (slots[slot], after) for slot, after in kept.items()}

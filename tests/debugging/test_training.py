@@ -184,3 +184,19 @@ def test_a_checker_sees_networks_of_auto_cast() -> None:
     net.step(feeds())
     assert len(checker.steps) == 1
     assert {record.dtype for record in checker.steps[0].records} == {"float32", "bfloat16"}
+
+
+def test_the_first_half_of_a_step_is_watched_as_a_whole_step() -> None:
+    plain, watched = (trained(scale=8) for _ in range(2))
+    with tensor_checker(config(DebugMode.CHECK_ALL)) as checker:
+        watched.apply(watched.gradients(feeds()))
+    plain.step(feeds())
+    assert bits(watched.state()) == bits(plain.state())
+    assert [check.step for check in checker.steps] == [0]
+    assert "train/loss" in {record.tensor for record in checker.steps[0].records}
+    before = bits(watched.state())
+    bad = {**feeds(), "x": feeds()["x"] * np.float32(np.nan)}
+    with tensor_checker(config()), pytest.raises(NumericsError):
+        watched.gradients(bad)
+    assert bits(watched.state()) == before
+    assert watched.pending is None

@@ -19,6 +19,7 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import cuda_available, make_session, run
 from onnxamp.train import (
+    FROM_LEVEL,
     SGD,
     Adam,
     AdamW,
@@ -33,7 +34,7 @@ from onnxamp.train import (
     build_train_network,
 )  # fmt: skip
 from onnxamp.train._recorded import with_shapes
-from onnxamp.train._step import SCALE
+from onnxamp.train._update import SCALE
 
 IMAGES = feeds(6, (1, 8, 8), 10)
 
@@ -171,7 +172,7 @@ def scales(manager: Any, overflows: str, window: int) -> list[float]:
         result = net.step(data)
         assert result.overflow == (sign == "x")
         assert same(before, weights_of(net)) == (sign == "x")
-        found.append(float(net.state()[SCALE]))
+        found.append(manager.get_loss_scale())
     return found
 
 
@@ -292,7 +293,13 @@ def low_nodes(net: TrainNetwork) -> dict[str, set[str]]:
     ("O2", {"keep_batchnorm_fp32": False}, "conv relu norm", True),
     ("O3", {"keep_batchnorm_fp32": True}, "conv relu", False),
     ("O2", {"cast_model_type": "float32"}, "", True),
-    ("O0", {"cast_model_type": "float16"}, "conv relu", False),
+    ("O0", {"cast_model_type": "float16"}, "conv relu norm", False),
+    ("O1", {"cast_model_type": "float16"}, "conv relu norm", False),
+    ("O2", {"cast_model_type": "float16"}, "conv relu", True),
+    ("O0", {"cast_model_type": "float16", "keep_batchnorm_fp32": True}, "conv relu", False),
+    ("O1", {"keep_batchnorm_fp32": False}, "conv", False),
+    ("O2", {"loss_scale_manager": None}, "conv relu", False),
+    ("O2", {"loss_scale_manager": FROM_LEVEL}, "conv relu", True),
     ("O2", {"loss_scale_manager": GradScaler(enable=False)}, "conv relu", False),
     ("O1", {"loss_scale_manager": FixedLossScaleManager()}, "conv", True),
 ])  # fmt: skip
@@ -305,7 +312,7 @@ def test_levels_mean_what_mindspores_mean(level: str, more: dict[str, Any], low:
         assert ("r0.node" in found["low"]) == ("relu" in low)
     assert any(name.startswith("n0.node/") for name in found["low"]) == ("norm" in low)
     assert not [name for name in found["low"] if name.startswith("train/")]
-    assert (SCALE in net.plan.state) == scaled
+    assert (net.plan.scaling is not None) == scaled
     assert all(net.state()[name].dtype == np.float32 for name in net.plan.weights)
     assert np.isfinite(net.step(IMAGES).loss)
 
@@ -321,6 +328,16 @@ def test_low_steps_stay_near_float32(level: str, dtype: str) -> None:
     assert found.loss == pytest.approx(exact.loss, rel=0.02)
     assert found.grad_norm == pytest.approx(exact.grad_norm, rel=0.06)
     assert found.loss != exact.loss
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_no_level_rounds_masters(level: str) -> None:
+    net = build_train_network(conv_net(), Momentum(), "cross-entropy", level, loss_scale_manager=None)
+    net.fit([IMAGES], 3)
+    for name in net.plan.state:
+        array = net.state()[name]
+        if np.any(array) and array.size > 1:
+            assert (array.astype(np.float16) != array).any(), name
 
 
 def written_out_norm() -> onnx.ModelProto:
@@ -355,7 +372,10 @@ def test_normalisations_in_single_ops_stay_float32_with_their_gradients() -> Non
     ({"boost_level": "O3"}, "Unknown boost_level 'O3'"),
     ({"loss_fn": "hinge"}, "Unknown loss 'hinge'"),
     ({"dtype": "float8"}, "Unknown dtype 'float8'"),
-    ({"cast_model_type": "int8"}, "Unknown dtype 'int8'"),
+    ({"cast_model_type": "int8"}, "cast_model_type must be float32, float16 or bfloat16, not int8"),
+    ({"cast_model_type": 1.5}, "dtype must be a name"),
+    ({"loss_fn": 3}, "loss_fn must be"),
+    ({"level": 2}, "level must be a string"),
     ({"keep_bn": True}, "Unknown keyword 'keep_bn'"),
     ({"optimizer": "adam"}, "optimizer must be"),
     ({"keep_batchnorm_fp32": 1}, "must be a bool"),

@@ -30,7 +30,7 @@ def test_trains_and_reports() -> None:
     assert skipped.exit_code == 1
     assert "All 6 updates were skipped" in skipped.output
     assert not Path("out.onnx").exists()
-    result = run("train", *arguments, "--loss-scale", 1024)
+    result = run("train", *arguments, "--loss-scale", "dynamic:1024")
     assert result.exit_code == 0, result.output
     for text in ("✔ Trained net.onnx at O2 float16 with adamw", "net.onnx → out.onnx", "epoch", "skipped updates"):
         assert text in result.output
@@ -87,3 +87,48 @@ def test_batches_hold_each_sample_once() -> None:
     assert any(not np.array_equal(a["x"], b["x"]) for a, b in zip(found, Batches(arrays, 3, 1, epoch=1), strict=True))
     with pytest.raises(ArgumentError, match="same number of samples"):
         Batches({"x": np.arange(3), "y": np.arange(2)}, 1)
+
+
+SCALES = {"fixed:128": "128", "fixed": "128", "dynamic:1024": "1024", "dynamic": "16777216", "none": "1"}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_loss_scales(scale: str) -> None:
+    result = run(
+        "train", "net.onnx", "--data", "data.npz", "-o", "out.onnx", "--level", "O0", "--loss-scale", scale,
+        "--epochs", 1, "--batch-size", 10,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    row = next(line for line in result.output.splitlines() if line.split()[:1] == ["1"])
+    assert f"{float(SCALES[scale]):g}" in row.split()
+
+
+def test_precision_options_reach_the_network() -> None:
+    arguments = (
+        "train", "net.onnx", "--data", "data.npz", "--epochs", 3, "-q", "--loss-scale", "fixed:8", "--optimizer", "sgd",
+        "--lr", 0.1,
+    )  # fmt: skip
+    runs = {
+        "plain.onnx": ("--level", "O2"),
+        "boosted.onnx": ("--level", "O2", "--boost-level", "O2"),
+        "norms.onnx": ("--level", "O2", "--no-keep-batchnorm-fp32"),
+        "kept.onnx": ("--level", "O3", "--keep-batchnorm-fp32"),
+        "cast.onnx": ("--level", "O0", "--cast-model-type", "float16", "--keep-batchnorm-fp32"),
+        "exact.onnx": ("--level", "O2", "--cast-model-type", "float32"),
+        "o0.onnx": ("--level", "O0"),
+    }
+    for output, more in runs.items():
+        result = run(*arguments, "-o", output, *more)
+        assert result.exit_code == 0, result.output
+    found = {output: weights(output)["c0.w"].tobytes() for output in runs}
+    assert found["exact.onnx"] == found["o0.onnx"] != found["plain.onnx"]
+    assert found["norms.onnx"] != found["plain.onnx"]
+    assert found["kept.onnx"] == found["cast.onnx"]
+    np.testing.assert_allclose(weights("boosted.onnx")["c0.w"], weights("plain.onnx")["c0.w"], atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", ["128", "fixed:0", "dynamic:x", "grow:2", "fixed:"])
+def test_a_wrong_loss_scale_is_wrong_usage(scale: str) -> None:
+    result = run("train", "net.onnx", "--data", "data.npz", "-o", "out.onnx", "--loss-scale", scale)
+    assert result.exit_code == 2
+    assert "write fixed:128, dynamic:65536 or none" in " ".join(result.output.split()).replace("│ ", "")

@@ -9,6 +9,8 @@ from onnxamp.train._gradients.writer import Tensor
 
 SCALED: Final = "scaled"
 """Follows the label of a batch normalisation in the names of the nodes that scale and shift its normalised value."""
+RUNNING: Final = "running"
+"""The same for its running statistics, and for the nodes that compute them."""
 
 
 def _normalised(x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True) -> tuple[Tensor, Tensor]:
@@ -69,11 +71,12 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
     call.writer.prefix = f"{call.label}/{SCALED}"
     scaled = unit * per_channel(call[1], rank)
     (scaled + per_channel(call[2], rank)).op("Identity", into=call.y.name)
-    call.writer.prefix = call.label
+    call.writer.prefix = f"{call.label}/{RUNNING}"
     momentum = float(call.attribute("momentum", 0.9))
     for old, statistic, running in zip(call.inputs[3:], (mean, variance), call.outputs[1:], strict=False):
         if running is not None and old is not None:
             (old * momentum).op("Add", statistic.reshape(-1) * (1 - momentum), into=running.name)
+    call.writer.prefix = call.label
     return unit, inverse
 
 

@@ -1,0 +1,299 @@
+"""``GradScaler`` as in Paddle: the loss scale, and the second half of a training loop."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import numpy as np
+
+from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
+from onnxamp._warnings import warn
+from onnxamp.train._checked import (
+    NEVER,
+    checked_count,
+    checked_factor,
+    checked_flag,
+    checked_fraction,
+    checked_scale,
+)
+from onnxamp.train._halves import StepGradients, StepResult
+from onnxamp.train._optimizers import Optimizer
+from onnxamp.train._scaling import (
+    MovingLossScaleManager,
+    ScaleState,
+    ScaleUpdate,
+)
+
+
+class _Network(Protocol):
+    """What a scaler needs of a network in training."""
+
+    optimizer: Optimizer
+    pending: StepGradients | None
+
+    def unscale(self) -> None:
+        """Divide the pending gradients by their scale."""
+
+    def finish(self, gradients: StepGradients, *, moves_scale: bool) -> tuple[StepResult, bool]:
+        """Make the update; returns its result, and whether it is one that counts for the scale."""
+
+
+class GradScaler(MovingLossScaleManager):
+    """The loss scale of ``paddle.amp.GradScaler``, and the steps of a loop that is written as for Paddle.
+
+    :func:`build_train_network` takes it as ``loss_scale_manager``. After that, :meth:`TrainNetwork.step` does all that
+    a loop does, or the loop does it line by line, with the same results. Where Paddle takes the optimizer, pass it or
+    the network. With bfloat16 a scaler is disabled, with a warning, for nothing is flushed there.
+
+    Args:
+        enable: False scales nothing.
+        init_loss_scaling: the first scale, at least 1.
+        incr_ratio: factor by which the scale rises, greater than 1.
+        decr_ratio: factor by which the scale falls, between 0 and 1.
+        incr_every_n_steps: updates in a row without overflow before it rises.
+        decr_every_n_nan_or_inf: updates in a row with overflow before it falls.
+        use_dynamic_loss_scaling: False keeps the first scale.
+
+    Raises:
+        ArgumentError: a value is out of range.
+        ArgumentTypeError: a flag is not a bool.
+
+    Example:
+        >>> import numpy as np
+        >>> from onnxamp.train import GradScaler, SGD, build_train_network
+        >>> optimizer, scaler = SGD(), GradScaler(init_loss_scaling=1024)
+        >>> net = build_train_network(
+        ...     "models/classifier.onnx", optimizer, "cross-entropy", "O1", loss_scale_manager=scaler)
+        >>> loss = net.gradients({"image": np.ones((2, 3, 32, 32), np.float32), "label": np.array([0, 1])})
+        >>> scaled = scaler.scale(loss)
+        >>> scaled.backward()
+        >>> scaler.step(optimizer)
+        >>> scaler.update()
+        >>> net.steps, scaler.state_dict()["incr_count"]
+        (1, 1)
+    """
+
+    def __init__(
+        self,
+        enable: bool = True,
+        init_loss_scaling: float = 2.0**16,
+        incr_ratio: float = 2.0,
+        decr_ratio: float = 0.5,
+        incr_every_n_steps: int = 2000,
+        decr_every_n_nan_or_inf: int = 1,
+        use_dynamic_loss_scaling: bool = True,
+    ) -> None:
+        self._enable = checked_flag("enable", enable)
+        self._dynamic = checked_flag("use_dynamic_loss_scaling", use_dynamic_loss_scaling)
+        self._networks: WeakSet[_Network] = WeakSet()
+        self._overflow: bool | None = None
+        """Whether an update since the last :meth:`update` overflowed; None if there was none that counts."""
+        self._stepped: WeakSet[_Network] = WeakSet()
+        self.set_init_loss_scaling(init_loss_scaling)
+        self.set_incr_ratio(incr_ratio)
+        self.set_decr_ratio(decr_ratio)
+        self.set_incr_every_n_steps(incr_every_n_steps)
+        self.set_decr_every_n_nan_or_inf(decr_every_n_nan_or_inf)
+
+    def __repr__(self) -> str:
+        state = ", ".join(f"{name}={value}" for name, value in self.state_dict().items())
+        return f"GradScaler({state or 'enable=False'})"
+
+    # the loop
+
+    def scale(self, var: Any) -> Any:
+        """The loss, scaled.
+
+        Args:
+            var: what :meth:`TrainNetwork.gradients` returned, whose gradients are those of the scaled loss already, so
+                that it is returned as it is; or a number or an array, which is multiplied by the scale.
+
+        Raises:
+            ArgumentError: the network was built without this scaler.
+        """
+        if not isinstance(var, StepGradients):
+            return var * self.get_loss_scale() if self._enable else var
+        if not any(net.pending is var for net in self._networks):
+            raise ArgumentError(
+                "These gradients were not scaled by this GradScaler, or are out of date: build the network with"
+                " loss_scale_manager=scaler, and scale what its last gradients() returned."
+            )
+        return var
+
+    def unscale_(self, optimizer: Any) -> None:
+        """Divide the gradients by the scale, to look at or change them before :meth:`step`.
+
+        Args:
+            optimizer: that of the network, or the network.
+
+        Raises:
+            CallOrderError: there are no gradients, or they are unscaled already.
+        """
+        for net, _ in self._pending(optimizer):
+            if self._enable:
+                net.unscale()
+
+    def step(self, optimizer: Any) -> None:
+        """Update the weights with the gradients, unscaled if they are not yet; skip that if one holds NaN or Inf.
+
+        Args:
+            optimizer: that of the network, or the network.
+
+        Raises:
+            CallOrderError: there are no gradients, or :meth:`update` was not called after the last step.
+        """
+        for net, first in self._pending(optimizer):
+            if self._enable and net in self._stepped:
+                raise CallOrderError("step() was called already: call update() after each step.")
+            result, counts = net.finish(first, moves_scale=False)
+            if counts:
+                self._overflow = bool(self._overflow) or result.overflow
+            self._stepped.add(net)
+
+    def update(self) -> None:
+        """Change the scale, as the steps since the last update demand."""
+        if self._enable and self._overflow is not None:
+            self.update_loss_scale(self._overflow)
+        self._overflow = None
+        self._stepped.clear()
+
+    def minimize(self, optimizer: Any, *args: Any) -> None:
+        """:meth:`step` and :meth:`update`.
+
+        Args:
+            optimizer: that of the network, or the network.
+            args: the scaled loss, whose gradients the network holds.
+        """
+        for scaled in args:
+            self.scale(scaled)
+        self.step(optimizer)
+        self.update()
+
+    def _pending(self, optimizer: Any) -> list[tuple[_Network, StepGradients]]:
+        """The networks with this optimizer that have gradients, with these."""
+        if not isinstance(optimizer, Optimizer) and not hasattr(optimizer, "pending"):
+            raise ArgumentTypeError(f"Pass the optimizer or its network, not {type(optimizer).__name__}.")
+        own = [net for net in self._networks if net is optimizer or net.optimizer is optimizer]
+        if not own:
+            raise ArgumentError("No network was built with this optimizer and loss_scale_manager=scaler.")
+        if not (ready := [(net, net.pending) for net in own if net.pending is not None]):
+            raise CallOrderError("There are no gradients: call net.gradients(batch) first.")
+        return ready
+
+    # as a manager
+
+    def get_update_cell(self) -> ScaleUpdate | None:
+        """How the graph of a step changes the scale; None if the scaler is disabled."""
+        if not self._enable:
+            return None
+        windows = (self._incr_every, self._decr_every) if self._dynamic else (NEVER, NEVER)
+        return ScaleUpdate(self._incr_ratio, self._decr_ratio, *windows)
+
+    def bind(self, network: Any) -> None:
+        """Know a network whose gradients :meth:`step` and the others take."""
+        self._networks.add(network)
+
+    def disable(self) -> None:
+        """Scale nothing from now on, and say so."""
+        if self._enable:
+            warn(["bfloat16 has the range of float32 and needs no loss scale: GradScaler is disabled."])
+            self._enable = False
+            self.scale_state = ScaleState.of(1)
+
+    # settings
+
+    def is_enable(self) -> bool:
+        """Whether the loss is scaled."""
+        return self._enable
+
+    def is_use_dynamic_loss_scaling(self) -> bool:
+        """Whether the scale changes."""
+        return self._enable and self._dynamic
+
+    def get_init_loss_scaling(self) -> float:
+        """The first scale."""
+        return self._init
+
+    def set_init_loss_scaling(self, new_init_loss_scaling: float) -> None:
+        """Begin again with this scale, at least 1."""
+        self._init = checked_scale("init_loss_scaling", new_init_loss_scaling)
+        self.scale_state = ScaleState.of(self._init if self._enable else 1)
+
+    def get_incr_ratio(self) -> float:
+        """The factor by which the scale rises."""
+        return self._incr_ratio
+
+    def set_incr_ratio(self, new_incr_ratio: float) -> None:
+        """Change the factor by which the scale rises, greater than 1."""
+        self._incr_ratio = checked_factor("incr_ratio", new_incr_ratio)
+
+    def get_decr_ratio(self) -> float:
+        """The factor by which the scale falls."""
+        return self._decr_ratio
+
+    def set_decr_ratio(self, new_decr_ratio: float) -> None:
+        """Change the factor by which the scale falls, between 0 and 1."""
+        self._decr_ratio = checked_fraction("decr_ratio", new_decr_ratio)
+
+    def get_incr_every_n_steps(self) -> int:
+        """The number of updates in a row without overflow before the scale rises."""
+        return self._incr_every
+
+    def set_incr_every_n_steps(self, new_incr_every_n_steps: int) -> None:
+        """Change the number of updates in a row without overflow before the scale rises."""
+        self._incr_every = checked_count("incr_every_n_steps", new_incr_every_n_steps)
+
+    def get_decr_every_n_nan_or_inf(self) -> int:
+        """The number of updates in a row with overflow before the scale falls."""
+        return self._decr_every
+
+    def set_decr_every_n_nan_or_inf(self, new_decr_every_n_nan_or_inf: int) -> None:
+        """Change the number of updates in a row with overflow before the scale falls."""
+        self._decr_every = checked_count("decr_every_n_nan_or_inf", new_decr_every_n_nan_or_inf)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale (a float32 array of one element), its settings and counters; empty if the scaler is disabled."""
+        if not self._enable:
+            return {}
+        scale, good, bad = self.scale_state.arrays()
+        return {
+            "scale": scale.reshape(1),
+            "incr_ratio": self._incr_ratio,
+            "decr_ratio": self._decr_ratio,
+            "incr_every_n_steps": self._incr_every,
+            "decr_every_n_nan_or_inf": self._decr_every,
+            "incr_count": int(good),
+            "decr_count": int(bad),
+            "use_dynamic_loss_scaling": self._dynamic,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned, also while a network is being trained.
+
+        A disabled scaler stays as it is.
+
+        Raises:
+            ArgumentError: a key is missing, or a value is out of range; the state does not change.
+        """
+        if not self._enable:
+            return
+        if missing := self.state_dict().keys() - state_dict.keys():
+            raise ArgumentError(
+                f"The state of a GradScaler needs {min(missing)!r}: was it saved by one that is disabled?"
+            )
+        given = {name: state_dict[name] for name in _SETTINGS}
+        scale = float(np.asarray(state_dict["scale"]).reshape(-1)[0])
+        fresh = GradScaler(init_loss_scaling=scale, **given)
+        counts = (_counted(name, state_dict[name]) for name in ("incr_count", "decr_count"))
+        self.scale_state = ScaleState.of(scale, *counts)
+        self._init, self._dynamic = scale, fresh._dynamic
+        self._incr_ratio, self._decr_ratio = fresh._incr_ratio, fresh._decr_ratio
+        self._incr_every, self._decr_every = fresh._incr_every, fresh._decr_every
+
+
+_SETTINGS = ("incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf", "use_dynamic_loss_scaling")
+
+
+def _counted(name: str, value: Any) -> int:
+    """A counter of a state, from 0."""
+    return checked_count(name, value + 1) - 1

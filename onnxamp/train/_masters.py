@@ -1,0 +1,123 @@
+"""Float32 masters for models that were converted before they are trained.
+
+Everything in low precision becomes float32: weights, which are then the masters, and what is computed. Which nodes were
+low is remembered, and the step is converted so that they are low again. So a converted model is trained as any other,
+with the gradients, kernels and guards of a conversion.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from onnxamp._dtypes import FLOAT, LOW_TYPES, LowType
+from onnxamp._errors import ModelError
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.inline import inline_functions
+from onnxamp._graph.view import ABSENT
+from onnxamp._model.copying import copy_without
+from onnxamp._model.lowering import convert
+from onnxamp._rewrite.casts import remove_redundant_casts
+from onnxamp._runtime.emulate import without_rounding
+
+_LOW: Final = {low.elem: low for low in LOW_TYPES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Masters:
+    """A model whose floats are float32.
+
+    Attributes:
+        model: the model.
+        dtype: the low-precision type that it had; None if it had none.
+        copies: low-precision initializers of the original that are copies of a float32 one, with its name: they share
+            one master.
+        lowered: whether a node was in low precision, by label. Nodes that took both are left out, and so are Casts and
+            Constants.
+    """
+
+    model: ModelProto
+    dtype: str | None
+    copies: Mapping[str, str]
+    lowered: Mapping[str, bool]
+
+
+def find_masters(model: ModelProto) -> Masters:
+    """The float32 model behind a converted one; a model without low-precision values is returned as it is.
+
+    Raises:
+        ModelError: float16 and bfloat16 values are mixed.
+    """
+    inlined = inline_functions(model)
+    graph = Graph.of(inlined)
+    names = {low.tensor: low.name for low in LOW_TYPES.values()}
+    dtypes = {names[kind] for kind in graph.types if kind in names}
+    if not dtypes:
+        return Masters(model, None, {}, {})
+    if len(dtypes) > 1:
+        raise ModelError("The model holds float16 and bfloat16 values: training takes one low-precision type.")
+    copies = _copies(inlined)
+    masters = remove_redundant_casts(without_rounding(_prepared(graph, copies)))
+    return Masters(masters, dtypes.pop(), copies, _lowered(graph))
+
+
+def _copies(model: ModelProto) -> dict[str, str]:
+    """Low-precision initializers whose names and numbers say that a conversion copied them from float32 ones."""
+    listed = {entry.name for entry in model.graph.input}
+    exact = {t.name: t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT and t.name not in listed}
+    copies = {}
+    for tensor in model.graph.initializer:
+        low = _LOW.get(tensor.data_type)
+        stem = tensor.name.rpartition(f"_{low.suffix}")[0] if low is not None else ""
+        if low is not None and stem in exact and exact[stem].dims == tensor.dims and tensor.name not in listed:
+            rounded, _ = convert(numpy_helper.to_array(exact[stem]), low, low.max_finite)
+            if rounded == numpy_helper.to_array(tensor).tobytes():
+                copies[tensor.name] = stem
+    return copies
+
+
+def _prepared(graph: Graph, copies: Mapping[str, str]) -> ModelProto:
+    """A copy with its nodes named by their labels, which Casts that go would change, and casts in place of copies."""
+    result = copy_without(graph.model, "initializer", "node")
+    result.graph.node.extend(
+        helper.make_node("Cast", [exact], [low], f"{low}/copy", to=TensorProto.FLOAT) for low, exact in copies.items()
+    )
+    for index in graph.scopes[0].nodes:
+        proto = result.graph.node.add()
+        proto.CopyFrom(graph.nodes[index].proto)
+        proto.name = graph.nodes[index].label
+    result.graph.initializer.extend(t for t in graph.model.graph.initializer if t.name not in copies)
+    return result
+
+
+def _lowered(graph: Graph) -> dict[str, bool]:
+    found: dict[str, set[bool]] = {}
+    floats = {FLOAT: False, **{low.tensor: True for low in LOW_TYPES.values()}}
+    for node in graph.nodes:
+        kinds = {graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
+        if node.scope == 0 and node.key not in ("Cast", "Constant"):
+            found.setdefault(node.label, set()).update(floats[kind] for kind in kinds if kind in floats)
+    return {label: sides.pop() for label, sides in found.items() if len(sides) == 1}
+
+
+def with_arrays(model: ModelProto, arrays: Mapping[str, NDArray[np.float32]]) -> ModelProto:
+    """A copy of the model whose initializers hold these numbers, each in the type that it has.
+
+    Finite numbers that a low-precision type cannot hold become its largest.
+    """
+    result = ModelProto()
+    result.CopyFrom(model)
+    for tensor in result.graph.initializer:
+        if tensor.name in arrays:
+            tensor.CopyFrom(_tensor(arrays[tensor.name], tensor.name, _LOW.get(tensor.data_type)))
+    return result
+
+
+def _tensor(array: NDArray[np.float32], name: str, low: LowType | None) -> TensorProto:
+    if low is None:
+        return numpy_helper.from_array(array, name)
+    raw, _ = convert(array, low, low.max_finite)
+    return TensorProto(name=name, data_type=low.elem, dims=array.shape, raw_data=raw)
