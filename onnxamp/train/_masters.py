@@ -73,7 +73,7 @@ def _copies(model: ModelProto) -> dict[str, str]:
         low = _LOW.get(tensor.data_type)
         stem = tensor.name.rpartition(f"_{low.suffix}")[0] if low is not None else ""
         if low is not None and stem in exact and exact[stem].dims == tensor.dims and tensor.name not in listed:
-            rounded, _ = convert(numpy_helper.to_array(exact[stem]), low, low.max_finite)
+            ((rounded, _),) = convert([(numpy_helper.to_array(exact[stem]), low.max_finite)], low)
             if rounded == numpy_helper.to_array(tensor).tobytes():
                 copies[tensor.name] = stem
     return copies
@@ -119,5 +119,5 @@ def with_arrays(model: ModelProto, arrays: Mapping[str, NDArray[np.float32]]) ->
 def _tensor(array: NDArray[np.float32], name: str, low: LowType | None) -> TensorProto:
     if low is None:
         return numpy_helper.from_array(array, name)
-    raw, _ = convert(array, low, low.max_finite)
+    ((raw, _),) = convert([(array, low.max_finite)], low)
     return TensorProto(name=name, data_type=low.elem, dims=array.shape, raw_data=raw)
