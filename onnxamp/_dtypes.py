@@ -129,6 +129,10 @@ _INTS: Final = {  # magnitude bits, signed
 }
 
 
+_SHORT: Final = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
+"""Usual short names of types."""
+
+
 def dtype_name(dtype: object) -> str:
     """The name of an element type, as NumPy has it, however it is given: "float16", "bfloat16", "float32".
 
@@ -140,7 +144,7 @@ def dtype_name(dtype: object) -> str:
         ArgumentTypeError: it is none of these.
     """
     if isinstance(dtype, str):
-        return dtype
+        return _SHORT.get(dtype.lower(), dtype)
     if isinstance(dtype, (int, np.integer)) and not isinstance(dtype, bool):
         name = ELEM_NAMES.get(int(dtype), str(int(dtype)))
         return _PLAIN.get(name, name)

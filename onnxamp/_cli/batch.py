@@ -10,7 +10,7 @@ import click
 
 from onnxamp._batch.folder import FolderProgress, Told, run_folder
 from onnxamp._batch.job import FolderOptions
-from onnxamp._cli.common import show
+from onnxamp._cli.common import IN_FOLDER, show
 from onnxamp._cli.options import options_of, provider_of
 from onnxamp._errors import ArgumentError
 from onnxamp._report.batch import batch_report, row_line
@@ -33,6 +33,8 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
         raise ArgumentError(f"{given[0]} is for a single model, and {str(source)!r} is a folder.")
     if options["metric"] != "auto":
         raise ArgumentError(f"--metric is for a single model, and {str(source)!r} is a folder.")
+    if options["output"] is not None and options["output"].name == IN_FOLDER:
+        options["output"] = options["output"].parent
     if options["output"] is None:
         raise ArgumentError(f"{str(source)!r} is a folder: name the folder for the results with -o OUTDIR.")
     folder_options = FolderOptions(

@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, OutputError
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import print_report
 from onnxamp._report.text import printable
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from onnxamp._numerics.results import DiffReport
     from onnxamp._report.html.page import Page
     from onnxamp._tuning.results import Tuned
+
+
+_INTERRUPTED: Final = 130
+"""Exit code of a process that Ctrl-C ends: 128 and the number of the signal."""
+
+
+IN_FOLDER: Final = "*"
+"""Stands for the name of a result that goes into a folder, under a name of its own."""
 
 
 def new_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
@@ -33,6 +41,9 @@ def new_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
         def guarded(*arguments: Any, **options: Any) -> None:
             try:
                 function(*arguments, **options)
+            except KeyboardInterrupt:
+                click.echo("Aborted!", err=True)
+                raise click.exceptions.Exit(_INTERRUPTED) from None
             except OnnxAmpError as error:
                 if options.get("verbose"):
                     raise
@@ -75,16 +86,34 @@ def write_conversion_page(
 def target_of(
     model: "Model", options: dict[str, Any], dtype: str, *read: Path | None, also: Path | None = None
 ) -> Path:
-    """Where the converted model goes. It may replace the original, and nothing else that is read.
+    """Where the converted model goes. It may replace the original if that is said, and nothing else that is read.
 
     Raises:
-        ArgumentError: see :func:`check_outputs`.
+        ArgumentError: it would replace the original, and nothing says so. Others as :func:`check_outputs`.
+        OutputError: a folder that is asked for cannot be made.
     """
     path = model.path or Path("model.onnx")
-    target: Path = options["output"] or path.parent / f"{path.stem}_{low_type(dtype).suffix}.onnx"
+    name = f"{path.stem}_{low_type(dtype).suffix}.onnx"
+    output: Path | None = options["output"]
+    if output is None:
+        target = path.parent / name
+    elif output.name == IN_FOLDER:
+        target = _made(output.parent) / name
+    else:
+        target = output / name if output.is_dir() else output
+    if is_same_file(path, target) and not options["in_place"]:
+        raise ArgumentError(f"{str(target)!r} is the model itself: name another output, or replace it with --in-place.")
     files = [file for file in files_of(model) if not (file == path and is_same_file(path, target))]
     check_outputs([*read, *files, options["inputs"]], [target, options["save_plan"], options["html"], also])
     return target
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot make the folder {str(folder)!r}: {error.strerror}.") from None
+    return folder
 
 
 def failed_name(target: Path) -> Path:

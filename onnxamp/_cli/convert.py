@@ -11,6 +11,7 @@ from onnxamp._cli.common import failed_name, new_command, show, target_of, write
 from onnxamp._cli.options import (
     FILE,
     conversion_options,
+    in_place_option,
     metric_option,
     model_argument,
     options_of,
@@ -39,7 +40,8 @@ from onnxamp._runtime.session import choose_provider
 @new_command("convert")
 @model_argument
 @target_option
-@click.option("--level", type=click.Choice(get_args(LevelName)), default="O2", show_default=True,
+@in_place_option
+@click.option("--level", type=click.Choice(get_args(LevelName), case_sensitive=False), default="O2", show_default=True,
               help="How much to convert to low precision.")  # fmt: skip
 @click.option("--tolerance", type=float, default=1e-2, show_default=True,
               help="Level auto: largest relative L2 error; 'onnxamp tune' has more options.")  # fmt: skip

@@ -1,12 +1,15 @@
 """The groups of options that commands share, and what they mean to the library."""
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
 
 import click
 
+from onnxamp._cli.common import IN_FOLDER
+from onnxamp._dtypes import dtype_name
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import DiffMetric
@@ -22,9 +25,23 @@ FILE: Final = click.Path(path_type=Path)
 
 model_argument: Final = click.argument("model", type=FILE)
 
+
+class _Output(click.Path):
+    """A file, or a folder, which a path that ends with a separator means even if it does not exist."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; that of a folder with a placeholder for the name of the file."""
+        is_folder = isinstance(value, str) and value.endswith(("/", os.sep))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        return path / IN_FOLDER if is_folder else path
+
+
 target_option: Final = click.option(
-    "-o", "--output", type=FILE, help="Where to write the result [MODEL_fp16.onnx or MODEL_bf16.onnx]."
-)
+    "-o", "--output", type=_Output(path_type=Path),
+    help="Where to write the result; FOLDER/ makes a folder for it [MODEL_fp16.onnx or MODEL_bf16.onnx].",
+)  # fmt: skip
+
+in_place_option: Final = click.option("--in-place", is_flag=True, help="Let the result replace MODEL itself.")
 
 
 def option_group(*options: Decorator) -> Decorator:
@@ -169,12 +186,26 @@ output_options: Final = option_group(
 # --- conversion ---------------------------------------------------------------------------------------------------
 
 
+class _Words(click.Choice[str]):
+    """Words in either case, and the usual short names of types."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        super().__init__(list(words), case_sensitive=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word as it is listed."""
+        if "float16" in self.choices and isinstance(value, str):
+            value = dtype_name(value)
+        return super().convert(value, param, ctx)
+
+
 def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
     default = default_of(name)
     if spelled.words is not None:
         word = next(word for word, value in spelled.words.items() if value == default)
-        choice = click.Choice(list(spelled.words))
-        return click.option(spelled.flag, name, type=choice, default=word, show_default=True, help=spelled.help)
+        return click.option(
+            spelled.flag, name, type=_Words(spelled.words), default=word, show_default=True, help=spelled.help
+        )
     if "/" in spelled.flag:
         return click.option(spelled.flag, name, default=default, help=spelled.help)
     if isinstance(default, bool):

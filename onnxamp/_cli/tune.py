@@ -11,6 +11,7 @@ from onnxamp._cli.common import new_command, show, target_of, write_conversion_p
 from onnxamp._cli.options import (
     FILE,
     conversion_options,
+    in_place_option,
     model_argument,
     options_of,
     output_options,
@@ -34,6 +35,7 @@ from onnxamp._tuning.tune import Search, tune
 @new_command("tune")
 @model_argument
 @target_option
+@in_place_option
 @click.option("--tolerance", type=float, default=1e-2, show_default=True,
               help="Largest error to accept; for snr, the smallest ratio in dB.")  # fmt: skip
 @click.option("--metric", default="auto", show_default=True, metavar="NAME",

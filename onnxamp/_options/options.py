@@ -266,7 +266,7 @@ def default_of(name: str) -> Any:
 
 
 def check_level(level: object) -> Level:
-    """The level called ``level``.
+    """The level called ``level``, in either case.
 
     Raises:
         ArgumentError: there is no such level.
@@ -274,9 +274,10 @@ def check_level(level: object) -> Level:
     """
     if not isinstance(level, str):
         raise ArgumentTypeError(f"level must be a string such as 'O2', not {type(level).__name__}.")
-    if level not in list(Level):
+    found = next((known for known in Level if known.lower() == level.lower()), None)
+    if found is None:
         raise ArgumentError(f"Unknown level {level!r}: choose one of {', '.join(Level)}.")
-    return Level(level)
+    return found
 
 
 def is_auto(level: str, tolerance: float, samples: object, metric: str) -> bool:

@@ -240,10 +240,11 @@ def _source(model: ModelProto | str | PathLike[str], base_dir: BaseDir) -> Itera
     Raises:
         ModelError: the model is not well formed, or its external data are not where they may be.
     """
-    if not isinstance(model, ModelProto) and is_text(Path(model)):
-        model = Model.read(Path(model)).embedded()  # ONNX Runtime reads the binary form alone
     if not isinstance(model, ModelProto):
         data_files(load_model(Path(model)), folder_of(Path(model)))  # ONNX Runtime reads them by itself
+        if is_text(Path(model)):
+            model = Model.read(Path(model)).embedded()  # ONNX Runtime reads the binary form alone
+    if not isinstance(model, ModelProto):
         yield fspath(model)
     elif not (is_large(model) or has_external_data(model)):
         yield model.SerializeToString()

@@ -440,7 +440,7 @@ def test_ctrl_c_ends_workers_and_leaves_what_is_done() -> None:
         assert process.stderr.readline().startswith("[1/10] ")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
         rest = process.stderr.read()  # to its end: no worker is left that could write there
-        assert process.wait() == 1
+        assert process.wait() == 130
     assert rest.endswith("Aborted!\n")
     assert "Traceback" not in rest
     assert not [name for name in files("out") if name.endswith((".tmp", ".data"))]

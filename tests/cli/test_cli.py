@@ -290,12 +290,36 @@ def test_nothing_is_written_for_inputs_that_do_not_fit(inputs: list[tuple[int, .
 def test_converting_in_place_is_validated_against_what_was_there() -> None:
     path = saved(NORM)
     before = path.read_bytes()
-    result = run("convert", path, "-o", path, "--level", "O3", "--no-hazards", "--no-cure")
+    result = run("convert", path, "-o", path, "--in-place", "--level", "O3", "--no-hazards", "--no-cure")
     assert result.exit_code == 1
     assert "Values vanished" in result.output
     assert path.read_bytes() == before
-    assert run("convert", path, "-o", path, "--level", "O3").exit_code == 0
+    refused = run("convert", path, "-o", path, "--level", "O3")
+    assert refused.exit_code == 2
+    assert "--in-place" in refused.output
+    assert path.read_bytes() == before
+    assert run("convert", path, "-o", path, "--level", "O3", "--in-place").exit_code == 0
     assert path.read_bytes() != before
+
+
+@pytest.mark.parametrize("words", [("--level", "o2"), ("--dtype", "fp16"), ("--dtype", "HALF"), ("--lists", "Default")])
+def test_usual_spellings_are_understood(words: tuple[str, str]) -> None:
+    path = small()
+    assert run("convert", path, *words).exit_code == 0
+    assert onnx.load("model_fp16.onnx") == onnxamp.convert_model(str(path))
+    assert run("convert", path, "-o", "bf", "--dtype", "bf16").exit_code == 0
+    assert onnx.load("bf") == onnxamp.convert_model(str(path), "o2", dtype="BF16")
+
+
+def test_a_folder_for_the_result() -> None:
+    path = small()
+    for output in ("new/deep/", "new/deep"):
+        assert run("convert", path, "-o", output).exit_code == 0
+        assert [file.name for file in Path("new/deep").iterdir()] == ["model_fp16.onnx"]
+    Path("file").touch()
+    result = run("convert", path, "-o", "file/")
+    assert result.exit_code == 1
+    assert "Cannot make the folder 'file'" in result.output
 
 
 def test_a_result_beyond_its_limits_fails() -> None:
