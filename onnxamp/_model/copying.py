@@ -6,13 +6,23 @@ A model of more than 2 GB cannot be serialised as one message, so nothing here c
 from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from os import PathLike
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 from onnx import ModelProto
 
 BaseDir: TypeAlias = str | PathLike[str] | None
 """Folder that external data lies in; None if all tensors hold their data."""
+
+
+M = TypeVar("M", bound=Message)
+
+
+def copied(message: M) -> M:
+    """A copy of a message with all that it holds."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
 
 
 def copy_fields(source: Message, target: Message, but: Container[str] = ()) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnxamp._graph.inline import inline_functions
-from onnxamp._model.copying import copy_without
+from onnxamp._model.copying import copied, copy_without
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.flow import Flow, flow_of
 from onnxamp._runtime.pieces import Runner
@@ -112,8 +112,7 @@ def _conditions(
     shell: Shell, names: Sequence[str], feeds: Mapping[str, Feed], provider: Provider, *, emulated: bool
 ) -> dict[str, bool]:
     """Values of conditions; only the nodes that they need are run."""
-    model = ModelProto()
-    model.CopyFrom(shell.model)  # the caller edits its own
-    flow = flow_of(replace(shell, model=model), emulated=emulated, shapes=_shapes(feeds))
+    own = copied(shell.model)  # the caller edits its own
+    flow = flow_of(replace(shell, model=own), emulated=emulated, shapes=_shapes(feeds))
     side = run_alone(Runner(flow, provider), feeds, names)
     return {name: bool(np.asarray(side.output(name)).reshape(-1)[0]) for name in names}

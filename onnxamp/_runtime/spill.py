@@ -6,7 +6,7 @@ from typing import BinaryIO, Final
 
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnxamp._model.copying import BaseDir, copy_without
+from onnxamp._model.copying import BaseDir, copied, copy_without
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.weights import embed, stored_bytes
 
@@ -55,10 +55,8 @@ def save_spilled(model: ModelProto, folder: Path, base_dir: BaseDir) -> Path:
 
 def _spill(source: TensorProto, target: TensorProto, file: BinaryIO, base_dir: BaseDir) -> None:
     if source.data_location == TensorProto.EXTERNAL:
-        loaded = TensorProto()
-        loaded.CopyFrom(source)
-        embed(loaded, base_dir)
-        source = loaded
+        source = copied(source)
+        embed(source, base_dir)
     if source.data_type == TensorProto.STRING or stored_bytes(source) < _KEEP_BELOW:
         target.CopyFrom(source)
         return

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 
 from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
+from onnxamp._model.copying import copied
 from onnxamp._patterns.forms import Kind
 from onnxamp._patterns.match import Match, only_reader
 from onnxamp._rewrite.fold.folds import Fold, NewWeight
@@ -128,8 +129,7 @@ def _suiting(graph: Graph, match: Match, value: int, dims: Sequence[int | None])
 
 
 def _flat(tensor: TensorProto, sizes: Sequence[int]) -> TensorProto:
-    made = TensorProto()
-    made.CopyFrom(tensor)
+    made = copied(tensor)
     del made.dims[:]
     made.dims.extend(sizes)
     return made
