@@ -1,12 +1,12 @@
 """Forms of decomposed ops as expression trees, read from ``_data/folds.toml``, whose comments define the language."""
 
 import ast
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any, TypeAlias
+
+from onnxamp._ops.tables import read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class FormTable:
 @cache
 def form_table() -> FormTable:
     """The forms, parsed at the first call."""
-    data = tomllib.loads(resources.files("onnxamp").joinpath("_data/folds.toml").read_text(encoding="utf-8"))
+    data = read_table("folds")
     rules = {name: (params, forms) for head, forms in data.pop("rules").items() for name, params in [_call(head)]}
     kinds = {
         name: Kind(name, row.get("called", name), row["op"], row["opset"], row.get("attributes", {}))
