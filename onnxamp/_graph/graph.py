@@ -72,19 +72,25 @@ class Graph(View, Asked):
         """Values that a body shadows by a value of the same name, see :func:`shadowing`."""
         return frozenset(self.ask(shadowing).values())
 
-    def passes_on(self, node: Node) -> bool:
-        """Whether the node passes its input on as it is.
+    @cached_property
+    def passing(self) -> frozenset[int]:
+        """Nodes that pass their input on as it is.
 
-        That is an Identity, a Cast to the type that is there, or the Max of one input that keeps Casts from fusions.
+        They are Identities, Casts to the type that is there, and the Max of one input that keeps Casts from fusions.
         """
-        if node.key == "Cast":
-            return self.types[node.inputs[0]] == self.types[node.outputs[0]]
-        return node.key == "Identity" or (node.key == "Max" and len(node.inputs) == 1)
+        types = self.types
+        return frozenset(
+            node.index
+            for node in self.nodes
+            if node.key == "Identity"
+            or (node.key == "Cast" and types[node.inputs[0]] == types[node.outputs[0]])
+            or (node.key == "Max" and len(node.inputs) == 1)
+        )
 
     def passed_on(self, value: int) -> int:
         """The value that is passed on as this one; itself where it is none."""
-        while (node := self.producer(value)) is not None and self.passes_on(node):
-            value = node.inputs[0]
+        while value != ABSENT and (maker := self.values[value].producer) in self.passing:
+            value = self.nodes[maker].inputs[0]
         return value
 
     def float_inputs(self, node: Node) -> list[tuple[int, int]]:

@@ -139,7 +139,7 @@ def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
                     done = True
                 elif not (graph.constants.is_constant(other) or _is_vector(graph, other)):
                     continue
-            elif not graph.passes_on(node) and (done or not (is_exact(node.proto) or node.key == "Reciprocal")):
+            elif node.index not in graph.passing and (done or not (is_exact(node.proto) or node.key == "Reciprocal")):
                 continue
             if done:
                 normalised.add(node.outputs[0])

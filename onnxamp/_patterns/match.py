@@ -73,7 +73,7 @@ def _value(graph: Graph, pattern: Pattern, value: int, state: _State) -> Iterato
 def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_State]:
     node, scope = graph.producer(value), state.scope
     passing = []
-    while node is not None and node.key != pattern.key and node.scope == scope and graph.passes_on(node):
+    while node is not None and node.key != pattern.key and node.scope == scope and node.index in graph.passing:
         passing.append(node.index)
         node = graph.producer(node.inputs[0])
     if node is None or node.key != pattern.key or node.scope != scope or graph.types[node.outputs[0]] != FLOAT:
@@ -115,7 +115,7 @@ def readers_of(graph: Graph, value: int) -> Iterator[Node]:
     stack = [value]
     while stack:
         for node, _ in graph.consumers(stack.pop()):
-            if graph.passes_on(node):
+            if node.index in graph.passing:
                 stack.append(node.outputs[0])
             else:
                 yield node
@@ -125,7 +125,7 @@ def only_reader(graph: Graph, value: int) -> tuple[set[int], int, Node | None]:
     """The nodes that pass the value on, one after the other; the value behind; and the node that alone reads it."""
     between = set[int]()
     node = graph.only_reader(value)
-    while node is not None and graph.passes_on(node):
+    while node is not None and node.index in graph.passing:
         between.add(node.index)
         value = node.outputs[0]
         node = graph.only_reader(value)

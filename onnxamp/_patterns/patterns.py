@@ -14,12 +14,27 @@ def find_patterns(graph: Graph) -> tuple[Match, ...]:
     """What the walks recognise as decomposed ops, in the order of their cores. Complexity: linear."""
     cores = op_facts().core_of
     found = []
-    for node in graph.nodes:
-        for kind in cores.get(node.key, ()):
+    for node in [node for node in graph.nodes if node.key in cores]:
+        for kind in cores[node.key]:
             nodes = WALKS[kind](graph, node)
+            if nodes and graph.passing:
+                nodes |= _between(graph, nodes)
             if nodes:
                 found.append(Match(kind, node.index, frozenset(nodes)))
     return tuple(found)
+
+
+def _between(graph: Graph, nodes: set[int]) -> set[int]:
+    """What passes values on from one of the nodes to another."""
+    between = set[int]()
+    for value in (value for index in nodes for value in graph.nodes[index].inputs):
+        path, node = set[int](), graph.producer(value)
+        while node is not None and node.index not in nodes and node.index in graph.passing:
+            path.add(node.index)
+            node = graph.producer(node.inputs[0])
+        if path and node is not None and node.index in nodes:
+            between |= path
+    return between
 
 
 def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
