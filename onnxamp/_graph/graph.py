@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from onnx import ModelProto
 
@@ -17,6 +17,8 @@ from onnxamp._graph.view import ABSENT, Node, View, shadowing
 from onnxamp._model.ask import Asked
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import is_exact, op_facts
+
+_PASSING: Final = frozenset({"Cast", "Identity", "Max"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +80,12 @@ class Graph(View, Asked):
 
         They are Identities, Casts to the type that is there, and the Max of one input that keeps Casts from fusions.
         """
-        types = self.types
-        return frozenset(
-            node.index
-            for node in self.nodes
-            if node.key == "Identity"
-            or (node.key == "Cast" and types[node.inputs[0]] == types[node.outputs[0]])
-            or (node.key == "Max" and len(node.inputs) == 1)
-        )
+        return frozenset(node.index for node in self.nodes if node.key in _PASSING and self._passes_on(node))
+
+    def _passes_on(self, node: Node) -> bool:
+        if node.key == "Cast":
+            return self.types[node.inputs[0]] == self.types[node.outputs[0]]
+        return node.key == "Identity" or len(node.inputs) == 1
 
     def passed_on(self, value: int) -> int:
         """The value that is passed on as this one; itself where it is none."""

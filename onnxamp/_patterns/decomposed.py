@@ -55,8 +55,8 @@ def _softmax(graph: Graph, exp: Node) -> set[int]:
 
 def _squared_by(graph: Graph, node: Node) -> set[int]:
     """The values that the node squares: both of a product of x - mean(x) computed twice. Empty if it squares none."""
-    values = set(map(graph.passed_on, node.inputs))
     if node.key == "Mul":
+        values = set(map(graph.passed_on, node.inputs))
         return values if len({_minuend(graph, value) for value in values}) == 1 else set()
     is_square = node.key == "ReduceSumSquare" or (node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0)
     return {graph.passed_on(node.inputs[0])} if is_square else set()

@@ -123,7 +123,7 @@ def readers_of(graph: Graph, value: int) -> Iterator[Node]:
 
 def only_reader(graph: Graph, value: int) -> tuple[set[int], int, Node | None]:
     """The nodes that pass the value on, one after the other; the value behind; and the node that alone reads it."""
-    between = set[int]()
+    between: set[int] = set()
     node = graph.only_reader(value)
     while node is not None and node.index in graph.passing:
         between.add(node.index)
