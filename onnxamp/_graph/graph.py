@@ -84,7 +84,8 @@ class Graph(View, Asked):
 
     def _passes_on(self, node: Node) -> bool:
         if node.key == "Cast":
-            return self.types[node.inputs[0]] == self.types[node.outputs[0]]
+            ends = node.input(0), node.outputs[0]
+            return ABSENT not in ends and self.types[ends[0]] == self.types[ends[1]]
         return node.key == "Identity" or len(node.inputs) == 1
 
     def passed_on(self, value: int) -> int:
