@@ -7,54 +7,66 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from onnxamp import amp, debugging, train
-    from onnxamp._api import apply_plan, convert_file, convert_model, plan_model
-    from onnxamp._audit.audit import audit_model
-    from onnxamp._audit.findings import Audit
-    from onnxamp._batch.folder import FolderReport, convert_folder
-    from onnxamp._bench.bench import BenchOptions, bench_models
-    from onnxamp._bench.records import BenchReport
-    from onnxamp._convert.convert import Conversion
-    from onnxamp._convert.plan import Plan, load_plan
-    from onnxamp._errors import (
-        ArgumentError,
-        ArgumentTypeError,
-        CallOrderError,
-        ContradictionError,
-        ExternalDataError,
-        GradientError,
-        InternalError,
-        ModelError,
-        NumericsError,
-        OnnxAmpError,
-        OpsetError,
-        OutputError,
-        RuntimeFailure,
-    )
-    from onnxamp._extract.around import extract_region
-    from onnxamp._extract.region import Region, save_region
-    from onnxamp._numerics.check import check_run
-    from onnxamp._numerics.diff import diff_models
-    from onnxamp._numerics.limits import Limits, make_limits
-    from onnxamp._numerics.results import DiffReport, RunCheck
-    from onnxamp._options.options import Options
-    from onnxamp._rewrite.casts import remove_redundant_casts
-    from onnxamp._runtime.samples import Samples, load_samples, random_samples
-    from onnxamp._tuning.results import Tuned
-    from onnxamp._tuning.tune import tune_model
-    from onnxamp._warnings import HazardWarning, OnnxAmpWarning, OptionWarning
-    from onnxamp.amp import (
-        auto_cast,
-        auto_mixed_precision,
-        custom_mixed_precision,
-        get_black_list,
-        get_white_list,
-    )
-    from onnxamp.debugging import InferenceSession
+    from onnxamp import amp as amp
+    from onnxamp import debugging as debugging
+    from onnxamp import train as train
+    from onnxamp._api import apply_plan as apply_plan
+    from onnxamp._api import convert_file as convert_file
+    from onnxamp._api import convert_model as convert_model
+    from onnxamp._api import plan_model as plan_model
+    from onnxamp._audit.audit import audit_model as audit_model
+    from onnxamp._audit.findings import Audit as Audit
+    from onnxamp._batch.folder import FolderReport as FolderReport
+    from onnxamp._batch.folder import convert_folder as convert_folder
+    from onnxamp._bench.bench import BenchOptions as BenchOptions
+    from onnxamp._bench.bench import bench_models as bench_models
+    from onnxamp._bench.records import BenchReport as BenchReport
+    from onnxamp._convert.convert import Conversion as Conversion
+    from onnxamp._convert.plan import Plan as Plan
+    from onnxamp._convert.plan import load_plan as load_plan
+    from onnxamp._errors import ArgumentError as ArgumentError
+    from onnxamp._errors import ArgumentTypeError as ArgumentTypeError
+    from onnxamp._errors import CallOrderError as CallOrderError
+    from onnxamp._errors import ContradictionError as ContradictionError
+    from onnxamp._errors import ExternalDataError as ExternalDataError
+    from onnxamp._errors import GradientError as GradientError
+    from onnxamp._errors import InternalError as InternalError
+    from onnxamp._errors import ModelError as ModelError
+    from onnxamp._errors import NumericsError as NumericsError
+    from onnxamp._errors import OnnxAmpError as OnnxAmpError
+    from onnxamp._errors import OpsetError as OpsetError
+    from onnxamp._errors import OutputError as OutputError
+    from onnxamp._errors import RuntimeFailure as RuntimeFailure
+    from onnxamp._extract.around import extract_region as extract_region
+    from onnxamp._extract.region import Region as Region
+    from onnxamp._extract.region import save_region as save_region
+    from onnxamp._numerics.check import check_run as check_run
+    from onnxamp._numerics.diff import diff_models as diff_models
+    from onnxamp._numerics.limits import Limits as Limits
+    from onnxamp._numerics.limits import make_limits as make_limits
+    from onnxamp._numerics.results import DiffReport as DiffReport
+    from onnxamp._numerics.results import RunCheck as RunCheck
+    from onnxamp._options.options import Options as Options
+    from onnxamp._rewrite.casts import remove_redundant_casts as remove_redundant_casts
+    from onnxamp._runtime.samples import Samples as Samples
+    from onnxamp._runtime.samples import load_samples as load_samples
+    from onnxamp._runtime.samples import random_samples as random_samples
+    from onnxamp._tuning.results import Tuned as Tuned
+    from onnxamp._tuning.tune import tune_model as tune_model
+    from onnxamp._warnings import HazardWarning as HazardWarning
+    from onnxamp._warnings import OnnxAmpWarning as OnnxAmpWarning
+    from onnxamp._warnings import OptionWarning as OptionWarning
+    from onnxamp.amp import auto_cast as auto_cast
+    from onnxamp.amp import auto_mixed_precision as auto_mixed_precision
+    from onnxamp.amp import custom_mixed_precision as custom_mixed_precision
+    from onnxamp.amp import get_black_list as get_black_list
+    from onnxamp.amp import get_white_list as get_white_list
+    from onnxamp.debugging import InferenceSession as InferenceSession
 
 __version__ = "0.1.0"
 
-_HOMES: Final[dict[str, tuple[str, ...]]] = {
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "": ("amp", "debugging", "train"),
     "_api": ("apply_plan", "convert_file", "convert_model", "plan_model"),
     "_audit.audit": ("audit_model",),
     "_audit.findings": ("Audit",),
@@ -83,75 +95,21 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "amp": ("auto_cast", "auto_mixed_precision", "custom_mixed_precision", "get_black_list", "get_white_list"),
     "debugging": ("InferenceSession",),
 }  # fmt: skip
-"""Module -> the public names that it defines."""
+"""Module -> the public names that it defines, or that are modules themselves."""
 
-__all__ = [
-    "ArgumentError",
-    "ArgumentTypeError",
-    "Audit",
-    "BenchOptions",
-    "BenchReport",
-    "CallOrderError",
-    "ContradictionError",
-    "Conversion",
-    "DiffReport",
-    "ExternalDataError",
-    "FolderReport",
-    "GradientError",
-    "HazardWarning",
-    "InferenceSession",
-    "InternalError",
-    "Limits",
-    "ModelError",
-    "NumericsError",
-    "OnnxAmpError",
-    "OnnxAmpWarning",
-    "OpsetError",
-    "OptionWarning",
-    "Options",
-    "OutputError",
-    "Plan",
-    "Region",
-    "RunCheck",
-    "RuntimeFailure",
-    "Samples",
-    "Tuned",
-    "__version__",
-    "amp",
-    "apply_plan",
-    "audit_model",
-    "auto_cast",
-    "auto_mixed_precision",
-    "bench_models",
-    "check_run",
-    "convert_file",
-    "convert_folder",
-    "convert_model",
-    "custom_mixed_precision",
-    "debugging",
-    "diff_models",
-    "extract_region",
-    "get_black_list",
-    "get_white_list",
-    "load_plan",
-    "load_samples",
-    "make_limits",
-    "plan_model",
-    "random_samples",
-    "remove_redundant_casts",
-    "save_region",
-    "train",
-    "tune_model",
-]
+_HOMES: Final = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = ["__version__"]
+__all__ += list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
-    if name in ("amp", "debugging", "train"):
-        return import_module(f"onnxamp.{name}")
-    home = next((module for module, names in _HOMES.items() if name in names), None)
+    home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'onnxamp' has no attribute {name!r}")
+    if not home:
+        return import_module(f"onnxamp.{name}")
     value = getattr(import_module(f"onnxamp.{home}"), name)
     if "._" in value.__module__:
         value.__module__ = "onnxamp"  # what tracebacks, repr and pickle show

@@ -26,31 +26,28 @@ def type_faults(graph: Graph) -> list[Finding]:
 
     If one contradiction causes others downstream, only the first is reported. Complexity: linear in nodes and ports.
     """
-    known, declared, findings = type_conflicts(graph), _contradicted(graph), list[Finding]()
-    explained, tainted = set[str](), set[int]()
+    conflicts, declared, findings = tuple(type_conflicts(graph)), _contradicted(graph), list[Finding]()
+    wrong, differing = ({getattr(conflict, kind) for conflict in conflicts} for kind in ("node", "branches"))
+    tainted = set[int]()
     for index in graph.order:
         node = graph.nodes[index]
-        where, branches = f"node {node.label!r} ({node.key})", f"the branches of {node.label!r}"
-        explained.add(where)
         if graph.scopes[node.scope].opaque:
             continue
-        if branches in known:
-            explained.add(branches)
-            tainted.update(node.outputs)
+        if index in differing:
+            tainted.update(value for value in node.outputs if value != ABSENT)
             text = "its branches return different types"
             findings.append(Finding("error", "type", node.label, node.key, text, _RETYPE))
             continue
-        fault = next(_node_faults(graph, node, declared, is_known=where in known), None)
+        fault = next(_node_faults(graph, node, declared, is_known=index in wrong), None)
         bodies = (value for _, body in node.bodies for value in graph.scopes[body].outputs)
         is_first = tainted.isdisjoint((*node.inputs, *bodies))
         if fault and is_first:
             findings.append(fault)
         if fault or not is_first:
-            tainted.update(value for value in node.outputs if fault or value in declared)
-    explained |= _tainted_outputs(graph, tainted)
-    for where in (where for where in known if where not in explained):
-        text = readable_types(known[where].removeprefix(where).strip())
-        findings.append(Finding("error", "type", where, "", text, _REDECLARE))
+            tainted.update(value for value in node.outputs if value != ABSENT and (fault or value in declared))
+    for conflict in conflicts:
+        if conflict.node == conflict.branches == ABSENT and conflict.output not in tainted:
+            findings.append(Finding("error", "type", conflict.where, "", readable_types(conflict.text), _REDECLARE))
     return [*findings, *_wrong_entries(graph, declared), *_same_names(graph)]
 
 
@@ -96,18 +93,6 @@ def _wrong_entries(graph: Graph, declared: Mapping[int, str]) -> Iterator[Findin
         if graph.producer(value) is None:
             text = f"is {readable_types(graph.types[value])}, but the model declares {readable_types(wanted)}"
             yield Finding("error", "type", graph.values[value].name, "", text, _REDECLARE)
-
-
-def _tainted_outputs(graph: Graph, tainted: set[int]) -> set[str]:
-    """Outputs of the graph and of subgraphs, as :func:`type_conflicts` names them, that an error upstream explains."""
-    names = set[str]()
-    for scope in graph.scopes:
-        owner = graph.nodes[scope.owner] if scope.index else None
-        attribute = "" if owner is None else next(name for name, body in owner.bodies if body == scope.index)
-        suffix = "" if owner is None else f" of {attribute} of {owner.label!r}"
-        outputs = zip(scope.outputs, scope.proto.output, strict=True)
-        names.update(f"output {entry.name!r}{suffix}" for value, entry in outputs if value in tainted)
-    return names
 
 
 def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | None:

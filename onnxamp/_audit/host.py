@@ -4,16 +4,15 @@ That is mostly arithmetic with shapes. The rule is that of ``GetCpuPreferredNode
 onnxruntime/core/framework/fallback_cpu_capability.cc, applied graph by graph.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
-from importlib import resources
 from typing import Final
 
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node, Origin, View
+from onnxamp._ops.tables import read_table
 
 _FEW: Final = 100
 """Elements up to which a constant may be on the host or on the device."""
@@ -28,8 +27,8 @@ _STAYING: Final = frozenset(
 @cache
 def memory_table(target: str, which: str) -> Mapping[str, frozenset[int]]:
     """Op key -> positions of its "inputs" or "outputs" that the target's kernels expect in host memory."""
-    text = resources.files("onnxamp").joinpath("_data/kernels/memory.toml").read_text(encoding="utf-8")
-    return {op: frozenset(ports) for op, ports in tomllib.loads(text).get(target, {}).get(which, {}).items()}
+    table = read_table("kernels/memory").get(target, {}).get(which, {})
+    return {op: frozenset(ports) for op, ports in table.items()}
 
 
 def host_nodes(graph: Graph, shapes: Sequence[Shape | None], providers: Sequence[str], target: str) -> set[int]:

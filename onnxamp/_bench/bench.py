@@ -202,7 +202,7 @@ def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
             if isinstance(model, ModelProto):
                 own = Path(folder, str(number))
                 own.mkdir()
-                files.append((save_spilled(model, own, None), f"{number}: {model.graph.name or 'model'}"))
+                files.append((save_spilled(model, own), f"{number}: {model.graph.name or 'model'}"))
             else:
                 files.append((Path(model), fspath(model)))
         labels = Counter(label for _, label in files)

@@ -1,10 +1,10 @@
 """Facts about op types as they run, read once from ``_data/executed.toml``; the comments there say what each means."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+
+from onnxamp._ops.tables import read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,5 @@ class Executed:
 @cache
 def executed() -> Executed:
     """The facts, parsed at the first call."""
-    text = resources.files("onnxamp").joinpath("_data/executed.toml").read_text(encoding="utf-8")
-    data = tomllib.loads(text)
+    data = read_table("executed")
     return Executed(data["channels"], **{name: frozenset(ops) for name, ops in data["ops"].items()})

@@ -19,6 +19,7 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
+from onnxamp._model.copying import copied
 from onnxamp._model.formats import is_text
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
@@ -77,7 +78,7 @@ def convert(model: Model, options: Options, plan: Plan | None = None, *, deferre
     analysis = analyse(prepared.graph, options, plan.decisions() if plan else None)
     weights = WeightConverter(options.low, model.folder, deferred=deferred)
     changed = analysis.edits or prepared.requested
-    return Converted(rewritten(analysis, weights) if changed else _copy(model.proto), prepared, analysis, weights)
+    return Converted(rewritten(analysis, weights) if changed else copied(model.proto), prepared, analysis, weights)
 
 
 def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:
@@ -87,7 +88,7 @@ def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> Mod
         InternalError, ModelError: see :func:`onnxamp._rewrite.verify.verify`.
     """
     graph = analysis.graph
-    result = _copy(graph.model)
+    result = copied(graph.model)
     if analysis.edits:
         apply_edits(graph, analysis.edits, result, weights or WeightConverter(analysis.options.low, graph.folder))
         verify(graph, result, analysis.options)
@@ -223,9 +224,3 @@ def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | Non
         copy_file(source, target, kept | stored.files, sink.approve)
         written, counts = stored.size, {}
     return Conversion(source, target, make_plan(analysis), summary, notes, counts, stored.size, written)
-
-
-def _copy(proto: ModelProto) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(proto)
-    return copy

@@ -63,7 +63,7 @@ def fold_hint(analysis: Analysis) -> str | None:
     folds = [fold for fold in folds if fold.opset <= opset]
     if not folds:
         return None
-    text = f"{_are(folds)} decomposed into single ops; --fold makes one op of each"
+    text = f"{_told_as_decomposed(folds)}; --fold makes one op of each"
     able = [fold for fold in folds if options.level == Level.O3 or fold.op not in options.black]
     able = [fold for fold in able if not all(_is_low(analysis, node) for node in fold.nodes)]
     inside = {node for fold in able for node in fold.nodes}
@@ -124,8 +124,8 @@ def _first_opset(analysis: Analysis, node: Node) -> int:
     return 0
 
 
-def _are(folds: list[Fold]) -> str:
-    return f"{told(folds)} {'is' if len(folds) == 1 else 'are'}"
+def _told_as_decomposed(folds: list[Fold]) -> str:
+    return f"{told(folds)} {'is' if len(folds) == 1 else 'are'} decomposed into single ops"
 
 
 def decomposed(graph: Graph) -> str | None:
@@ -135,7 +135,7 @@ def decomposed(graph: Graph) -> str | None:
         return None
     casts = set().union(*(_casts_around(graph, fold) for fold in folds))
     around = f", with {len(casts)} Cast{'' if len(casts) == 1 else 's'} around" if casts else ""
-    return f"{_are(folds)} decomposed into single ops{around}"
+    return f"{_told_as_decomposed(folds)}{around}"
 
 
 def _casts_around(graph: Graph, fold: Fold) -> set[int]:

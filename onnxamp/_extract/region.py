@@ -15,7 +15,7 @@ from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._extract.cutout import Cut, MainGraph
 from onnxamp._graph.view import View
-from onnxamp._model.copying import copy_fields
+from onnxamp._model.copying import copied, copy_fields
 from onnxamp._model.model import Model
 from onnxamp._model.protos import node_bodies, tensors_of
 from onnxamp._model.saving import WeightConverter, save_model
@@ -133,8 +133,7 @@ def _known_types(source: ModelProto, view: View, cut: Cut) -> Iterator[ValueInfo
     inside = {name for index in cut.nodes for name in view.nodes[index].proto.output} - border
     for entry in (*source.graph.value_info, *source.graph.output):
         if entry.name in inside:
-            kept = ValueInfoProto()
-            kept.CopyFrom(entry)
+            kept = copied(entry)
             if kept.type.HasField("tensor_type"):
                 kept.type.tensor_type.ClearField("shape")
             yield kept
@@ -188,8 +187,7 @@ def save_region(region: Region, path: str | PathLike[str]) -> tuple[Path, Path, 
     if not isinstance(path, (str, PathLike)):
         raise ArgumentTypeError(f"path must be a string or a path, not {type(path).__name__}.")
     model, inputs, expected = region_files(path)
-    copy = ModelProto()
-    copy.CopyFrom(region.model)
+    copy = copied(region.model)
     save_model(copy, model, WeightConverter(FLOAT16, None), external=weight_bytes(copy) > INLINE_LIMIT)
     write_file(inputs, _archive(region.inputs))
     write_file(expected, _archive(region.expected))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from onnx import ModelProto
 
@@ -17,6 +17,8 @@ from onnxamp._graph.view import ABSENT, Node, View, shadowing
 from onnxamp._model.ask import Asked
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import is_exact, op_facts
+
+_PASSING: Final = frozenset({"Cast", "Identity", "Max"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,19 +74,24 @@ class Graph(View, Asked):
         """Values that a body shadows by a value of the same name, see :func:`shadowing`."""
         return frozenset(self.ask(shadowing).values())
 
-    def passes_on(self, node: Node) -> bool:
-        """Whether the node passes its input on as it is.
+    @cached_property
+    def passing(self) -> frozenset[int]:
+        """Nodes that pass their input on as it is.
 
-        That is an Identity, a Cast to the type that is there, or the Max of one input that keeps Casts from fusions.
+        They are Identities, Casts to the type that is there, and the Max of one input that keeps Casts from fusions.
         """
+        return frozenset(node.index for node in self.nodes if node.key in _PASSING and self._passes_on(node))
+
+    def _passes_on(self, node: Node) -> bool:
         if node.key == "Cast":
-            return self.types[node.inputs[0]] == self.types[node.outputs[0]]
-        return node.key == "Identity" or (node.key == "Max" and len(node.inputs) == 1)
+            ends = node.input(0), node.outputs[0]
+            return ABSENT not in ends and self.types[ends[0]] == self.types[ends[1]]
+        return node.key == "Identity" or len(node.inputs) == 1
 
     def passed_on(self, value: int) -> int:
         """The value that is passed on as this one; itself where it is none."""
-        while (node := self.producer(value)) is not None and self.passes_on(node):
-            value = node.inputs[0]
+        while value != ABSENT and (maker := self.values[value].producer) in self.passing:
+            value = self.nodes[maker].inputs[0]
         return value
 
     def float_inputs(self, node: Node) -> list[tuple[int, int]]:

@@ -4,15 +4,24 @@ A model of more than 2 GB cannot be serialised as one message, so nothing here c
 """
 
 from collections.abc import Container
-from collections.abc import Set as AbstractSet
 from os import PathLike
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 from onnx import ModelProto
 
 BaseDir: TypeAlias = str | PathLike[str] | None
 """Folder that external data lies in; None if all tensors hold their data."""
+
+
+M = TypeVar("M", bound=Message)
+
+
+def copied(message: M) -> M:
+    """A copy of a message with all that it holds."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
 
 
 def copy_fields(source: Message, target: Message, but: Container[str] = ()) -> None:
@@ -28,9 +37,9 @@ def copy_fields(source: Message, target: Message, but: Container[str] = ()) -> N
             setattr(target, field.name, value)
 
 
-def copy_without(model: ModelProto, *graph_fields: str, but: AbstractSet[str] = frozenset()) -> ModelProto:
-    """A copy of a model without some fields of its main graph, and without the fields of the model in ``but``."""
+def copy_without(model: ModelProto, *graph_fields: str) -> ModelProto:
+    """A copy of a model without some fields of its main graph."""
     result = ModelProto()
-    copy_fields(model, result, but | {"graph"})
+    copy_fields(model, result, {"graph"})
     copy_fields(model.graph, result.graph, graph_fields)
     return result

@@ -10,6 +10,7 @@ from onnx import ModelProto
 
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._model.ask import Asked
+from onnxamp._model.copying import copied
 from onnxamp._model.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from onnxamp._model.protos import has_external_data
 from onnxamp._model.storage import (
@@ -82,8 +83,7 @@ class Model(Asked):
         """The proto with all weights inside: itself where they are, else a copy."""
         if not has_external_data(self.proto) or self.folder is None:
             return self.proto
-        copy = ModelProto()
-        copy.CopyFrom(self.proto)
+        copy = copied(self.proto)
         load_external_data(copy, self.folder)
         return copy
 

@@ -3,9 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.copying import copied
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
@@ -185,16 +186,14 @@ def keep_float32(flow: Flow, rows: Sequence[Watched], names: Collection[str]) ->
     exact |= {row.value: row.exact for row in rows if row.node in chosen and row.exact in exact}
     nodes, reads = list(flow.nodes), list(flow.reads)
     for index in chosen:
-        nodes[index] = NodeProto()
-        nodes[index].CopyFrom(flow.nodes[index])
+        nodes[index] = copied(flow.nodes[index])
         nodes[index].input[:] = [exact.get(name, name) for name in flow.nodes[index].input]
         reads[index] = tuple(dict.fromkeys(exact.get(name, name) for name in reads[index]))
     for row in rows:  # integers are cast to float32 then, unless somebody else reads them rounded
         if row.node not in chosen or row.exact == row.value or _is_rounded(flow, row):
             continue
         if {index for index, names in enumerate(reads) if row.value in names} <= chosen:
-            nodes[row.node] = NodeProto()
-            nodes[row.node].CopyFrom(flow.nodes[row.node])
+            nodes[row.node] = copied(flow.nodes[row.node])
             for item in nodes[row.node].attribute:
                 item.i = TensorProto.FLOAT if item.name == "to" else item.i
     read = {name for names in reads for name in names} | set(flow.outputs)

@@ -1,13 +1,13 @@
 """Facts about op types, read once from ``_data/ops.toml``: data for the passes, no logic of theirs."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from onnx import NodeProto, helper
+
+from onnxamp._ops.tables import read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,7 @@ class OpFacts:
 @cache
 def op_facts() -> OpFacts:
     """The facts, parsed at the first call."""
-    text = resources.files("onnxamp").joinpath("_data/ops.toml").read_text(encoding="utf-8")
-    rows = tomllib.loads(text)
+    rows = read_table("ops")
 
     def column(name: str) -> dict[str, Any]:
         return {op: row[name] for op, row in rows.items() if name in row}

@@ -3,23 +3,21 @@
 ``_data/kernels/placement.toml`` lists them, each with its source.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from onnx import NodeProto
 
 from onnxamp._ops.facts import attribute, op_key
+from onnxamp._ops.tables import read_table
 
 
 @cache
 def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
     """(provider, op type) -> its conditions."""
-    text = resources.files("onnxamp").joinpath("_data/kernels/placement.toml").read_text(encoding="utf-8")
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for provider, rules in tomllib.loads(text).items():
+    for provider, rules in read_table("kernels/placement").items():
         for rule in rules:
             for op in rule["ops"]:
                 found.setdefault((provider, op), []).append(rule)

@@ -11,6 +11,7 @@ from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import is_exact, op_facts
+from onnxamp._patterns.match import maker_of, only_reader, readers_of
 
 _REACH = 32
 """Nodes that one walk may visit; decomposed normalisations have at most about 20."""
@@ -30,11 +31,11 @@ def _normalisation(graph: Graph, root: Node) -> set[int]:
 
 def _magnitude(graph: Graph, root: Node) -> set[int]:
     """sqrt(a^2 + b^2)."""
-    total = graph.producer(root.input(0))
+    total = maker_of(graph, root.input(0))
     if total is None or total.key not in ("Add", "Sum") or graph.types[total.outputs[0]] != FLOAT:
         return set()
-    terms = [graph.producer(value) for value in total.inputs]
-    squares = {node.index for node in terms if node is not None and _square_of(graph, node) != ABSENT}
+    terms = [maker_of(graph, value) for value in total.inputs]
+    squares = {node.index for node in terms if node is not None and _squared_by(graph, node)}
     return {root.index, total.index, *squares} if len(squares) >= 2 else set()
 
 
@@ -42,23 +43,29 @@ def _softmax(graph: Graph, exp: Node) -> set[int]:
     """Exp -> sum -> divide (or Log), with the subtraction of the maximum before it."""
     if not graph.is_float_output(exp):
         return set()
-    sums = [node for node, _ in graph.consumers(exp.outputs[0]) if node.key == "ReduceSum"]
+    sums = [node for node in readers_of(graph, exp.outputs[0]) if node.key == "ReduceSum"]
     ends = set().union(*(_softmax_end(graph, exp, total) for total in sums))
     if not ends:
         return set()
-    shift = graph.producer(exp.inputs[0])
+    shift = maker_of(graph, exp.inputs[0])
     if shift is not None and shift.key == "Sub":
         ends |= {shift.index} | _back_to_reduction(graph, shift.input(1), {"ReduceMax"})
     return {exp.index, *ends}
 
 
-def _square_of(graph: Graph, node: Node) -> int:
-    """The value that the node squares, ABSENT if it does not."""
-    if node.key == "Mul" and node.input(0) == node.input(1):
-        return node.inputs[0]
-    if node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0:
-        return node.inputs[0]
-    return node.inputs[0] if node.key == "ReduceSumSquare" else ABSENT
+def _squared_by(graph: Graph, node: Node) -> set[int]:
+    """The values that the node squares: both of a product of x - mean(x) computed twice. Empty if it squares none."""
+    if node.key == "Mul":
+        values = set(map(graph.passed_on, node.inputs))
+        return values if len({_minuend(graph, value) for value in values}) == 1 else set()
+    is_square = node.key == "ReduceSumSquare" or (node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0)
+    return {graph.passed_on(node.inputs[0])} if is_square else set()
+
+
+def _minuend(graph: Graph, value: int) -> int:
+    """What the value is the difference to; itself where it is no difference."""
+    maker = graph.producer(value)
+    return graph.passed_on(maker.input(0)) if maker is not None and maker.key == "Sub" else value
 
 
 def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
@@ -66,7 +73,7 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
     walk, reductions = op_facts().norm_arithmetic, op_facts().reductions
     nodes, bases = {root.index}, set[int]()
     if root.key == "ReduceL2":  # squares, sums and takes the root by itself
-        return nodes, {root.inputs[0]}
+        return nodes, {graph.passed_on(root.inputs[0])}
     stack = [root.input(0)]
     while stack and len(nodes) < _REACH:
         node = graph.producer(stack.pop())
@@ -74,13 +81,12 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
             continue
         nodes.add(node.index)
         if node.key == "ReduceSumSquare":
-            bases.add(node.inputs[0])
+            bases |= _squared_by(graph, node)
         elif node.key in reductions:
-            square = graph.producer(node.input(0))
-            squared = ABSENT if square is None else _square_of(graph, square)
-            if square is not None and squared != ABSENT:
+            square = maker_of(graph, node.input(0))
+            if square is not None and (squared := _squared_by(graph, square)):
                 nodes.add(square.index)
-                bases.add(squared)
+                bases |= squared
         else:
             stack += [value for _, value in graph.float_inputs(node)]
     for base in list(bases):
@@ -96,7 +102,7 @@ def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
     mean = _back_to_reduction(graph, centred.input(1), op_facts().reductions)
     if not mean:
         return set()
-    bases.add(centred.inputs[0])
+    bases.add(graph.passed_on(centred.inputs[0]))
     return {centred.index} | mean
 
 
@@ -125,24 +131,18 @@ def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
         for node, port in graph.consumers(value):
             if node.index in nodes or node.outputs[0] == ABSENT or graph.types[node.outputs[0]] != FLOAT:
                 continue
-            other = node.input(1 - port) if node.key in ("Mul", "Div", "Add", "Sub") else ABSENT
             done = value in normalised
-            if node.key == "Cast":  # to the type that is there
-                if done:
-                    normalised.add(node.outputs[0])
-            elif is_exact(node.proto) or node.key == "Reciprocal":
-                if done:
+            if node.key in ("Mul", "Div", "Add", "Sub"):
+                other = node.input(1 - port)
+                if node.key in ("Mul", "Div") and not done and not graph.constants.is_constant(other):
+                    nodes |= _numerator(graph, other, bases)
+                    done = True
+                elif not (graph.constants.is_constant(other) or _is_vector(graph, other)):
                     continue
-            elif node.key in ("Mul", "Div") and not done and not graph.constants.is_constant(other):
-                normalised.add(node.outputs[0])
-                nodes |= _numerator(graph, other, bases)
-            elif node.key in ("Mul", "Add", "Sub", "Div") and (
-                graph.constants.is_constant(other) or _is_vector(graph, other)
-            ):
-                if done:
-                    normalised.add(node.outputs[0])
-            else:
+            elif node.index not in graph.passing and (done or not (is_exact(node.proto) or node.key == "Reciprocal")):
                 continue
+            if done:
+                normalised.add(node.outputs[0])
             nodes.add(node.index)
             stack.append(node.outputs[0])
     return nodes
@@ -155,8 +155,8 @@ def _is_vector(graph: Graph, value: int) -> bool:
 
 def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
     """The x - mean(x) that is divided, where it is not the one that was squared."""
-    node = graph.producer(value)
-    if node is None or node.key != "Sub" or node.input(0) not in bases:
+    node = maker_of(graph, value)
+    if node is None or node.key != "Sub" or graph.passed_on(node.input(0)) not in bases:
         return set()
     return {node.index} | _back_to_reduction(graph, node.input(1), op_facts().reductions)
 
@@ -166,7 +166,7 @@ def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
     path, value = {total.index}, total.outputs[0]
     for _ in range(_REACH):
         readers = [node for node, _ in graph.consumers(value)]
-        ends = {n.index for n in readers if n.key == "Log" or (n.key in ("Div", "Mul") and exp.outputs[0] in n.inputs)}
+        ends = {node.index for node in readers if node.key == "Log" or _scales(graph, node, exp.outputs[0])}
         if ends:
             return path | ends
         onward = next((node for node in readers if is_exact(node.proto) or node.key == "Reciprocal"), None)
@@ -177,10 +177,15 @@ def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
     return set()
 
 
+def _scales(graph: Graph, node: Node, value: int) -> bool:
+    """Whether the node multiplies or divides the value."""
+    return node.key in ("Div", "Mul") and value in map(graph.passed_on, node.inputs)
+
+
 def _gelu(graph: Graph, core: Node) -> set[int]:
     """Core -> Add 1 -> Mul by x and by 0.5 in either order, with the polynomial or scaling before the core."""
     plus = _only_reader(graph, core.outputs[0], "Add")
-    if plus is None or graph.constants.uniform(_other(plus, core.outputs[0])) != 1.0:
+    if plus is None or graph.constants.uniform(_other(graph, plus, core.outputs[0])) != 1.0:
         return set()
     group, value, base = {core.index, plus.index}, plus.outputs[0], ABSENT
     for _ in range(2):
@@ -188,18 +193,18 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
         if times is None:
             break
         group.add(times.index)
-        other, value = _other(times, value), times.outputs[0]
+        other, value = _other(graph, times, value), times.outputs[0]
         if not graph.constants.is_constant(other):
             half = graph.producer(other)
             if half is not None and half.key == "Mul" and any(graph.constants.uniform(v) == 0.5 for v in half.inputs):
                 group.add(half.index)
-                other = next(v for v in half.inputs if graph.constants.uniform(v) != 0.5)
+                other = next(graph.passed_on(v) for v in half.inputs if graph.constants.uniform(v) != 0.5)
             base = other
     if base == ABSENT:
         return set()
     stack = [core.input(0)]
     while stack:
-        current = stack.pop()
+        current = graph.passed_on(stack.pop())
         node = graph.producer(current)
         if current == base or node is None or node.index in group or graph.constants.is_constant(current):
             continue
@@ -212,26 +217,28 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
 
 def _silu(graph: Graph, core: Node) -> set[int]:
     """Swish: x * Sigmoid(x), and x * Sigmoid(c x)."""
-    source, scaled = core.input(0), graph.producer(core.input(0))
-    for node, _ in graph.consumers(core.outputs[0]):
+    source = graph.passed_on(core.input(0))
+    scaled = graph.producer(source)
+    for node in readers_of(graph, core.outputs[0]):
         if node.key != "Mul":
             continue
-        other = _other(node, core.outputs[0])
+        other = _other(graph, node, core.outputs[0])
         if other == source:
             return {core.index, node.index}
-        is_scaled = scaled is not None and scaled.key == "Mul" and other in scaled.inputs
-        if scaled is not None and is_scaled and any(graph.constants.is_constant(v) for v in scaled.inputs):
+        is_scaled = scaled is not None and scaled.key == "Mul" and _scales(graph, scaled, other)
+        if scaled is not None and is_scaled and any(graph.constants.is_constant(value) for value in scaled.inputs):
             return {core.index, node.index, scaled.index}
     return set()
 
 
 def _only_reader(graph: Graph, value: int, key: str) -> Node | None:
-    node = graph.only_reader(value)
+    _, _, node = only_reader(graph, value)
     return node if node is not None and node.key == key and len(node.inputs) == 2 else None
 
 
-def _other(node: Node, value: int) -> int:
-    return node.inputs[1] if node.inputs[0] == value else node.inputs[0]
+def _other(graph: Graph, node: Node, value: int) -> int:
+    one, other = map(graph.passed_on, node.inputs)
+    return other if one == value else one
 
 
 WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {

@@ -1,12 +1,12 @@
 """Forms of decomposed ops as expression trees, read from ``_data/folds.toml``, whose comments define the language."""
 
 import ast
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
+
+from onnxamp._ops.tables import read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,49 +55,14 @@ Pattern: TypeAlias = Var | Number | Op | Choice
 
 
 @dataclass(frozen=True, slots=True)
-class Anchors:
-    """Where to begin the search for a form.
-
-    Each choice has a node of one of the types ``keys`` in it; at most ``height`` steps through nodes of the types
-    ``spine`` lead from there to the last node.
-    """
-
-    keys: frozenset[str]
-    spine: frozenset[str]
-    height: int
-
-    @classmethod
-    def of(cls, pattern: "Pattern") -> "Anchors | None":
-        """The nearest anchors that are no plain arithmetic, which is everywhere; None where there are none."""
-        if isinstance(pattern, Choice):
-            found = [cls.of(option) for option in pattern.options]
-            anchors = [option for option in found if option is not None]
-            return _merged(anchors) if len(anchors) == len(found) else None
-        if not isinstance(pattern, Op):
-            return None
-        if pattern.key not in _ARITHMETIC:
-            return cls(frozenset({pattern.key}), frozenset(), 0)
-        below = filter(None, map(cls.of, pattern.inputs))
-        nearest = min(below, key=lambda anchors: (anchors.height, len(anchors.keys)), default=None)
-        return None if nearest is None else cls(nearest.keys, nearest.spine | {pattern.key}, nearest.height + 1)
-
-
-def _merged(options: "Sequence[Anchors]") -> Anchors:
-    return Anchors(
-        frozenset().union(*(option.keys for option in options)),
-        frozenset().union(*(option.spine for option in options)),
-        max(option.height for option in options),
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Form:
     """One way to write an op as several. ``roots`` are the types that its last node may have."""
 
     kind: str
+    cores: frozenset[str]
+    """The types that the core of a decomposed pattern may have in which the form is looked for."""
     pattern: Pattern
     roots: frozenset[str]
-    anchors: Anchors
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +85,18 @@ class FormTable:
     forms: tuple[Form, ...]
 
 
-_ARITHMETIC: Final = frozenset({"Add", "Div", "Mul", "Sub"})
-
-
 @cache
 def form_table() -> FormTable:
     """The forms, parsed at the first call."""
-    data = tomllib.loads(resources.files("onnxamp").joinpath("_data/folds.toml").read_text(encoding="utf-8"))
+    data = read_table("folds")
     rules = {name: (params, forms) for head, forms in data.pop("rules").items() for name, params in [_call(head)]}
     kinds = {
         name: Kind(name, row.get("called", name), row["op"], row["opset"], row.get("attributes", {}))
         for name, row in data.items()
     }
-    forms = [_form(name, text, rules) for name, row in data.items() for text in row["forms"]]
+    patterns = [(name, row["cores"], parse(text, rules)) for name, row in data.items() for text in row["forms"]]
+    forms = (Form(name, frozenset(cores), pattern, heads(pattern)) for name, cores, pattern in patterns)
     return FormTable(kinds, tuple(forms))
-
-
-def _form(kind: str, text: str, rules: "Rules") -> Form:
-    pattern = parse(text, rules)
-    anchors = Anchors.of(pattern)
-    assert anchors is not None, f"{text} is plain arithmetic alone: every sum would be a place to search"
-    return Form(kind, pattern, heads(pattern), anchors)
 
 
 Rules: TypeAlias = Mapping[str, tuple[tuple[str, ...], list[str]]]

@@ -21,8 +21,8 @@ _CLOSE = 1e-6
 class Match:
     """Nodes that are one decomposed op.
 
-    A match of a form can become one op. Others are what :mod:`onnxamp._patterns.decomposed` recognises: nodes that
-    belong together, whatever stands among them.
+    What :mod:`onnxamp._patterns.decomposed` recognises are nodes that belong together, whatever stands among them.
+    Within these, the match of a form can become one op.
     """
 
     kind: str
@@ -73,7 +73,7 @@ def _value(graph: Graph, pattern: Pattern, value: int, state: _State) -> Iterato
 def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_State]:
     node, scope = graph.producer(value), state.scope
     passing = []
-    while node is not None and node.key != pattern.key and node.scope == scope and graph.passes_on(node):
+    while node is not None and node.key != pattern.key and node.scope == scope and node.index in graph.passing:
         passing.append(node.index)
         node = graph.producer(node.inputs[0])
     if node is None or node.key != pattern.key or node.scope != scope or graph.types[node.outputs[0]] != FLOAT:
@@ -101,8 +101,35 @@ def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_Sta
 
 def _maker_key(graph: Graph, value: int) -> str:
     """Type of the node that makes the value, behind what passes it on; empty where none does."""
-    maker = graph.producer(graph.passed_on(value))
+    maker = maker_of(graph, value)
     return "" if maker is None else maker.key
+
+
+def maker_of(graph: Graph, value: int) -> Node | None:
+    """The node that makes the value, before what passes it on."""
+    return graph.producer(graph.passed_on(value))
+
+
+def readers_of(graph: Graph, value: int) -> Iterator[Node]:
+    """Nodes that read the value, behind what passes it on."""
+    stack = [value]
+    while stack:
+        for node, _ in graph.consumers(stack.pop()):
+            if node.index in graph.passing:
+                stack.append(node.outputs[0])
+            else:
+                yield node
+
+
+def only_reader(graph: Graph, value: int) -> tuple[set[int], int, Node | None]:
+    """The nodes that pass the value on, one after the other; the value behind; and the node that alone reads it."""
+    between: set[int] = set()
+    node = graph.only_reader(value)
+    while node is not None and node.index in graph.passing:
+        between.add(node.index)
+        value = node.outputs[0]
+        node = graph.only_reader(value)
+    return between, value, node
 
 
 def axes_of(graph: Graph, node: Node) -> tuple[int, ...] | None:

@@ -6,20 +6,35 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._ops.facts import op_facts
 from onnxamp._patterns.decomposed import WALKS
-from onnxamp._patterns.forms import Anchors, Form, form_table
-from onnxamp._patterns.match import Match, matches
+from onnxamp._patterns.forms import form_table
+from onnxamp._patterns.match import Match, matches, readers_of
 
 
 def find_patterns(graph: Graph) -> tuple[Match, ...]:
     """What the walks recognise as decomposed ops, in the order of their cores. Complexity: linear."""
     cores = op_facts().core_of
     found = []
-    for node in graph.nodes:
-        for kind in cores.get(node.key, ()):
+    for node in [node for node in graph.nodes if node.key in cores]:
+        for kind in cores[node.key]:
             nodes = WALKS[kind](graph, node)
+            if nodes and graph.passing:
+                nodes |= _between(graph, nodes)
             if nodes:
                 found.append(Match(kind, node.index, frozenset(nodes)))
     return tuple(found)
+
+
+def _between(graph: Graph, nodes: set[int]) -> set[int]:
+    """What passes values on from one of the nodes to another."""
+    between = set[int]()
+    for value in (value for index in nodes for value in graph.nodes[index].inputs):
+        path, node = set[int](), graph.producer(value)
+        while node is not None and node.index not in nodes and node.index in graph.passing:
+            path.add(node.index)
+            node = graph.producer(node.inputs[0])
+        if path and node is not None and node.index in nodes:
+            between |= path
+    return between
 
 
 def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
@@ -32,17 +47,29 @@ def find_forms(graph: Graph) -> tuple[Match, ...]:
 
     Matches may overlap, and one core may have several, the largest forms first.
 
-    Complexity: near linear. A form is tried only where the few steps from one of its anchors to its last node end.
+    Complexity: near linear. A form is tried only at the nodes of patterns, and at those right behind.
     """
-    forms_at = _candidates(graph)
+    cores_at = _last_nodes(graph)
     return tuple(
         match
-        for index in graph.order
-        if index in forms_at and not graph.scopes[graph.nodes[index].scope].opaque
-        for form in forms_at[index]
-        for match in matches(graph, form, graph.nodes[index])
+        for node in (graph.nodes[index] for index in graph.order if index in cores_at)
+        if not graph.scopes[node.scope].opaque
+        for form in form_table().forms
+        if node.key in form.roots and not form.cores.isdisjoint(cores_at[node.index])
+        for match in matches(graph, form, node)
         if is_closed(graph, match)
     )
+
+
+def _last_nodes(graph: Graph) -> dict[int, set[str]]:
+    """Nodes that may be the last one of a form -> types of the cores of patterns that have them, or end before them."""
+    cores: dict[int, set[str]] = {}
+    for match in graph.ask(find_patterns):
+        made = (value for index in match.nodes for value in graph.nodes[index].outputs)
+        readers = {reader.index for value in made for reader in readers_of(graph, value)}
+        for index in match.nodes | readers:
+            cores.setdefault(index, set()).add(graph.nodes[match.core].key)
+    return cores
 
 
 def is_closed(graph: Graph, match: Match) -> bool:
@@ -51,36 +78,3 @@ def is_closed(graph: Graph, match: Match) -> bool:
     return not any(
         graph.results[value] or any(reader not in match.nodes for reader, _ in graph.uses[value]) for value in made
     )
-
-
-def _candidates(graph: Graph) -> dict[int, list[Form]]:
-    """Nodes that may be the last one of forms, with these forms in the table's order."""
-    forms = form_table().forms
-    anchors = frozenset[str]().union(*(form.anchors.keys for form in forms))
-    of_type: dict[str, list[int]] = {}
-    for node in graph.nodes:
-        if node.key in anchors:
-            of_type.setdefault(node.key, []).append(node.index)
-    ends = {form.anchors: _ends(graph, form.anchors, of_type) for form in forms}
-    candidates: dict[int, list[Form]] = {}
-    for form in forms:
-        for index in ends[form.anchors]:
-            if graph.nodes[index].key in form.roots:
-                candidates.setdefault(index, []).append(form)
-    return candidates
-
-
-def _ends(graph: Graph, anchors: Anchors, of_type: dict[str, list[int]]) -> set[int]:
-    """Nodes at most the height above an anchor, through the spine and what passes its input on."""
-    edge = {index for key in anchors.keys for index in of_type.get(key, ())}
-    ends = set(edge)
-    for _ in range(anchors.height):
-        stack, edge = list(edge), set[int]()
-        while stack:
-            for reader, _ in graph.readers(graph.nodes[stack.pop()]):
-                if reader.key in anchors.spine:
-                    edge.add(reader.index)
-                elif graph.passes_on(reader):
-                    stack.append(reader.index)
-        ends |= edge
-    return ends

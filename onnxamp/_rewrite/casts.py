@@ -19,6 +19,7 @@ from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, View, scope_graphs, shadowing
+from onnxamp._model.copying import copied
 from onnxamp._ops.facts import attribute
 from onnxamp._rewrite.pairs import drop_nodes, find_pairs, remove_pairs
 
@@ -51,8 +52,7 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
     if not isinstance(model, ModelProto):
         raise ArgumentTypeError(f"model must be an onnx.ModelProto, not {type(model).__name__}.")
     view = remove_pairs(Graph.of(model)).graph
-    result = ModelProto()
-    result.CopyFrom(view.model)
+    result = copied(view.model)
     removal = _find_removal(view, view.types, lossy=lossy)
     for scope, graph in reversed(list(zip(view.scopes, scope_graphs(view, result), strict=True))):
         removal.apply(scope.index, graph)

@@ -17,6 +17,7 @@ from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES, element_name, is_los
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node, scope_graphs
+from onnxamp._model.copying import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._target.kernels import runs_on
 
@@ -47,8 +48,7 @@ def remove_pairs(graph: Graph, target: str = "any", kept: Callable[[Graph], Cont
     """
     done = Unpaired(graph)
     while (found := _next_pairs(done.graph, target, kept)) is not None:
-        result = ModelProto()
-        result.CopyFrom(done.graph.model)
+        result = copied(done.graph.model)
         found.apply(result)
         after = Graph.of(result, graph.folder)
         done = Unpaired(after, done.pairs + len(found.ends), done.casts + len(found.ends) + len(found.starts))
@@ -136,7 +136,7 @@ class Pairs:
         if ABSENT in (node.input(0), node.outputs[0]) or not self.allows(node):
             return ABSENT
         read = node.inputs[0]
-        if read in self.origin and (self.chains or self.graph.passes_on(node)):
+        if read in self.origin and (self.chains or node.index in self.graph.passing):
             read = self.origin[read]
         before, after = self.graph.types[read], self.graph.types[node.outputs[0]]
         is_float = before in _FLOATS and after in _FLOATS and before != after
@@ -147,7 +147,7 @@ class Pairs:
         signature, types = node.signature, self.graph.types
         if signature is None or not self.allows(node):
             return None
-        if node.key == "Cast" and node.input(0) != ABSENT and self.graph.passes_on(node):
+        if node.key == "Cast" and node.input(0) != ABSENT and node.index in self.graph.passing:
             return self.narrow.get(node.inputs[0])
         if node.key not in op_facts().moves_data:
             return None

@@ -3,7 +3,8 @@
 A fault that the original model does not have is a bug in onnxamp, and the message says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from onnx import ModelProto, ValueInfoProto
@@ -26,16 +27,16 @@ def verify(original: Graph, result: ModelProto, options: Options) -> None:
         InternalError: it is not, or does not.
         ModelError: it is not, because the original is not either.
     """
-    faults = type_conflicts(Graph.of(result))
-    known = type_conflicts(original) if faults else {}
-    new = [text for where, text in faults.items() if where not in known]
+    faults = list(type_conflicts(Graph.of(result)))
+    known = {fault.where for fault in type_conflicts(original)} if faults else set()
+    new = [f"{fault.where} {fault.text}" for fault in faults if fault.where not in known]
     before, after = original.model.graph, result.graph
     # Weights may also be listed as inputs (always, before IR version 4); such declarations follow the weight.
     weights = {value.name for value in original.values if value.origin is Origin.INITIALIZER and value.scope == 0}
     new += _changed("input", before.input, after.input, options, weights)
     new += _changed("output", before.output, after.output, options, set())
-    if new and (known := type_conflicts(original)):
-        raise ModelError(f"The model contradicts itself, so it cannot be converted: {next(iter(known.values()))}.")
+    if new and (fault := next(type_conflicts(original), None)):
+        raise ModelError(f"The model contradicts itself, so it cannot be converted: {fault.where} {fault.text}.")
     if new:
         raise InternalError(f"The converted model would be wrong: {new[0]}. This is a bug: please report the model.")
 
@@ -54,21 +55,37 @@ def _changed(
     return wrong
 
 
-def type_conflicts(graph: Graph) -> dict[str, str]:
-    """Place -> what is wrong with the types there."""
-    conflicts: dict[str, str] = {}
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """What is wrong with types at one place.
+
+    Attributes:
+        where: the place in words, the same in a model and in what becomes of it.
+        text: what is wrong there.
+        node: the node whose inputs contradict its schema.
+        branches: the If whose branches differ.
+        output: the value of a graph's output that contradicts its declaration. ABSENT where it is another conflict.
+    """
+
+    where: str
+    text: str
+    node: int = ABSENT
+    branches: int = ABSENT
+    output: int = ABSENT
+
+
+def type_conflicts(graph: Graph) -> Iterator[Conflict]:
+    """Where types contradict schemas, declarations or each other. Complexity: linear in nodes."""
     for node in graph.nodes:
         if node.signature is None or graph.scopes[node.scope].opaque:
             continue
         inputs = tuple([None if value == ABSENT else graph.types[value] for value in node.inputs])
         if not _agrees(node.signature, inputs):
-            where = f"node {node.label!r} ({node.key})"
-            conflicts[where] = f"{where} takes {', '.join(str(t) for t in inputs)}"
+            text = f"takes {', '.join(map(str, inputs))}"
+            yield Conflict(f"node {node.label!r} ({node.key})", text, node=node.index)
         if node.key in op_facts().control_flow:
-            conflicts |= _bodies(graph, node)
-    for value, entry in zip(graph.scopes[0].outputs, graph.model.graph.output, strict=True):
-        conflicts |= _mismatch(f"output {entry.name!r}", declared_type(entry.type), graph.types[value])
-    return conflicts
+            yield from _bodies(graph, node)
+    yield from _outputs(graph, 0, "")
 
 
 @lru_cache(maxsize=1 << 12)
@@ -77,30 +94,32 @@ def _agrees(signature: Signature, inputs: tuple[str | None, ...]) -> bool:
     return is_consistent(signature, bind(signature, inputs), inputs)
 
 
-def _bodies(graph: Graph, node: Node) -> dict[str, str]:
+def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
     """Conflicts of body inputs and outputs with their declarations, and of branches with each other."""
-    conflicts: dict[str, str] = {}
     for name, body in node.bodies:
-        scope = graph.scopes[body]
-        for value, entry in zip(scope.outputs, scope.proto.output, strict=True):
-            where = f"output {entry.name!r} of {name} of {node.label!r}"
-            conflicts |= _mismatch(where, declared_type(entry.type), graph.types[value])
+        scope, suffix = graph.scopes[body], f" of {name} of {node.label!r}"
+        yield from _outputs(graph, body, suffix)
         if node.key == "SequenceMap":
             continue
         for entry, source in zip(scope.proto.input, body_sources(node, len(scope.inputs)), strict=True):
             outer = node.input(source) if source >= 0 else ABSENT
-            if outer != ABSENT:
-                where = f"input {entry.name!r} of {name} of {node.label!r}"
-                conflicts |= _mismatch(where, declared_type(entry.type), graph.types[outer])
+            if outer != ABSENT and (text := _mismatch(entry, graph.types[outer])):
+                yield Conflict(f"input {entry.name!r}{suffix}", text)
     if node.key == "If":
         branches = [[graph.types[value] for value in graph.scopes[body].outputs] for _, body in node.bodies]
         if any(None not in (a, b) and a != b for a, b in zip(*branches, strict=False)):
-            where = f"the branches of {node.label!r}"
-            conflicts[where] = f"{where} return different types"
-    return conflicts
+            yield Conflict(f"the branches of {node.label!r}", "return different types", branches=node.index)
 
 
-def _mismatch(where: str, declared: str | None, actual: str | None) -> dict[str, str]:
+def _outputs(graph: Graph, scope: int, suffix: str) -> Iterator[Conflict]:
+    """Conflicts of a graph's outputs with their declarations."""
+    for value, entry in zip(graph.scopes[scope].outputs, graph.scopes[scope].proto.output, strict=True):
+        if text := _mismatch(entry, graph.types[value]):
+            yield Conflict(f"output {entry.name!r}{suffix}", text, output=value)
+
+
+def _mismatch(entry: ValueInfoProto, actual: str | None) -> str:
+    declared = declared_type(entry.type)
     if declared is None or actual is None or declared == actual:
-        return {}
-    return {where: f"{where} is declared {declared} but is {actual}"}
+        return ""
+    return f"is declared {declared} but is {actual}"

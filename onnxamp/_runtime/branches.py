@@ -28,7 +28,7 @@ from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
-from onnxamp._model.copying import copy_without
+from onnxamp._model.copying import copied, copy_without
 from onnxamp._model.protos import node_bodies
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]
@@ -183,8 +183,7 @@ def _moved_nodes(move: _Move, branch: Scope, labels: NewNames) -> Iterator[NodeP
     """Copies of a branch's nodes with the new names of values, in their bodies, too."""
     for index in branch.nodes:
         node = move.view.nodes[index]
-        copy = NodeProto()
-        copy.CopyFrom(node.proto)
+        copy = copied(node.proto)
         copy.output[:] = [name and move.name(value) for value, name in zip(node.outputs, copy.output, strict=True)]
         if copy.name:
             copy.name = labels.fresh(copy.name)

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnxamp._graph.inline import inline_functions
-from onnxamp._model.copying import copy_without
+from onnxamp._model.copying import copied, copy_without
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.flow import Flow, flow_of
 from onnxamp._runtime.pieces import Runner
@@ -36,7 +36,6 @@ def observe(
     emulated: bool,
     provider: Provider = "cpu",
     before: Observed | None = None,
-    keep: int = WEIGHTS_IN_GRAPH,
     like: Flow | None = None,
 ) -> Observed:
     """Prepare a model for a sample.
@@ -48,7 +47,6 @@ def observe(
         emulated: as for :func:`~onnxamp._runtime.flow.make_flow`.
         provider: where conditions are computed.
         before: the result for an earlier sample, which is returned if this one takes the same branches.
-        keep: as for :func:`~onnxamp._runtime.flow.make_flow`.
         like: the flow of what the model was converted from.
 
     Raises:
@@ -57,7 +55,7 @@ def observe(
     """
     if before is not None and not before.choices and not any(feed is None for feed in feeds.values()):
         return before
-    shell, taken = settle(model, base_dir, feeds, emulated=emulated, provider=provider, keep=keep)
+    shell, taken = settle(model, base_dir, feeds, emulated=emulated, provider=provider)
     if before is not None and before.choices == taken:
         return before
     return Observed(flow_of(shell, emulated=emulated, shapes=_shapes(feeds), like=like), taken)
@@ -78,7 +76,7 @@ def settle(
 ) -> tuple[Shell, tuple[tuple[str, bool], ...]]:
     """The model as one sample runs it, functions inlined and branches taken; and the conditions that led to it.
 
-    Arguments and errors as :func:`observe`.
+    ``keep`` is as for :func:`~onnxamp._runtime.flow.make_flow`; other arguments and errors as :func:`observe`.
     """
     shell = take_weights(model, base_dir, keep=keep)
     shell = replace(shell, model=_without_empty(inline_functions(shell.model), feeds))
@@ -112,8 +110,7 @@ def _conditions(
     shell: Shell, names: Sequence[str], feeds: Mapping[str, Feed], provider: Provider, *, emulated: bool
 ) -> dict[str, bool]:
     """Values of conditions; only the nodes that they need are run."""
-    model = ModelProto()
-    model.CopyFrom(shell.model)  # the caller edits its own
-    flow = flow_of(replace(shell, model=model), emulated=emulated, shapes=_shapes(feeds))
+    own = copied(shell.model)  # the caller edits its own
+    flow = flow_of(replace(shell, model=own), emulated=emulated, shapes=_shapes(feeds))
     side = run_alone(Runner(flow, provider), feeds, names)
     return {name: bool(np.asarray(side.output(name)).reshape(-1)[0]) for name in names}

@@ -20,7 +20,6 @@ from typing import Any, Final
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._model.copying import BaseDir
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import Feed
 
@@ -34,7 +33,6 @@ def node_times(
     provider: Provider = "cpu",
     runs: int = 5,
     *,
-    base_dir: BaseDir = None,
     optimize: bool = True,
 ) -> dict[str, float]:
     """Seconds that each node takes per run: the median of several runs after a warm-up.
@@ -43,7 +41,7 @@ def node_times(
     the name that ONNX Runtime gives them; fused nodes that of the result.
 
     Args:
-        model, provider, base_dir, optimize: as for :func:`~onnxamp._runtime.session.make_session`.
+        model, provider, optimize: as for :func:`~onnxamp._runtime.session.make_session`.
         feeds: by input name.
         runs: at least 1.
 
@@ -54,9 +52,7 @@ def node_times(
     if runs < 1:
         raise ArgumentError(f"runs must be at least 1, not {runs}.")
     with TemporaryDirectory(prefix="onnxamp-") as folder:
-        session = make_session(
-            model, provider, base_dir=base_dir, optimize=optimize, profile_to=str(Path(folder, "profile"))
-        )
+        session = make_session(model, provider, optimize=optimize, profile_to=str(Path(folder, "profile")))
         for _ in range(runs + 1):
             run(session, feeds)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))

@@ -20,7 +20,6 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._model.copying import BaseDir
 from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import has_external_data
@@ -124,7 +123,6 @@ def make_session(
     model: ModelProto | str | PathLike[str],
     provider: Provider = "cpu",
     *,
-    base_dir: BaseDir = None,
     optimize: bool = True,
     lean: bool = False,
     threads: int = 0,
@@ -137,10 +135,9 @@ def make_session(
     """A session for a model. ONNX Runtime logs nothing; failures are raised.
 
     Args:
-        model: a proto or the path of a file. Protos over 2 GB, and those whose weights are not loaded, go through a
-            temporary folder.
+        model: a proto with its weights, or the path of a file. Protos over 2 GB, and those whose weights were left in
+            the file, go through a temporary folder.
         provider: "cuda" or "cpu".
-        base_dir: folder of a proto's external data.
         optimize: run all graph optimisations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
         threads: threads that one operator may use; 0 for ONNXAMP_THREADS (:mod:`onnxamp._model.threads`) or ONNX
@@ -153,7 +150,7 @@ def make_session(
 
     Raises:
         ArgumentError: there is no such provider.
-        ExternalDataError: external data of a proto cannot be read.
+        ExternalDataError: weights of a proto are missing.
         RuntimeFailure: CUDA is wanted but cannot be used, or ONNX Runtime refuses the model.
     """
     choose_provider(provider)
@@ -168,7 +165,7 @@ def make_session(
     if record:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     name = f"model {model.graph.name!r}" if isinstance(model, ModelProto) else fspath(model)
-    with _source(model, base_dir) as source, session_failures(f"load {name} on {provider}", loaded=False):
+    with _source(model) as source, session_failures(f"load {name} on {provider}", loaded=False):
         session = _start(source, options, provider, EXACT if cuda_options is None else cuda_options)
     if provider == "cuda" and session.get_providers()[0] != _CUDA:
         raise RuntimeFailure(f"ONNX Runtime loaded {name} on the CPU, although CUDA was asked for.")
@@ -234,7 +231,7 @@ def _start(
 
 
 @contextmanager
-def _source(model: ModelProto | str | PathLike[str], base_dir: BaseDir) -> Iterator[bytes | str]:
+def _source(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
     """What ONNX Runtime loads: bytes, or the path of a file that exists as long as the context.
 
     Raises:
@@ -251,7 +248,7 @@ def _source(model: ModelProto | str | PathLike[str], base_dir: BaseDir) -> Itera
     else:
         # The session may still map the file, which Windows cannot delete then.
         with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
-            yield fspath(save_spilled(model, Path(folder), base_dir))
+            yield fspath(save_spilled(model, Path(folder)))
 
 
 @contextmanager

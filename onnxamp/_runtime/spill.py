@@ -1,20 +1,22 @@
 """Writing a model that is too large for one protobuf message: the graph in one file, its weights in another."""
 
-from os import fspath
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnxamp._model.copying import BaseDir, copy_without
+from onnxamp._model.copying import copied, copy_without
 from onnxamp._model.protos import tensors_of
-from onnxamp._model.weights import embed, stored_bytes
+from onnxamp._model.weights import embed, external_tensor, stored_bytes
 
 _ALIGNMENT: Final = 4096
 """Page size: ONNX Runtime can map tensors that start at a page."""
 
 _KEEP_BELOW: Final = 1024
 """Bytes below which tensors (shapes, axes) stay in the graph, where graph optimisers see them."""
+
+_WEIGHTS: Final = "weights.bin"
+"""Name of the file with the weights."""
 
 _LIMIT: Final = 2**31 - 2**24
 """Bytes of weights in one message, which must be smaller than 2 GiB; the rest is for nodes."""
@@ -31,34 +33,31 @@ def is_large(model: ModelProto) -> bool:
     )
 
 
-def save_spilled(model: ModelProto, folder: Path, base_dir: BaseDir) -> Path:
+def save_spilled(model: ModelProto, folder: Path) -> Path:
     """Write the model into an empty folder, one weight at a time, and return the path of the graph's file.
 
     Args:
         model: it is not changed. Only initializers of its main graph are moved out.
         folder: an existing folder.
-        base_dir: where external data of the model lie now.
 
     Raises:
-        ExternalDataError: external data cannot be read.
+        ExternalDataError: a weight is in a data file.
     """
     shell = copy_without(model, "initializer")
     for tensor in tensors_of(shell):  # those of nodes and bodies
-        embed(tensor, base_dir)
-    with (folder / "weights.bin").open("wb") as file:
+        embed(tensor, None)
+    with (folder / _WEIGHTS).open("wb") as file:
         for tensor in model.graph.initializer:
-            _spill(tensor, shell.graph.initializer.add(), file, base_dir)
+            _spill(tensor, shell.graph.initializer.add(), file)
     path = folder / "model.onnx"
     path.write_bytes(shell.SerializeToString())
     return path
 
 
-def _spill(source: TensorProto, target: TensorProto, file: BinaryIO, base_dir: BaseDir) -> None:
+def _spill(source: TensorProto, target: TensorProto, file: BinaryIO) -> None:
     if source.data_location == TensorProto.EXTERNAL:
-        loaded = TensorProto()
-        loaded.CopyFrom(source)
-        embed(loaded, base_dir)
-        source = loaded
+        source = copied(source)
+        embed(source, None)
     if source.data_type == TensorProto.STRING or stored_bytes(source) < _KEEP_BELOW:
         target.CopyFrom(source)
         return
@@ -66,10 +65,7 @@ def _spill(source: TensorProto, target: TensorProto, file: BinaryIO, base_dir: B
     file.write(b"\0" * (-file.tell() % _ALIGNMENT))
     target.name, target.data_type = source.name, source.data_type
     target.dims.extend(source.dims)
-    target.data_location = TensorProto.EXTERNAL
-    entries = {"location": Path(fspath(file.name)).name, "offset": file.tell(), "length": len(raw)}
-    for key, value in entries.items():
-        target.external_data.add(key=key, value=str(value))
+    target.MergeFrom(external_tensor(_WEIGHTS, file.tell(), len(raw)))
     file.write(raw)
 
 

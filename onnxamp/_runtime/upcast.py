@@ -4,7 +4,7 @@ from onnx import AttributeProto, SparseTensorProto, TensorProto, TypeProto, nump
 
 from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ModelError
-from onnxamp._model.copying import BaseDir, copy_fields
+from onnxamp._model.copying import BaseDir, copied, copy_fields
 from onnxamp._model.weights import embed
 
 
@@ -40,10 +40,8 @@ def upcast_tensor(source: TensorProto, target: TensorProto, base_dir: BaseDir) -
             embed(target, base_dir)
         return
     if source.data_location == TensorProto.EXTERNAL:
-        loaded = TensorProto()
-        loaded.CopyFrom(source)
-        embed(loaded, base_dir)
-        source = loaded
+        source = copied(source)
+        embed(source, base_dir)
     copy_fields(source, target, but=_PAYLOAD)
     target.data_type = TensorProto.FLOAT
     try:

@@ -23,6 +23,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._model.copying import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import kernel_limit
 from onnxamp._ops.signature import Signature, lookup
@@ -246,8 +247,7 @@ def _expanded(node: NodeProto, signature: Signature, types: Sequence[str | None]
         for position, kind in enumerate(types)
         if kind is not None
     ]
-    proto = NodeProto()
-    proto.CopyFrom(node)
+    proto = copied(node)
     del proto.input[:]
     proto.input.extend("" if kind is None else f"in{position}" for position, kind in enumerate(types))
     graph = helper.make_graph(

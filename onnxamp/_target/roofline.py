@@ -4,11 +4,9 @@ Time = max(bytes / bandwidth, flops / throughput), in microseconds, without the 
 same time in both precisions.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from math import prod
 from typing import Final
 
@@ -16,6 +14,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape, elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute
+from onnxamp._ops.tables import read_table
 
 DEFAULT_DEVICE: Final = "A100"
 
@@ -33,10 +32,8 @@ class Device:
 @cache
 def devices() -> Mapping[str, Device]:
     """The devices of ``_data/devices.toml``, by name."""
-    data = tomllib.loads(resources.files("onnxamp").joinpath("_data/devices.toml").read_text(encoding="utf-8"))
-    return {
-        name: Device(name, row["bandwidth"] * 1e3, row["float32"] * 1e6, row["low"] * 1e6) for name, row in data.items()
-    }
+    rows = read_table("devices").items()
+    return {name: Device(name, row["bandwidth"] * 1e3, row["float32"] * 1e6, row["low"] * 1e6) for name, row in rows}
 
 
 def device_called(name: str) -> Device:

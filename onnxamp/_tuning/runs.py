@@ -12,6 +12,7 @@ from onnxamp._dtypes import LowType
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
+from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
 from onnxamp._runtime.engines import Executable, OutputCache, Outputs, WholeModel, engine_name
 from onnxamp._runtime.inputs import check_inputs
@@ -159,8 +160,7 @@ def profile_nodes(model: ModelProto, sample: Sample, provider: Provider) -> dict
     Raises:
         RuntimeFailure: the model does not run, or its kernels cannot be timed.
     """
-    named = ModelProto()
-    named.CopyFrom(_without_empty_inputs(model, sample, provider))
+    named = copied(_without_empty_inputs(model, sample, provider))
     for node in Graph.of(named).nodes:
         node.proto.name = node_key(node)
     kinds = {entry.name: declared_type(entry.type) for entry in named.graph.input}

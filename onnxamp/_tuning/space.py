@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from onnx import GraphProto, ModelProto
+from onnx import GraphProto
 
 from onnxamp._convert.analysis import Analysis, decided
 from onnxamp._decide.precision import LAUNCH, Prices, loop_trips
@@ -14,6 +14,7 @@ from onnxamp._decide.problem import find_problem
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._model.copying import copied
 from onnxamp._model.protos import all_nodes
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Options
@@ -201,8 +202,7 @@ def find_live(view: View, samples: Samples) -> list[frozenset[int]]:
     model, everything = view.model, frozenset(range(len(view.nodes)))
     if not any(node.op_type == "If" for node in model.graph.node):
         return [everything] * len(samples)
-    tagged = ModelProto()
-    tagged.CopyFrom(model)
+    tagged = copied(model)
     for node in Graph.of(tagged).nodes:
         node.proto.name = str(node.index)  # unique names survive the inlining of branches
     live = []

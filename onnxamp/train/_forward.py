@@ -156,7 +156,7 @@ def find_weights(model: ModelProto, loss: str, among: Container[str]) -> list[st
     }
     trained = set()
     for node in find_path(graph, candidates, names[loss]).nodes:
-        if graph.passes_on(node):
+        if node.index in graph.passing:
             continue
         for port, value in enumerate(map(graph.passed_on, node.inputs)):
             if value in candidates and port not in _SETTINGS.get(node.key, frozenset()):

@@ -463,7 +463,7 @@ def test_no_data_file_but_those_in_the_folder_is_opened(way: str, inside: str, t
     with pytest.raises(ExternalDataError, match=r"'w'"):
         make_session(path)
     with pytest.raises(ExternalDataError, match=r"'w'"):
-        make_session(load_model(path), base_dir=folder)
+        make_session(load_model(path))
     for command in ("check", "convert", "diff", "extract", "tune"):
         arguments = [path if argument == CLASSIFIER else argument for argument in COMMANDS[command][1:]]
         result = run(command, path, *[folder / a if str(a).endswith((".onnx", ".html")) else a for a in arguments])

@@ -41,8 +41,8 @@ def in_pieces(model, feeds, budget, *, keep=2**40, base_dir=None, emulated=False
     return found
 
 
-def whole(model, feeds, base_dir=None):
-    return run(make_session(model, optimize=False, base_dir=base_dir), check_inputs(model, feeds))
+def whole(model, feeds):
+    return run(make_session(model, optimize=False), check_inputs(model, feeds))
 
 
 def emulated_whole(model, feeds):

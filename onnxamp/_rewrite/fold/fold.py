@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from onnx import ModelProto
-
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
+from onnxamp._model.copying import copied
 from onnxamp._ops.signature import lookup
 from onnxamp._options.options import Options
 from onnxamp._patterns.forms import form_table
@@ -58,8 +57,7 @@ def fold_graph(graph: Graph, options: Options) -> Folded:
         notes.append(_why_late(graph, late, target, ceiling))
     if not ready:
         return Folded(graph, tuple(notes))
-    result = ModelProto()
-    result.CopyFrom(graph.model)
+    result = copied(graph.model)
     apply_folds(graph, ready, result)
     folded = Graph.of(result, graph.folder)
     return Folded(folded, (*notes, f"Folded {told(ready)}."))

@@ -15,9 +15,9 @@ from onnx import TensorProto, helper
 
 from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node
+from onnxamp._model.copying import copied
 from onnxamp._patterns.forms import Kind
-from onnxamp._patterns.match import Match
+from onnxamp._patterns.match import Match, only_reader
 from onnxamp._rewrite.fold.folds import Fold, NewWeight
 
 _ONES: Final = 1 << 16
@@ -63,7 +63,10 @@ def _is_mean(graph: Graph, match: Match) -> bool:
 
 def _narrowed(graph: Graph, match: Match) -> Match:
     """The form with the Casts around it, where both are from and to one low type and nobody else reads between."""
-    before, (between, _, behind) = graph.producer(match.values["x"]), _reader(graph, match)
+    before, (between, _, behind) = (
+        graph.producer(match.values["x"]),
+        only_reader(graph, graph.nodes[match.core].outputs[0]),
+    )
     if before is None or behind is None or not before.key == behind.key == "Cast":
         return match
     low = graph.types[before.inputs[0]]
@@ -90,7 +93,7 @@ def _with_next(
     has_bias: bool,
 ) -> Match:
     """Take in the multiplication by the gain, or the addition of the bias, that stands behind."""
-    nodes, value, node = _reader(graph, match)
+    nodes, value, node = only_reader(graph, graph.nodes[match.core].outputs[0])
     name = {"Mul": "gain", "Add": "bias" if has_bias else ""}.get(node.key if node else "", "")
     if node is None or not name or name in weights or (name == "gain" and "bias" in weights):
         return match
@@ -100,17 +103,6 @@ def _with_next(
         return match
     weights[name] = weight
     return replace(match, nodes=match.nodes | nodes | {node.index}, core=node.index)
-
-
-def _reader(graph: Graph, match: Match) -> tuple[set[int], int, Node | None]:
-    """The node that alone reads the result, what it reads of it, and the nodes between that pass it on."""
-    between, value = set[int](), graph.nodes[match.core].outputs[0]
-    node = graph.only_reader(value)
-    while node is not None and graph.passes_on(node):
-        between.add(node.index)
-        value = node.outputs[0]
-        node = graph.only_reader(value)
-    return between, value, node
 
 
 def _suiting(graph: Graph, match: Match, value: int, dims: Sequence[int | None]) -> int | NewWeight | None:
@@ -137,8 +129,7 @@ def _suiting(graph: Graph, match: Match, value: int, dims: Sequence[int | None])
 
 
 def _flat(tensor: TensorProto, sizes: Sequence[int]) -> TensorProto:
-    made = TensorProto()
-    made.CopyFrom(tensor)
+    made = copied(tensor)
     del made.dims[:]
     made.dims.extend(sizes)
     return made
