@@ -91,10 +91,8 @@ def test_tolerance_holds_on_unseen_samples(path: Path, tolerance: float, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in MODELS if path.stem != "detector"], ids=lambda path: path.stem)
 def test_tolerance_holds_whatever_the_samples(path: Path, seed: int) -> None:
-    if path.stem == "detector":  # as above
-        return
     model = onnx.load(path)
     for tolerance in (1e-3, 3e-4):
         result, tuned = tune_model(path, tolerance, samples=random_samples(model, 4, seed=10 * seed))
@@ -519,7 +517,7 @@ def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
         if not text.startswith("measuring each op"):
             measured.append(len(runs))
 
-    _, tuned = tune_model(called("encoder"), 1e-3, count=2, progress=hear)
+    _, tuned = tune_model(called("recurrent"), 5e-4, count=2, progress=hear)
     assert len(runs) == measured[0] + 2 * tuned.conversions
 
 
@@ -591,7 +589,7 @@ def test_measured_times_of_units() -> None:
 
 def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state, told = tmp_path / "state.json", []
-    whole = tune_model(called("encoder"), 1e-3, count=1)
+    whole = tune_model(called("recurrent"), 5e-4, count=1)
     runs = mask_runs(monkeypatch)
 
     def interrupt() -> None:
@@ -604,7 +602,7 @@ def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         told.append(set())
         try:
             result, tuned = tune_model(
-                called("encoder"), 1e-3, count=1, state=state, progress=lambda text, *_: told[-1].add(text)
+                called("recurrent"), 5e-4, count=1, state=state, progress=lambda text, *_: told[-1].add(text)
             )
             break
         except KeyboardInterrupt:
@@ -620,9 +618,9 @@ def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_killed_in_the_pass_and_resumed(tmp_path: Path) -> None:
     """Each trial gets through two samples, and is killed in the third: what it measured is not measured again."""
-    state, model = tmp_path / "state.json", onnx.load(called("encoder"))
+    state, model = tmp_path / "state.json", onnx.load(called("recurrent"))
     samples = random_samples(model, 5)
-    whole = tune_model(model, 1e-3, samples=samples)
+    whole = tune_model(model, 5e-4, samples=samples)
     begun: list[set[str]] = []
 
     def tuned_until(last: int) -> tuple[ModelProto, Tuned]:
@@ -634,7 +632,7 @@ def test_killed_in_the_pass_and_resumed(tmp_path: Path) -> None:
                 if f"sample {last} of" in text:
                     raise KeyboardInterrupt
 
-        return tune_model(model, 1e-3, samples=samples, state=state, progress=hear)
+        return tune_model(model, 5e-4, samples=samples, state=state, progress=hear)
 
     for samples_done in (2, 4):
         with pytest.raises(KeyboardInterrupt):
@@ -661,26 +659,26 @@ def test_a_process_that_is_killed_leaves_what_it_measured(tmp_path: Path) -> Non
 
 def test_pick_needs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state.json"
-    _, first = tune_model(called("encoder"), 1e-3, count=1, state=state)
+    _, first = tune_model(called("recurrent"), 5e-4, count=1, state=state)
     runs = mask_runs(monkeypatch)
     other = 0 if first.chosen else 1
-    result, tuned = tune_model(called("encoder"), 1e-3, count=1, state=state, pick=other)
+    result, tuned = tune_model(called("recurrent"), 5e-4, count=1, state=state, pick=other)
     assert (tuned.chosen, tuned.runs, runs.sessions) == (other, 0, 0)
     assert tuned.candidates == first.candidates
-    assert tuned.held == (tuned.error <= 1e-3)
+    assert tuned.held == (tuned.error <= 5e-4)
     assert tuned.error == pytest.approx(first.candidates[other].error, rel=0.2)
     assert is_low(result)
 
 
 def test_another_tolerance_recalls_and_other_weights_do_not(tmp_path: Path) -> None:
-    state, model = tmp_path / "state.json", onnx.load(called("encoder"))
-    _, first = tune_model(model, 1e-3, count=1, state=state)
-    _, second = tune_model(model, 8e-4, count=1, state=state)
+    state, model = tmp_path / "state.json", onnx.load(called("recurrent"))
+    _, first = tune_model(model, 5e-4, count=1, state=state)
+    _, second = tune_model(model, 4e-4, count=1, state=state)
     assert second.recalled > SENSITIVITY_RUNS / 2
     assert second.runs < first.runs / 2
     tensor = next(tensor for tensor in model.graph.initializer if tensor.data_type == 1 and len(tensor.dims) == 2)
     tensor.raw_data = np.ones(tuple(tensor.dims), np.float32).tobytes()
-    _, third = tune_model(model, 1e-3, count=1, state=state)
+    _, third = tune_model(model, 5e-4, count=1, state=state)
     assert third.recalled == 0
 
 
@@ -749,7 +747,7 @@ def test_budget_is_fifty() -> None:
 
 def test_progress_is_told() -> None:
     told: list[tuple[str, int, int]] = []
-    _, tuned = tune_model(called("encoder"), 1e-3, count=1, progress=lambda *said: told.append(said))
+    _, tuned = tune_model(called("recurrent"), 5e-4, count=1, progress=lambda *said: told.append(said))
     assert list(dict.fromkeys(text.partition(":")[0] for text, _, _ in told)) == [
         "measuring each op", "trying blocks and candidates", "verifying the converted model",
     ]  # fmt: skip
