@@ -22,10 +22,12 @@ from stored import SIZE, answers, contents, external, files, is_low, locations, 
 
 import onnxamp
 from onnxamp import convert_file
+from onnxamp._convert.convert import Sink
 from onnxamp._dtypes import LOW_TYPES
 from onnxamp._model import blobs
 from onnxamp._model.blobs import layout
 from onnxamp._model.lowering import ConversionCounts, convert
+from onnxamp._model.storage import StoredWeights
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 
@@ -200,16 +202,14 @@ def test_a_size_that_is_none(model: Path) -> None:
     assert "write it like 500MB or 2GB" in result.output
 
 
-def test_a_result_over_the_limit_goes_to_a_data_file_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxamp._convert import convert as pipeline
-
-    path = external(tmp_path)
-    onnx.save(onnx.load(path), path)
-    monkeypatch.setattr(pipeline, "INLINE_LIMIT", 10_000)
-    convert_file(path, tmp_path / "low.onnx")
-    assert set(locations(tmp_path / "low.onnx").values()) == {"low.onnx.data"}
-    with pytest.raises(onnxamp.ArgumentError, match="do not fit into one file"):
-        convert_file(path, tmp_path / "low.onnx", external_data="never")
+def test_a_result_over_the_limit_goes_to_a_data_file_by_itself(tmp_path: Path) -> None:
+    """Weights of 3 GB fit into one file if half of them are halved, and then some."""
+    stored, file = StoredWeights(3 * 10**9, frozenset()), tmp_path / "low.onnx"
+    assert Sink(file).is_external(stored, 2 * 10**9)
+    assert not Sink(file).is_external(stored, 3 * 10**9)
+    assert not Sink(file, "never").is_external(stored, 3 * 10**9)
+    with pytest.raises(onnxamp.ArgumentError, match="2000000000 bytes of weights do not fit into one file"):
+        Sink(file, "never").is_external(stored, 2 * 10**9)
 
 
 # --- safetensors ------------------------------------------------------------------------------------------------
