@@ -169,7 +169,7 @@ def test_19_an_upgrade_of_the_opset_changes_no_answer(case: Case, dtype: str) ->
     try:
         result = converted(case.name, "O2", **options)
     except OpsetError:
-        return  # onnx cannot upgrade every model, and then says so
+        return  # onnx cannot upgrade every model, and then says so; the next test counts them
     complaints = judged(
         case,
         source(case.name).proto,
@@ -180,6 +180,18 @@ def test_19_an_upgrade_of_the_opset_changes_no_answer(case: Case, dtype: str) ->
         again=lambda model: again(model, case.name, "O2", **options),
     )
     assert not complaints, "\n".join(complaints)
+
+
+def test_19_nearly_every_model_is_upgraded() -> None:
+    """All but those with sparse tensors, an untyped op, or what opset 12 had no LayerNormalization for."""
+
+    def refused(name: str) -> bool:
+        try:
+            return not converted(name, "O2", dtype="float16", opset=22)
+        except OpsetError:
+            return True
+
+    assert len([name for name in UPGRADES if refused(name)]) < 0.03 * len(UPGRADES)
 
 
 # --- 1a: validity -------------------------------------------------------------------------------------------
@@ -520,15 +532,8 @@ def test_32_a_chain_between_white_ops() -> None:
 @every(name=["external_initializer", "external_constant"])
 @levels
 def test_37_data_that_is_not_loaded_is_not_relabelled(name: str, level: str) -> None:
-    original = CASES[name].build()
-    try:
-        model = onnxamp.convert_model(original, level)
-    except ExternalDataError:
-        return
-    for tensor in chain(
-        model.graph.initializer, (a.t for n in model.graph.node for a in n.attribute if a.HasField("t"))
-    ):
-        assert tensor.data_location != TensorProto.EXTERNAL or tensor.data_type == TensorProto.FLOAT
+    with pytest.raises(ExternalDataError):
+        converted(name, level)
 
 
 def test_39_a_float32_path_is_not_rounded() -> None:
