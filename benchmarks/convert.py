@@ -112,14 +112,7 @@ def measured(
                 runs.append(run_once(tool, python, spec, source, options))
                 tell(runs[-1], number)
                 if key not in verdicts and tool != COPY and "failure" not in runs[-1]:
-                    command = [
-                        sys.executable,
-                        str(HERE / "judge.py"),
-                        str(source),
-                        str(options.cache / "result" / "model.onnx"),
-                    ]
-                    limits = {"limit": 10 * options.limit, "memory": int(options.memory * 1e9)}
-                    verdicts[key] = watched(command, environment=os.environ, **limits)
+                    verdicts[key] = judged(source, options)
     shutil.rmtree(options.cache / "result", ignore_errors=True)
     return runs, verdicts
 

@@ -10,5 +10,7 @@ from bootstrap import BIN, ensure, run
 
 if __name__ == "__main__":
     ensure("dev")
-    workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "worksteal"]
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # dozens of processes would compile the package, each for itself
+    # All tests of a file in one worker: what they share is made once.
+    workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile"]
     run([str(BIN / "python"), "-m", "pytest", "-q", *workers, *sys.argv[1:]])

@@ -25,5 +25,5 @@ def oldest(requirements: list[str]) -> list[str]:
 if __name__ == "__main__":
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     OLDEST.ensure("dev", oldest(project["dependencies"]))
-    workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "worksteal"]
+    workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile"]
     run([str(OLDEST.python), "-m", "pytest", "-q", *workers, *sys.argv[1:]])

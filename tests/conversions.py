@@ -1,7 +1,7 @@
 """Conversions of the minimal graphs, each made once in a process, and what the result is asked."""
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from judge_kernels import Typed, subgraphs, typed_nodes
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 import onnxamp
+from onnxamp._model.model import Model
 
 LEVELS = ("O1", "O2", "O3")
 DTYPES = ("float16", "bfloat16")
@@ -27,12 +28,27 @@ def converted(name: str, level: str = "O2", **options: Any) -> ModelProto:
 
 @cache
 def _converted(name: str, level: str, options: tuple[tuple[str, Any], ...]) -> ModelProto:
-    case = CASES[name]
-    original = case.build()
-    before = original.SerializeToString()
-    result = onnxamp.convert_model(original, level, **{**case.options, **dict(options)})
-    assert before == original.SerializeToString(), "the conversion changed the original"
+    original = source(name)
+    before = original.proto.SerializeToString()
+    result = onnxamp.convert_model(original, level, **{**CASES[name].options, **dict(options)})
+    assert before == original.proto.SerializeToString(), "the conversion changed the original"
     return result
+
+
+@lru_cache(maxsize=32)
+def source(name: str) -> Model:
+    """The minimal graph of that name, read and checked once: its conversions share what does not depend on options."""
+    return Model.of(CASES[name].build())
+
+
+def again(result: ModelProto, name: str, level: str, **options: Any) -> ModelProto:
+    """The conversion of a result, with the options that it came from."""
+    return onnxamp.convert_model(_read(result.SerializeToString()), level, **{**CASES[name].options, **options})
+
+
+@lru_cache(maxsize=32)
+def _read(serialized: bytes) -> Model:
+    return Model.of(ModelProto.FromString(serialized))
 
 
 def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:

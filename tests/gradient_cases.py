@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ OPSET = 21
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """A node and its inputs: floats are differentiated, integers and bools are constants, None is left out."""
 
@@ -163,6 +164,7 @@ def central_difference(case: Case, gradients: Gradients, step: float = 1e-6) -> 
         assert abs(wanted - got) <= 1e-6 * scale, f"{case.op} {name}: {got} where the difference says {wanted}"
 
 
+@cache
 def gradients_of(case: Case, dtype: type = np.float32) -> Gradients:
     return add_gradients(case.model(dtype), "loss", case.floats())
 

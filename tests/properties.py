@@ -21,6 +21,7 @@ import onnxamp
 from onnxamp._errors import OnnxAmpError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
+from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
 
 
@@ -55,7 +56,8 @@ def violations(model: ModelProto, feeds: Mapping[str, Any], way: Way, *, smooth:
     """Everything that is wrong with a conversion of the model; ``smooth``: its outputs are continuous in its floats."""
     before = frozen(model)
     try:
-        result = onnxamp.convert_model(model, **way.options)
+        source = Model.of(model)
+        result = onnxamp.convert_model(source, **way.options)
     except OpsetError as error:
         too_old = way.dtype == "bfloat16" and opset(model) < 13
         return [] if too_old else [f"convert: {error}"]
@@ -72,7 +74,7 @@ def violations(model: ModelProto, feeds: Mapping[str, Any], way: Way, *, smooth:
         *found,
         *check_signature(model, result, way.dtype, keep_io=way.keep_io),
         *check_metadata(model, result),
-        *check_plan(model, result, way),
+        *check_plan(source, result, way),
         *check_runs(model, result, feeds, way, smooth=smooth),
     ]
 
@@ -87,12 +89,13 @@ def check_onnx(model: ModelProto, result: ModelProto) -> Iterator[str]:
 
 def unchanged(model: ModelProto) -> Iterator[str]:
     """Level O0, and every op on the black list, give back the model bit by bit."""
-    if frozen(onnxamp.convert_model(model, "O0")) != frozen(model):
+    source = Model.of(model)
+    if frozen(onnxamp.convert_model(source, "O0")) != frozen(model):
         yield "O0: the result differs from the model"
     ops = sorted({key for graph in graphs(model) for node in graph.node for key in [op_key(node)]})
     ops += [op_key(node) for function in model.functions for node in function.node]
     for level in ("O1", "O2"):
-        if frozen(onnxamp.convert_model(model, level, black_list=ops)) != frozen(model):
+        if frozen(onnxamp.convert_model(source, level, black_list=ops)) != frozen(model):
             yield f"black: with every op black-listed, {level} differs from the model"
 
 
@@ -123,11 +126,11 @@ def check_casts(model: ModelProto, result: ModelProto) -> Iterator[str]:
         yield "casts: more of them than in the original cast a type to itself"
 
 
-def check_plan(model: ModelProto, result: ModelProto, way: Way) -> Iterator[str]:
+def check_plan(model: Model, result: ModelProto, way: Way) -> Iterator[str]:
     """The result has the Casts that the plan promises besides the user's, and each is read."""
     options = way.options
     plan = onnxamp.plan_model(model, options.pop("level"), **options)
-    theirs = {target[1] for _, target, _ in scoped_casts(model)}
+    theirs = {target[1] for _, target, _ in scoped_casts(model.proto)}
     ours = [target[1] for _, target, _ in scoped_casts(result) if target[1] not in theirs]
     if len(ours) != plan.casts:
         yield f"plan: it says {plan.casts} new Casts, the result has {len(ours)}"

@@ -20,7 +20,7 @@ WEIGHTS_IN_GRAPH: Final = 8 * 2**20
 size several times: in copies of the graph, and in the session.
 """
 
-_LARGE: Final = 64 * 2**10
+LARGE: Final = 64 * 2**10
 """Bytes from which on a weight is large."""
 
 _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, *LOW_ELEMS})
@@ -49,13 +49,16 @@ class Shell:
         return array.astype(np.float32) if raised and tensor.data_type in LOW_ELEMS else array
 
 
-def take_weights(model: ModelProto, base_dir: str | PathLike[str] | None, *, keep: int = WEIGHTS_IN_GRAPH) -> Shell:
+def take_weights(
+    model: ModelProto, base_dir: str | PathLike[str] | None, *, keep: int = WEIGHTS_IN_GRAPH, large: int = LARGE
+) -> Shell:
     """Separate a model from its large float weights, initializers as well as Constant nodes of the main graph.
 
     Args:
         model: it is not changed, and its weights are not copied.
         base_dir: folder of external data, if the model has any that is not loaded.
         keep: bytes of large weights up to which all of them stay in the graph.
+        large: bytes from which on a weight is large.
 
     Raises:
         ExternalDataError: external data cannot be read.
@@ -63,17 +66,20 @@ def take_weights(model: ModelProto, base_dir: str | PathLike[str] | None, *, kee
     folder = None if base_dir is None else Path(base_dir)
     result = copy_without(model, "initializer", "node")
     constants = {node.output[0]: tensor for node in model.graph.node if (tensor := _constant(node)) is not None}
-    large = {tensor.name: tensor for tensor in model.graph.initializer if _is_large(tensor)}
-    large |= {name: tensor for name, tensor in constants.items() if _is_large(tensor)}
-    if sum(map(stored_bytes, large.values())) <= keep:
-        large = {}
+    named = {tensor.name: tensor for tensor in model.graph.initializer} | constants
+    taken = {
+        name: tensor for name, tensor in named.items()
+        if tensor.data_type in _FLOATS and stored_bytes(tensor) >= large
+    }  # fmt: skip
+    if sum(map(stored_bytes, taken.values())) <= keep:
+        taken = {}
     for tensor in model.graph.initializer:
-        if tensor.name in large:
+        if tensor.name in taken:
             _add_hollow(result.graph, tensor.name, tensor)
         else:
             result.graph.initializer.append(tensor)
     for node in model.graph.node:
-        if node.op_type == "Constant" and node.output[0] in large:
+        if node.op_type == "Constant" and node.output[0] in taken:
             _add_hollow(result.graph, node.output[0], constants[node.output[0]])
         elif (sparse := _sparse_constant(node)) is not None:  # ONNX Runtime cannot return such a node's output
             added = result.graph.sparse_initializer.add()
@@ -83,7 +89,7 @@ def take_weights(model: ModelProto, base_dir: str | PathLike[str] | None, *, kee
             result.graph.node.append(node)
     for tensor in tensors_of(result):  # of nodes, bodies and functions, too: ONNX Runtime sees no path outside
         embed(tensor, folder)
-    return Shell(result, large, folder)
+    return Shell(result, taken, folder)
 
 
 def _constant(node: NodeProto) -> TensorProto | None:
@@ -97,10 +103,6 @@ def _sparse_constant(node: NodeProto) -> SparseTensorProto | None:
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
         return None
     return next((item.sparse_tensor for item in node.attribute if item.name == "sparse_value"), None)
-
-
-def _is_large(tensor: TensorProto) -> bool:
-    return tensor.data_type in _FLOATS and stored_bytes(tensor) >= _LARGE
 
 
 def _add_hollow(graph: GraphProto, name: str, tensor: TensorProto) -> None:

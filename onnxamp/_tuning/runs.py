@@ -54,16 +54,19 @@ class MaskedModel:
     _references: dict[int, Outputs] = field(default_factory=dict)
 
     def error(self, low: AbstractSet[str], samples: Sequence[int]) -> float:
-        """The worst error of some samples with these nodes in low precision.
+        """The worst error of some samples with these nodes in low precision; infinite if the model does not run so.
 
         Raises:
-            RuntimeFailure: the model does not run.
+            RuntimeFailure: the model does not run in float32.
         """
         if missing := [number for number in samples if number not in self._references]:
             self.runs += 1
             self._references |= {number: self._outputs(number, frozenset()) for number in missing}
         self.runs += 1
-        return max(self.metric.error(self._references[n], self._outputs(n, low)) for n in samples)
+        try:
+            return max(self.metric.error(self._references[n], self._outputs(n, low)) for n in samples)
+        except RuntimeFailure:  # rounding leads to a branch or an index that does not run
+            return inf
 
     def _outputs(self, number: int, low: AbstractSet[str]) -> dict[str, Any]:
         if number not in self._feeds:

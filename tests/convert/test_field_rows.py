@@ -5,7 +5,6 @@ type and kind of inputs and outputs, by test_field_notes.py), functions whose na
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from conversions import DTYPES, ELEMS, LEVELS, LOWS, SINGLE, all_nodes, converted, count, opset, tensors, typed
+from counting import calls
 from every import every
 from graphs import CASES, Case
 from graphs.case import add_weights, parse
@@ -179,31 +179,21 @@ def test_34_weights_that_the_low_type_holds_convert_exactly(level: str, dtype: s
 # --- 1c: scale and usability --------------------------------------------------------------------------------
 
 
-def calls(length: int, level: str, dtype: str) -> int:
+def calls_of_chain(length: int, level: str, dtype: str) -> int:
     """Function calls that it takes to convert a chain of so many nodes, a quarter of them black-listed."""
     ops = ("MatMul", "Relu", "Softmax", "Add")
     lines = [f"v{k + 1} = {ops[k % 4]} (v{k}{', w' if k % 2 == k % 4 // 2 and ops[k % 4] == 'MatMul' else ''}"
              f"{', w' if ops[k % 4] == 'Add' else ''})" for k in range(length)]  # fmt: skip
     text = "(float[4,4] v0) => (float[4,4] v" + str(length) + ") {" + "\n".join(lines) + "}"
-    model, seen = add_weights(parse(text), {"w": (4, 4)}), 0
-
-    def note(_frame: object, event: str, _argument: object) -> None:
-        nonlocal seen
-        seen += event in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        onnxamp.convert_model(model, level, dtype=dtype)
-    finally:
-        sys.setprofile(None)
-    return seen
+    model = add_weights(parse(text), {"w": (4, 4)})
+    return calls(lambda: onnxamp.convert_model(model, level, dtype=dtype))
 
 
 @dtypes
 @levels
 def test_38_effort_grows_with_the_model_and_not_faster(level: str, dtype: str) -> None:
-    calls(40, level, dtype)  # fills caches
-    one, two, four = (calls(length, level, dtype) for length in (100, 200, 400))
+    calls_of_chain(40, level, dtype)  # fills caches
+    one, two, four = (calls_of_chain(length, level, dtype) for length in (100, 200, 400))
     assert (four - two) < 2.2 * (two - one)
 
 

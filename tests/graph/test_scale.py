@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx.defs
 import pytest
+from counting import calls as calls_of
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import onnxamp
@@ -134,23 +135,21 @@ def integer_products(count: int) -> ModelProto:
     return model(nodes, [last], [value("A", TensorProto.UINT8), value("B", TensorProto.UINT8)])
 
 
-def counted(function: Callable[[], Any]) -> tuple[int, int]:
-    """Calls, of Python's own and of C functions, and how deep Python's went."""
-    found, depth, deepest = 0, 0, 0
+def deepest(function: Callable[[], Any]) -> int:
+    """How deep Python's calls went."""
+    depth, found = 0, 0
 
     def note(_: Any, event: str, __: Any) -> None:
-        nonlocal found, depth, deepest
-        if event in ("call", "c_call"):
-            found += 1
+        nonlocal depth, found
         depth += (event == "call") - (event == "return")
-        deepest = max(deepest, depth)
+        found = max(found, depth)
 
     sys.setprofile(note)
     try:
         function()
     finally:
         sys.setprofile(None)
-    return found, deepest
+    return found
 
 
 SHAPES = [row, backwards, loop, fan, many_weights, one_node, calls, casts, limits, masks, large_masks, epsilons,
@@ -162,14 +161,14 @@ SHAPES = [row, backwards, loop, fan, many_weights, one_node, calls, casts, limit
 def test_linear(make: Callable[[int], ModelProto], level: str) -> None:
     small, large = make(60), make(600)
     onnxamp.convert_model(small, level)  # what is read once is there then
-    few, _ = counted(lambda: onnxamp.convert_model(small, level))
-    many, _ = counted(lambda: onnxamp.convert_model(large, level))
+    few = calls_of(lambda: onnxamp.convert_model(small, level))
+    many = calls_of(lambda: onnxamp.convert_model(large, level))
     assert many <= 12 * few
 
 
 def test_linear_with_thousands_of_casts() -> None:
-    few, _ = counted(lambda: onnxamp.convert_model(row(60), black_list=["Add", "Relu"]))
-    many, _ = counted(lambda: onnxamp.convert_model(row(600), black_list=["Add", "Relu"]))
+    few = calls_of(lambda: onnxamp.convert_model(row(60), black_list=["Add", "Relu"]))
+    many = calls_of(lambda: onnxamp.convert_model(row(600), black_list=["Add", "Relu"]))
     assert many <= 12 * few
 
 
@@ -185,7 +184,7 @@ def test_files_are_linear(tmp_path: Path, external_data: str) -> None:
         for tensor in made.graph.initializer:
             tensor.CopyFrom(numpy_helper.from_array(np.ones((20, 40), np.float32), tensor.name))
         onnx.save(made, tmp_path / "m.onnx", save_as_external_data=True, location=f"m{len(found)}.bin")
-        found.append(counted(convert)[0])
+        found.append(calls_of(convert))
     assert found[2] <= 12 * found[1]
 
 
@@ -208,7 +207,7 @@ def test_no_recursion() -> None:
     """Bodies in bodies take more calls, but no deeper ones."""
     for depth in (3, 30):
         onnxamp.convert_model(nested(depth))
-    (_, shallow), (_, deep) = (counted(lambda d=d: onnxamp.convert_model(nested(d))) for d in (3, 30))
+    shallow, deep = (deepest(lambda d=d: onnxamp.convert_model(nested(d))) for d in (3, 30))
     assert deep == shallow
 
 

@@ -22,10 +22,12 @@ from stored import SIZE, answers, contents, external, files, is_low, locations, 
 
 import onnxamp
 from onnxamp import convert_file
+from onnxamp._convert.convert import Sink
 from onnxamp._dtypes import LOW_TYPES
 from onnxamp._model import blobs
 from onnxamp._model.blobs import layout
 from onnxamp._model.lowering import ConversionCounts, convert
+from onnxamp._model.storage import StoredWeights
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 
@@ -200,16 +202,14 @@ def test_a_size_that_is_none(model: Path) -> None:
     assert "write it like 500MB or 2GB" in result.output
 
 
-def test_a_result_over_the_limit_goes_to_a_data_file_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxamp._convert import convert as pipeline
-
-    path = external(tmp_path)
-    onnx.save(onnx.load(path), path)
-    monkeypatch.setattr(pipeline, "INLINE_LIMIT", 10_000)
-    convert_file(path, tmp_path / "low.onnx")
-    assert set(locations(tmp_path / "low.onnx").values()) == {"low.onnx.data"}
-    with pytest.raises(onnxamp.ArgumentError, match="do not fit into one file"):
-        convert_file(path, tmp_path / "low.onnx", external_data="never")
+def test_a_result_over_the_limit_goes_to_a_data_file_by_itself(tmp_path: Path) -> None:
+    """Weights of 3 GB fit into one file if half of them are halved, and then some."""
+    stored, file = StoredWeights(3 * 10**9, frozenset()), tmp_path / "low.onnx"
+    assert Sink(file).is_external(stored, 2 * 10**9)
+    assert not Sink(file).is_external(stored, 3 * 10**9)
+    assert not Sink(file, "never").is_external(stored, 3 * 10**9)
+    with pytest.raises(onnxamp.ArgumentError, match="2000000000 bytes of weights do not fit into one file"):
+        Sink(file, "never").is_external(stored, 2 * 10**9)
 
 
 # --- safetensors ------------------------------------------------------------------------------------------------
@@ -341,30 +341,38 @@ def test_losses_are_reported(tmp_path: Path) -> None:
 # --- killed, and bounded ----------------------------------------------------------------------------------------
 
 KILLED = """
-import sys
+import os, sys
 from onnxamp import convert_file
-while True:
-    for dtype in ("float16", "bfloat16"):
-        convert_file(sys.argv[1], sys.argv[2], dtype=dtype, external_data="always", shard_bytes=1 << 20)
-        print("done", flush=True)
+convert_file(sys.argv[1], sys.argv[2])
+for _ in sys.stdin:
+    child = os.fork()
+    while child == 0:
+        for dtype in ("float16", "bfloat16"):
+            convert_file(sys.argv[1], sys.argv[2], dtype=dtype, external_data="always", shard_bytes=1 << 20)
+            print("done", flush=True)
+    print(child, flush=True)
+    os.waitpid(child, 0)
 """
+"""Forks a process for each line; it converts until it is killed."""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kills a process")
 def test_killed_at_any_moment_the_result_is_whole(tmp_path: Path) -> None:
     source, target = big(tmp_path), tmp_path / "low.onnx"
-    for delay in (0.0, 0.03, 0.06, 0.1):
-        with subprocess.Popen([sys.executable, "-c", KILLED, source, target], stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
-            for _ in range(2):
-                assert child.stdout.readline() == b"done\n"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen([sys.executable, "-c", KILLED, source, target], **pipes) as server:
+        for delay in (0.0, 0.03, 0.06, 0.1):
+            server.stdin.write("\n")
+            said = [server.stdout.readline() for _ in range(3)]
+            (child,) = (int(line) for line in said if line != "done\n")
             time.sleep(delay)
-            child.send_signal(signal.SIGKILL)
-        (weight,) = onnx.load(target).graph.initializer
-        low = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}[weight.data_type]
-        given = onnx.load(source).graph.initializer[0]
-        assert weight.raw_data == next(convert([(numpy_helper.to_array(given), 1)], LOW_TYPES[low]))[0]
+            os.kill(child, signal.SIGKILL)
+            (weight,) = onnx.load(target).graph.initializer
+            low = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}[weight.data_type]
+            given = onnx.load(source).graph.initializer[0]
+            assert weight.raw_data == next(convert([(numpy_helper.to_array(given), 1)], LOW_TYPES[low]))[0]
+        server.stdin.close()
 
 
 def big(folder: Path, megabytes: int = 8) -> Path:
@@ -381,23 +389,38 @@ def big(folder: Path, megabytes: int = 8) -> Path:
 
 
 BOUNDED = """
-import sys, threading, time
+import os, sys, threading, time
 from pathlib import Path
 import onnxamp
 from onnxamp._cli import group
+
 def held():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
-peak = 0
-def watch():
-    global peak
-    while True:
-        peak = max(peak, held())
-        time.sleep(0.002)
-threading.Thread(target=watch, daemon=True).start()
-exec(sys.argv[1])
-print("peak", peak)
+
+def work(code):
+    peak, done = held(), threading.Event()
+    def watch():
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, held())
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    exec(code)
+    done.set()
+    watcher.join()
+    print(peak, flush=True)
+
+for code in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        try:
+            work(code)
+        finally:
+            os._exit(1)
+    os.waitpid(child, 0)
 """
+"""Forks a process for each line, which is run; it prints the most bytes that were held."""
 WAYS = {
     "library": "onnxamp.convert_file({source!r}, {target!r})",
     "data file": "onnxamp.convert_file({source!r}, {target!r}, external_data='always')",
@@ -417,17 +440,22 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
             path.unlink()
 
 
+@pytest.fixture(scope="module")
+def peaks(large: tuple[Path, Path]) -> dict[str, list[int]]:
+    """For each way, the peaks with the large model and with the small one."""
+    asked = [way.format(source=str(path), target=str(path.with_name("low.onnx"))) for way in WAYS.values()
+             for path in large]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", BOUNDED], input="\n".join(asked), capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    found = list(map(int, done.stdout.split()))
+    assert len(found) == len(asked), done.stderr[-2000:]
+    return {way: found[2 * number : 2 * number + 2] for number, way in enumerate(WAYS)}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux for the peak")
 @pytest.mark.parametrize("way", WAYS)
-def test_memory_does_not_follow_the_weights(large: tuple[Path, Path], way: str) -> None:
+def test_memory_does_not_follow_the_weights(peaks: dict[str, list[int]], way: str) -> None:
     """One tensor of 128 MB: what is converted in memory is held once, and what is written not at all."""
-
-    def peak(source: Path) -> int:
-        code = WAYS[way].format(source=str(source), target=str(source.with_name("low.onnx")))
-        done = subprocess.run([sys.executable, "-c", BOUNDED, code], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return int(done.stdout.split()[-1])
-
-    grown = peak(large[0]) - peak(large[1])
-    assert grown < (2.5 * 128 if way == "in memory" else 64) * 2**20
+    large, small = peaks[way]
+    assert large - small < (2.5 * 128 if way == "in memory" else 64) * 2**20

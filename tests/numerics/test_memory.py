@@ -11,10 +11,10 @@ from graphs.case import add_weights, parse
 
 from onnxamp import convert_model
 
-SIZE, ROWS, BLOCKS = 2048, 512, 6
+SIZE, ROWS, BLOCKS = 2048, 256, 6
 MB = 2**20
 VALUE = 4 * SIZE * ROWS
-BUDGET = 16 * MB
+BUDGET = 8 * MB
 CHILD = """
 import sys
 from pathlib import Path
@@ -37,7 +37,7 @@ def peak(*arguments: object) -> int:
 
 
 def blocks() -> onnx.ModelProto:
-    """100 MB of weights, and values of 4 MB each, most of which are read by the next op alone."""
+    """100 MB of weights, and values of 2 MB each, most of which are read by the next op alone."""
     body, value = [], "X"
     for i in range(BLOCKS):
         body.append(

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,18 @@ FILES = {
     ".".join(("onnxamp", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-TREES = {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in FILES.items()}
 
 PUBLIC = ("onnxamp", "onnxamp.amp", "onnxamp.debugging", "onnxamp.train")
 READERS = frozenset(ROOMS[: ROOMS.index("_graph") + 1])
 """What is known before a model is seen, and what reads one. Nothing of it decides."""
 DECIDERS = frozenset(ROOMS[ROOMS.index("_target") : ROOMS.index("_rewrite") + 1])
 HEAVY = {"onnxruntime", "onnx_ir", "onnx_graphsurgeon", "click", "rich", "openpyxl"}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The modules, parsed; not as this file is collected, which every worker does."""
+    return {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in FILES.items()}
 
 
 def imports(tree: ast.Module, name: str) -> Iterator[tuple[str, str]]:
@@ -48,13 +54,15 @@ def imports(tree: ast.Module, name: str) -> Iterator[tuple[str, str]]:
 def own_imports(name: str) -> set[str]:
     """Modules of onnxamp that a module imports; ``from package import module`` counts as the module."""
     found = set()
-    for module, item in imports(TREES[name], name):
+    for module, item in imports(trees()[name], name):
         if module.split(".")[0] == "onnxamp":
             found.add(f"{module}.{item}" if f"{module}.{item}" in FILES else module)
     return found
 
 
-IMPORTS = {name: own_imports(name) for name in FILES}
+@cache
+def all_imports() -> dict[str, set[str]]:
+    return {name: own_imports(name) for name in FILES}
 
 
 def room(name: str) -> str:
@@ -64,12 +72,12 @@ def room(name: str) -> str:
 
 def crossings() -> Iterator[tuple[str, str]]:
     """(module, room) of every import that leaves the module's own room."""
-    for name, found in IMPORTS.items():
+    for name, found in all_imports().items():
         yield from ((name, target) for target in sorted(set(map(room, found)) - {room(name)}))
 
 
 def test_every_import_is_of_a_module_that_exists() -> None:
-    assert {target for found in IMPORTS.values() for target in found} <= set(FILES)
+    assert {target for found in all_imports().values() for target in found} <= set(FILES)
 
 
 def test_rooms_are_in_the_order_of_their_imports() -> None:
@@ -98,7 +106,7 @@ def test_only_public_modules_have_public_names() -> None:
 
 def test_no_module_imports_itself_in_a_circle() -> None:
     """Imports inside functions count, too: they hide circles from Python, not from readers."""
-    edges = {name: found - {name} for name, found in IMPORTS.items()}
+    edges = {name: found - {name} for name, found in all_imports().items()}
     waiting = dict(edges)
     while ready := [name for name, found in waiting.items() if not found & waiting.keys()]:
         for name in ready:
@@ -113,7 +121,7 @@ def test_heavy_libraries_wait_until_they_are_needed() -> None:
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield name, node
@@ -158,7 +166,7 @@ def test_nothing_is_printed_or_configured() -> None:
     """A library speaks through return values and errors; the command line through click and rich."""
     banned = {"print", "breakpoint", "sys.exit", "exit", "warnings.filterwarnings", "warnings.simplefilter"}
     configures = {"logging.basicConfig", "logging.disable", "logging.getLogger().setLevel"}
-    used = {name: (banned | configures) & set(calls(tree)) for name, tree in TREES.items()}
+    used = {name: (banned | configures) & set(calls(tree)) for name, tree in trees().items()}
     assert {name: found for name, found in used.items() if found} == {}
 
 
@@ -168,11 +176,12 @@ def test_importing_leaves_logging_alone() -> None:
 
 def test_no_module_state() -> None:
     """Nothing is rebound or grown at run time: module-level names are constants."""
-    assert [name for name, tree in TREES.items() if any(isinstance(node, ast.Global) for node in ast.walk(tree))] == []
+    found = {name for name, tree in trees().items() for node in ast.walk(tree) if isinstance(node, ast.Global)}
+    assert found == set()
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [name for name, tree in trees().items() if not ast.get_docstring(tree)] == []
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -186,12 +195,12 @@ def test_public_modules_list_what_they_offer(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["onnxamp", "onnxamp.debugging", "onnxamp.train"])
 def test_what_a_public_package_imports_is_public(name: str) -> None:
-    imported = {item for module, item in imports(TREES[name], name) if module.partition(".")[0] == "onnxamp"}
+    imported = {item for module, item in imports(trees()[name], name) if module.partition(".")[0] == "onnxamp"}
     assert imported - {"export"} == set(importlib.import_module(name).__all__) - {"__version__"}
 
 
 def test_every_error_is_public() -> None:
-    tree = {node.name for node in TREES["onnxamp._errors"].body if isinstance(node, ast.ClassDef)}
+    tree = {node.name for node in trees()["onnxamp._errors"].body if isinstance(node, ast.ClassDef)}
     assert tree <= set(onnxamp.__all__)
     for name in tree:
         assert issubclass(getattr(onnxamp, name), onnxamp.OnnxAmpError)
@@ -199,7 +208,7 @@ def test_every_error_is_public() -> None:
 
 def test_lazy_names_are_where_the_package_says() -> None:
     """``onnxamp`` imports a name from where type checkers see it, and nothing before it is used."""
-    static = {item: module for module, item in imports(TREES["onnxamp"], "onnxamp") if module.startswith("onnxamp.")}
+    static = {item: module for module, item in imports(trees()["onnxamp"], "onnxamp") if module.startswith("onnxamp.")}
     for name, module in static.items():
         assert getattr(onnxamp, name) is getattr(importlib.import_module(module), name)
     code = "import onnxamp, sys; print('onnx' in sys.modules)"

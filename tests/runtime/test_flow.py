@@ -1,6 +1,7 @@
 """Running a model in pieces of any size gives, bit for bit, what one session gives."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -15,11 +16,13 @@ from repository import feeds as model_feeds
 
 from onnxamp import convert_model
 from onnxamp._errors import OpsetError, RuntimeFailure
+from onnxamp._graph.inline import inline_functions
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.flow import fitted, make_flow
+from onnxamp._runtime.flow import fitted, flow_of, make_flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.side import ancestors, parts_of, start
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -29,7 +32,17 @@ BUDGETS = (0, 64, 2**40)
 
 def in_pieces(model, feeds, budget, *, keep=2**40, base_dir=None, emulated=False, twice=False):
     """The outputs of the model, a few nodes at a time."""
-    flow = make_flow(model, base_dir, emulated=emulated, keep=keep)
+    return outputs_of(make_flow(model, base_dir, emulated=emulated, keep=keep), model, feeds, budget, twice=twice)
+
+
+def weights_fed(model, feeds, budget, *, emulated):
+    """The outputs of the model in pieces that are fed all float weights, however small."""
+    shell = take_weights(model, None, keep=0, large=1)
+    flow = flow_of(replace(shell, model=inline_functions(shell.model)), emulated=emulated)
+    return outputs_of(flow, model, feeds, budget)
+
+
+def outputs_of(flow, model, feeds, budget, *, twice=False):
     runner = Runner(flow, "cpu")
     for _ in range(1 + twice):
         side = start(runner, fitted(flow, check_inputs(model, feeds)), Counter())
@@ -104,16 +117,15 @@ def test_corpus(case):
 
 
 @every(case=LOADS[::3])
-def test_corpus_with_weights_fed(case, monkeypatch):
-    monkeypatch.setattr("onnxamp._runtime.shell._LARGE", 1)
+def test_corpus_with_weights_fed(case):
     model, feeds = case.build(), case.inputs()
     low = is_low(model)
     wanted = emulated_whole(model, feeds) if low else whole(model, feeds)
-    assert_close(in_pieces(model, feeds, 0, keep=0, emulated=low), wanted)
+    assert_close(weights_fed(model, feeds, 0, emulated=low), wanted)
 
 
 @every(case=LOADS[1::3], dtype=["float16", "bfloat16"], parts=2)
-def test_emulated_corpus(case, dtype, monkeypatch):
+def test_emulated_corpus(case, dtype):
     model, feeds = case.build(), case.inputs()
     if dtype == "bfloat16" and opset(model) < 13:
         with pytest.raises(OpsetError):
@@ -122,14 +134,13 @@ def test_emulated_corpus(case, dtype, monkeypatch):
     low = converted(case.name, "O3", dtype=dtype)
     wanted = emulated_whole(low, feeds)
     assert_identical(in_pieces(low, feeds, 0, emulated=True), wanted)
-    monkeypatch.setattr("onnxamp._runtime.shell._LARGE", 1)
     assert_fed(low, feeds, wanted, dtype)
 
 
 def assert_fed(low, feeds, wanted, dtype):
     """Another order of additions may round a low value to its neighbour."""
     step = 2.0 ** (-6 if dtype == "bfloat16" else -9)
-    for name, found in in_pieces(low, feeds, 64, keep=0, emulated=True).items():
+    for name, found in weights_fed(low, feeds, 64, emulated=True).items():
         if isinstance(found, np.ndarray) and found.dtype == np.float32 and np.isfinite(wanted[name]).all():
             np.testing.assert_allclose(found, wanted[name], rtol=step, atol=step * np.abs(wanted[name]).max(initial=0))
 

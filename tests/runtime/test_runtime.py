@@ -10,11 +10,11 @@ import pytest
 from onnx import TensorProto, helper, load_model, numpy_helper, parser, save_model
 
 from onnxamp._errors import ArgumentError, ExternalDataError, ModelError, RuntimeFailure
-from onnxamp._runtime import spill
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import cuda_available, cuda_trouble, make_session, run
+from onnxamp._runtime.spill import is_large, save_spilled
 
 
 def graph(inputs, outputs, body, *, defaults="", extra="", opset=21):
@@ -71,23 +71,28 @@ class TestSession:
         assert found["c"].tolist() == ["p", "q"]
         assert run(session, feeds | {"o": np.ones(1, np.float32)})["b"]
 
-    @pytest.mark.parametrize("limit", [10**9, 2000])
-    def test_large_models_and_external_data_go_through_a_folder(self, limit, monkeypatch, tmp_path):
-        monkeypatch.setattr(spill, "_LIMIT", limit)
+    @pytest.mark.parametrize(("rows", "large"), [(530, False), (540, True)])
+    def test_more_than_two_gigabytes_are_no_message(self, rows, large):
+        model = graph("float[N] x", "float[N] y", "y = Neg(x)")
+        model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[rows, 1_000_000])
+        assert is_large(model) == large
+
+    def test_large_models_and_external_data_go_through_a_folder(self, tmp_path):
         weight, scale = np.random.default_rng(0).random((30, 40)).astype(np.float16), np.arange(40) / 40
         model = graph("float[N, 30] x", "float[N, 40] y", "c = Cast <to = 1>(w) m = MatMul(x, c) y = Mul(m, s)")
         small = helper.make_tensor("s", TensorProto.FLOAT, [40], scale)
         model.graph.initializer.extend([numpy_helper.from_array(weight, "w"), small])
         many = helper.make_tensor("unused", TensorProto.INT64, [300], range(300))
         model.graph.initializer.append(many)
-        assert spill.is_large(model) == (limit < 10**9)
         x = np.ones((2, 30), np.float32)
         wanted = x @ weight.astype(np.float32) * scale
-        np.testing.assert_allclose(run(make_session(model), {"x": x})["y"], wanted, rtol=1e-5)
+        (tmp_path / "spilled").mkdir()
+        for source in (model, save_spilled(model, tmp_path / "spilled", None)):
+            np.testing.assert_allclose(run(make_session(source), {"x": x})["y"], wanted, rtol=1e-5)
         save_model(model, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0, location="w.bin")
         loose = load_model(tmp_path / "m.onnx", load_external_data=False)
         before = loose.SerializeToString()
-        assert spill.is_large(loose)
+        assert is_large(loose)
         for source in (emulate(loose, base_dir=tmp_path), tmp_path / "m.onnx"):
             np.testing.assert_allclose(run(make_session(source), {"x": x})["y"], wanted, rtol=1e-5)
         assert loose.SerializeToString() == before

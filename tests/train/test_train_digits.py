@@ -18,14 +18,13 @@ from onnxamp.train import (
 )
 from onnxamp.train._losses import cross_entropy
 
-datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed: pip install .[dev]")
-
 HELD_OUT = 400
 ENCODER = ROOT / "models/encoder.onnx"
 
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[Array, Array]:
+    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed: pip install .[dev]")
     found = datasets.load_digits()
     order = np.random.default_rng(0).permutation(len(found.target))
     return (found.images[order] / 16).astype(np.float32)[:, None], found.target[order].astype(np.int64)

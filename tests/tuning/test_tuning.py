@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from cuda_double import CudaDouble
 from engine import analysis_of, replayed, space_of
 from graphs.case import parse
 from mask_runs import mask_runs
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, numpy_helper
 from real_models import REAL_MODELS
 from repository import ROOT
 
@@ -24,7 +23,6 @@ from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, l
 from onnxamp import convert_model as convert_at_level
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._numerics.walk import SideBySide
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import Executable, OutputCache
 from onnxamp._runtime.inputs import check_inputs
@@ -91,10 +89,8 @@ def test_tolerance_holds_on_unseen_samples(path: Path, tolerance: float, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in MODELS if path.stem != "detector"], ids=lambda path: path.stem)
 def test_tolerance_holds_whatever_the_samples(path: Path, seed: int) -> None:
-    if path.stem == "detector":  # as above
-        return
     model = onnx.load(path)
     for tolerance in (1e-3, 3e-4):
         result, tuned = tune_model(path, tolerance, samples=random_samples(model, 4, seed=10 * seed))
@@ -519,7 +515,7 @@ def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
         if not text.startswith("measuring each op"):
             measured.append(len(runs))
 
-    _, tuned = tune_model(called("encoder"), 1e-3, count=2, progress=hear)
+    _, tuned = tune_model(called("recurrent"), 5e-4, count=2, progress=hear)
     assert len(runs) == measured[0] + 2 * tuned.conversions
 
 
@@ -540,11 +536,30 @@ def test_no_more_outputs_are_kept_than_fit() -> None:
     assert references.room == 5
 
 
-def test_nothing_is_kept_of_a_pass_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, real = tune_model(called("encoder"), 1e-3, count=1), SideBySide.run
-    monkeypatch.setattr(SideBySide, "run", lambda *args: replace(real(*args), reference={}, failure="no memory"))
-    result, tuned = tune_model(called("encoder"), 1e-3, count=1)
-    assert (result, tuned.error) == (whole[0], whole[1].error)
+STRAYS = """(float[1,2] x, float[N] t) => (float[M] y) <float[2,1] ones = {1, 1}, int64[4] far = {9, 9, 9, 9}> {
+    [product] v = MatMul (x, ones) [largest] m = ReduceMax <keepdims = 0> (v) [compare] c = Greater (m, limit)
+    [act] h = Tanh (t)
+    [choice] y = If (c) <then_branch = near () => (float[4] a) { [root] a = Sigmoid (h) },
+                         else_branch = out () => (float[4] b) { [pick] b = Gather (h, far) }>
+}"""
+"""The sum is above the limit, but not once it is rounded, and the other branch reads what is not there."""
+
+
+def test_what_does_not_run_once_rounded_stays_float32() -> None:
+    """In the pass that measures each op, too, of which no outputs are kept then."""
+    model = parse(STRAYS)
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2048.3), "limit"))
+    sample = {"x": np.array([[1024, 1024.6]], np.float32), "t": np.linspace(-1, 1, 4, dtype=np.float32)}
+    assert not np.isfinite(everything_low(model, given(sample)))
+    result, tuned = tune_model(model, 1e-3, samples=given(sample))
+    assert tuned.held
+    assert tuned.candidates[tuned.chosen].low & {"v", "m", "c", "a", "h"} == {"a", "h"}
+    assert worst_error(model, result, given(sample)) == pytest.approx(tuned.error)
+
+
+def everything_low(model: ModelProto, samples: Samples) -> float:
+    low = convert_at_level(model, "O3", hazards=False)
+    return converted_error(model, low, samples, make_metric("rel-l2", 1), choose_backend("cpu"))
 
 
 def test_cuda_that_is_not_there() -> None:
@@ -591,7 +606,7 @@ def test_measured_times_of_units() -> None:
 
 def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state, told = tmp_path / "state.json", []
-    whole = tune_model(called("encoder"), 1e-3, count=1)
+    whole = tune_model(called("recurrent"), 5e-4, count=1)
     runs = mask_runs(monkeypatch)
 
     def interrupt() -> None:
@@ -604,7 +619,7 @@ def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         told.append(set())
         try:
             result, tuned = tune_model(
-                called("encoder"), 1e-3, count=1, state=state, progress=lambda text, *_: told[-1].add(text)
+                called("recurrent"), 5e-4, count=1, state=state, progress=lambda text, *_: told[-1].add(text)
             )
             break
         except KeyboardInterrupt:
@@ -620,9 +635,9 @@ def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_killed_in_the_pass_and_resumed(tmp_path: Path) -> None:
     """Each trial gets through two samples, and is killed in the third: what it measured is not measured again."""
-    state, model = tmp_path / "state.json", onnx.load(called("encoder"))
+    state, model = tmp_path / "state.json", onnx.load(called("recurrent"))
     samples = random_samples(model, 5)
-    whole = tune_model(model, 1e-3, samples=samples)
+    whole = tune_model(model, 5e-4, samples=samples)
     begun: list[set[str]] = []
 
     def tuned_until(last: int) -> tuple[ModelProto, Tuned]:
@@ -634,7 +649,7 @@ def test_killed_in_the_pass_and_resumed(tmp_path: Path) -> None:
                 if f"sample {last} of" in text:
                     raise KeyboardInterrupt
 
-        return tune_model(model, 1e-3, samples=samples, state=state, progress=hear)
+        return tune_model(model, 5e-4, samples=samples, state=state, progress=hear)
 
     for samples_done in (2, 4):
         with pytest.raises(KeyboardInterrupt):
@@ -661,26 +676,26 @@ def test_a_process_that_is_killed_leaves_what_it_measured(tmp_path: Path) -> Non
 
 def test_pick_needs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state.json"
-    _, first = tune_model(called("encoder"), 1e-3, count=1, state=state)
+    _, first = tune_model(called("recurrent"), 5e-4, count=1, state=state)
     runs = mask_runs(monkeypatch)
     other = 0 if first.chosen else 1
-    result, tuned = tune_model(called("encoder"), 1e-3, count=1, state=state, pick=other)
+    result, tuned = tune_model(called("recurrent"), 5e-4, count=1, state=state, pick=other)
     assert (tuned.chosen, tuned.runs, runs.sessions) == (other, 0, 0)
     assert tuned.candidates == first.candidates
-    assert tuned.held == (tuned.error <= 1e-3)
+    assert tuned.held == (tuned.error <= 5e-4)
     assert tuned.error == pytest.approx(first.candidates[other].error, rel=0.2)
     assert is_low(result)
 
 
 def test_another_tolerance_recalls_and_other_weights_do_not(tmp_path: Path) -> None:
-    state, model = tmp_path / "state.json", onnx.load(called("encoder"))
-    _, first = tune_model(model, 1e-3, count=1, state=state)
-    _, second = tune_model(model, 8e-4, count=1, state=state)
+    state, model = tmp_path / "state.json", onnx.load(called("recurrent"))
+    _, first = tune_model(model, 5e-4, count=1, state=state)
+    _, second = tune_model(model, 4e-4, count=1, state=state)
     assert second.recalled > SENSITIVITY_RUNS / 2
     assert second.runs < first.runs / 2
     tensor = next(tensor for tensor in model.graph.initializer if tensor.data_type == 1 and len(tensor.dims) == 2)
     tensor.raw_data = np.ones(tuple(tensor.dims), np.float32).tobytes()
-    _, third = tune_model(model, 1e-3, count=1, state=state)
+    _, third = tune_model(model, 5e-4, count=1, state=state)
     assert third.recalled == 0
 
 
@@ -749,7 +764,7 @@ def test_budget_is_fifty() -> None:
 
 def test_progress_is_told() -> None:
     told: list[tuple[str, int, int]] = []
-    _, tuned = tune_model(called("encoder"), 1e-3, count=1, progress=lambda *said: told.append(said))
+    _, tuned = tune_model(called("recurrent"), 5e-4, count=1, progress=lambda *said: told.append(said))
     assert list(dict.fromkeys(text.partition(":")[0] for text, _, _ in told)) == [
         "measuring each op", "trying blocks and candidates", "verifying the converted model",
     ]  # fmt: skip
