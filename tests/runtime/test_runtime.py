@@ -87,7 +87,7 @@ class TestSession:
         x = np.ones((2, 30), np.float32)
         wanted = x @ weight.astype(np.float32) * scale
         (tmp_path / "spilled").mkdir()
-        for source in (model, save_spilled(model, tmp_path / "spilled", None)):
+        for source in (model, save_spilled(model, tmp_path / "spilled")):
             np.testing.assert_allclose(run(make_session(source), {"x": x})["y"], wanted, rtol=1e-5)
         save_model(model, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0, location="w.bin")
         loose = load_model(tmp_path / "m.onnx", load_external_data=False)
