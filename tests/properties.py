@@ -36,7 +36,8 @@ class Way:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"level": self.level, "dtype": self.dtype, "keep_io_types": self.keep_io, "target": self.target}
+        options = {"level": self.level, "dtype": self.dtype, "keep_io_types": self.keep_io, "target": self.target}
+        return options | {"freeze_defaults": False}
 
 
 WAYS = tuple(

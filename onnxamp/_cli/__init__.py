@@ -14,7 +14,7 @@ _COMMANDS: Final = {
     "check": "Check types, kernels, Casts and hazards; then run MODEL and name the first op that goes wrong.",
     "extract": "Cut the region around a node out of MODEL, with inputs that reproduce what happens there.",
     "bench": "Time MODELS in turns on the same inputs, compare them with the first, and explain slowdowns.",
-    "train": "Train MODEL in mixed precision, and write the trained model in float32.",
+    "train": "Train MODEL in mixed precision, and write the trained model.",
     "inspect": "Show what is in MODEL, what each level would do, and why.",
     "lists": "Show the white and black lists of PRESETS [all], with the source of each entry.",
 }

@@ -179,7 +179,6 @@ def test_sequences_of_names_may_be_of_any_kind(model: ModelProto) -> None:
 
 BAD_VALUES = {
     "level": ({"level": "O4"}, "O4"),
-    "level in lower case": ({"level": "o2"}, "o2"),
     "tolerance without data": ({"tolerance": 1e-3}, "tolerance is only for level 'auto', not for 'O2'"),
     "tolerance": ({"level": "auto", "tolerance": -1.0}, "-1.0"),
     "metric": ({"level": "auto", "metric": "psnr"}, "psnr"),

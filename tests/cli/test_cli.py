@@ -341,7 +341,6 @@ WRONG_OPTIONS = {
     "no such plan": ["--plan", "nothing.json"],
     "no plan": ["--plan", "model.onnx"],
     "no inputs": ["--inputs", "nothing.npz"],
-    "output is a folder": ["-o", "."],
 }
 
 

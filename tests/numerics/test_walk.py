@@ -364,7 +364,7 @@ def test_samples_of_other_sizes():
 def test_defaults_that_the_caller_overrides(given_w, dtype):
     """The op of the result is fed with the value that was given, not with the default."""
     model = parse("(float[3] X, float[3] w) => (float[3] Y) <float[3] w = {1, 2, 3}> { a = Mul (X, w) Y = Exp (a) }")
-    low = convert_model(model, "O3", dtype=dtype)
+    low = convert_model(model, "O3", dtype=dtype, freeze_defaults=False)
     for budget in BUDGETS:
         found = diff_models(model, low, given({"X": x_of(3), **given_w}), layers=True, budget=budget)
         assert found.passed

@@ -335,7 +335,7 @@ def test_overridable_defaults(given):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("given", [{}, {"w": np.float32([4, 5, 6.001])}])
 def test_overridable_defaults_of_low_models(given, dtype):
-    low = convert_model(parse(DEFAULTS), "O3", dtype=dtype)
+    low = convert_model(parse(DEFAULTS), "O3", dtype=dtype, freeze_defaults=False)
     feeds = {"X": x_of(3), **given}
     wanted = emulated_whole(low, feeds)
     for budget in BUDGETS:

@@ -124,7 +124,6 @@ WRONG = {
     "inputs": ["--inputs", "nothing.npz"],
     "inputs and samples": ["--inputs", "nothing.npz", "--samples", "3"],
     "dimension": ["--dim", "nothing=3"],
-    "output is a folder": ["-o", "."],
     "output is the state": ["-o", "x.onnx", "--state", "x.onnx"],
     "state": ["--state", "model.onnx"],
     "level": ["--level", "O2"],
