@@ -49,9 +49,12 @@ class LossScale:
         """The scale of the next step; 1 without one.
 
         Raises:
-            ArgumentError: the manager returned none.
+            ArgumentError: a manager of the user's own returned none.
         """
-        return 1.0 if self.manager is None or self.scaling is None else scale_of(self.manager)
+        if self.manager is None or self.scaling is None:
+            return 1.0
+        # What the graph moves needs no check: it was valid when it was given, and the graph keeps it so.
+        return float(self.manager.get_loss_scale()) if self.scaling.moves else scale_of(self.manager)
 
     def feeds(self, scale: float) -> dict[str, NDArray[Any]]:
         """Inputs of a step with this scale: the scale, or how the graph changes it."""

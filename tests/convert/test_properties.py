@@ -84,11 +84,16 @@ def test_models_that_stay_float32_come_back(seed: int, size: int) -> None:
     assert list(unchanged(random_model(Random(seed), size=size).model)) == []
 
 
+MISREAD = "K input must be a one-dimensional tensor of size 1"
+"""What onnx 1.19 says of a TopK whose K is a Constant of one of ``value_ints``."""
+
+
 @examples(40)
 @given(seeds(), sizes())
 def test_random_models_are_valid(seed: int, size: int) -> None:
     generated = random_model(Random(seed), size=size)
-    assert (checker_error(generated.model) is None) or not generated.tidy
+    error = checker_error(generated.model)
+    assert error is None or MISREAD in error or not generated.tidy
 
 
 def decided(model: onnx.ModelProto, way: Way) -> Analysis | None:
