@@ -84,8 +84,11 @@ def test_models_that_stay_float32_come_back(seed: int, size: int) -> None:
     assert list(unchanged(random_model(Random(seed), size=size).model)) == []
 
 
-MISREAD = "K input must be a one-dimensional tensor of size 1"
-"""What onnx 1.19 says of a TopK whose K is a Constant of one of ``value_ints``."""
+MISREAD = (
+    "K input must be a one-dimensional tensor of size 1",  # onnx 1.19, where K is a Constant of one of value_ints
+    "Number of elements of input 'sizes' (0) must be same as rank",  # where the length of a Resize's sizes is unknown
+)
+"""What onnx says of models that are valid."""
 
 
 @examples(40)
@@ -93,7 +96,7 @@ MISREAD = "K input must be a one-dimensional tensor of size 1"
 def test_random_models_are_valid(seed: int, size: int) -> None:
     generated = random_model(Random(seed), size=size)
     error = checker_error(generated.model)
-    assert error is None or MISREAD in error or not generated.tidy
+    assert error is None or not generated.tidy or any(text in error for text in MISREAD)
 
 
 def decided(model: onnx.ModelProto, way: Way) -> Analysis | None:
