@@ -84,6 +84,7 @@ def cure_conversion(
     *,
     tried: bool,
     comparison: Comparison | None = None,
+    failed: DiffReport | None = None,
 ) -> Cure:
     """Find nodes to keep in float32 so that a conversion holds its limits.
 
@@ -94,6 +95,7 @@ def cure_conversion(
         trial: how candidates are compared.
         tried: whether the recipe as it is was what failed.
         comparison: what compares candidates, if it is at hand.
+        failed: what the recipe as it is came to, with layers, if that is known: the first trial then.
 
     Returns:
         The command that was seen to hold, or how far the trials came.
@@ -103,9 +105,9 @@ def cure_conversion(
         comparison = Comparison.of(
             model, trial.samples, trial.limits, trial.provider, budget=trial.budget, metric=trial.metric
         )
-    search = _Search(model, recipe, trial, comparison, monotonic() + trial.seconds)
+    search = _Search(model, recipe, trial, comparison, monotonic() + trial.seconds, 0 if failed is None else 1)
     nodes: tuple[str, ...] = ()
-    report = search.compare(nodes, layers=True)
+    report = search.compare(nodes, layers=True) if failed is None else failed
     rounded = _rounded(report.layers) if report is not None else 0
     step = 1
     while report is not None and not report.passed and search.trials < TRIALS and not search.is_late:
@@ -136,7 +138,7 @@ class _Search:
     trial: Trial
     comparison: Comparison
     until: float
-    trials: int = 0
+    trials: int
 
     @property
     def is_late(self) -> bool:

@@ -79,7 +79,10 @@ def convert_validated(
         progress=lambda done, total: validation.progress(_looking(validation.seconds), done, total),
     )  # fmt: skip
     command = (str(model.path), str(sink.target))
-    cure = cure_conversion(model, command, recipe, trial, tried=options.hazards, comparison=compared)
+    cure = cure_conversion(
+        model, command, recipe, trial, tried=options.hazards, comparison=compared,
+        failed=failure if recipe.options == options else None,
+    )  # fmt: skip
     why = failure.failure or next(iter(failure.warnings), "")
     cure = replace(cure, applied=True, failure=why, first_bad=failure.first_bad)
     if cure.confirmed:
