@@ -12,7 +12,7 @@ from onnxamp._cli.common import IN_FOLDER
 from onnxamp._dtypes import dtype_name
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
-from onnxamp._numerics.diff import DiffMetric
+from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.options import COMMAND_LINE, CommandLine, Level, Options, default_of
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples

@@ -16,8 +16,9 @@ from onnxamp._convert.convert import convert
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.check import check_run
-from onnxamp._numerics.diff import Comparison, DiffMetric
+from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits
+from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._numerics.results import Cure, DiffReport, LayerDiff, RunCheck
 from onnxamp._options.options import Options
 from onnxamp._runtime.samples import Samples

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.compare import compare_outputs
 from onnxamp._numerics.limits import Limits
-from onnxamp._numerics.metrics import LOWNESS
+from onnxamp._numerics.metrics import LOWNESS, DiffMetric
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rows import listed_outputs
 from onnxamp._numerics.tally import Tally, finished, nan_inputs
@@ -31,9 +31,6 @@ from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.side import BUDGET, run_alone
 from onnxamp._runtime.values import Feed
-
-DiffMetric: TypeAlias = Literal["auto", "detections", "elements"]
-"""How outputs are compared; see :func:`diff_models`."""
 
 
 def diff_models(

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, isfinite, log10
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 Index: TypeAlias = tuple[int, ...]
+
+DiffMetric: TypeAlias = Literal["auto", "detections", "elements"]
+"""How outputs are compared; see :func:`onnxamp.diff_models`."""
 
 RELATIVE_FLOOR: Final = 1e-3
 """Share of the reference's largest magnitude below which an element's error counts relative to this share."""
