@@ -40,7 +40,8 @@ def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
             if beyond is None or _carries(graph, node):
                 continue
             name = graph.values[value].name
-            why = f"{name!r} holds {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
+            verb = "holds" if abs(beyond) > low.max_finite else "scales by"
+            why = f"{name!r} {verb} {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
             yield Hazard(node.index, Reason.RANGE, why)
             for reader in _readers(graph, node, seen):
                 yield Hazard(

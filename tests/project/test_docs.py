@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, get_args, get_type_hints
 
+import click
 import numpy as np
 import onnx
 import pytest
@@ -17,9 +19,11 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._cli import group
+from onnxamp._decide.verdicts import Reason
 
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"])
 WITH_README = [*PAGES, ROOT / "README.md"]
+GRAPHS = ROOT / "docs" / "explain" / "graphs"
 BLOCK = re.compile(r"^( *)```([^`\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 SCRIPT = re.compile(r"`((?:[A-Z_]+=\S+ )?python3 scripts/[^`]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
@@ -33,8 +37,9 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
+    """All blocks but directives of Sphinx."""
     found = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [Block(kind, text) for _, kind, text in found]
+    return [Block(kind, text) for _, kind, text in found if not kind.startswith("{")]
 
 
 RUNNABLE = [page for page in PAGES if any(block.kind in ("", "python") for block in blocks(page))]
@@ -44,6 +49,7 @@ RUNNABLE = [page for page in PAGES if any(block.kind in ("", "python") for block
 def checkout(tmp_path, monkeypatch):
     """What the pages name, in a place where they may write."""
     shutil.copytree(ROOT / "models", tmp_path / "models")
+    shutil.copytree(GRAPHS, tmp_path / "graphs")
     monkeypatch.chdir(tmp_path)
     shutil.copy("models/classifier.onnx", "model.onnx")
     model = onnx.load("models/encoder.onnx")
@@ -53,14 +59,17 @@ def checkout(tmp_path, monkeypatch):
 
 
 def test_there_are_pages_to_run():
-    how_tos = {page.stem for page in (ROOT / "docs" / "how-to").glob("*.md")}
-    assert {page.stem for page in RUNNABLE} == how_tos | {"coming-from"}
+    folders = (ROOT / "docs" / folder for folder in ("how-to", "reference/commands"))
+    pages = {page.stem for folder in folders for page in folder.glob("*.md")}
+    assert {page.stem for page in RUNNABLE} >= (pages - {"train"}) | {"coming-from", "tutorial", "hazards"}
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
 def test_page(page, checkout):
     """Commands and programs run from top to bottom, as a reader would run them."""
     for block in blocks(page):
+        if block.text.startswith("import torch") and not find_spec("torch"):
+            continue  # what it exports is there: a model of the same inputs
         if block.kind == "python":
             exec(compile(block.text, str(page), "exec"), {"__name__": "__main__"})
         else:
@@ -77,6 +86,32 @@ def run(line: str) -> None:
     assert result.exit_code == (int(comment.removeprefix("exits with ")) if comment else 0), f"{line}\n{result.output}"
     assert "Traceback" not in result.output
     assert result.output.strip()
+
+
+def test_every_command_has_a_page():
+    pages = (ROOT / "docs" / "reference" / "commands").glob("*.md")
+    assert {page.stem for page in pages} == set(group.list_commands(click.Context(group)))
+
+
+def test_every_hazard_has_a_section_and_a_graph():
+    """A graph shows the hazard of the section that it stands in."""
+    page = (ROOT / "docs" / "explain" / "hazards.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (.+)\n\n!\[.*\]\(graphs/(\w+)\.svg\)", page, re.MULTILINE)
+    for title, name in sections:
+        plan = onnxamp.plan_model(str(GRAPHS / f"{name}.onnxtxt"), "O2")
+        assert title.lower() in {hazard.reason for hazard in plan.hazards if not hazard.low}
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "onnxamp" / "_decide").glob("*.py"))
+    reasons = {Reason[name] for name in re.findall(r"Hazard\([^()]*(?:\([^()]*\))?[^()]*Reason\.(\w+)", source)}
+    assert {title.lower() for title, _ in sections} == {reason.value for reason in reasons}
+    assert {name for _, name in sections} == {path.stem for path in GRAPHS.glob("*.onnxtxt")}
+
+
+def test_pictures_of_graphs_are_current(tmp_path):
+    script = ROOT / "scripts" / "draw_graphs.py"
+    subprocess.run([sys.executable, str(script), "--out", str(tmp_path)], check=True)
+    stale = [path.name for path in GRAPHS.glob("*.svg") if (tmp_path / path.name).read_bytes() != path.read_bytes()]
+    assert stale == [], "python scripts/draw_graphs.py draws them"
+    assert len(list(tmp_path.iterdir())) == len(list(GRAPHS.glob("*.svg")))
 
 
 def test_scripts_exist():
