@@ -13,6 +13,18 @@ if TYPE_CHECKING:
 os.environ.setdefault("ONNXAMP_THREADS", "1")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs WebGPU where it cannot be used, with the reason."""
+    if item.get_closest_marker("webgpu") is not None:
+        from onnxamp._errors import RuntimeFailure
+        from onnxamp._runtime.plugins import engine_called
+
+        try:
+            engine_called("webgpu")
+        except RuntimeFailure as failure:
+            pytest.skip(str(failure))
+
+
 @pytest.fixture
 def all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many threads as there are where nothing limits them: what writes weights uses several."""

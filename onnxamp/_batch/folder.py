@@ -118,7 +118,8 @@ def convert_folder(
         samples: number of made-up inputs.
         seed: seed of made-up inputs.
         dims: sizes of named dimensions of made-up inputs, for the models that have them.
-        provider: where to run models to compare them, "cuda" or "cpu"; None for CUDA if there is a device.
+        provider: where to run models to compare them, "cuda", "cpu" or a plugin provider; None for CUDA if there is a
+            device.
         told: progress callback, called when a model is started and when it is done.
         options: keyword arguments of :func:`convert_model`, except ``rule``.
 

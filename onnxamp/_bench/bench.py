@@ -22,7 +22,7 @@ from onnxamp._graph.stats import lowest_precision
 from onnxamp._model.model import Model
 from onnxamp._model.storage import load_model
 from onnxamp._runtime.bound import bind
-from onnxamp._runtime.device import device_name
+from onnxamp._runtime.engines import engine_name
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import Provider, assigned_nodes, choose_provider, make_session
@@ -42,6 +42,7 @@ _CPU_NOTE: Final = (
     "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing of a"
     " GPU."
 )
+_SOFTWARE_NOTE: Final = "The device is software on the CPU: these times say nothing of a GPU."
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ def bench_models(
     Args:
         models: one or more, as ModelProto or path. The first is the reference: others must take its inputs, with
             floats in their own types, and are compared with it.
-        provider: "cuda" or "cpu"; None for CUDA if there is a device. CUDA never falls back to the CPU.
+        provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
+            device. A session never falls back to the CPU as a whole.
         batches: sizes of the dimension that leads the inputs; () for the inputs as they are.
         dims: sizes of named dimensions of made-up inputs.
         feeds: arrays by input name, in place of made-up inputs; excludes ``batches``.
@@ -106,7 +108,7 @@ def bench_models(
     Raises:
         ArgumentError: inputs, batch sizes or options do not fit the models.
         ModelError: a model cannot be read.
-        RuntimeFailure: CUDA cannot be used, or a model does not run there.
+        RuntimeFailure: the provider cannot be used, or a model does not run there.
 
     Example:
         >>> from onnxamp import BenchOptions, bench_models, convert_model
@@ -265,12 +267,14 @@ def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: 
 def _report(provider: Provider, inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
     import onnxruntime as ort  # noqa: PLC0415 - costs 0.1 s
 
-    on_cuda = provider == "cuda"
+    has_low = any(model.facts.lowest != "float32" for model in models)
+    on_cuda, ran_on = provider == "cuda", engine_name(provider, "float32")
+    notes = [_CPU_NOTE] if has_low and provider == "cpu" else []
+    notes += [_SOFTWARE_NOTE] if ran_on.endswith(", software") else []
     slower = (m.facts.model for m in models if any(t.speedup and t.speedup.high < 1 for t in m.timings))
     evidence = (Evidence(models[0].facts, model.facts, model.timings, on_cuda) for model in models[1:])
-    has_low = any(model.facts.lowest != "float32" for model in models)
     return BenchReport(
-        ran_on=f"CUDA ({device_name()})" if on_cuda else "CPU",
+        ran_on=ran_on,
         runtime=f"onnxruntime {ort.__version__}",
         inputs=inputs.text,
         models=tuple(model.facts for model in models),
@@ -278,5 +282,5 @@ def _report(provider: Provider, inputs: _Inputs, models: Sequence[_Loaded]) -> B
         profiled=max((size for size in inputs.sizes if size is not None), default=None),
         slower=tuple(slower),
         causes=tuple(cause for one in evidence for cause in find_causes(one)),
-        notes=(_CPU_NOTE,) if has_low and not on_cuda else (),
+        notes=tuple(notes),
     )

@@ -20,6 +20,7 @@ from onnxamp._report.check import check_json, check_report
 from onnxamp._report.html.page import check_page
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.session import is_plugin
 from onnxamp._target.kernels import TARGETS
 
 
@@ -60,7 +61,8 @@ def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
     with progress_bar(quiet=options["quiet"]) as progress:
         run = check_run(model, samples, provider=provider_of(options), ops=ops, stop=options["stop"],
                         progress=partial(progress, "running"))  # fmt: skip
-        if run.first_bad is not None and not options["no_cure"]:
+        provider = provider_of(options)
+        if run.first_bad is not None and not options["no_cure"] and (provider is None or not is_plugin(provider)):
             trial = Trial(samples, provider=provider_of(options), progress=partial(progress, "looking for a fix"))
             run = replace(run, cure=cure_run(model, run, trial))
     return run

@@ -85,6 +85,14 @@ def provider_of(options: dict[str, Any]) -> Provider | None:
     return None if options["provider"] == "auto" else options["provider"]
 
 
+provider_option: Final = click.option(
+    "--provider", default="auto", show_default=True, metavar="auto|cuda|cpu|webgpu|PACKAGE",
+    help="Where to run models; auto uses CUDA if it is available, PACKAGE is a plugin provider of ONNX Runtime, such as"
+    " onnxruntime-ep-openvino.",
+)  # fmt: skip
+"""The option that says where models run."""
+
+
 def run_options(count: int | None = 1) -> Decorator:
     """The options that say on which inputs and where models run.
 
@@ -99,8 +107,7 @@ def run_options(count: int | None = 1) -> Decorator:
         click.option("--dim", "dims", metavar="NAME=N", multiple=True, callback=_dims,
                      help="Size of a dynamic dimension of random inputs. Repeatable."),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random inputs."),
-        click.option("--provider", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
-                     help="Where to run models; auto uses CUDA if it is available."),
+        provider_option,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from onnxamp._cli.common import check_outputs, files_of, new_command
-from onnxamp._cli.options import FILE, model_argument
+from onnxamp._cli.options import FILE, model_argument, provider_of, provider_option
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
@@ -83,6 +83,7 @@ def _manager(_: click.Context, parameter: click.Parameter, text: str | None) -> 
               help="O1 keeps the state on the device; O2 also replays CUDA graphs.")  # fmt: skip
 @click.option("--loss-scale", "scale", callback=_manager, metavar="fixed:N|dynamic:N|none",
               help="How the loss is scaled; N is the first scale [dynamic:16777216 at O2, else none].")  # fmt: skip
+@provider_option
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of shuffling and dropout.")
@@ -95,7 +96,7 @@ def command(model: Path, **options: Any) -> None:
     """Train MODEL in mixed precision, and write the trained model.
 
     The level sets the precision of the training step; master weights, loss and update stay float32. Without a CUDA
-    device the step runs on the CPU, and low precision is emulated.
+    device the step runs on the CPU, and low precision is emulated, unless --provider names another engine.
 
     The result has the precision of MODEL. One that was converted before keeps it in training, too, at level O0.
 
@@ -165,7 +166,8 @@ def _network(model: Model, batches: Batches, options: dict[str, Any]) -> TrainNe
     net = build_train_network(
         model.embedded(), optimizer, loss, options["level"], options["boost_level"],
         cast_model_type=options["cast_model_type"], keep_batchnorm_fp32=options["keep_batchnorm_fp32"],
-        loss_scale_manager=options["scale"], dtype=options["dtype"], seed=options["seed"],
+        loss_scale_manager=options["scale"], dtype=options["dtype"],
+        provider=provider_of(options), seed=options["seed"],
     )  # fmt: skip
     if wrong := set(net.plan.data) ^ set(batches.arrays):
         raise ArgumentError(

@@ -55,7 +55,7 @@ def extract_region(
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
             samples (with ``seed``, and sizes of named dimensions from ``dims``). The first sample that makes an output
             of the region infinite or NaN is recorded; if there is none, or if branches are taken, the first of all.
-        provider: "cuda" or "cpu"; None for CUDA if there is a device.
+        provider: "cuda", "cpu" or a plugin provider; None for CUDA if there is a device.
         budget: bytes of values and weights to hold at a time besides the model itself.
         progress: called with the nodes of a run that are done, and their number.
 

@@ -10,6 +10,7 @@ from onnxamp._model.copying import copied
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
+from onnxamp._numerics.seen import SeenRun
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.advice import input_failure
@@ -17,8 +18,8 @@ from onnxamp._runtime.engines import Executable, Progress, engine_name, part_of
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.samples import SamplesLike, as_samples
-from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
+from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.values import Feed
 
@@ -33,6 +34,11 @@ class OpFilter:
     def takes(self, op: str) -> bool:
         """Whether nodes of this op type are looked at."""
         return op not in self.skip and (not self.only or op in self.only)
+
+    def check(self, seen: Collection[str]) -> None:
+        """Raise ArgumentError if no node of the model is of one of these op types."""
+        if unknown := sorted((self.only | self.skip).difference(seen)):
+            raise ArgumentError(f"No node of the model is of op type {', '.join(map(repr, unknown))}.")
 
 
 def check_run(
@@ -51,13 +57,15 @@ def check_run(
 ) -> RunCheck:
     """Run a model and find the first op that goes wrong although its inputs are fine.
 
-    Low precision is emulated, on CUDA too, so that each value can be compared with its exact result.
+    Low precision is emulated, on CUDA too, so that each value can be compared with its exact result. A plugin provider
+    computes each op itself, from the exact values of the float32 model.
 
     Args:
         model: a ModelProto with its weights loaded, a path, or an onnx-graphsurgeon Graph.
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
             samples (with ``seed``, and sizes of named dimensions from ``dims``).
-        provider: "cuda" or "cpu"; None for CUDA if there is a device.
+        provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
+            device.
         ops: the op types to look at; None for all.
         stop: end with the first fault; what comes behind it is not measured.
         keep: names of nodes to compute in float32, as if the model had been converted so.
@@ -84,6 +92,8 @@ def check_run(
     chosen = choose_provider(provider)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
     report = RunCheck(engine_name(chosen, "float32"), samples.description, len(samples), (), None)
+    if is_plugin(chosen):
+        return _check_seen(report, opened, samples, SeenRun.of(opened, chosen, budget), ops or OpFilter(), progress)
     executable = Executable(opened, chosen, emulated=True, whole=False, budget=budget)
     jobs: list[_Job] = []
     runner: Runner | None = None
@@ -101,9 +111,7 @@ def check_run(
         if stop and jobs[-1].first_bad() is not None:
             break
     seen = {op_key(node) for job in jobs for node in job.watched.runner.flow.nodes}
-    unknown = sorted(((ops.only | ops.skip) if ops else frozenset()) - seen)
-    if unknown:
-        raise ArgumentError(f"No node of the model is of op type {', '.join(map(repr, unknown))}.")
+    (ops or OpFilter()).check(seen)
     jobs.sort(key=lambda job: job.first_bad() is None)  # those with a fault first; the sort is stable
     values: dict[str, ValueCheck] = {}
     for row in (row for job in jobs for row in job.values()):
@@ -111,6 +119,21 @@ def check_run(
     lowest = jobs[0].watched.runner.flow.lowest
     where = engine_name(chosen, lowest) + (f", emulated {lowest}" if chosen == "cuda" and lowest != "float32" else "")
     return replace(report, ran_on=where, values=tuple(values.values()), first_bad=jobs[0].first_bad())
+
+
+def _check_seen(
+    report: RunCheck, model: Model, samples: Samples, run: SeenRun, ops: OpFilter, progress: Progress | None
+) -> RunCheck:
+    """:func:`check_run` on an engine that computes low precision itself."""
+    for number, sample in enumerate(samples):
+        try:
+            run.run(check_inputs(model.proto, sample), part_of(progress, number, len(samples)))
+        except RuntimeFailure as error:
+            return replace(report, skipped=input_failure("The model does not run", error, samples, number, model))
+    rows = run.checks()
+    ops.check({row.op for row in rows})
+    rows = tuple(row for row in rows if ops.takes(row.op))
+    return replace(report, values=rows, first_bad=next((_in_words(row) for row in rows if row.fault), None))
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from onnxamp._runtime.engines import (
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
-from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET, run_alone
 from onnxamp._runtime.values import Feed
 
@@ -53,7 +53,8 @@ def diff_models(
 
     On CPU, where ONNX Runtime computes float16 in float32 and hides what a GPU does, low precision is emulated. On CUDA
     each model runs whole, in one session with all fusions as in production, but without TF32; only layers are computed
-    one op at a time.
+    one op at a time. On a plugin provider the result runs like that, too, while the reference is computed on the CPU:
+    float32 itself may be off there, and the report says how far.
 
     Args:
         reference: what is right, usually the float32 original: a ModelProto, a path, or an onnx-graphsurgeon Graph.
@@ -63,8 +64,9 @@ def diff_models(
         layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway.
         limits: what is accepted; the default is a relative L2 error of 1e-5 if both models are float32, 1e-2 if one
             holds float16, 5e-2 if one holds bfloat16.
-        provider: "cuda" or "cpu"; None for CUDA if there is a device.
-        whole: run each model in one session; None for True on CUDA. On CPU only float32 models can be compared so.
+        provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
+            device.
+        whole: run each model in one session; None for False on CPU alone, where only float32 models can be compared so.
         budget: bytes of values and weights to hold at a time besides the models themselves.
         progress: called with the work that is done and all there is to do.
         metric: "detections" matches the rows of outputs that list detections before it compares them, "elements"
@@ -79,7 +81,7 @@ def diff_models(
         ArgumentTypeError: a model, the samples or the limits are of another type.
         ArgumentError: the samples do not fit the reference, the result takes inputs that the reference lacks, or it
             lacks outputs that the reference has.
-        ModelError: a model cannot be read. RuntimeFailure: CUDA is asked for and cannot be used.
+        ModelError: a model cannot be read. RuntimeFailure: the provider is asked for and cannot be used.
 
     Example:
         >>> import onnxamp
@@ -104,6 +106,9 @@ class Comparison:
     """
 
     reference: Executable
+    provider: Provider
+    """Where results run."""
+    whole: bool
     samples: Samples
     limits: Limits
     selected: frozenset[str]
@@ -125,11 +130,12 @@ class Comparison:
         """Arguments and errors as :func:`diff_models`."""
         chosen, limits = choose_provider(provider), limits or Limits()
         limits.check(entry.name for entry in reference.proto.graph.output)
-        whole = chosen == "cuda" if whole is None else whole
-        executable = Executable(reference, chosen, chosen == "cpu", whole, budget)
+        whole = chosen != "cpu" if whole is None else whole
+        home = "cpu" if is_plugin(chosen) else chosen
+        executable = Executable(reference, home, home == "cpu", whole and home == chosen, budget)
         if metric not in get_args(DiffMetric):
             raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join(get_args(DiffMetric))}.")
-        return cls(executable, samples, limits, listed_outputs(reference, metric))
+        return cls(executable, chosen, whole, samples, limits, listed_outputs(reference, metric))
 
     def try_reference(self, progress: Progress | None = None) -> None:
         """Run the reference on given inputs, to know that they fit it before anything else is done; :meth:`compare`
@@ -149,7 +155,7 @@ class Comparison:
         """As :func:`diff_models`; ``layers`` is None to compare layers only if outputs miss their limits."""
         one = self.reference
         origin = one if result.origin is one.model else None
-        other = Executable(result, one.provider, one.emulated, one.whole, one.budget, origin)
+        other = Executable(result, self.provider, self.provider == "cpu", self.whole, one.budget, origin)
         report = self._compared(other, bool(layers), progress)
         if layers is None and not report.passed and report.outputs:
             deep = self._compared(other, True, progress)
@@ -159,7 +165,7 @@ class Comparison:
     def _compared(self, other: Executable, layers: bool, progress: Progress | None) -> DiffReport:
         one, samples = self.reference, self.samples
         report = DiffReport(
-            one.model.label, other.model.label, engine_name(one.provider, "float32"), samples.description,
+            one.model.label, other.model.label, engine_name(self.provider, "float32"), samples.description,
             len(samples), "float32",
         )  # fmt: skip
         tally, walk = Tally(self.selected), SideBySide(one, other)
@@ -176,17 +182,22 @@ class Comparison:
                 return replace(report, skipped=text)
             if walked.failure is not None:
                 return replace(report, failure=f"The result does not run: {walked.failure}")
-            if one.whole and one.provider == "cuda" and number == 0 and report.reference_lowest == "float32":
-                report = replace(
-                    report,
-                    noise=noise_floor(WholeModel(one.model.path or one.model.proto, "cpu"), feeds, walked.reference),
-                )
+            if self.whole and self.provider != "cpu" and number == 0 and report.reference_lowest == "float32":
+                report = replace(report, noise=self._noise(feeds, walked.reference))
             tally.add(*flows, walked)
             for name, logits in token_outputs(flows[0]):
                 found = partial(self._value, feeds, logits)
                 tally.add_tokens(find_parting(name, number, walked.reference[name], walked.result[name], found))
             tally.notes |= dict.fromkeys(nan_inputs(feeds))
+        if note := _left_to_cpu(other):
+            tally.notes[note] = None
         return finished(report, tally, self.limits)
+
+    def _noise(self, feeds: Mapping[str, Feed], outputs: Outputs) -> float | None:
+        """:func:`noise_floor` of the reference, whose outputs are known from the device or from the CPU."""
+        one, on_device = self.reference, self.reference.provider == self.provider
+        elsewhere = WholeModel(one.model.path or one.model.proto, "cpu" if on_device else self.provider)
+        return noise_floor(elsewhere, feeds, outputs, on_device=on_device)
 
     def _value(self, feeds: Mapping[str, Feed], name: str) -> Any:
         """A value of the reference."""
@@ -195,11 +206,10 @@ class Comparison:
     def _described(self, report: DiffReport, reference: Flow, result: Flow) -> DiffReport:
         """The report with what is known before anything runs."""
         lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
-        one = self.reference
-        if one.whole and lowest != "float32" and one.provider == "cpu":
+        if self.whole and lowest != "float32" and self.provider == "cpu":
             raise ArgumentError(f"whole=True on CPU would hide what {lowest} does: leave it out, for emulation.")
         return replace(
-            report, lowest=lowest, ran_on=engine_name(one.provider, lowest), reference_lowest=reference.lowest,
+            report, lowest=lowest, ran_on=engine_name(self.provider, lowest), reference_lowest=reference.lowest,
             notes=_unmatched(reference, result),
         )  # fmt: skip
 
@@ -217,7 +227,7 @@ class Comparison:
             RuntimeFailure: the reference does not run.
         """
         walked = walk.run(feeds, progress) if walk is not None else Walked({}, {}, {})
-        if walk is not None and not self.reference.runs_whole(feeds):
+        if walk is not None and not other.runs_whole(feeds):
             self.outputs.keep(number, walked.reference)
             return walked
         reference = self.outputs.kept.get(number)
@@ -230,22 +240,34 @@ class Comparison:
             return Walked({}, {}, walked.compared, str(error))
 
 
-def noise_floor(on_cpu: WholeModel, feeds: Mapping[str, Feed], outputs: Outputs) -> float | None:
-    """The error that the order of sums alone causes: of a float32 model's outputs against those of the CPU.
+def noise_floor(
+    elsewhere: WholeModel, feeds: Mapping[str, Feed], outputs: Outputs, *, on_device: bool = True
+) -> float | None:
+    """The error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
 
     Args:
-        on_cpu: the model.
-        outputs: what another device made of the same feeds.
+        elsewhere: the model, on the one of them that did not make the outputs.
+        outputs: what the other one made of the same feeds.
+        on_device: whether a device made the outputs, and not the CPU.
 
     Returns:
-        The largest relative L2 error of all float outputs; None if the model does not run on the CPU.
+        The largest relative L2 error of all float outputs; None if the model does not run.
     """
     try:
-        expected = on_cpu.run(feeds)
+        others = elsewhere.run(feeds)
     except RuntimeFailure:
         return None
-    diffs = (diff for name, value in expected.items() for diff in compare_outputs(name, value, outputs[name]))
+    on_cpu, found = (others, outputs) if on_device else (outputs, others)
+    diffs = (diff for name, value in on_cpu.items() for diff in compare_outputs(name, value, found[name]))
     return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
+
+
+def _left_to_cpu(result: Executable) -> str | None:
+    """A sentence about the nodes that the engine left to the CPU."""
+    nodes, left = result.left_to_cpu()
+    listed = [f"{op} ({times})" for op, times in left.most_common(5)]
+    more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
+    return f"The engine left {left.total()} of {nodes} nodes to the CPU: {', '.join(listed)}{more}." if left else None
 
 
 def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ def convert_validated(
     compared = validation.comparison
     recipe = Recipe(replace(options, hazards=True), validation.sampling)
     trial = Trial(
-        compared.samples, compared.limits, compared.reference.provider, compared.reference.budget,
+        compared.samples, compared.limits, compared.provider, compared.reference.budget,
         seconds=validation.seconds,
         progress=lambda done, total: validation.progress(_looking(validation.seconds), done, total),
     )  # fmt: skip

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.meters import COUNTS, FIELDS, NO_LEAST, QUICK_TYPES, Kind, meter
 from onnxamp._numerics.metrics import VANISHED_ABOVE, decibels, ratio
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.session import Provider, memory_of
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -126,7 +126,7 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue", provider: Provider
     Args:
         reference: floats of any width, integers or booleans, on the provider's device or on the host.
         found: the same shape, of any such type.
-        provider: where the reductions run.
+        provider: where the values come from; the reductions run where it leaves them.
 
     Raises:
         RuntimeFailure: the tensors are of kinds that cannot be compared (strings).
@@ -183,7 +183,7 @@ def _blocks(elements: int) -> "Iterator[dict[str, ort.OrtValue]]":
 
 
 def _run(kind: Kind, feeds: "dict[str, ort.OrtValue]", types: tuple[str, str], provider: Provider) -> list[float]:
-    session = meter(kind, provider, *types)
+    session = meter(kind, memory_of(provider), *types)
     numbers: list[float] = session.run_with_ort_values(["measured"], feeds)[0].numpy().astype(np.float64).tolist()
     return numbers
 

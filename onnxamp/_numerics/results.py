@@ -76,9 +76,10 @@ class Cure:
 class DiffReport:
     """Two models compared on the same inputs; :func:`onnxamp.diff_models` returns it.
 
-    ``ran_on`` names what computed ("CUDA (device)", "CPU, emulated float16", "CPU"); ``inputs`` tells where the samples
-    come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if an output is broken;
-    ``warnings`` name outputs that are only inexact; ``detections`` tell of outputs that are lists of detections.
+    ``ran_on`` names what computed ("CUDA (device)", "WebGPU on device", "CPU, emulated float16", "CPU"); ``inputs``
+    tells where the samples come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if
+    an output is broken; ``warnings`` name outputs that are only inexact; ``detections`` tell of outputs that are lists
+    of detections.
 
     Example:
         >>> import onnxamp

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from onnxamp._errors import RuntimeFailure
-from onnxamp._runtime.session import session_failures, short_provider, stays_on_device
+from onnxamp._runtime.session import Provider, memory_of, short_provider, stays_on_device
+from onnxamp._runtime.starting import session_failures
 from onnxamp._runtime.values import Feed, as_typed, to_value
 
 if TYPE_CHECKING:
@@ -90,11 +91,11 @@ def bind_values(
     return run
 
 
-def empty_value(like: NDArray[Any], provider: str) -> "ort.OrtValue":
-    """A buffer for arrays of the same shape and dtype in the provider's memory ("cuda", "cpu")."""
+def empty_value(like: NDArray[Any], provider: Provider) -> "ort.OrtValue":
+    """A buffer for arrays of the same shape and dtype where the provider's sessions leave their results."""
     import onnxruntime as ort  # noqa: PLC0415
 
-    return ort.OrtValue.ortvalue_from_shape_and_type(like.shape, like.dtype, provider, 0)
+    return ort.OrtValue.ortvalue_from_shape_and_type(like.shape, like.dtype, memory_of(provider), 0)
 
 
 def _options(ort: Any, graph: int) -> Any:

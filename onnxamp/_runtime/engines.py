@@ -1,5 +1,6 @@
 """Ways to run a model: whole, in one optimised session, as in production; or piece by piece, emulated if asked."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -12,7 +13,8 @@ from onnxamp._model.model import Model
 from onnxamp._runtime.device import device_name
 from onnxamp._runtime.observe import Observed, observe
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.session import Provider, make_session, run
+from onnxamp._runtime.plugins import engine_called
+from onnxamp._runtime.session import Provider, assigned_nodes, is_plugin, make_session, run
 from onnxamp._runtime.side import BUDGET, run_alone
 from onnxamp._runtime.values import Feed, as_typed
 
@@ -50,6 +52,13 @@ class WholeModel:
         types = {item.name: item.type for item in entries}
         return run(session, {name: as_typed(feed, types[name]) for name, feed in feeds.items() if name in types})
 
+    def left_to_cpu(self) -> tuple[int, Counter[str]]:
+        """The nodes of the session, and those by op that a plugin provider left to the CPU; nothing before a run."""
+        if not self._sessions or not is_plugin(self.provider):
+            return 0, Counter()
+        nodes = assigned_nodes(self._sessions[0])
+        return len(nodes), Counter(op for provider, op, _ in nodes if provider == "CPU")
+
 
 @dataclass(slots=True)
 class Executable:
@@ -69,6 +78,10 @@ class Executable:
     _observed: Observed | None = None
     _runner: Runner | None = None
     _session: WholeModel = field(init=False)
+
+    def left_to_cpu(self) -> tuple[int, Counter[str]]:
+        """As :meth:`WholeModel.left_to_cpu`, of the model run whole."""
+        return self._session.left_to_cpu()
 
     def __post_init__(self) -> None:
         self._session = WholeModel(self.model.path or self.model.proto, self.provider)
@@ -122,9 +135,12 @@ class OutputCache:
 
 
 def engine_name(provider: Provider, lowest: str) -> str:
-    """What computed, as reports name it: "CUDA (device)", "CPU", "CPU, emulated float16"."""
+    """What computed, as reports name it: "CUDA (device)", "WebGPU on device", "CPU", "CPU, emulated float16"."""
     if provider == "cuda":
         return f"CUDA ({device_name()})"
+    if is_plugin(provider):
+        engine = engine_called(provider)
+        return f"{engine.title} on {engine.device}"
     return "CPU" if lowest == "float32" else f"CPU, emulated {lowest}"
 
 

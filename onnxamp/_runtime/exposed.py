@@ -25,7 +25,7 @@ def expose(
 
     Args:
         model: a model whose weights are inputs, or small; it is not changed.
-        provider: "cuda" or "cpu".
+        provider: where it runs.
         names: the values to show.
 
     Returns:

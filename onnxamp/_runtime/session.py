@@ -5,35 +5,33 @@ functions, so that importing onnxamp stays fast.
 """
 
 import io
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._model.formats import is_text
-from onnxamp._model.model import Model
-from onnxamp._model.protos import has_external_data
-from onnxamp._model.storage import data_files, folder_of, load_model
-from onnxamp._model.threads import thread_limit
 from onnxamp._runtime.device import device_present
-from onnxamp._runtime.spill import is_large, save_spilled
+from onnxamp._runtime.plugins import engine_called, plugin_called, plugins
+from onnxamp._runtime.starting import reason, session_failures, session_options, source_of, start_session, trial
 from onnxamp._runtime.values import FOREIGN, Feed, from_value, is_foreign, to_value
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-Provider: TypeAlias = Literal["cuda", "cpu"]
-"""On the first CUDA device (with the CPU for ops that CUDA lacks), or on the CPU alone."""
+Provider: TypeAlias = str
+"""Where sessions run: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
+"webgpu" or the name of its package. What a device has no kernel for runs on the CPU."""
+
+BUILT_IN: Final = ("cuda", "cpu")
+"""Providers that are no plugins."""
 
 _CUDA: Final = "CUDAExecutionProvider"
 _CPU: Final = "CPUExecutionProvider"
@@ -52,15 +50,31 @@ def choose_provider(wanted: Provider | None) -> Provider:
 
     Raises:
         ArgumentError: there is no such provider.
-        RuntimeFailure: CUDA is wanted, and cannot be used; it says why.
+        RuntimeFailure: the wanted provider cannot be used; it says why.
     """
     if wanted is None:
         return "cuda" if cuda_available() else "cpu"
-    if wanted not in get_args(Provider):
-        raise ArgumentError(f"Unknown provider {wanted!r}: choose one of {', '.join(get_args(Provider))}.")
+    if wanted not in BUILT_IN:
+        if plugin_called(wanted) is None:
+            known = ", ".join((*BUILT_IN, *plugins()))
+            raise ArgumentError(
+                f"Unknown provider {wanted!r}: choose one of {known}, or the package of a plugin provider of ONNX"
+                " Runtime, such as onnxruntime-ep-webgpu."
+            )
+        engine_called(wanted)
     if wanted == "cuda" and not cuda_available():
         raise RuntimeFailure(f"CUDA cannot be used here: {cuda_trouble()}.")
     return wanted
+
+
+def is_plugin(provider: Provider) -> bool:
+    """Whether the provider computes low precision itself, but not the reference that it is held against."""
+    return provider not in BUILT_IN
+
+
+def memory_of(provider: Provider) -> str:
+    """Where a provider's sessions leave their results: "cuda", or "cpu" for the host's memory."""
+    return "cuda" if provider == "cuda" else "cpu"
 
 
 @cache
@@ -75,10 +89,10 @@ def cuda_trouble() -> str | None:
     missing = _preload(ort.preload_dlls) if hasattr(ort, "preload_dlls") else ""
     hint = f" ({missing})" if missing else ""
     try:
-        session = _start(_trial().SerializeToString(), _session_options(), "cuda", EXACT)
+        session = start_session(trial().SerializeToString(), session_options(), _providers("cuda", EXACT))
         session.run(None, {"x": np.ones(1, np.float32)})
     except Exception as error:  # noqa: BLE001 - whatever went wrong, CUDA cannot be used
-        return f"ONNX Runtime says: {_reason((str(error).splitlines() or [type(error).__name__])[0])}{hint}"
+        return f"ONNX Runtime says: {reason((str(error).splitlines() or [type(error).__name__])[0])}{hint}"
     if session.get_providers()[0] == _CUDA:
         return None
     return (
@@ -112,13 +126,6 @@ _MOST_PLANNED: Final = 8192
 time quadratic in values: 3 seconds for 25,000 nodes, 20 for 50,000."""
 
 
-def _trial() -> ModelProto:
-    node = helper.make_node("Neg", ["x"], ["y"])
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    graph = helper.make_graph([node], "trial", ports[:1], ports[1:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
-
-
 def make_session(
     model: ModelProto | str | PathLike[str],
     provider: Provider = "cpu",
@@ -137,24 +144,24 @@ def make_session(
     Args:
         model: a proto with its weights, or the path of a file. Protos over 2 GB, and those whose weights were left in
             the file, go through a temporary folder.
-        provider: "cuda" or "cpu".
+        provider: "cuda", "cpu", or a plugin provider.
         optimize: run all graph optimisations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
         threads: threads that one operator may use; 0 for ONNXAMP_THREADS (:mod:`onnxamp._model.threads`) or ONNX
             Runtime's own choice.
         spin: let threads busy-wait for the next operator: fastest, but at the cost of other processes.
         profile_to: prefix of the profile file to write; None for no profile.
-        record: keep which provider runs each node, for :func:`assigned_nodes`.
+        record: keep which provider runs each node, for :func:`assigned_nodes`; plugin providers always do.
         cuda_options: options of the CUDA provider, instead of :data:`EXACT` and deterministic kernels; {} for ONNX
             Runtime's defaults.
 
     Raises:
         ArgumentError: there is no such provider.
         ExternalDataError: weights of a proto are missing.
-        RuntimeFailure: CUDA is wanted but cannot be used, or ONNX Runtime refuses the model.
+        RuntimeFailure: the provider cannot be used, or ONNX Runtime refuses the model.
     """
     choose_provider(provider)
-    options = _session_options(optimize=optimize, lean=lean, threads=threads, profile_to=profile_to)
+    options = session_options(optimize=optimize, lean=lean, threads=threads, profile_to=profile_to)
     if not optimize and isinstance(model, ModelProto) and len(model.graph.node) > _MOST_PLANNED:
         options.enable_mem_pattern = False
     options.use_deterministic_compute = provider == "cuda" and cuda_options is None
@@ -162,35 +169,23 @@ def make_session(
         options.optimized_model_filepath = fspath(optimized_to)
     if not spin:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if record:
+    if record or is_plugin(provider):
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     name = f"model {model.graph.name!r}" if isinstance(model, ModelProto) else fspath(model)
-    with _source(model) as source, session_failures(f"load {name} on {provider}", loaded=False):
-        session = _start(source, options, provider, EXACT if cuda_options is None else cuda_options)
-    if provider == "cuda" and session.get_providers()[0] != _CUDA:
-        raise RuntimeFailure(f"ONNX Runtime loaded {name} on the CPU, although CUDA was asked for.")
+    providers, wanted = _providers(provider, EXACT if cuda_options is None else cuda_options), _CUDA
+    if is_plugin(provider):
+        engine = engine_called(provider)
+        options.add_provider_for_devices(list(engine.devices), dict(engine.options))
+        providers, wanted = None, engine.provider
+    with source_of(model) as source, session_failures(f"load {name} on {provider}", loaded=False):
+        session = start_session(source, options, providers)
+    if provider != "cpu" and session.get_providers()[0] != wanted:
+        raise RuntimeFailure(f"ONNX Runtime loaded {name} on the CPU, although {provider} was asked for.")
     return session
 
 
-def _session_options(
-    *, optimize: bool = True, lean: bool = False, threads: int = 0, profile_to: str | PathLike[str] | None = None
-) -> "ort.SessionOptions":
-    import onnxruntime as ort  # noqa: PLC0415
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # failures are raised; the runtime would print them as well
-    options.intra_op_num_threads = threads or thread_limit()
-    level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    # Planning which values share memory takes ONNX Runtime 1.31 time quadratic in values of unknown shape.
-    options.enable_mem_reuse = optimize
-    if lean:
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    if profile_to is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = fspath(profile_to)
-    return options
+def _providers(provider: Provider, cuda_options: Mapping[str, str]) -> list[tuple[str, dict[str, str]]] | None:
+    return [(_CUDA, dict(cuda_options)), (_CPU, {})] if provider == "cuda" else [(_CPU, {})]
 
 
 def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]]:
@@ -218,63 +213,6 @@ def short_provider(name: str) -> str:
 def stays_on_device(kind: str) -> bool:
     """Whether outputs of that type can stay in a device's memory: only tensors of numbers can."""
     return kind.startswith("tensor(") and kind != "tensor(string)"
-
-
-def _start(
-    source: bytes | str, options: "ort.SessionOptions", provider: Provider, cuda_options: Mapping[str, str]
-) -> "ort.InferenceSession":
-    import onnxruntime as ort  # noqa: PLC0415
-
-    providers = [(_CUDA, dict(cuda_options)), (_CPU, {})] if provider == "cuda" else [(_CPU, {})]
-    # Without enable_fallback=0 a failure would be printed, and the model would run on the CPU.
-    return ort.InferenceSession(source, options, providers=providers, enable_fallback=0)
-
-
-@contextmanager
-def _source(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
-    """What ONNX Runtime loads: bytes, or the path of a file that exists as long as the context.
-
-    Raises:
-        ModelError: the model is not well formed, or its external data are not where they may be.
-    """
-    if not isinstance(model, ModelProto):
-        data_files(load_model(Path(model)), folder_of(Path(model)))  # ONNX Runtime reads them by itself
-        if is_text(Path(model)):
-            model = Model.read(Path(model)).embedded()  # ONNX Runtime reads the binary form alone
-    if not isinstance(model, ModelProto):
-        yield fspath(model)
-    elif not (is_large(model) or has_external_data(model)):
-        yield model.SerializeToString()
-    else:
-        # The session may still map the file, which Windows cannot delete then.
-        with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
-            yield fspath(save_spilled(model, Path(folder)))
-
-
-@contextmanager
-def session_failures(action: str, *, loaded: bool = True) -> Iterator[None]:
-    """Turn ONNX Runtime's exceptions, which have no common base, into one sentence."""
-    try:
-        yield
-    except Exception as error:
-        text = str(error).strip() or type(error).__name__
-        raise RuntimeFailure(
-            f"ONNX Runtime could not {action}: {_reason(text.splitlines()[0])}.", loaded=loaded
-        ) from error
-
-
-def _reason(text: str) -> str:
-    """ONNX Runtime's message without error codes and places in its sources."""
-    return _SOURCE.sub("", _CODE.sub("", text)).rstrip(". ")
-
-
-_CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
-_SOURCE: Final = re.compile(
-    r"\S+\.(?:h|hpp|cuh|cc|cpp|cu):\d+ "  # the file and the line; behind them ...
-    r"(?:.*? was false\. (?=\S)"  # ... the condition that was not met, where it is explained,
-    r"|[\w:<>,&*~ ]+\((?:[^()]|\([^()]*\))*\)(?: const)?(?: \[with [^\]]*\])? "  # the signature of the function,
-    r"|\w+ )"  # or its name
-)
 
 
 def run(

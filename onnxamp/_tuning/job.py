@@ -101,7 +101,8 @@ class Job:
         Raises:
             RuntimeFailure: the model does not run, or its kernels cannot be timed.
         """
-        provider, sample = self.backend.provider, check_inputs(self.prepared, self.samples[0])
+        provider = "cuda" if self.backend.provider == "cuda" else "cpu"
+        sample = check_inputs(self.prepared, self.samples[0])
         high, low = profile_nodes(self.prepared, sample, provider), dict[str, float]()
         if provider == "cuda":
             low = profile_nodes(self.converted(self.everything), sample, provider)

@@ -19,7 +19,7 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.observe import settle
 from onnxamp._runtime.profile import node_times
 from onnxamp._runtime.samples import Sample, Samples
-from onnxamp._runtime.session import Provider, choose_provider, make_session, run
+from onnxamp._runtime.session import Provider, choose_provider, is_plugin, make_session, run
 from onnxamp._runtime.switch import Ports, Switched, node_key, switched
 from onnxamp._runtime.values import as_typed
 from onnxamp._tuning.metric import Metric
@@ -95,10 +95,15 @@ def _without_empty_inputs(model: ModelProto, sample: "Mapping[str, Feed]", provi
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What runs converted models: CUDA with all fusions and TF32 off, or an emulation on the CPU."""
+    """What runs converted models: a device with all fusions (CUDA with TF32 off), or an emulation on the CPU."""
 
     provider: Provider
     emulated: bool
+
+    @property
+    def reference(self) -> Provider:
+        """Where the float32 model runs that they are compared with."""
+        return "cpu" if is_plugin(self.provider) else self.provider
 
     def name(self, low: str) -> str:
         """Its name in reports; ``low`` is the low-precision type."""
@@ -109,7 +114,7 @@ def choose_backend(provider: Provider | None) -> Backend:
     """The backend on a provider; None for CUDA if it is available, else the CPU.
 
     Raises:
-        ArgumentError: there is no such provider. RuntimeFailure: CUDA is asked for, but not available.
+        ArgumentError: there is no such provider. RuntimeFailure: it cannot be used here.
     """
     chosen = choose_provider(provider)
     return Backend(chosen, emulated=chosen == "cpu")
@@ -133,8 +138,8 @@ def converted_error(
     """
     known = references.kept if references is not None and backend.emulated else {}
     before, after = (
-        Executable(Model(model), backend.provider, backend.emulated, whole=not backend.emulated)
-        for model in (original, result)
+        Executable(Model(model), provider, backend.emulated, whole=not backend.emulated)
+        for model, provider in ((original, backend.reference), (result, backend.provider))
     )
     worst = 0.0
     for number, sample in enumerate(samples):

@@ -9,7 +9,8 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.session import Provider, cuda_available, make_session
+from onnxamp._runtime.engines import engine_name
+from onnxamp._runtime.session import Provider, choose_provider, is_plugin, make_session
 from onnxamp.train._decorate import Decorated, Excluded
 from onnxamp.train._forward import training_model
 from onnxamp.train._grad_scaler import GradScaler
@@ -39,13 +40,15 @@ def build_train_network(
     keep_batchnorm_fp32: bool | None = None,
     loss_scale_manager: LossScaleManager | FromLevel | None = FROM_LEVEL,
     dtype: DtypeLike = "float16",
+    provider: Provider | None = None,
     seed: int = 0,
     **unknown: object,
 ) -> TrainNetwork:
     """Build a training step as one ONNX graph, in mixed precision with float32 master weights.
 
     The counterpart of ``mindspore.amp.build_train_network``. The step runs on CUDA if there is a device. Otherwise it
-    runs on the CPU, where low precision is emulated by rounding every low-precision value. MindSpore refuses managers
+    runs on the CPU, where low precision is emulated by rounding every low-precision value, unless ``provider`` names an
+    engine that computes low precision itself. MindSpore refuses managers
     there that skip updates; here they work everywhere.
 
     Args:
@@ -72,6 +75,7 @@ def build_train_network(
         loss_scale_manager: a :class:`LossScaleManager`, one of your own class included, or None for no scaling. The
             default, ``FROM_LEVEL``, is the loss scale of the level.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
+        provider: where the step runs: "cuda", "cpu", "webgpu", or the package of another plugin provider.
         seed: of the dropout masks.
 
     Returns:
@@ -82,7 +86,7 @@ def build_train_network(
         ArgumentTypeError: an argument has the wrong type.
         GradientError: an op between the loss and a weight has no gradient rule, or there is nothing to train.
         ModelError: the model cannot be read or is invalid.
-        RuntimeFailure: ONNX Runtime cannot load the step.
+        RuntimeFailure: the provider cannot be used, or ONNX Runtime cannot load the step.
 
     Example:
         >>> import numpy as np
@@ -97,20 +101,22 @@ def build_train_network(
     if unknown:
         raise ArgumentError(
             f"Unknown keyword {next(iter(unknown))!r}: known are cast_model_type, keep_batchnorm_fp32,"
-            " loss_scale_manager, dtype and seed."
+            " loss_scale_manager, dtype, provider and seed."
         )
     if not isinstance(optimizer, Optimizer):
         raise ArgumentTypeError(f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}.")
     if boost_level not in BOOSTS:
         raise ArgumentError(f"Unknown boost_level {boost_level!r}: choose one of {', '.join(BOOSTS)}.")
-    on_cuda = cuda_available()
+    chosen = choose_provider(provider)
     decorated = network if isinstance(network, Decorated) else None
     options = _requested(level, dtype, decorated, active_cast())
     manager = _manager(loss_scale_manager, options.level)
     excludes = Excluded(decorated.excluded if decorated else None).takes
     source = decorated.source if decorated else Model.of(network).embedded()
     masters = find_masters(source)
-    precision = make_precision(options, masters, excludes, cast_model_type, keep_batchnorm_fp32, on_cuda=on_cuda)
+    precision = make_precision(
+        options, masters, excludes, cast_model_type, keep_batchnorm_fp32, on_cuda=chosen == "cuda"
+    )
     is_exact = precision.options.level == Level.O0
     forward = training_model(masters.model, precision.opset(masters.model))
     loss = None if loss_fn is None else find_loss(loss_fn)
@@ -119,18 +125,23 @@ def build_train_network(
     wanted = precision.options_for(forward.model)
     wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
     graph = step.model if is_exact else convert_as(step.model, wanted)
-    ready = graph if is_exact or on_cuda else emulate(graph)
-    provider: Provider = "cuda" if on_cuda else "cpu"
-    session = make_session(ready, provider)
-    recorded = Recorded(ready, provider, step.successors, RESULTS) if boost_level == "O2" else None
+    ready = emulate(graph) if chosen == "cpu" and not is_exact else graph
+    session = make_session(ready, chosen)
+    recorded = Recorded(ready, chosen, step.successors, RESULTS) if boost_level == "O2" else None
     net = TrainNetwork(
-        source, masters, graph, step, optimizer, scale, session, Halves(step, ready, provider),
-        Held(boost_level != "O0", recorded), "CUDA" if on_cuda else "CPU" if is_exact else "CPU, emulated", seed,
+        source, masters, graph, step, optimizer, scale, session, Halves(step, ready, chosen),
+        Held(boost_level != "O0", recorded), _runs_on(chosen, is_exact=is_exact), seed,
         decorated.save_dtype if decorated else None,
     )  # fmt: skip
     if isinstance(manager, GradScaler):
         manager.bind(net)
     return net
+
+
+def _runs_on(provider: Provider, *, is_exact: bool) -> str:
+    if is_plugin(provider):
+        return engine_name(provider, "float32")
+    return "CUDA" if provider == "cuda" else "CPU" if is_exact else "CPU, emulated"
 
 
 def _manager(given: LossScaleManager | FromLevel | None, level: Level) -> LossScaleManager | None:

@@ -14,7 +14,6 @@ from onnxamp._api import convert_as
 from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
 from onnxamp._options.options import Options
 from onnxamp._runtime.samples import SamplesLike
-from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._checker import TensorChecker
 from onnxamp.debugging._steps import StepWatch
@@ -48,7 +47,7 @@ class TrainNetwork:
         model: the training step in mixed precision, an ordinary ONNX model.
         optimizer: the optimizer that it was built with.
         loss_scale_manager: what scales the loss; None for nothing.
-        runs_on: "CUDA", "CPU", or "CPU, emulated" (low precision is emulated).
+        runs_on: "CUDA", "CPU", "CPU, emulated" (low precision is emulated), or a plugin provider and its device.
         steps: number of steps made.
 
     Example:
@@ -78,8 +77,7 @@ class TrainNetwork:
     _watch: StepWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        provider: Provider = "cuda" if self.runs_on == "CUDA" else "cpu"
-        self._watch = StepWatch(self.model, provider, self.runs_on.endswith("emulated"), self.plan.scaled)
+        self._watch = StepWatch(self.model, self.halves.provider, self.runs_on.endswith("emulated"), self.plan.scaled)
         self.held.hold({**self.plan.state, **self.scale.arrays()})
 
     @property
@@ -275,8 +273,7 @@ class TrainNetwork:
         """
         arrays, scale = self._inputs(feeds), self._take_scale()
         feeds = {**arrays, **self._settings(scale), **self.held.copies()}
-        provider: Provider = "cuda" if self.runs_on == "CUDA" else "cpu"
-        return flushed_gradients(self.model, self.plan.model, self.plan.gradients, feeds, provider)
+        return flushed_gradients(self.model, self.plan.model, self.plan.gradients, feeds, self.halves.provider)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """A copy of all that later steps depend on, by name: weights, optimizer slots, loss scale, counters.

@@ -64,7 +64,10 @@ def test_there_are_pages_to_run():
     assert {page.stem for page in RUNNABLE} >= (pages - {"train"}) | {"coming-from", "tutorial", "hazards"}
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=[pytest.mark.webgpu] * (page.stem == "webgpu")) for page in RUNNABLE],
+)
 def test_page(page, checkout):
     """Commands and programs run from top to bottom, as a reader would run them."""
     for block in blocks(page):

@@ -1,0 +1,178 @@
+"""Execution providers that packages of their own bring: ONNX Runtime's plugin interface, one adapter for all of them.
+
+Such a package has the function ``get_library_path``, and ``get_ep_names`` or ``get_ep_name``. Its library is registered
+once per process, and a session of one node tells whether it works. ``_data/plugins.toml`` gives short names to some.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from onnxamp._errors import RuntimeFailure
+from onnxamp._ops.tables import read_table
+from onnxamp._runtime.starting import reason, session_options, start_session, trial
+from onnxamp._runtime.vulkan import adapter_name
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+_PACKAGE: Final = re.compile(r"onnxruntime-[a-z0-9-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A package with an execution provider; ``_data/plugins.toml`` explains the fields."""
+
+    package: str
+    title: str = ""
+    install: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    advice: Sequence[Mapping[str, str]] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A plugin provider that works here.
+
+    Attributes:
+        title: its name in reports.
+        provider: its name in ONNX Runtime ("WebGpuExecutionProvider").
+        device: what it computes on ("llvmpipe (LLVM 15.0.6, 256 bits), software").
+        devices, options: what sessions are given.
+        session: kept open, so that the device need not be opened again.
+    """
+
+    title: str
+    provider: str
+    device: str
+    devices: "Sequence[ort.OrtEpDevice]"
+    options: Mapping[str, str]
+    session: "ort.InferenceSession"
+
+
+@cache
+def plugins() -> Mapping[str, Plugin]:
+    """The plugin providers that have short names."""
+    return {name: Plugin(**row) for name, row in read_table("plugins").items()}
+
+
+def plugin_called(name: str) -> Plugin | None:
+    """The plugin of a short name, or of the name of a package; None if it can be neither."""
+    if name in plugins():
+        return plugins()[name]
+    known = next((plugin for plugin in plugins().values() if plugin.package == name), None)
+    return known or (Plugin(name, install=f"pip install {name}") if _PACKAGE.fullmatch(name) else None)
+
+
+def engine_called(name: str) -> Engine:
+    """The engine of a plugin.
+
+    Raises:
+        RuntimeFailure: it cannot be used here; the message says why, and what to install.
+    """
+    plugin = plugin_called(name)
+    found = f"no package is called {name!r}" if plugin is None else _engine(plugin.package)
+    if isinstance(found, str):
+        raise RuntimeFailure(f"The provider {name!r} cannot be used here: {found}.")
+    return found
+
+
+@cache
+def _engine(package: str) -> Engine | str:
+    """The engine that a package brings, or a clause that says why it cannot be used. Tried once."""
+    import onnxruntime as ort  # noqa: PLC0415
+
+    plugin = plugin_called(package) or Plugin(package)
+    if not hasattr(ort, "register_execution_provider_library"):
+        return f"onnxruntime {ort.__version__} takes no plugin providers; upgrade it"
+    try:
+        module = import_module(package.replace("-", "_"))
+        names = module.get_ep_names() if hasattr(module, "get_ep_names") else [module.get_ep_name()]
+        library = module.get_library_path()
+    except ImportError:
+        return f"the package {package} is not installed; {plugin.install} installs it"
+    except AttributeError as error:
+        return f"the package {package} is no plugin provider of ONNX Runtime ({error})"
+    with _printed() as printed:
+        try:
+            devices = _devices(package, names, library, plugin.environment)
+            if not devices:
+                return f"{package} finds no device that it can use"
+            engine = _start(plugin, devices)
+        except Exception as error:  # noqa: BLE001 - whatever went wrong, the provider cannot be used
+            return _trouble(plugin, str(error) or type(error).__name__, printed())
+    return engine
+
+
+def _devices(package: str, names: Sequence[str], library: str, environment: Mapping[str, str]) -> list[Any]:
+    """The provider's devices, best first. Registers its library, unless somebody has registered one before."""
+    import onnxruntime as ort  # noqa: PLC0415
+
+    if not any(device.ep_name in names for device in ort.get_ep_devices()):
+        missing = {name: value for name, value in environment.items() if name not in os.environ}
+        os.environ |= missing
+        try:
+            ort.register_execution_provider_library(package, library)
+        finally:
+            for name in missing:
+                del os.environ[name]
+    return [device for device in ort.get_ep_devices() if device.ep_name in names]
+
+
+def _start(plugin: Plugin, devices: Sequence[Any]) -> Engine:
+    options, first = session_options(), devices[0]
+    options.add_provider_for_devices([first], dict(plugin.options))
+    session = start_session(trial().SerializeToString(), options)
+    session.run(None, {"x": np.ones(1, np.float32)})
+    title = plugin.title or first.ep_name.removesuffix("ExecutionProvider")
+    return Engine(title, first.ep_name, _device_name(first, plugin), [first], plugin.options, session)
+
+
+def _device_name(device: Any, plugin: Plugin) -> str:
+    """What a device is called: by its driver if that tells, else by its vendor and kind."""
+    hardware = device.device
+    kind = hardware.type.name
+    name = adapter_name(hardware.vendor_id, hardware.device_id, is_cpu=kind == "CPU") if plugin.environment else None
+    name = name or dict(hardware.metadata).get("Description") or f"{hardware.vendor} {kind}".strip()
+    return f"{name}, software" if plugin.environment and kind == "CPU" else str(name)
+
+
+def _trouble(plugin: Plugin, error: str, printed: str) -> str:
+    """What went wrong as a clause, from an exception and from what libraries printed."""
+    for advice in plugin.advice:
+        if advice["says"] in f"{printed}\n{error}":
+            return f"{advice['wrong']}; {advice['todo']}"
+    return f"ONNX Runtime says: {reason(error.splitlines()[0])}"
+
+
+@contextmanager
+def _printed() -> Iterator[Callable[[], str]]:
+    """Catch what libraries print to standard error, where drivers say what they lack; the result reads it."""
+    sys.stderr.flush()
+    with TemporaryFile() as file:
+        kept = None
+        with suppress(OSError):  # there need not be a standard error
+            kept = os.dup(2)
+            os.dup2(file.fileno(), 2)
+
+        def read() -> str:
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
+        try:
+            yield read
+        finally:
+            if kept is not None:
+                os.dup2(kept, 2)
+                os.close(kept)

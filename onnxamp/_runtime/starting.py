@@ -1,0 +1,112 @@
+"""Starting sessions of ONNX Runtime, and saying in one sentence why one does not start.
+
+ONNX Runtime is imported inside functions, so that importing onnxamp stays fast.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike, fspath
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+from onnx import ModelProto, TensorProto, helper
+
+from onnxamp._errors import RuntimeFailure
+from onnxamp._model.formats import is_text
+from onnxamp._model.model import Model
+from onnxamp._model.protos import has_external_data
+from onnxamp._model.storage import data_files, folder_of, load_model
+from onnxamp._model.threads import thread_limit
+from onnxamp._runtime.spill import is_large, save_spilled
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+
+def session_options(
+    *, optimize: bool = True, lean: bool = False, threads: int = 0, profile_to: str | PathLike[str] | None = None
+) -> "ort.SessionOptions":
+    """Options that log nothing, as :func:`~onnxamp._runtime.session.make_session` describes them."""
+    import onnxruntime as ort  # noqa: PLC0415
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # failures are raised; the runtime would print them as well
+    options.intra_op_num_threads = threads or thread_limit()
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    # Planning which values share memory takes ONNX Runtime 1.31 time quadratic in values of unknown shape.
+    options.enable_mem_reuse = optimize
+    if lean:
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    if profile_to is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = fspath(profile_to)
+    return options
+
+
+def trial() -> ModelProto:
+    """A model of one node, to find out whether a provider works."""
+    node = helper.make_node("Neg", ["x"], ["y"])
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([node], "trial", ports[:1], ports[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
+
+
+def start_session(
+    source: bytes | str, options: "ort.SessionOptions", providers: Sequence[tuple[str, dict[str, str]]] | None = None
+) -> "ort.InferenceSession":
+    """A session on these providers; None for those that the options name. It never falls back to others."""
+    import onnxruntime as ort  # noqa: PLC0415
+
+    # Without enable_fallback=0 a failure would be printed, and the model would run on the CPU.
+    return ort.InferenceSession(source, options, providers=providers, enable_fallback=0)
+
+
+@contextmanager
+def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
+    """What ONNX Runtime loads: bytes, or the path of a file that exists as long as the context.
+
+    Raises:
+        ModelError: the model is not well formed, or its external data are not where they may be.
+    """
+    if not isinstance(model, ModelProto):
+        data_files(load_model(Path(model)), folder_of(Path(model)))  # ONNX Runtime reads them by itself
+        if is_text(Path(model)):
+            model = Model.read(Path(model)).embedded()  # ONNX Runtime reads the binary form alone
+    if not isinstance(model, ModelProto):
+        yield fspath(model)
+    elif not (is_large(model) or has_external_data(model)):
+        yield model.SerializeToString()
+    else:
+        # The session may still map the file, which Windows cannot delete then.
+        with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
+            yield fspath(save_spilled(model, Path(folder)))
+
+
+@contextmanager
+def session_failures(action: str, *, loaded: bool = True) -> Iterator[None]:
+    """Turn ONNX Runtime's exceptions, which have no common base, into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        raise RuntimeFailure(
+            f"ONNX Runtime could not {action}: {reason(text.splitlines()[0])}.", loaded=loaded
+        ) from error
+
+
+def reason(text: str) -> str:
+    """ONNX Runtime's message without error codes and places in its sources."""
+    return _SOURCE.sub("", _CODE.sub("", text)).rstrip(". ")
+
+
+_CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_SOURCE: Final = re.compile(
+    r"\S+\.(?:h|hpp|cuh|cc|cpp|cu):\d+ "  # the file and the line; behind them ...
+    r"(?:.*? was false\. (?=\S)"  # ... the condition that was not met, where it is explained,
+    r"|[\w:<>,&*~ ]+\((?:[^()]|\([^()]*\))*\)(?: const)?(?: \[with [^\]]*\])? "  # the signature of the function,
+    r"|\w+ )"  # or its name
+)
