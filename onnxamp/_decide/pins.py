@@ -15,7 +15,7 @@ from onnxamp._decide.problem import Problem
 from onnxamp._decide.verdicts import Reason, Verdict
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits
 from onnxamp._options.options import Level, Options
@@ -125,13 +125,7 @@ def _variable_name(graph: Graph, variable: Variable) -> VariableName:
         scope, own = graph.values[variable.value].scope, graph.values[variable.value].name
     else:
         scope, own = graph.nodes[variable.node].scope, graph.nodes[variable.node].label
-    path: list[str] = []
-    while scope:
-        owner = graph.nodes[graph.scopes[scope].owner]
-        attribute = next(name for name, body in owner.bodies if body == scope)
-        path.append(f"{owner.label}.{attribute}")
-        scope = owner.scope
-    return VariableName("/".join(reversed(path)), own, variable.param, 0)
+    return VariableName(scope_path(graph, scope), own, variable.param, 0)
 
 
 @dataclass(slots=True)

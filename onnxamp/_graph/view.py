@@ -158,6 +158,16 @@ def shadowing(view: View) -> dict[int, int]:
     return shadowed
 
 
+def scope_path(view: View, scope: int) -> str:
+    """The nodes and attributes whose bodies a scope is in, outermost first: ``"loop.body/if.then_branch"``."""
+    path: list[str] = []
+    while scope:
+        owner = view.nodes[view.scopes[scope].owner]
+        path.append(f"{owner.label}.{next(name for name, body in owner.bodies if body == scope)}")
+        scope = owner.scope
+    return "/".join(reversed(path))
+
+
 def scope_graphs(view: View, model: ModelProto) -> list[GraphProto]:
     """The graphs of ``model``, a copy or skeleton of the view's model, in the order of the view's scopes."""
     graphs = [model.graph]

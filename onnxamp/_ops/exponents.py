@@ -1,0 +1,132 @@
+"""How exponents pass through ops, read once from ``_data/exponents.toml``, whose comments define each column."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from onnx import NodeProto
+
+from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._ops.tables import read_table
+
+ALL: Final = -1
+"""Position of a :class:`Term` that means all inputs."""
+
+
+class Term(NamedTuple):
+    """``coefficient`` times the exponent of an input or output."""
+
+    coefficient: int
+    is_output: bool
+    position: int
+
+
+Sum = tuple[Term, ...]
+"""A side of an equation; the empty one is 0."""
+
+_TERM: Final = re.compile(r"([+-]?)\s*(\d*)\s*([xy])(\d+|\*)\s*")
+
+
+def parse_sum(text: str) -> Sum:
+    """The terms of ``"2 x0 - x1"``; none of ``"0"``.
+
+    Raises:
+        ValueError: the text is not a sum.
+
+    Example:
+        >>> parse_sum("-x1")
+        (Term(coefficient=-1, is_output=False, position=1),)
+    """
+    rest, terms = text.strip(), list[Term]()
+    while rest and rest != "0":
+        match = _TERM.match(rest)
+        if match is None:
+            raise ValueError(f"{text!r} is not a sum of exponents.")
+        sign, factor, kind, position = match.groups()
+        where = ALL if position == "*" else int(position)
+        terms.append(Term(int(f"{sign}{factor or 1}"), kind == "y", where))
+        rest = rest[match.end() :]
+    return tuple(terms)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledAttribute:
+    """An attribute that is multiplied by 2 to the power of minus ``by``; None: there is none where it is absent."""
+
+    by: Sum
+    default: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentRule:
+    """A row of the table."""
+
+    same: bool = False
+    equations: tuple[tuple[Sum, Sum], ...] = ()
+    free: frozenset[tuple[bool, int]] = frozenset()
+    """(is output, position) of the ports that may have any exponent."""
+    attributes: Mapping[str, ScaledAttribute] | None = None
+    power: int | None = None
+    needs: tuple[int, ...] = ()
+    without: tuple[int, ...] = ()
+    outputs: int | None = None
+    when: Mapping[str, Sequence[Any]] | None = None
+
+    def holds(self, node: NodeProto) -> bool:
+        """Whether the node meets the row's conditions."""
+        if any(not _has_input(node, position) for position in self.needs):
+            return False
+        if any(_has_input(node, position) for position in self.without):
+            return False
+        if self.outputs is not None and len(node.output) > self.outputs:
+            return False
+        return all(_value(node, name, allowed[0]) in allowed for name, allowed in (self.when or {}).items())
+
+
+def _has_input(node: NodeProto, position: int) -> bool:
+    return position < len(node.input) and bool(node.input[position])
+
+
+def _value(node: NodeProto, name: str, default: Any) -> Any:
+    value = attribute(node, name)
+    return default if value is None else value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+@cache
+def exponent_rules() -> Mapping[str, ExponentRule]:
+    """Op -> its rule, for all ops that have one."""
+    rules: dict[str, ExponentRule] = {}
+    for row in read_table("exponents")["rules"]:
+        sides = (equation.split("=") for equation in row.get("equations", ()))
+        rule = ExponentRule(
+            row.get("same", False),
+            tuple((parse_sum(left), parse_sum(right)) for left, right in sides),
+            frozenset((text[0] == "y", int(text[1:])) for text in row.get("free", ())),
+            {name: ScaledAttribute(parse_sum(item["by"]), item.get("default"))
+             for name, item in row.get("attributes", {}).items()},
+            row.get("power"), tuple(row.get("needs", ())), tuple(row.get("without", ())), row.get("outputs"),
+            row.get("when"),
+        )  # fmt: skip
+        rules |= dict.fromkeys(row["ops"], rule)
+    return rules
+
+
+def moving_rule(node: NodeProto, key: str) -> ExponentRule | None:
+    """The rule of an op that only moves data: what it moves, and all outputs, share one exponent."""
+    moved = op_facts().moved_inputs.get(key)
+    if moved is None:
+        return None
+    ports = [Term(1, False, position) for position in range(len(node.input)) if position in moved]
+    ports += [Term(1, True, position) for position in range(len(node.output))]
+    return ExponentRule(equations=tuple(((ports[0],), (other,)) for other in ports[1:]))
+
+
+def power_rule(power: float | None) -> ExponentRule | None:
+    """The rule of a Pow by a constant; None where the power is none that exponents can follow exactly."""
+    ratio = None if power is None else Fraction(power).limit_denominator(2)
+    if ratio is None or power != float(ratio) or ratio == 0:
+        return None
+    return ExponentRule(equations=(((Term(ratio.denominator, True, 0),), (Term(ratio.numerator, False, 0),)),))

@@ -1,0 +1,48 @@
+"""What measuring a model found out about exponents: part of the options, so that plans repeat it."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+
+class Scaled(NamedTuple):
+    """A value that is stored as ``value * 2**-exponent``; ``largest`` is its largest magnitude before, None unmeasured.
+
+    ``value`` is its name, behind those of the nodes whose bodies it is in.
+    """
+
+    value: str
+    exponent: int
+    largest: float | None
+
+
+class Unfit(NamedTuple):
+    """A value that leaves the low type's range whatever exponents do; ``why`` names the nodes that forbid one."""
+
+    value: str
+    largest: float
+    why: str
+
+
+class Rescaling(NamedTuple):
+    """Exponents of values, and what stays out of range.
+
+    Example:
+        >>> Rescaling((Scaled("stream", 7, 1e6),)).as_json()
+        {'scaled': [['stream', 7, 1000000.0]], 'unfit': []}
+    """
+
+    scaled: tuple[Scaled, ...] = ()
+    unfit: tuple[Unfit, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values, for :meth:`from_json`."""
+        return {"scaled": [list(row) for row in self.scaled], "unfit": [list(row) for row in self.unfit]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What :meth:`as_json` wrote.
+
+        Raises:
+            KeyError, TypeError: it was not.
+        """
+        return cls(tuple(Scaled(*row) for row in data["scaled"]), tuple(Unfit(*row) for row in data["unfit"]))

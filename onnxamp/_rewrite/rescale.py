@@ -1,0 +1,232 @@
+"""Exponents applied to a model: constants and epsilons are multiplied by powers of two, and the interface by a Mul.
+
+No other number changes: what the model computes in float32 is the same bit for bit, as long as nothing leaves its range.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxamp._decide.exponents import ZERO
+from onnxamp._decide.rescaling import Equations, complete, find_equations
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.names import NewNames
+from onnxamp._graph.view import ABSENT, scope_graphs
+from onnxamp._model.copying import copied
+from onnxamp._model.weights import read_array
+from onnxamp._ops.facts import attribute
+from onnxamp._options.rescaling import Rescaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaled:
+    """The graph with exponents, and sentences about it."""
+
+    graph: Graph
+    notes: tuple[str, ...]
+
+
+def rescale_graph(graph: Graph, rescaling: Rescaling) -> Rescaled:
+    """Apply exponents; the same graph where all are 0.
+
+    Raises:
+        ArgumentError: the exponents belong to another model.
+        ExternalDataError: a constant cannot be read.
+    """
+    if not rescaling.scaled:
+        return Rescaled(graph, ())
+    equations = find_equations(graph)
+    exponents = complete(equations, rescaling)
+    editor = _Editor(graph, equations, exponents, copied(graph.model))
+    editor.constants()
+    editor.attributes()
+    editor.borders()
+    editor.finish()
+    return Rescaled(Graph.of(editor.model, graph.folder), tuple(editor.notes(rescaling)))
+
+
+class _Editor:
+    """One rescaling of a copy of the graph's model."""
+
+    def __init__(self, graph: Graph, equations: Equations, exponents: Sequence[int], model: ModelProto) -> None:
+        self.graph, self.equations, self.exponents, self.model = graph, equations, exponents, model
+        self.graphs = scope_graphs(graph, model)
+        self.names = NewNames(graph.all_names())
+        self.initializers = {(scope, item.name): item for scope, held in enumerate(self.graphs) for item in held.initializer}
+        self.added: dict[int, list[tuple[int, NodeProto]]] = {}
+        """Scope -> new nodes, and the position of the node before which each goes."""
+        self.touched = self.split = self.moved = self.muls = 0
+        self.lost: dict[str, int] = {}
+        """Constant -> number of its elements that left float32's range."""
+
+    def proto(self, node: int) -> NodeProto:
+        """The copy of a node."""
+        scope = self.graph.nodes[node].scope
+        return self.graphs[scope].node[node - self.graph.scopes[scope].nodes.start]
+
+    def constants(self) -> None:
+        """Multiply constants, and copy those whose readers want different exponents."""
+        readers: dict[int, dict[int, list[tuple[int, int]]]] = {}
+        for (node, port), variable in self.equations.uses.items():
+            value = self.graph.nodes[node].inputs[port]
+            by_exponent = readers.setdefault(value, {})
+            if variable >= ZERO:
+                by_exponent.setdefault(self.exponents[variable], []).append((node, port))
+        for value, by_exponent in readers.items():
+            returned = bool(self.graph.results[value])
+            own = self.exponents[self.equations.values[value]] if returned else None
+            first = own if own is not None else next(iter(sorted(by_exponent, key=abs)), 0)
+            for exponent, uses in by_exponent.items():
+                if exponent != first:
+                    self.copy(value, exponent, uses)
+            if first:
+                self.replace(value, first)
+            self.touched += len([exponent for exponent in by_exponent if exponent])
+
+    def array(self, value: int) -> NDArray[np.float32]:
+        """The elements of a constant."""
+        tensor = self.graph.constants.tensors.get(value)
+        if tensor is not None:
+            return read_array(tensor, self.graph.folder)
+        node = self.graph.nodes[self.graph.values[value].producer].proto
+        for name in ("value_float", "value_floats", "value"):
+            held = attribute(node, name)
+            if held is not None:
+                array = numpy_helper.to_array(held) if isinstance(held, TensorProto) else held
+                return np.asarray(array, np.float32)
+        raise AssertionError(node.op_type)
+
+    def scaled(self, value: int, exponent: int, name: str) -> TensorProto:
+        """A constant multiplied by ``2**-exponent``."""
+        array = self.array(value)
+        with np.errstate(over="ignore", under="ignore"):
+            result = np.ldexp(array, np.int32(-exponent)).astype(np.float32, copy=False)
+            lost = np.count_nonzero((np.ldexp(result, np.int32(exponent)) != array) & (array == array))
+        if lost:
+            self.lost[self.graph.values[value].name] = lost
+        return numpy_helper.from_array(result, name)
+
+    def replace(self, value: int, exponent: int) -> None:
+        """Multiply a constant where it is."""
+        held = self.graph.values[value]
+        tensor = self.scaled(value, exponent, "")
+        if held.producer == ABSENT:
+            _overwrite(self.initializers[held.scope, held.name], tensor)
+        else:
+            _set_value(self.proto(held.producer), tensor)
+
+    def copy(self, value: int, exponent: int, uses: Iterable[tuple[int, int]]) -> None:
+        """Add a multiplied copy of a constant for some of its readers."""
+        held = self.graph.values[value]
+        name = self.names.fresh(f"{held.name}_scaled")
+        if held.producer == ABSENT:
+            self.graphs[held.scope].initializer.append(self.scaled(value, exponent, name))
+        else:
+            second = copied(self.proto(held.producer))
+            second.name, second.output[0] = self.names.fresh(f"{second.name or held.name}_scaled"), name
+            _set_value(second, self.scaled(value, exponent, ""))
+            self.add(held.scope, held.producer, second)
+        for node, port in uses:
+            self.proto(node).input[port] = name
+        self.split += 1
+
+    def attributes(self) -> None:
+        """Move epsilons and the like along."""
+        for item in self.equations.attributes:
+            exponent = sum(self.exponents[variable] * number for variable, number in item.terms)
+            proto = self.proto(item.node)
+            number = attribute(proto, item.name)
+            number = item.default if number is None else number
+            if not exponent or not number:
+                continue
+            result = float(np.ldexp(np.float32(number), -exponent))
+            if np.float32(np.ldexp(np.float32(result), exponent)) != np.float32(number):
+                self.lost[f"{self.graph.nodes[item.node].label}.{item.name}"] = 1
+            _set_attribute(proto, helper.make_attribute(item.name, result))
+            self.moved += 1
+
+    def borders(self) -> None:
+        """Insert a Mul behind inputs and in front of outputs that have an exponent inside."""
+        main, graph = self.graph.scopes[0], self.graph
+        for value in dict.fromkeys((*main.inputs, *main.outputs)):
+            exponent = self.exponents[max(self.equations.value(value), ZERO)]
+            if not exponent:
+                continue
+            is_input = graph.values[value].producer == ABSENT
+            name = graph.values[value].name
+            inner = self.names.fresh(f"{name}_scaled")
+            factor = self.names.fresh(f"{name}_scale")
+            for node, port in graph.uses[value]:
+                self.proto(node).input[port] = inner
+            ends = (name, inner) if is_input else (inner, name)
+            if not is_input:
+                outputs = self.proto(graph.values[value].producer).output
+                outputs[graph.values[value].port] = inner
+            tensor = numpy_helper.from_array(np.float32(2.0 ** (-exponent if is_input else exponent)))
+            place = main.nodes.start if is_input else main.nodes.stop
+            self.add(0, place, helper.make_node("Constant", [], [factor], name=factor, value=tensor))
+            self.add(0, place, helper.make_node("Mul", [ends[0], factor], [ends[1]], name=f"{inner}_by"))
+            self.muls += 1
+
+    def add(self, scope: int, before: int, node: NodeProto) -> None:
+        """Note a new node."""
+        self.added.setdefault(scope, []).append((before, node))
+
+    def finish(self) -> None:
+        """Put new nodes in their places, bodies first: rebuilding a node list copies its nodes."""
+        for scope in sorted(self.added, reverse=True):
+            before: dict[int, list[NodeProto]] = {}
+            for place, node in self.added[scope]:
+                before.setdefault(place, []).append(node)
+            nodes = self.graph.scopes[scope].nodes
+            rebuilt = GraphProto()
+            for index, proto in enumerate(self.graphs[scope].node, nodes.start):
+                rebuilt.node.extend(before.get(index, ()))
+                rebuilt.node.append(proto)
+            rebuilt.node.extend(before.get(nodes.stop, ()))
+            del self.graphs[scope].node[:]
+            self.graphs[scope].node.extend(rebuilt.node)
+
+    def notes(self, rescaling: Rescaling) -> Iterable[str]:
+        """What was done, in sentences."""
+        largest = max(rescaling.scaled, key=lambda row: row.largest or 0.0)
+        what = f"{len(rescaling.scaled):,} values are stored as multiples of powers of two"
+        if largest.largest:
+            now = largest.largest * 2.0**-largest.exponent
+            what += f": {largest.value!r} reaches {now:.3g} instead of {largest.largest:.3g}"
+        done = [_count(self.touched, "constant"), _count(self.moved, "attribute") if self.moved else ""]
+        extra = f", of which {self.split} in a second copy" if self.split else ""
+        muls = f" {_count(self.muls, 'Mul')} at the model's interface." if self.muls else ""
+        yield f"{what}. Multiplied {' and '.join(filter(None, done))}{extra}.{muls}"
+        for name, count in self.lost.items():
+            yield f"{_count(count, 'element')} of {name!r} left float32's range when multiplied: results differ slightly."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _overwrite(tensor: TensorProto, new: TensorProto) -> None:
+    """Replace the elements of an initializer, and nothing else of it."""
+    for name in ("float_data", "raw_data", "external_data", "data_location"):
+        tensor.ClearField(name)
+    tensor.raw_data = new.raw_data
+
+
+def _set_value(proto: NodeProto, tensor: TensorProto) -> None:
+    """Set the value of a Constant or ConstantOfShape."""
+    kept = [item for item in proto.attribute if not item.name.startswith("value")]
+    del proto.attribute[:]
+    proto.attribute.extend([*kept, helper.make_attribute("value", tensor)])
+
+
+def _set_attribute(proto: NodeProto, new: AttributeProto) -> None:
+    for item in proto.attribute:
+        if item.name == new.name:
+            item.CopyFrom(new)
+            return
+    proto.attribute.append(new)
+

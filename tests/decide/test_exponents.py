@@ -1,0 +1,104 @@
+"""The solver of exponents: every relation holds exactly, and small problems are solved as well as by trying everything."""
+
+import itertools
+from random import Random
+
+from onnxamp._decide.exponents import ZERO, Problem, Window, solve
+
+
+def over(problem: Problem, exponents: tuple[int, ...]) -> int:
+    """Steps by which variables miss the lower ends of their windows."""
+    return sum(max(0, window.least - exponents[variable]) for variable, window in problem.windows.items())
+
+
+def holds(problem: Problem, exponents: tuple[int, ...]) -> bool:
+    return all(sum(exponents[variable] * number for variable, number in row) == 0 for row in problem.relations)
+
+
+def random_problem(seed: int) -> Problem:
+    rng = Random(seed)
+    problem = Problem(rng.randint(4, 5))
+    variables = range(1, problem.count)
+    for _ in range(rng.randint(1, 4)):
+        chosen = rng.sample(variables, min(rng.choice([1, 2, 2, 3, 3, 3, 3]), len(variables)))
+        problem.relations.append(tuple((variable, rng.choice([1, 1, -1, 2])) for variable in chosen))
+    for variable in variables:
+        if rng.random() < 0.5:
+            least = rng.randint(-3, 3)
+            problem.windows[variable] = Window(least, least + rng.randint(0, 3))
+        if rng.random() < 0.5:
+            problem.costs[variable] = 1
+    return problem
+
+
+def test_as_good_as_trying_everything() -> None:
+    """Relations hold always; a move changes one variable of each, which rarely misses the best."""
+    best, tried = 0, 40
+    for seed in range(tried):
+        problem = random_problem(seed)
+        found = tuple(solve(problem).exponents)
+        assert holds(problem, found)
+        assert over(problem, found) <= over(problem, (0,) * problem.count)
+        every = ((0, *rest) for rest in itertools.product(range(-4, 5), repeat=problem.count - 1))
+        best += over(problem, found) <= min(over(problem, each) for each in every if holds(problem, each))
+    assert best >= 0.9 * tried
+
+
+def chain_of_layers(count: int, needs: dict[int, int]) -> tuple[Problem, list[int], list[int]]:
+    """x[k + 1] = x[k] + weight[k], as through convolutions, between an input and an output that are 0."""
+    problem = Problem()
+    values, weights = [problem.variable()], []
+    problem.relations.append(((values[0], 1),))
+    for k in range(count):
+        weights.append(problem.variable())
+        values.append(problem.variable())
+        problem.relations.append(((values[-1], 1), (values[-2], -1), (weights[-1], -1)))
+        problem.costs[weights[-1]] = 1
+    problem.relations.append(((values[-1], 1),))
+    problem.windows |= {values[k]: Window(need, need + 9) for k, need in needs.items()}
+    return problem, values, weights
+
+
+def test_few_weights_change() -> None:
+    problem, values, weights = chain_of_layers(9, {3: 2, 4: 5, 6: 3})
+    exponents = solve(problem).exponents
+    assert [exponents[value] for value in values] == [0, 0, 0, 5, 5, 5, 5, 0, 0, 0]
+    assert [k for k, weight in enumerate(weights) if exponents[weight]] == [2, 6]
+
+
+def test_what_forbids_an_exponent_is_named() -> None:
+    problem = Problem()
+    scores, probabilities, sums = problem.variable(), problem.variable(), problem.variable()
+    problem.relations += [((probabilities, 1),), ((sums, 1), (probabilities, -1), (scores, -1)), ((sums, 1),)]
+    problem.windows[scores] = Window(3, 9)
+    solution = solve(problem)
+    assert solution.exponents[scores] == 0
+    assert solution.chain(scores) in ([1, 2], [1, 0])
+    assert solution.chain(ZERO) == []
+
+
+def test_what_two_relations_force_is_named() -> None:
+    problem = Problem()
+    one, other = problem.variable(), problem.variable()
+    problem.relations += [((one, 1), (other, -1)), ((one, 1), (other, 1))]
+    problem.windows[one] = Window(3, 9)
+    solution = solve(problem)
+    assert list(solution.exponents) == [0, 0, 0]
+    assert solution.chain(one) == [1]
+
+
+def test_halves_are_whole() -> None:
+    """A square has twice the exponent: an odd need of it is rounded up."""
+    problem = Problem()
+    square, root, weight = (problem.variable() for _ in range(3))
+    problem.relations += [((square, 1), (root, -2)), ((root, 1), (weight, -1))]
+    problem.windows[square] = Window(5, 20)
+    problem.costs[weight] = 1
+    exponents = solve(problem).exponents
+    assert (exponents[square], exponents[root]) == (6, 3)
+
+
+def test_long_chains_do_not_recurse() -> None:
+    problem, values, _ = chain_of_layers(5000, {k: 4 for k in range(100, 4900, 7)})
+    exponents = solve(problem).exponents
+    assert all(exponents[values[k]] >= 4 for k in range(100, 4900, 7))

@@ -1,0 +1,68 @@
+"""Exponents change no number: random models over all ops with random consistent exponents give the same bits."""
+
+from random import Random
+from typing import Any
+
+import numpy as np
+from every import every
+from judge_numbers import run_original
+from onnx import ModelProto
+from strategies import all_ops, random_model
+
+from onnxamp._decide.exponents import Window, solve
+from onnxamp._decide.rescaling import find_equations, rows_of
+from onnxamp._graph.graph import Graph
+from onnxamp._options.rescaling import Rescaling
+from onnxamp._rewrite.rescale import rescale_graph
+
+LARGEST = 6
+"""Exponents are drawn from -6 to 6."""
+
+
+def random_rescaling(graph: Graph, rng: Random) -> Rescaling:
+    """Consistent exponents near random ones."""
+    equations = find_equations(graph)
+    for variable in equations.values.values():
+        exponent = rng.randint(-LARGEST, LARGEST)
+        equations.problem.windows[variable] = Window(exponent, exponent)
+    return Rescaling(rows_of(equations, solve(equations.problem).exponents, {}))
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same_bits, one, other))
+    if isinstance(one, np.ndarray) and one.dtype.kind == "f":
+        return bool(((one == other) | (np.isnan(one) & np.isnan(other))).all())
+    return one is other or bool(np.array_equal(one, other))
+
+
+def check(model: ModelProto, feeds: dict[str, Any], rng: Random) -> int:
+    """Compare a model and its rescaled form; the number of exponents."""
+    expected = run_original(model, feeds)
+    if expected is None:
+        return 0
+    graph = Graph.of(model)
+    rescaling = random_rescaling(graph, rng)
+    rescaled = rescale_graph(graph, rescaling)
+    found = run_original(rescaled.graph.model, feeds)
+    assert found is not None
+    assert all(map(same_bits, expected, found)) or any("float32's range" in note for note in rescaled.notes)
+    return len(rescaling.scaled)
+
+
+@every(op=all_ops(), parts=4)
+def test_each_op_among_others(op: str) -> None:
+    for number in range(2):
+        rng = Random(f"{op}/{number}")
+        generated = random_model(rng, op, 3)
+        check(generated.model, generated.feeds, rng)
+
+
+def test_random_models_have_exponents() -> None:
+    """Else the other tests would say nothing."""
+    counts = []
+    for number in range(60):
+        rng = Random(number)
+        generated = random_model(rng, size=8)
+        counts.append(check(generated.model, generated.feeds, rng))
+    assert sum(count > 0 for count in counts) > 10
