@@ -19,7 +19,8 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._rewrite.prepare import prepare
-from onnxamp._runtime.samples import SamplesLike
+from onnxamp._numerics.ranges import with_exponents
+from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.tune import Search, tune
 from onnxamp._warnings import warn
@@ -81,9 +82,13 @@ def convert_model(
         opset: upgrade the model to this opset first.
         fold: first fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch
             normalisations into weights; upgrades the model if such an op needs a newer opset.
+        rescale: first multiply constants by powers of two, exactly, so that values fit the low-precision type that
+            overflow on ``samples``; folds patterns as ``fold`` does. See :doc:`/how-to/rescale`.
+        rescaling: exponents that were found before, as plans hold them.
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
         tolerance: level "auto" only: the largest error to accept, in units of the metric.
-        samples: level "auto" only: the inputs on which errors are measured; four random ones by default.
+        samples: level "auto" and ``rescale`` only: the inputs on which errors and ranges are measured; random ones by
+            default, which reach other ranges than real ones.
         metric: level "auto" only: how errors are measured.
 
     Returns:
@@ -106,11 +111,11 @@ def convert_model(
         [1, 10]
     """
     settings = Options.of(level, options)
-    if is_auto(level, tolerance, samples, metric):
+    if is_auto(level, tolerance, samples, metric, rescale=settings.rescale):
         result, tuned = _tune(Model.of(model), settings, tolerance, samples, metric)
         warn(tuned.plan.warnings)
         return _like(model, result)
-    return convert_as(model, settings)
+    return convert_as(model, settings, samples=samples)
 
 
 def convert_file(
@@ -154,10 +159,11 @@ def convert_file(
     """
     settings = plan.options if plan else Options.of(level, options)
     source, sink = Model.read(Path(src)), Sink(Path(dst), external_data, shard_bytes, progress)
-    if plan is None and is_auto(level, tolerance, samples, metric):
+    if plan is None and is_auto(level, tolerance, samples, metric, rescale=settings.rescale):
         plan = _tune(source, settings, tolerance, samples, metric)[1].plan
         warn(plan.warnings)
         return convert_to_file(source, sink, plan.options, plan)
+    settings = _measured(source, settings, samples)
     conversion = convert_to_file(source, sink, settings, plan)
     warn(conversion.plan.warnings)
     return conversion
@@ -191,8 +197,9 @@ def plan_model(
         True
     """
     settings, source = Options.of(level, options), Model.of(model)
-    if is_auto(level, tolerance, samples, metric):
+    if is_auto(level, tolerance, samples, metric, rescale=settings.rescale):
         return _tune(source, settings, tolerance, samples, metric)[1].plan
+    settings = _measured(source, settings, samples)
     return make_plan(analyse(prepare(source, settings).graph, settings))
 
 
@@ -223,16 +230,24 @@ def apply_plan(model: Any, plan: Plan) -> Any:
 
 
 @no_collections()
-def convert_as(model: Any, options: Options, plan: Plan | None = None) -> Any:
+def convert_as(model: Any, options: Options, plan: Plan | None = None, samples: SamplesLike | None = None) -> Any:
     """:func:`convert_model` and :func:`apply_plan` behind their arguments; not for level "auto" without a plan."""
-    return converted_as(model, options, plan)[1]
+    return converted_as(model, options, plan, samples)[1]
 
 
-def converted_as(model: Any, options: Options, plan: Plan | None = None) -> tuple[Converted, Any]:
+def converted_as(
+    model: Any, options: Options, plan: Plan | None = None, samples: SamplesLike | None = None
+) -> tuple[Converted, Any]:
     """What :func:`convert_as` did, and its result."""
-    converted = convert(Model.of(model), options, plan)
+    source = Model.of(model)
+    converted = convert(source, _measured(source, options, samples), plan)
     warn(converted.analysis.pins.warnings)
     return converted, _like(model, converted.embedded())
+
+
+def _measured(model: Model, options: Options, samples: SamplesLike | None) -> Options:
+    """The options with the exponents that they ask for."""
+    return with_exponents(model, options, as_samples(samples, model)) if options.lacks_ranges else options
 
 
 def _tune(

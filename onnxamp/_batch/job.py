@@ -17,6 +17,7 @@ from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
+from onnxamp._numerics.ranges import with_exponents
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
@@ -82,7 +83,9 @@ def _run(options: FolderOptions, job: Job) -> JobResult:
     model = Model.read(job.source)
     read = stamps({job.source, *model.stock.files, *_files(job.inputs)}, job.home)
     is_auto = options.conversion.level == Level.AUTO
-    samples = _samples(options, job, model) if is_auto or options.validate else None
+    samples = _samples(options, job, model) if is_auto or options.validate or options.conversion.rescale else None
+    if samples is not None and not is_auto:
+        options = replace(options, conversion=with_exponents(model, options.conversion, samples, options.provider))
     job.target.parent.mkdir(parents=True, exist_ok=True)
     plan, sink = None, Sink(job.target, options.external_data, options.shard_bytes)
     if is_auto:

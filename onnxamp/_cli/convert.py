@@ -29,6 +29,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
+from onnxamp._numerics.ranges import with_exponents
 from onnxamp._numerics.results import DiffReport
 from onnxamp._options.options import Level, LevelName, Options, is_auto
 from onnxamp._report.conversion import conversion_json, conversion_report
@@ -86,7 +87,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     options = plan.options if plan else options_of(given)
     provider = choose_provider(provider_of(given)) if validates else None  # fails before anything is written
     model = Model.read(path)
-    samples = samples_of(model, given) if validates or options.level == Level.AUTO else None
+    needs_samples = validates or options.level == Level.AUTO or options.lacks_ranges
+    samples = samples_of(model, given) if needs_samples else None
     target = target_of(model, given, options.dtype, given["plan_file"])
     limits = tuned_limits(given["tolerance"], options.dtype) if _is_tuned(options, plan) else None
     comparison = None
@@ -103,6 +105,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
             plan = tuned.plan
         if comparison is not None:
             comparison.try_reference(partial(progress, "running the original"))
+        if samples is not None and plan is None:
+            options = with_exponents(model, options, samples, provider, partial(progress, "measuring ranges"))
         progress("converting", 0, 0)
         sink = Sink(target, given["external_data"], given["shard_size"], partial(progress, "writing"))
         if comparison is None:

@@ -56,7 +56,7 @@ def opset_hint(analysis: Analysis) -> str | None:
 def fold_hint(analysis: Analysis) -> str | None:
     """Which patterns of the model are decomposed, and how many Casts folding saves; None if there are none."""
     options, graph = analysis.options, analysis.graph
-    if options.fold or options.level == Level.O0:
+    if options.folds or options.level == Level.O0:
         return None
     folds = graph.ask(find_folds, with_weights=False)
     opset = reachable(graph, folds, options.target, None)

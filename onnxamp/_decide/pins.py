@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from onnxamp._decide.listed import unmet_lists
 from onnxamp._decide.ports import Layout, PortVariables, Variable
 from onnxamp._decide.problem import Problem
+from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.verdicts import Reason, Verdict
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
@@ -80,13 +81,18 @@ def find_pins(
             keeps = (keeps or options.level != Level.O3) and graph.nodes[hazard.node].key not in options.white
         for variable in ports.of_node.get(hazard.node, {}).values() if keeps else ():
             collector.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
-    for index, why in (measured or {}).items():
+    for index, why in (unfit_nodes(graph, options) | dict(measured or {})).items():
         for variable in ports.of_node.get(index, {}).values():
             collector.pin(variable, Verdict(variable, False, Reason.MEASURED, why))
     for node in graph.nodes:
         collector.lists(node)
     pins = collector.finish()
-    return replace(pins, warnings=(*pins.warnings, *unmet_lists(problem, pins.verdicts)))
+    made_up = options.rescaling is not None and options.rescaling.made_up
+    warned = (_MADE_UP,) if made_up else ()
+    return replace(pins, warnings=(*pins.warnings, *unmet_lists(problem, pins.verdicts), *warned))
+
+
+_MADE_UP = "Exponents follow from made-up inputs, which reach other ranges than real ones: give samples (--inputs)."
 
 
 _MEASURABLE = frozenset({Reason.EPSILON, Reason.DECOMPOSED, Reason.REDUCTION})

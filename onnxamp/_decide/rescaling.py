@@ -289,6 +289,19 @@ def find_rescaling(graph: Graph, options: Options, largest: Mapping[str, float])
     return Rescaling(scaled, unfit)
 
 
+def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
+    """Nodes that make or read a value that no exponent brings into range -> why."""
+    unfit = {row.value: row for row in (options.rescaling or Rescaling()).unfit}
+    found: dict[int, str] = {}
+    for value, name in value_names(graph).items() if unfit else ():
+        row = unfit.get(name)
+        if row is not None:
+            touching = [graph.values[value].producer, *(node for node, _ in graph.uses[value])]
+            why = f"{name!r} reaches {row.largest:.3g}; {row.why}"
+            found |= {node: why for node in touching if node != ABSENT}
+    return found
+
+
 def rows_of(equations: Equations, exponents: Sequence[int], largest: Mapping[int, float]) -> tuple[Scaled, ...]:
     """The values with an exponent, constants apart, which follow from the others."""
     names = value_names(equations.graph)

@@ -6,6 +6,7 @@ from typing import TypedDict
 from onnxamp._dtypes import DtypeLike
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import Rule, TargetName
+from onnxamp._options.rescaling import Rescaling
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -25,4 +26,6 @@ class OptionKeywords(TypedDict, total=False):
     keep_functions: bool
     opset: int | None
     fold: bool
+    rescale: bool
+    rescaling: Rescaling | None
     rule: Rule | None

@@ -17,6 +17,7 @@ from onnx import NodeProto
 from onnxamp._dtypes import DtypeName, LowType, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ContradictionError
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
+from onnxamp._options.rescaling import Rescaling
 from onnxamp._target.kernels import TARGETS, check_target
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
@@ -115,6 +116,11 @@ class Options:
     keep_functions: bool = _option(False, "--keep-functions", "Do not inline model-local functions.")
     opset: int | None = _option(None, "--opset", "Upgrade the model to this opset first.", metavar="N")
     fold: bool = _option(False, "--fold", "First fold decomposed normalisations, Gelu and Softmax into single ops.")
+    rescale: bool = _option(
+        False, "--rescale", "First multiply constants by powers of two, so that values fit the low-precision type that"
+        " overflow on the inputs; folds patterns, too.",
+    )  # fmt: skip
+    rescaling: Rescaling | None = None
     rule: Rule | None = None
 
     def __post_init__(self) -> None:
@@ -133,6 +139,10 @@ class Options:
             values["keep_io_types"] = frozenset(_names("keep_io_types", self.keep_io_types))
         if self.rule is not None and not callable(self.rule):
             raise ArgumentTypeError(f"rule must be a function of a NodeProto, not {type(self.rule).__name__}.")
+        if isinstance(self.rescaling, Mapping):
+            values["rescaling"] = Rescaling.from_json(self.rescaling)
+        elif not isinstance(self.rescaling, Rescaling | None):
+            raise ArgumentTypeError(f"rescaling must come from a plan, not be a {type(self.rescaling).__name__}.")
         for name, value in values.items():
             object.__setattr__(self, name, value)
         if both := sorted(self.user_white & self.user_black):
@@ -196,6 +206,16 @@ class Options:
         """Whether an inference BatchNormalization takes the precision of the Conv that the runtime folds it into."""
         return self.preset.folds_batch_norm and "BatchNormalization" not in self.user_black
 
+    @property
+    def folds(self) -> bool:
+        """Whether patterns are folded: those of normalisations hold squares, which fit nothing."""
+        return self.fold or self.rescale
+
+    @property
+    def lacks_ranges(self) -> bool:
+        """Whether exponents are asked for that nobody has found yet."""
+        return self.rescale and self.rescaling is None and self.level != Level.O0
+
     @cached_property
     def keep_patterns(self) -> tuple[re.Pattern[str], ...]:
         """``keep_high``, compiled."""
@@ -237,6 +257,7 @@ class Options:
         """All options except ``rule`` as JSON values, for :meth:`from_json`."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "rule"}
         values |= {name: sorted(value) for name, value in values.items() if isinstance(value, frozenset)}
+        values["rescaling"] = None if self.rescaling is None else self.rescaling.as_json()
         return values | {
             "level": str(self.level),
             "lists": self.preset.name if self.preset.name in PRESETS else "default",
@@ -280,13 +301,14 @@ def check_level(level: object) -> Level:
     return found
 
 
-def is_auto(level: str, tolerance: float, samples: object, metric: str) -> bool:
+def is_auto(level: str, tolerance: float, samples: object, metric: str, *, rescale: object = False) -> bool:
     """Whether the level is "auto".
 
     Raises:
-        ArgumentError: it is not, but an argument is given that only "auto" takes.
+        ArgumentError: it is not, but an argument is given that only "auto" takes; ``rescale`` takes samples, too.
     """
-    given = {"tolerance": tolerance != 1e-2, "samples": samples is not None, "metric": metric != "auto"}
+    unasked = samples is not None and not rescale
+    given = {"tolerance": tolerance != 1e-2, "samples": unasked, "metric": metric != "auto"}
     unused = [name for name, is_given in given.items() if is_given]
     if check_level(level) != Level.AUTO and unused:
         raise ArgumentError(f"{unused[0]} is only for level 'auto', not for {level!r}: leave it out, or change level.")

@@ -24,19 +24,21 @@ class Unfit(NamedTuple):
 
 
 class Rescaling(NamedTuple):
-    """Exponents of values, and what stays out of range.
+    """Exponents of values, what stays out of range, and whether the inputs that say so were made up.
 
     Example:
         >>> Rescaling((Scaled("stream", 7, 1e6),)).as_json()
-        {'scaled': [['stream', 7, 1000000.0]], 'unfit': []}
+        {'scaled': [['stream', 7, 1000000.0]], 'unfit': [], 'made_up': False}
     """
 
     scaled: tuple[Scaled, ...] = ()
     unfit: tuple[Unfit, ...] = ()
+    made_up: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """JSON values, for :meth:`from_json`."""
-        return {"scaled": [list(row) for row in self.scaled], "unfit": [list(row) for row in self.unfit]}
+        rows = {name: [list(row) for row in getattr(self, name)] for name in ("scaled", "unfit")}
+        return rows | {"made_up": self.made_up}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -45,4 +47,5 @@ class Rescaling(NamedTuple):
         Raises:
             KeyError, TypeError: it was not.
         """
-        return cls(tuple(Scaled(*row) for row in data["scaled"]), tuple(Unfit(*row) for row in data["unfit"]))
+        scaled, unfit = (Scaled(*row) for row in data["scaled"]), (Unfit(*row) for row in data["unfit"])
+        return cls(tuple(scaled), tuple(unfit), bool(data["made_up"]))

@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto
 
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._dtypes import LOW_ELEMS
-from onnxamp._errors import ModelError
+from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.inline import inline_functions
 from onnxamp._model.copying import copy_without
@@ -21,6 +21,7 @@ from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.fold import fold_graph
 from onnxamp._rewrite.opset import upgrade
 from onnxamp._rewrite.pairs import remove_pairs
+from onnxamp._rewrite.rescale import rescale_graph
 
 _FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT}
 
@@ -51,7 +52,12 @@ def prepare(model: Model, options: Options) -> Prepared:
     Raises:
         OpsetError: the model cannot be upgraded to the requested opset.
         ModelError: the model is invalid.
+        ArgumentError: exponents are asked for, but no ranges were measured, or they are those of another model.
     """
+    if options.lacks_ranges:
+        raise ArgumentError(
+            "rescale needs the ranges of values: convert_model, convert_file, plan_model and tune_model measure them."
+        )
     ready = with_casts(model, options)
     if options.level == Level.O0 or "Cast" in options.black:
         return ready
@@ -78,10 +84,14 @@ def with_casts(model: Model, options: Options) -> Prepared:
     if options.level != Level.O0 or options.freeze_defaults:
         proto = _frozen(proto, options.freeze_defaults, notes)
     graph = model.ask(graph_of) if proto is model.proto else Graph.of(proto, model.folder)
-    if options.fold:
+    if options.folds:
         folded = fold_graph(graph, options)
         requested, graph = requested or folded.graph is not graph, folded.graph
         notes += folded.notes
+    if options.rescaling is not None and options.level != Level.O0:
+        rescaled = rescale_graph(graph, options.rescaling)
+        requested, graph = requested or rescaled.graph is not graph, rescaled.graph
+        notes += rescaled.notes
     return Prepared(graph, tuple(notes), requested)
 
 

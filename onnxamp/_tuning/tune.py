@@ -21,6 +21,7 @@ from onnx import ModelProto
 from onnxamp._convert.analysis import analyse
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._numerics.ranges import with_exponents
 from onnxamp._numerics.rows import listed_outputs
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
@@ -145,9 +146,10 @@ def tune(model: Model, options: Options, search: Search) -> tuple[ModelProto, Tu
     judge = make_metric(search.metric, search.tolerance, listed_outputs(model, search.metric))
     model = model if proto is model.proto else Model(proto)
     backend = choose_backend(search.provider)
+    samples = as_samples(search.samples, proto, count=search.count, seed=search.seed, dims=search.dims)
+    options = with_exponents(model, options, samples, search.provider)
     graph = prepare(model, options).graph
     prepared = graph.model
-    samples = as_samples(search.samples, proto, count=search.count, seed=search.seed, dims=search.dims)
     space = find_space(graph, options, device)
     live = find_live(graph, samples)
     usual = replace(options, level=Level.O2)

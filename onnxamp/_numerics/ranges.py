@@ -1,0 +1,82 @@
+"""Ranges of a model's values on samples, and the exponents that follow from them."""
+
+from collections import Counter
+from dataclasses import replace
+
+from onnxamp._decide.rescaling import find_rescaling
+from onnxamp._dtypes import FLOAT
+from onnxamp._model.model import Model
+from onnxamp._numerics.measure import measure
+from onnxamp._options.options import Options
+from onnxamp._rewrite.prepare import with_casts
+from onnxamp._runtime.engines import Executable, Progress
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.side import BUDGET, parts_of, start
+from onnxamp._runtime.values import Feed
+
+
+def with_exponents(
+    model: Model, options: Options, samples: Samples, provider: Provider | None = None, progress: Progress | None = None
+) -> Options:
+    """Options with the exponents that they ask for, found on samples; the same options where they ask for none.
+
+    Args:
+        model: the model.
+        options: the options of the conversion.
+        samples: inputs of the model.
+        provider: where the float32 model runs; None for CUDA if there is a device.
+        progress: called with the samples that have run, and their number.
+
+    Raises:
+        RuntimeFailure: the model does not run. ArgumentError: a sample does not fit it.
+    """
+    if not options.lacks_ranges:
+        return options
+    graph = with_casts(model, options).graph
+    written = model if graph.model is model.proto else Model(graph.model, graph.folder)
+    largest = largest_magnitudes(written, samples, provider, progress)
+    found = find_rescaling(graph, options, largest)
+    return replace(options, rescaling=found._replace(made_up=samples.made_up))
+
+
+def largest_magnitudes(
+    model: Model, samples: Samples, provider: Provider | None = None, progress: Progress | None = None
+) -> dict[str, float]:
+    """The largest magnitude of each float32 tensor of the main graph below 1e30, where masks begin, by name.
+
+    Arguments and errors as :func:`with_exponents`.
+    """
+    chosen = choose_provider(provider)
+    executable = Executable(model, chosen, emulated=chosen == "cpu", whole=False)
+    largest: dict[str, float] = {}
+    for number, sample in enumerate(samples):
+        feeds = check_inputs(model.proto, sample)
+        for name, magnitude in _magnitudes(executable.prepare(feeds), feeds).items():
+            largest[name] = max(magnitude, largest.get(name, 0.0))
+        if progress is not None:
+            progress(number + 1, len(samples))
+    return largest
+
+
+def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:
+    flow, found = runner.flow, dict[str, float]()
+    names = [name for node in flow.nodes for name in node.output if flow.types.get(name) in (FLOAT, None) and name]
+    side = start(runner, feeds, Counter([*names, *flow.inputs]))
+
+    def note(made: list[str]) -> None:
+        for name in made:
+            value = side.values.get(name)
+            if value is not None and value.is_tensor() and value.data_type() == FLOAT:
+                found[name] = measure(value, value, runner.provider).reference_max
+        side.used(made)
+
+    note(list(flow.inputs))
+    watched = set(names)
+    for part in parts_of(flow, range(len(flow.nodes)), BUDGET):
+        side.run(part)
+        note([name for node in part for name in flow.nodes[node].output if name in watched])
+        runner.forget()
+    return found
