@@ -16,10 +16,10 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._numerics.ranges import with_exponents
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._rewrite.prepare import prepare
-from onnxamp._numerics.ranges import with_exponents
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.tune import Search, tune

@@ -1,16 +1,16 @@
 """Integer exponents under linear equations, solved exactly. This module knows nothing of ONNX.
 
-Variables are exponents; variable :data:`ZERO` is 0. Relations are homogeneous equations with small integer coefficients,
-so that all zeros satisfy them. Some variables want to be in a window; changing others costs. :func:`solve` looks for
-exponents that satisfy every relation exactly and, in this order,
+Variables are exponents; variable :data:`ZERO` is 0. Relations are homogeneous equations with small integer
+coefficients, so that all zeros satisfy them. Some variables want to be in a window; changing others costs.
+:func:`solve` looks for exponents that satisfy every relation exactly and, in this order,
 
 1. leave the fewest steps by which variables miss the lower ends of their windows (overflow),
 2. ... and the upper ends (loss of small numbers),
 3. touch the fewest variables that cost something,
 4. are the smallest.
 
-What relations force to zero is found first, by propagation, and is exact: :meth:`Solution.chain` names the relations. The
-rest starts from zero and improves by moves: a variable gets another exponent, and every relation that this breaks is
+What relations force to zero is found first, by propagation: :meth:`Solution.chain` names the relations. The rest
+starts from zero and improves by moves: a variable gets another exponent, and every relation that this breaks is
 repaired by another variable of it, until all hold again. A move that makes the whole worse is not made.
 
 Complexity: linear in the terms of all relations for propagation and for each sweep of moves, of which there are few.
@@ -209,7 +209,7 @@ class _Union:
         elif len(row) == 2 and set(row.values()) == {1, -1}:
             low, high = sorted(row)
             self.parents[high] = low
-        return len(row) < 2 or set(row.values()) == {1, -1} and len(row) == 2
+        return len(row) < 2 or (set(row.values()) == {1, -1} and len(row) == 2)
 
 
 def _both(one: Window | None, other: Window) -> Window:

@@ -1,6 +1,7 @@
 """Exponents applied to a model: constants and epsilons are multiplied by powers of two, and the interface by a Mul.
 
-No other number changes: what the model computes in float32 is the same bit for bit, as long as nothing leaves its range.
+No other number changes: what the model computes in float32 is the same bit for bit, as long as nothing leaves its
+range.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnxamp._decide.equations import Equations, find_equations
 from onnxamp._decide.exponents import ZERO
-from onnxamp._decide.rescaling import Equations, complete, find_equations
+from onnxamp._decide.rescaling import complete
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, scope_graphs
@@ -55,7 +57,9 @@ class _Editor:
         self.graph, self.equations, self.exponents, self.model = graph, equations, exponents, model
         self.graphs = scope_graphs(graph, model)
         self.names = NewNames(graph.all_names())
-        self.initializers = {(scope, item.name): item for scope, held in enumerate(self.graphs) for item in held.initializer}
+        self.initializers = {
+            (scope, item.name): item for scope, held in enumerate(self.graphs) for item in held.initializer
+        }
         self.added: dict[int, list[tuple[int, NodeProto]]] = {}
         """Scope -> new nodes, and the position of the node before which each goes."""
         self.touched = self.split = self.moved = self.muls = 0
@@ -104,9 +108,9 @@ class _Editor:
         array = self.array(value)
         with np.errstate(over="ignore", under="ignore"):
             result = np.ldexp(array, np.int32(-exponent)).astype(np.float32, copy=False)
-            lost = np.count_nonzero((np.ldexp(result, np.int32(exponent)) != array) & (array == array))
+            lost = np.count_nonzero((np.ldexp(result, np.int32(exponent)) != array) & ~np.isnan(array))
         if lost:
-            self.lost[self.graph.values[value].name] = lost
+            self.lost[self.graph.values[value].name] = int(lost)
         return numpy_helper.from_array(result, name)
 
     def replace(self, value: int, exponent: int) -> None:
@@ -165,7 +169,7 @@ class _Editor:
             if not is_input:
                 outputs = self.proto(graph.values[value].producer).output
                 outputs[graph.values[value].port] = inner
-            tensor = numpy_helper.from_array(np.float32(2.0 ** (-exponent if is_input else exponent)))
+            tensor = numpy_helper.from_array(np.array(2.0 ** (-exponent if is_input else exponent), np.float32))
             place = main.nodes.start if is_input else main.nodes.stop
             self.add(0, place, helper.make_node("Constant", [], [factor], name=factor, value=tensor))
             self.add(0, place, helper.make_node("Mul", [ends[0], factor], [ends[1]], name=f"{inner}_by"))
@@ -202,7 +206,8 @@ class _Editor:
         muls = f" {_count(self.muls, 'Mul')} at the model's interface." if self.muls else ""
         yield f"{what}. Multiplied {' and '.join(filter(None, done))}{extra}.{muls}"
         for name, count in self.lost.items():
-            yield f"{_count(count, 'element')} of {name!r} left float32's range when multiplied: results differ slightly."
+            what = f"{_count(count, 'element')} of {name!r}"
+            yield f"{what} left float32's range when multiplied: results differ slightly."
 
 
 def _count(number: int, what: str) -> str:
@@ -229,4 +234,3 @@ def _set_attribute(proto: NodeProto, new: AttributeProto) -> None:
             item.CopyFrom(new)
             return
     proto.attribute.append(new)
-

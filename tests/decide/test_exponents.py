@@ -1,4 +1,4 @@
-"""The solver of exponents: every relation holds exactly, and small problems are solved as well as by trying everything."""
+"""The solver of exponents: relations hold exactly, and small problems are solved as well as by trying everything."""
 
 import itertools
 from random import Random
@@ -49,7 +49,7 @@ def chain_of_layers(count: int, needs: dict[int, int]) -> tuple[Problem, list[in
     problem = Problem()
     values, weights = [problem.variable()], []
     problem.relations.append(((values[0], 1),))
-    for k in range(count):
+    for _ in range(count):
         weights.append(problem.variable())
         values.append(problem.variable())
         problem.relations.append(((values[-1], 1), (values[-2], -1), (weights[-1], -1)))
@@ -99,6 +99,6 @@ def test_halves_are_whole() -> None:
 
 
 def test_long_chains_do_not_recurse() -> None:
-    problem, values, _ = chain_of_layers(5000, {k: 4 for k in range(100, 4900, 7)})
+    problem, values, _ = chain_of_layers(5000, dict.fromkeys(range(100, 4900, 7), 4))
     exponents = solve(problem).exponents
     assert all(exponents[values[k]] >= 4 for k in range(100, 4900, 7))

@@ -9,8 +9,9 @@ from judge_numbers import run_original
 from onnx import ModelProto
 from strategies import all_ops, random_model
 
+from onnxamp._decide.equations import find_equations
 from onnxamp._decide.exponents import Window, solve
-from onnxamp._decide.rescaling import find_equations, rows_of
+from onnxamp._decide.rescaling import rows_of
 from onnxamp._graph.graph import Graph
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._rewrite.rescale import rescale_graph

@@ -1,0 +1,217 @@
+"""Conversions with exponents: overflow goes, float32 bits stay, and what cannot fit is named."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from judge_numbers import run_original
+from onnx import ModelProto, TensorProto, numpy_helper, parser
+
+import onnxamp
+from onnxamp._model.model import Model
+from onnxamp._numerics.ranges import largest_magnitudes
+from onnxamp._runtime.samples import as_samples
+
+DECODER = """
+<ir_version: 10, opset_import: ["" : 23]>
+decoder (int64[1,s] ids) => (float[1,s,50] logits) {
+  h0 = Gather (embedding, ids)
+  n1 = RMSNormalization <epsilon: float = 1e-6> (h0, gain)
+  up = MatMul (n1, w_up)
+  gate = MatMul (n1, w_gate)
+  opened = Sigmoid (gate)
+  swish = Mul (gate, opened)
+  inner = Mul (up, swish)
+  down = MatMul (inner, w_down)
+  h1 = Add (h0, down)
+  n2 = RMSNormalization <epsilon: float = 1e-6> (h1, gain)
+  logits = MatMul (n2, w_out)
+}
+"""
+"""A layer of a decoder whose residual stream passes 65504, as Gemma's does."""
+
+
+def model_of(text: str, *weights: tuple[str, tuple[int, ...], float]) -> ModelProto:
+    """A model with random weights: (name, shape, standard deviation)."""
+    rng = np.random.default_rng(0)
+    model = parser.parse_model(text)
+    for name, shape, deviation in weights:
+        array = (rng.standard_normal(shape) * deviation).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+@pytest.fixture
+def decoder() -> ModelProto:
+    return model_of(
+        DECODER, ("embedding", (50, 32), 2e5), ("gain", (32,), 1), ("w_up", (32, 64), 0.1), ("w_gate", (32, 64), 0.1),
+        ("w_down", (64, 32), 3e3), ("w_out", (32, 50), 0.1),
+    )  # fmt: skip
+
+
+IDS = {"ids": np.arange(7).reshape(1, 7) * 5 % 50}
+
+
+def floats_of(model: ModelProto) -> set[int]:
+    """Element types of float weights."""
+    return {tensor.data_type for tensor in model.graph.initializer if tensor.data_type in (1, 10, 16)}
+
+
+def ops(model: ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def error_of(model: ModelProto, result: ModelProto, feeds: dict[str, Any]) -> float:
+    report = onnxamp.diff_models(model, result, samples=feeds)
+    assert report.passed, report
+    return max(output.rel_l2 for output in report.outputs)
+
+
+def test_a_residual_stream_becomes_low(decoder: ModelProto) -> None:
+    plain = onnxamp.convert_model(decoder, "O3")
+    result = onnxamp.convert_model(decoder, "O3", rescale=True, samples=IDS)
+    assert floats_of(result) == {TensorProto.FLOAT16}
+    assert ops(result).count("Cast") < ops(plain).count("Cast")
+    assert sorted(set(ops(result)) - {"Cast"}) == sorted(set(ops(decoder)))
+    assert error_of(decoder, result, IDS) < 2e-3
+    largest = largest_magnitudes(Model.of(onnxamp.apply_plan(decoder, float32_plan(decoder))), as_samples(IDS, decoder))
+    assert max(largest.values()) < 65504 / 2
+
+
+def float32_plan(model: ModelProto) -> onnxamp.Plan:
+    """Exponents alone: every variable is float32."""
+    return onnxamp.plan_model(model, "O1", rescale=True, samples=IDS, black_list=["MatMul", "Gather", "Add"])
+
+
+def test_float32_keeps_its_bits(decoder: ModelProto) -> None:
+    result = onnxamp.apply_plan(decoder, float32_plan(decoder))
+    assert floats_of(result) == {TensorProto.FLOAT}
+    assert result != decoder
+    before, after = run_original(decoder, IDS), run_original(result, IDS)
+    assert before is not None
+    assert after is not None
+    np.testing.assert_array_equal(before[0], after[0])
+
+
+def test_plans_hold_exponents(decoder: ModelProto, tmp_path: Any) -> None:
+    plan = onnxamp.plan_model(decoder, "O3", rescale=True, samples=IDS)
+    rescaling = plan.options.rescaling
+    assert rescaling is not None
+    assert {row.value for row in rescaling.scaled} == {"h0", "down", "h1"}
+    assert len({row.exponent for row in rescaling.scaled}) == 1
+    plan.save(tmp_path / "plan.json")
+    loaded = onnxamp.load_plan(tmp_path / "plan.json")
+    assert loaded == plan
+    assert onnxamp.apply_plan(decoder, loaded) == onnxamp.convert_model(decoder, "O3", rescale=True, samples=IDS)
+
+
+def test_a_second_conversion_changes_nothing(decoder: ModelProto) -> None:
+    once = onnxamp.convert_model(decoder, "O3", rescale=True, samples=IDS)
+    assert onnxamp.convert_model(once, "O3", rescale=True, samples=IDS) == once
+
+
+def test_nothing_to_rescale_changes_nothing(decoder: ModelProto) -> None:
+    same = {"rescale": True, "samples": IDS, "dtype": "bfloat16"}
+    plain = onnxamp.convert_model(decoder, "O3", dtype="bfloat16")
+    assert onnxamp.convert_model(decoder, "O3", **same) == plain
+
+
+def test_plans_of_other_models_are_refused(decoder: ModelProto) -> None:
+    plan = onnxamp.plan_model(decoder, "O3", rescale=True, samples=IDS)
+    other = onnx.parser.parse_model(DECODER.replace("h1", "other"))
+    other.graph.initializer.extend(decoder.graph.initializer)
+    with pytest.raises(onnxamp.ArgumentError, match="'h1'"):
+        onnxamp.apply_plan(other, plan)
+
+
+def test_made_up_inputs_warn(decoder: ModelProto) -> None:
+    with pytest.warns(onnxamp.OptionWarning, match="made-up inputs"):
+        onnxamp.convert_model(decoder, "O3", rescale=True)
+
+
+def test_outputs_get_a_mul() -> None:
+    """An output that overflows itself stays float32, behind a Mul; all before it is low."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    net (float[2,8] x) => (float[2,8] y) {
+      h = MatMul (x, w)
+      r = Relu (h)
+      y = MatMul (r, w)
+    }
+    """
+    model = model_of(text, ("w", (8, 8), 300.0))
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)}
+    result = onnxamp.convert_model(model, "O3", rescale=True, samples=feeds)
+    assert ops(result).count("Mul") == 1
+    assert floats_of(result) == {TensorProto.FLOAT16}
+    assert error_of(model, result, feeds) < 2e-3
+
+
+def test_what_cannot_fit_is_named() -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    net (float[2,8] x) => (float[2,8] y) {
+      h = MatMul (x, w)
+      t = Softplus (h)
+      s = Sqrt (t)
+      y = Tanh (s)
+    }
+    """
+    model = model_of(text, ("w", (8, 8), 2e4))
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32) * 4}
+    plan = onnxamp.plan_model(model, "O3", rescale=True, samples=feeds)
+    why = {row.op: row.detail for row in plan.rows if row.reason == "measured"}
+    assert {"MatMul", "Softplus", "Sqrt"} <= why.keys()
+    assert "'t' (Softplus)" in why["Softplus"]
+    assert error_of(model, onnxamp.apply_plan(model, plan), feeds) < 2e-3
+
+
+def test_loops_tie_their_state() -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    net (float[8] x) => (float[8] y) {
+      trips = Constant <value: tensor = int64 {3}> ()
+      go = Constant <value: tensor = bool {1}> ()
+      h = Mul (x, w)
+      last = Loop <body = step (int64 i, bool c, float[8] state) => (bool c2, float[8] next) {
+        c2 = Identity (c)
+        next = Add (state, h)
+      }> (trips, go, h)
+      y = Mul (last, v)
+    }
+    """
+    model = model_of(text, ("w", (8,), 1e5), ("v", (8,), 1e-5))
+    feeds = {"x": np.linspace(-1, 1, 8, dtype=np.float32)}
+    result = onnxamp.convert_model(model, "O3", rescale=True, samples=feeds, target="any")
+    plan = onnxamp.plan_model(model, "O3", rescale=True, samples=feeds, target="any")
+    assert plan.options.rescaling is not None
+    exponents = {row.value: row.exponent for row in plan.options.rescaling.scaled}
+    assert {name.split("/")[-1] for name in exponents} >= {"h", "last", "state", "next"}
+    assert len(set(exponents.values())) == 1
+    assert error_of(model, result, feeds) < 2e-3
+
+
+def test_shared_weights_are_split_where_they_must() -> None:
+    """The same weight before and behind an overflowing value."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    net (float[2,8] x) => (float[2,8] y) {
+      h = Mul (x, w)
+      n = LayerNormalization (h, gain)
+      s = Sigmoid (w)
+      y = Mul (n, s)
+    }
+    """
+    model = model_of(text, ("w", (8,), 2e5), ("gain", (8,), 1.0))
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)}
+    result = onnxamp.convert_model(model, "O3", rescale=True, samples=feeds)
+    assert {tensor.name for tensor in result.graph.initializer} >= {"w", "w_scaled"}
+    assert error_of(model, result, feeds) < 2e-3
+
+
+def test_ranges_are_asked_for_before_anything_runs(decoder: ModelProto) -> None:
+    with pytest.raises(onnxamp.ArgumentError, match="samples is only for level 'auto'"):
+        onnxamp.convert_model(decoder, "O3", samples=IDS)
+    with pytest.raises(onnxamp.ArgumentTypeError, match="rescaling"):
+        onnxamp.convert_model(decoder, "O3", rescaling=3)
