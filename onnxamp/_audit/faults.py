@@ -27,7 +27,8 @@ def type_faults(graph: Graph) -> list[Finding]:
     If one contradiction causes others downstream, only the first is reported. Complexity: linear in nodes and ports.
     """
     conflicts, declared, findings = tuple(type_conflicts(graph)), _contradicted(graph), list[Finding]()
-    wrong, differing = ({getattr(conflict, kind) for conflict in conflicts} for kind in ("node", "branches"))
+    wrong = {conflict.node: conflict.text for conflict in conflicts}
+    differing = {conflict.branches for conflict in conflicts}
     tainted = set[int]()
     for index in graph.order:
         node = graph.nodes[index]
@@ -38,7 +39,7 @@ def type_faults(graph: Graph) -> list[Finding]:
             text = "its branches return different types"
             findings.append(Finding("error", "type", node.label, node.key, text, _RETYPE))
             continue
-        fault = next(_node_faults(graph, node, declared, is_known=index in wrong), None)
+        fault = next(_node_faults(graph, node, declared, wrong.get(index)), None)
         bodies = (value for _, body in node.bodies for value in graph.scopes[body].outputs)
         is_first = tainted.isdisjoint((*node.inputs, *bodies))
         if fault and is_first:
@@ -51,14 +52,12 @@ def type_faults(graph: Graph) -> list[Finding]:
     return [*findings, *_wrong_entries(graph, declared), *_same_names(graph)]
 
 
-def _node_faults(graph: Graph, node: Node, declared: Mapping[int, str], *, is_known: bool) -> Iterator[Finding]:
-    """What is wrong with one node, the worst first."""
+def _node_faults(graph: Graph, node: Node, declared: Mapping[int, str], known: str | None) -> Iterator[Finding]:
+    """What is wrong with one node, the worst first; ``known`` is what :func:`type_conflicts` says of it."""
     if node.signature is not None:
-        text = (_input_fault(node.signature, _types(graph, node.inputs)) if is_known else None) or _output_fault(
-            graph, node
-        )
-        if text is not None:
-            yield _fault(graph, node, text)
+        text = (_input_fault(node.signature, _types(graph, node.inputs)) or known) if known else None
+        if text is not None or (text := _output_fault(graph, node)) is not None:
+            yield _fault(graph, node, readable_types(text))
     for value in node.outputs:
         if value in declared:
             wanted = readable_types(declared[value])
@@ -81,8 +80,8 @@ def _contradicted(graph: Graph) -> dict[int, str]:
             continue
         inputs = scope.proto.input if scope.index == 0 else ()
         for entry in (*scope.proto.value_info, *scope.proto.output, *inputs):
-            value, declared = scope.names.get(entry.name), declared_type(entry.type)
-            if value is not None and None not in (declared, graph.types[value]) and declared != graph.types[value]:
+            value, declared = graph.visible(entry.name, scope.index), declared_type(entry.type)
+            if value != ABSENT and None not in (declared, graph.types[value]) and declared != graph.types[value]:
                 contradicted[value] = str(declared)
     return contradicted
 

@@ -150,6 +150,8 @@ class _Finder:
         first = len(self.variables)
         for param in layout.params:
             self.new(node.index, param)
+        tied = op_facts().tied_parameters.get(node.key, ())
+        self.join([first + place for place, param in enumerate(layout.params) if param in tied])
         self.consumed[node.index] = [place + first if place >= 0 else place for place in layout.inputs]
         for value, place in zip(node.outputs, layout.outputs, strict=True):
             if place != NONE:

@@ -22,7 +22,7 @@ from onnxamp._model.saving import WeightConverter, save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes, write_file
 from onnxamp._model.weights import embed
 from onnxamp._runtime.inputs import Array
-from onnxamp._runtime.values import type_proto
+from onnxamp._runtime.values import typed
 
 _EXPECTED: Final = ".expected"
 """Suffix of the file of expected outputs, which readers of folders of inputs ignore."""
@@ -121,7 +121,7 @@ def _declared(name: str, value: Array | None, kind: str | None = None) -> ValueI
             f"The value {name!r} at the border of the region is not a tensor, and files of arrays cannot hold it:"
             " take more or fewer nodes (--before, --after)."
         )
-    return ValueInfoProto(name=name, type=type_proto(kind))
+    return ValueInfoProto(name=name, type=typed(kind))
 
 
 def _known_types(source: ModelProto, view: View, cut: Cut) -> Iterator[ValueInfoProto]:

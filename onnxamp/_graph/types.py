@@ -4,12 +4,14 @@ Types are schema strings ("tensor(float)", "seq(tensor(int64))"); None means unk
 nor a rule determines the type of an output, the file's declaration does.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Final
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
-from onnxamp._dtypes import FLOAT, tensor_type
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, tensor_type
 from onnxamp._graph.view import ABSENT, Node, Scope, View
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature
@@ -61,6 +63,21 @@ def declared_type(proto: TypeProto) -> str | None:
     if kind == "tensor_type" and proto.tensor_type.elem_type:
         return prefix + tensor_type(proto.tensor_type.elem_type) + suffix
     return None
+
+
+def type_proto(kind: str) -> TypeProto | None:
+    """The type that a schema writes as ``kind``, of any rank; None where :func:`declared_type` never returns that."""
+    proto = result = TypeProto()
+    while (match := _KIND.fullmatch(kind)) is not None:
+        word, kind = match.groups()
+        if word == "tensor":
+            proto.tensor_type.elem_type = ELEM_NUMBERS.get(kind, 0)
+            return result if kind in ELEM_NUMBERS else None
+        proto = proto.sequence_type.elem_type if word == "seq" else proto.optional_type.elem_type
+    return None
+
+
+_KIND: Final = re.compile(r"(seq|optional|tensor)\((.*)\)")
 
 
 def _seed(scope: Scope, types: list[str | None]) -> None:

@@ -127,6 +127,12 @@ class View:
         """Nodes that read any output of the node, with the input position."""
         return (use for value in node.outputs for use in self.consumers(value))
 
+    def visible(self, name: str, scope: int) -> int:
+        """The value that a name means in a scope, its own or an outer one; ABSENT if there is none."""
+        while scope != ABSENT and name not in self.scopes[scope].names:
+            scope = self.scopes[scope].parent
+        return ABSENT if scope == ABSENT else self.scopes[scope].names[name]
+
     def only_reader(self, value: int) -> Node | None:
         """The node that alone reads the value, in its own graph, where no graph returns it."""
         if value == ABSENT or len(self.uses[value]) != 1 or self.results[value]:

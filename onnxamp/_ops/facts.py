@@ -96,6 +96,7 @@ class OpFacts:
     dtype_attribute: Mapping[str, DtypeAttribute]
     output_parameter: Mapping[str, OutputParameter]
     pinned_parameters: Mapping[str, frozenset[str]]
+    tied_parameters: Mapping[str, frozenset[str]]
     computes_in: Mapping[str, str]
     free_sources: Mapping[str, frozenset[str]]
     """As types of tensors."""
@@ -129,6 +130,7 @@ def op_facts() -> OpFacts:
         dtype_attribute={op: DtypeAttribute(**row) for op, row in column("dtype_attribute").items()},
         output_parameter={op: OutputParameter(**row) for op, row in column("output_parameter").items()},
         pinned_parameters={op: frozenset(names) for op, names in column("pinned_parameters").items()},
+        tied_parameters={op: frozenset(names) for op, names in column("tied_parameters").items()},
         computes_in=column("computes_in"),
         free_sources={
             op: frozenset(f"tensor({name})" for name in names) for op, names in column("free_sources").items()

@@ -73,16 +73,23 @@ def _by_scope(view: View, edits: Edits) -> dict[int, _Local]:
         for node in sorted(getattr(edits, kind)):
             getattr(local(view.nodes[node].scope), kind).append(node)
     typed = {view.values[value].scope for value in (*edits.types, *edits.weights, *edits.renamed)}
+    typed |= {scope.index for scope in view.scopes[1:] if _repeats(view, scope, edits)}
     for scope in typed | {scope for scope, _ in (*edits.results, *edits.result_types)}:
         local(scope)
     return by_scope
+
+
+def _repeats(view: View, scope: Scope, edits: Edits) -> bool:
+    """Whether a body declares the type of an outer value that changes, as some exporters write it."""
+    outer = (view.visible(entry.name, scope.index) for entry in scope.proto.value_info if entry.name not in scope.names)
+    return any(value in edits.types or value in edits.renamed for value in outer)
 
 
 def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter) -> None:
     scope = local.scope
     _initializers(view, edits, local, graph, convert)
     for entry in (*graph.input, *graph.value_info):
-        value = scope.names.get(entry.name, ABSENT)
+        value = view.visible(entry.name, scope.index)
         if value in edits.types:
             lower_type(entry.type, edits.low)
         if value in edits.renamed:

@@ -54,7 +54,7 @@ class Edits:
     weights: set[int] = field(default_factory=set)
     """Initializers that become low precision in place."""
     renamed: dict[int, str] = field(default_factory=dict)
-    """Initializers and inputs of bodies -> their new names."""
+    """Values that are declared or stored under a new name: those of bodies that would shadow an outer one."""
     halved: set[int] = field(default_factory=set)
     """Constants whose sentinels saturate to half the largest finite number, so that mask + score stays finite."""
 

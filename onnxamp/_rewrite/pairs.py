@@ -258,7 +258,7 @@ class Pairs:
                     proto.op_type = "Identity"
                     del proto.attribute[:]
             for entry in graph.value_info:
-                value = scope.names.get(entry.name, ABSENT)
+                value = self.graph.visible(entry.name, scope.index)
                 maker = self.graph.producer(value)
                 if maker is not None and maker.index in self.moves:
                     entry.type.tensor_type.elem_type = ELEM_NUMBERS[element_name(self.narrow[value])]

@@ -168,8 +168,7 @@ class _Maker:
         name = self.fresh(value.name, low=is_low)
         if value.origin is Origin.NODE:
             self.edits.outputs[value.producer, value.port] = name
-        else:
-            self.edits.renamed[value.index] = name
+        self.edits.renamed[value.index] = name  # where it is declared, too, or the outer value would be
         return name
 
     def public_name(self, value: Value) -> str:

@@ -1,21 +1,21 @@
-"""Verification of a result before it is written: every node agrees with its schema, and the signature is unchanged.
+"""Verification of a result before it is written: types agree with schemas, onnx's inference and declarations, and the
+signature is unchanged.
 
 A fault that the original model does not have is a bug in onnxamp, and the message says so.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from onnx import ModelProto, ValueInfoProto
 
 from onnxamp._dtypes import retyped
 from onnxamp._errors import InternalError, ModelError
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.inference import Types, inference_fault, typing_of
 from onnxamp._graph.types import bind, body_sources, declared_type
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.signature import Signature
 from onnxamp._options.options import Options
 from onnxamp._target.kernels import is_consistent
 
@@ -27,18 +27,23 @@ def verify(original: Graph, result: ModelProto, options: Options) -> None:
         InternalError: it is not, or does not.
         ModelError: it is not, because the original is not either.
     """
-    faults = list(type_conflicts(Graph.of(result)))
-    known = {fault.where for fault in type_conflicts(original)} if faults else set()
+    faults = list(_all_conflicts(Graph.of(result)))
+    known = {fault.where for fault in _all_conflicts(original)} if faults else set()
     new = [f"{fault.where} {fault.text}" for fault in faults if fault.where not in known]
     before, after = original.model.graph, result.graph
     # Weights may also be listed as inputs (always, before IR version 4); such declarations follow the weight.
     weights = {value.name for value in original.values if value.origin is Origin.INITIALIZER and value.scope == 0}
     new += _changed("input", before.input, after.input, options, weights)
     new += _changed("output", before.output, after.output, options, set())
-    if new and (fault := next(type_conflicts(original), None)):
+    if new and (fault := next(_all_conflicts(original), None)):
         raise ModelError(f"The model contradicts itself, so it cannot be converted: {fault.where} {fault.text}.")
     if new:
         raise InternalError(f"The converted model would be wrong: {new[0]}. This is a bug: please report the model.")
+
+
+def _all_conflicts(graph: Graph) -> Iterator["Conflict"]:
+    yield from type_conflicts(graph)
+    yield from _declarations(graph)
 
 
 def _changed(
@@ -62,7 +67,7 @@ class Conflict:
     Attributes:
         where: the place in words, the same in a model and in what becomes of it.
         text: what is wrong there.
-        node: the node whose inputs contradict its schema.
+        node: the node whose types contradict its schema, or what onnx infers.
         branches: the If whose branches differ.
         output: the value of a graph's output that contradicts its declaration. ABSENT where it is another conflict.
     """
@@ -75,23 +80,33 @@ class Conflict:
 
 
 def type_conflicts(graph: Graph) -> Iterator[Conflict]:
-    """Where types contradict schemas, declarations or each other. Complexity: linear in nodes."""
+    """Where types contradict schemas, what onnx infers, declared outputs or each other. Complexity: linear in nodes."""
+    types = [*graph.types, None]  # the last entry is that of ABSENT
+    varying = op_facts().dtype_attribute.keys() | op_facts().output_parameter.keys()
+    passed: set[tuple[object, ...]] = set()
     for node in graph.nodes:
         if node.signature is None or graph.scopes[node.scope].opaque:
             continue
-        inputs = tuple([None if value == ABSENT else graph.types[value] for value in node.inputs])
-        if not _agrees(node.signature, inputs):
-            text = f"takes {', '.join(map(str, inputs))}"
-            yield Conflict(f"node {node.label!r} ({node.key})", text, node=node.index)
+        inputs, outputs = (tuple([types[value] for value in values]) for values in (node.inputs, node.outputs))
+        form = node.signature, inputs, outputs
+        if form not in passed:
+            text = _node_fault(node, inputs, outputs)
+            if text:
+                yield Conflict(f"node {node.label!r} ({node.key})", text, node=node.index)
+            elif node.key not in varying:
+                passed.add(form)
         if node.key in op_facts().control_flow:
             yield from _bodies(graph, node)
     yield from _outputs(graph, 0, "")
 
 
-@lru_cache(maxsize=1 << 12)
-def _agrees(signature: Signature, inputs: tuple[str | None, ...]) -> bool:
-    """Whether a schema admits inputs of these types: large models repeat few combinations."""
-    return is_consistent(signature, bind(signature, inputs), inputs)
+def _node_fault(node: Node, inputs: Types, outputs: Types) -> str:
+    """What is wrong with the types of a node with a schema, in words."""
+    assert node.signature is not None
+    if not is_consistent(node.signature, bind(node.signature, inputs), inputs):
+        return f"takes {', '.join(map(str, inputs))}"
+    typing = typing_of(node, inputs, outputs)
+    return inference_fault(typing) if typing is not None else ""
 
 
 def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
@@ -109,6 +124,16 @@ def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
         branches = [[graph.types[value] for value in graph.scopes[body].outputs] for _, body in node.bodies]
         if any(None not in (a, b) and a != b for a, b in zip(*branches, strict=False)):
             yield Conflict(f"the branches of {node.label!r}", "return different types", branches=node.index)
+
+
+def _declarations(graph: Graph) -> Iterator[Conflict]:
+    """Declarations that contradict the types of values, of outer ones in bodies, too."""
+    for scope in graph.scopes:
+        for entry in () if scope.opaque else scope.proto.value_info:
+            value = graph.visible(entry.name, scope.index)
+            if value != ABSENT and (text := _mismatch(entry, graph.types[value])):
+                owner = graph.nodes[scope.owner].label if scope.index else ""
+                yield Conflict(f"the value {entry.name!r}" + (f" in a body of {owner!r}" if owner else ""), text)
 
 
 def _outputs(graph: Graph, scope: int, suffix: str) -> Iterator[Conflict]:

@@ -16,7 +16,7 @@ from onnxamp._model.copying import copy_fields
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.rounding import Rounder
 from onnxamp._runtime.session import Provider, make_session, run_values
-from onnxamp._runtime.values import to_value, type_proto
+from onnxamp._runtime.values import to_value, typed
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -64,7 +64,7 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
     ranks = {} if renamed else flow.ranks  # under other names nodes may be fed with another model's values
     for name in piece_inputs(flow, piece):
         entry = model.graph.input.add(name=name)
-        entry.type.CopyFrom(type_proto(kinds[name]))
+        entry.type.CopyFrom(typed(kinds[name]))
         if name in flow.shell.weights and name not in flow.defaults:
             _declare_dims(entry, flow.shell.weights[name].dims)
         elif name in ranks and entry.type.HasField("tensor_type"):

@@ -11,6 +11,7 @@ from onnx import TypeProto, ValueInfoProto, helper, numpy_helper
 
 from onnxamp._dtypes import ELEM_NUMBERS
 from onnxamp._errors import RuntimeFailure
+from onnxamp._graph.types import type_proto
 from onnxamp._runtime.device import bytes_on_device
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
     items = {f"x{number}": to_value(item) for number, item in enumerate(feed)}
     if not items:
         held = kind or "seq(tensor(float))"
-        return _made("SequenceEmpty", {}, held, dtype=type_proto(_inner(held)).tensor_type.elem_type)
+        return _made("SequenceEmpty", {}, held, dtype=typed(_inner(held)).tensor_type.elem_type)
     return _made("SequenceConstruct", items, f"seq({items['x0'].data_type()})")
 
 
@@ -96,21 +97,16 @@ def from_value(value: "ort.OrtValue") -> Any:
     return np.frombuffer(bytearray(raw), dtype).reshape(value.shape())
 
 
-def type_proto(kind: str) -> TypeProto:
-    """The type that a schema writes as ``kind``: a tensor of any rank, or sequences and optionals of such.
+def typed(kind: str) -> TypeProto:
+    """:func:`~onnxamp._graph.types.type_proto` of a value that passes from one session to another.
 
     Raises:
-        RuntimeFailure: the string names another kind (a map, a sparse tensor).
+        RuntimeFailure: the string names a kind that cannot (a map, a sparse tensor).
     """
-    proto = result = TypeProto()
-    rest = kind
-    while (match := re.match(r"(seq|optional|tensor)\((.*)\)$", rest)) is not None:
-        word, rest = match.groups()
-        if word == "tensor" and rest in ELEM_NUMBERS:
-            proto.tensor_type.elem_type = ELEM_NUMBERS[rest]
-            return result
-        proto = proto.sequence_type.elem_type if word == "seq" else proto.optional_type.elem_type
-    raise RuntimeFailure(f"A value of type {kind} cannot pass from one piece of a model to the next.")
+    proto = type_proto(kind)
+    if proto is None:
+        raise RuntimeFailure(f"A value of type {kind} cannot pass from one piece of a model to the next.")
+    return proto
 
 
 def _inner(kind: str) -> str:
@@ -134,7 +130,7 @@ def _session(
     import onnxruntime as ort  # noqa: PLC0415
 
     node = helper.make_node(op, [name for name, _ in inputs], ["y"], **attributes)
-    entries = [ValueInfoProto(name=name, type=type_proto(held)) for name, held in inputs]
-    graph = helper.make_graph([node], op, entries, [ValueInfoProto(name="y", type=type_proto(kind))])
+    entries = [ValueInfoProto(name=name, type=typed(held)) for name, held in inputs]
+    graph = helper.make_graph([node], op, entries, [ValueInfoProto(name="y", type=typed(kind))])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

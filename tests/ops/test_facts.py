@@ -328,3 +328,57 @@ def test_unknown_types_are_lossless_to_themselves() -> None:
     assert is_lossless("float8e5m2", "float8e5m2")
     assert not is_lossless("float8e5m2", "float16")
     assert not is_lossless("float", "string")
+
+
+# --- what onnx infers -----------------------------------------------------------------------------------------
+
+LOWERABLE = {"tensor(float)", "tensor(float16)"}
+FILLED: dict[str, dict] = {
+    "AffineGrid": {}, "Attention": {}, "LinearAttention": {"q_num_heads": 1, "kv_num_heads": 1},
+}  # fmt: skip
+"""Required attributes of ops below."""
+
+
+def mixed_signatures() -> list[Signature]:
+    """Every version of an op whose inputs may have two float types at once."""
+    found = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        signature = lookup(schema.domain, schema.name, schema.since_version)
+        if signature is None or schema.deprecated or "preview" in schema.domain:
+            continue
+        params = {port.type for port in signature.inputs if signature.params.get(port.type, set()) >= LOWERABLE}
+        if len(params) > 1:
+            found[schema.domain, schema.name, schema.since_version] = signature
+    return list(found.values())
+
+
+@pytest.mark.parametrize("signature", mixed_signatures(), ids=lambda s: f"{s.op_type}-{s.since}")
+def test_tied_parameters_are_those_that_onnx_ties(signature: Signature) -> None:
+    """onnx infers the type that the schema says, whatever the other parameters are, and its function takes them."""
+    params = sorted({port.type for port in signature.inputs if signature.params.get(port.type, set()) >= LOWERABLE})
+    wanted = [not port.optional or port.type in params for port in signature.inputs]
+    names = [f"in{port}" if is_wanted else "" for port, is_wanted in enumerate(wanted)]
+    outputs = [f"out{port}" for port in range(signature.min_outputs)]
+    node = helper.make_node(signature.op_type, names, outputs, **FILLED.get(signature.op_type, {}))
+    schema = onnx.defs.get_schema(signature.op_type, signature.since, signature.domain)
+    tied = set()
+    for low in params:
+        bound = {param: TensorProto.FLOAT16 if param == low else TensorProto.FLOAT for param in params}
+        types = {}
+        for name, port in zip(names, signature.inputs, strict=True):
+            kind = next(iter(sorted(signature.params.get(port.type, {port.type}))))
+            elem = bound.get(port.type) or ELEM_NUMBERS.get(element_name(kind), TensorProto.INT64)
+            types[name] = helper.make_tensor_type_proto(elem, None)
+        imports = [helper.make_opsetid(signature.domain, signature.since)]
+        types.pop("", None)
+        try:
+            inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, opset_imports=imports)
+        except onnx.checker.ValidationError:  # of the body of its function
+            tied |= set(params)
+            continue
+        for name, port in zip(outputs, signature.outputs, strict=False):
+            found = inferred[name].tensor_type.elem_type if name in inferred else 0
+            if port.type in bound and found not in (0, bound[port.type]):
+                tied |= {low, port.type}
+
+    assert tied == op_facts().tied_parameters.get(signature.op_type, set()), "one column of ops.toml is not true"
