@@ -78,7 +78,8 @@ def convert(model: Model, options: Options, plan: Plan | None = None, *, deferre
     analysis = analyse(prepared.graph, options, plan.decisions() if plan else None)
     weights = WeightConverter(options.low, model.folder, deferred=deferred)
     changed = analysis.edits or prepared.requested
-    return Converted(rewritten(analysis, weights) if changed else copied(model.proto), prepared, analysis, weights)
+    given = model.proto if model.given is None else model.given
+    return Converted(rewritten(analysis, weights) if changed else copied(given), prepared, analysis, weights)
 
 
 def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:

@@ -13,15 +13,15 @@ from onnxamp._model.ask import Asked
 from onnxamp._model.copying import copied
 from onnxamp._model.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from onnxamp._model.protos import has_external_data
+from onnxamp._model.repair import tidied
 from onnxamp._model.storage import (
     StoredWeights,
     folder_of,
     load_external_data,
-    load_model,
     locate_weights,
+    read_model,
     weight_bytes,
 )
-from onnxamp._model.wellformed import check_wellformed
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,10 @@ class Model(Asked):
     path: Path | None = None
     origin: "Model | None" = None
     """The model that this one was converted from: a name that both have means the same value."""
+    repairs: tuple[str, ...] = ()
+    """What ``proto`` differs in from what was given, in sentences (:mod:`onnxamp._model.repair`)."""
+    given: ModelProto | None = None
+    """The proto that was given, if ``proto`` is a repaired copy of it."""
 
     @classmethod
     def of(cls, source: "ModelSource") -> "Model":
@@ -48,8 +52,8 @@ class Model(Asked):
         if isinstance(source, Model):
             return source
         if isinstance(source, ModelProto):
-            check_wellformed(source)
-            return cls(source)
+            proto, repairs = tidied(source)
+            return cls(proto, repairs=repairs, given=source if repairs else None)
         if isinstance(source, (str, PathLike)):
             return cls.read(Path(source))
         if is_graphsurgeon(source):
@@ -63,9 +67,10 @@ class Model(Asked):
         """Read and check a file.
 
         Raises:
-            ModelError: see :func:`onnxamp._model.storage.load_model`.
+            ModelError: see :func:`onnxamp._model.storage.read_model`.
         """
-        return cls(load_model(path), folder_of(path), path, origin)
+        proto, repairs = read_model(path)
+        return cls(proto, folder_of(path), path, origin, repairs)
 
     @property
     def label(self) -> str:

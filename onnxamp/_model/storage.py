@@ -16,6 +16,7 @@ from onnx import ModelProto, TensorProto
 from onnxamp._errors import ModelError, OutputError
 from onnxamp._model.formats import name_format, parse_text
 from onnxamp._model.protos import tensors_of
+from onnxamp._model.repair import tidied
 from onnxamp._model.staging import staging
 from onnxamp._model.weights import (
     INSIDE,
@@ -27,7 +28,6 @@ from onnxamp._model.weights import (
     lies_inside,
     stored_bytes,
 )
-from onnxamp._model.wellformed import check_wellformed
 from onnxamp._model.wire import find_data, replaced
 
 INLINE_LIMIT: Final = 1_900_000_000
@@ -46,10 +46,18 @@ def folder_of(path: Path) -> Path:
 
 
 def load_model(path: Path) -> ModelProto:
-    """Parse a model file without its external data, and check that it is well formed.
+    """:func:`read_model` without what was repaired."""
+    return read_model(path)[0]
+
+
+def read_model(path: Path) -> tuple[ModelProto, tuple[str, ...]]:
+    """Parse a model file without its external data, repair it, and check that it is well formed.
 
     Large weights of a large file stay in the file; in the proto they are external data from then on, which every
     function that reads weights finds.
+
+    Returns:
+        The model, and what was repaired in sentences (:mod:`onnxamp._model.repair`).
 
     Raises:
         ModelError: the file is missing, unreadable or not an ONNX model, or :mod:`onnxamp._model.wellformed` refuses
@@ -78,8 +86,8 @@ def _read_regular(path: Path) -> bytes:
     return _without_weights(path) if status.st_size >= _READ_WHOLE else path.read_bytes()
 
 
-def parse_model(data: bytes, label: str) -> ModelProto:
-    """Parse and check the bytes of a model file; messages call it ``label``.
+def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
+    """Parse, repair and check the bytes of a model file; messages call it ``label``. Returns as :func:`read_model`.
 
     Raises:
         ModelError: the bytes are not an ONNX model, or :mod:`onnxamp._model.wellformed` refuses it.
@@ -98,8 +106,7 @@ def parse_model(data: bytes, label: str) -> ModelProto:
     for tensor in tensors_of(model) if INSIDE.encode() in data else ():
         if lies_inside(tensor):
             _settle(tensor)
-    check_wellformed(model)
-    return model
+    return tidied(model)
 
 
 def _in_text(data: bytes, fault: str) -> ModelProto:

@@ -2,7 +2,8 @@
 
 onnx and ONNX Runtime are C++ that trusts its input in places: a node without a required attribute, or a tensor with
 fewer bytes than its shape needs, can crash the process. ONNX Runtime would load nothing that is refused here. What it
-does load passes, even if onnx's own checker complains: nodes out of order, unknown ops, negative sizes for "dynamic".
+does load passes, even if onnx's own checker complains: unknown ops, negative sizes for "dynamic". What takes more than
+looking away, :mod:`onnxamp._model.repair` repaired before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,11 +53,15 @@ _VALUES: Final = frozenset(_FIELDS.values())
 _DATA: Final = ("float_data", "int32_data", "int64_data", "string_data", "double_data", "uint64_data")
 
 
-def check_wellformed(model: ModelProto) -> None:
+def check_wellformed(model: ModelProto) -> bool:
     """Refuse a model that contradicts the form of ONNX models.
 
     No external data are read, and sizes that the model claims are never allocated. Complexity: linear in nodes,
     attributes and names.
+
+    Returns:
+        Whether the model certainly needs no repair (:mod:`onnxamp._model.repair`): it has no bodies, and every name of
+        its graph is defined once, before it is read.
 
     Raises:
         ModelError: the message says what is wrong where. OpsetError: the installed onnx does not know an opset.
@@ -69,12 +74,28 @@ def check_wellformed(model: ModelProto) -> None:
             raise ModelError(f"The model's input {entry.name!r} has no type.")
     _check_versions(model)
     check_functions(model.functions)
-    own = frozenset((default_domain(function.domain), function.name) for function in model.functions)
-    _Checker(SignatureBook(opset_imports(model)), own, model.ir_version).graphs(model.graph)
+    own = _functions(model)
+    main = _Checker(SignatureBook(opset_imports(model)), own, model.ir_version)
+    main.graphs(model.graph)
     for function in model.functions:
         opsets = {default_domain(entry.domain): entry.version for entry in function.opset_import}
         checker = _Checker(SignatureBook({"": _NEWEST[""], **opsets}), own, model.ir_version, in_function=True)
         checker.function(function)
+    return main.is_tidy
+
+
+def is_wellformed(body: GraphProto, model: ModelProto) -> bool:
+    """Whether :func:`check_wellformed` of the model would pass a body of its graph."""
+    try:
+        _Checker(SignatureBook(opset_imports(model)), _functions(model), model.ir_version).graphs(body, 1)
+    except ModelError:
+        return False
+    return True
+
+
+def _functions(model: ModelProto) -> frozenset[tuple[str, str]]:
+    """Domain and name of each function."""
+    return frozenset((default_domain(function.domain), function.name) for function in model.functions)
 
 
 def _check_versions(model: ModelProto) -> None:
@@ -124,6 +145,8 @@ class _Checker:
     in_function: bool = False
     passed: set[tuple[Any, ...]] = field(default_factory=set)
     """Nodes that passed, without their names: a large model repeats few."""
+    is_tidy: bool = True
+    """What :func:`check_wellformed` returns."""
 
     def graphs(self, graph: GraphProto, depth: int = 0, *, opaque: bool = False) -> None:
         """Check a graph and those nested in it. An opaque graph belongs to an op without schema. Iterative."""
@@ -139,21 +162,31 @@ class _Checker:
                 _check_sparse(sparse)
             for entry in (*graph.input, *graph.output, *graph.value_info):
                 _check_entry(entry)
+            defined, read = {tensor.name for tensor in graph.initializer}, set[str]()
+            count = len(graph.initializer)
             for node in graph.node:
-                stack += [(body, depth + 1, within) for body, within in self.node(node, opaque=opaque)]
+                inputs, outputs = node.input[:], node.output[:]
+                read.update(inputs)
+                defined.update(outputs)
+                count += len(outputs)
+                self.is_tidy = self.is_tidy and read.isdisjoint(outputs)
+                found = self.node(node, inputs, outputs, opaque=opaque)
+                stack += [(body, depth + 1, within) for body, within in found]
+            self.is_tidy = self.is_tidy and not stack and len(defined) == count
 
     def function(self, function: FunctionProto) -> None:
         """Check a model-local function."""
         for name in (*function.input, *function.output, *function.attribute):
             _text(name, "a name of a function")
         for node in function.node:
-            for body, opaque in self.node(node, opaque=False):
+            for body, opaque in self.node(node, node.input[:], node.output[:], opaque=False):
                 self.graphs(body, 1, opaque=opaque)
 
-    def node(self, node: NodeProto, *, opaque: bool) -> list[tuple[GraphProto, bool]]:
+    def node(
+        self, node: NodeProto, inputs: Sequence[str], outputs: Sequence[str], *, opaque: bool
+    ) -> list[tuple[GraphProto, bool]]:
         """Check a node. Returns its subgraphs, which are still to be checked, each with whether it is opaque."""
         domain, op_type = node.domain, node.op_type
-        inputs, outputs = node.input[:], node.output[:]
         if not {str}.issuperset(map(type, (domain, op_type, node.name, *inputs, *outputs))):
             _check_names(node)
         form = domain, op_type, opaque, len(inputs), len(outputs), *map(_plain_bytes, node.attribute[:])

@@ -73,7 +73,7 @@ def _kept(graph: Graph, options: Options) -> set[int]:
 
 def with_casts(model: Model, options: Options) -> Prepared:
     """:func:`prepare` without the removal of Casts."""
-    notes: list[str] = []
+    notes = list(model.repairs)
     proto = model.proto
     if proto.functions and not options.keep_functions and options.level != Level.O0:
         proto = inline(proto, notes)

@@ -1,0 +1,230 @@
+"""Repair of models that ONNX Runtime loads although the standard forbids what they do.
+
+Where nothing is converted, the result is the model as it was given.
+
+============================================  ======================================================================
+in the model                                  in its repaired copy
+============================================  ======================================================================
+nodes out of order                            in order, each as near to its place as possible
+several Constants or initializers of a name   the one that counts in ONNX Runtime: the last Constant, or else the last
+                                              initializer (onnxruntime/core/graph/graph.cc, the constructor of Graph)
+a branch that never runs and cannot be read   a copy of the branch that does
+============================================  ======================================================================
+"""
+
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from itertools import chain
+from typing import Final
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from onnxamp._errors import ModelError, OpsetError
+from onnxamp._model.copying import copied
+from onnxamp._model.protos import node_bodies
+from onnxamp._model.wellformed import check_wellformed, is_wellformed
+from onnxamp._ops.facts import op_facts, op_key
+
+_SHOWN: Final = 3
+"""Names that a note lists."""
+
+
+def tidied(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
+    """A repaired copy of a model, and what was done in sentences; the model itself if it needs no repair.
+
+    Raises:
+        ModelError, OpsetError: as :func:`~onnxamp._model.wellformed.check_wellformed`, of what cannot be repaired.
+
+    Complexity: linear in nodes and names; those of bodies count once for each level around them.
+    """
+    try:
+        if check_wellformed(model):
+            return model, ()
+    except OpsetError:
+        raise
+    except ModelError:
+        result, notes = _repaired(model)
+        if result is model:
+            raise
+        check_wellformed(result)
+        return result, notes
+    return _repaired(model)
+
+
+def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
+    doubles = _doubles(model.graph)
+    is_dead = any(True for _ in _unreadable(model))
+    if not (doubles or is_dead or _is_disordered(model.graph)):
+        return model, ()
+    result, notes = copied(model), list[str]()
+    if doubles:
+        _drop_doubles(result.graph, doubles)
+        notes.append(f"Several constants had one name; the last counts, as in ONNX Runtime: {_listed(doubles)}.")
+    if is_dead:
+        notes += [_replace_branch(*found) for found in _unreadable(result)]
+    if _is_disordered(result.graph):
+        for scope in reversed(list(_scopes(result.graph))):  # bodies first, because ordering copies nodes
+            _order(scope)
+        notes.append("Nodes were out of order, and were sorted.")
+    return result, tuple(notes)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN:,} more" if names[_SHOWN:] else "")
+
+
+def _scopes(graph: GraphProto) -> Iterator[GraphProto]:
+    """A graph and its bodies, outer ones first. Iterative."""
+    waiting = [graph]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        waiting += [body for node in graph.node for body in _bodies(node)]
+
+
+def _bodies(node: NodeProto) -> list[GraphProto]:
+    """The bodies of a node; those of ai.onnx but for control flow have none, which saves a look."""
+    is_plain = node.domain in ("", "ai.onnx") and node.op_type not in op_facts().control_flow
+    return [] if is_plain else [body for _, body in node_bodies(node)]
+
+
+# --- constants of one name --------------------------------------------------------------------------------------
+
+
+def _doubles(graph: GraphProto) -> list[str]:
+    """Names of several constants of the main graph; elsewhere ONNX Runtime refuses such models."""
+    constants = [node.output[0] for node in graph.node if node.op_type == "Constant" and node.output]
+    names = [*(tensor.name for tensor in graph.initializer), *constants]
+    return [name for name, count in Counter(names).items() if count > 1] if len({*names}) < len(names) else []
+
+
+def _drop_doubles(graph: GraphProto, doubles: Container[str]) -> None:
+    """Keep the last Constant of each name, or else the last initializer."""
+    seen = set[str]()
+    for position in reversed(range(len(graph.node))):
+        node = graph.node[position]
+        if node.op_type == "Constant" and node.output and node.output[0] in doubles:
+            if node.output[0] in seen:
+                del graph.node[position]
+            seen.add(node.output[0])
+    for position in reversed(range(len(graph.initializer))):
+        name = graph.initializer[position].name
+        if name in doubles:
+            if name in seen:
+                del graph.initializer[position]
+            seen.add(name)
+
+
+# --- order ------------------------------------------------------------------------------------------------------
+
+
+def _defined(graph: GraphProto) -> set[str]:
+    """Names that a graph defines."""
+    names = {entry.name for entry in graph.input}
+    names.update(tensor.name for tensor in graph.initializer)
+    names.update(sparse.values.name for sparse in graph.sparse_initializer)
+    names.update(chain.from_iterable(node.output for node in graph.node))
+    return names
+
+
+def _reads(node: NodeProto) -> Sequence[str] | set[str]:
+    """Names that a node and its bodies read from the graph around it, or from further out."""
+    bodies = _bodies(node)
+    if not bodies:
+        return node.input
+    found, waiting = set(node.input), [(body, set[str]()) for body in bodies]
+    while waiting:
+        body, hidden = waiting.pop()
+        hidden = hidden | _defined(body)
+        for inner in body.node:
+            found.update(name for name in inner.input if name not in hidden)
+            waiting += [(further, hidden) for further in _bodies(inner)]
+        found.update(entry.name for entry in body.output if entry.name not in hidden)
+    return found
+
+
+def _is_disordered(graph: GraphProto) -> bool:
+    """Whether a node stands before one that it depends on, in a graph or in a body."""
+    for scope in _scopes(graph):
+        later = set(chain.from_iterable([node.output for node in scope.node])) - {""}
+        for node in scope.node:
+            if not later.isdisjoint(_reads(node)):
+                return True
+            later.difference_update(node.output)
+    return False
+
+
+def _order(graph: GraphProto) -> None:
+    """Put nodes behind those that they depend on; a cycle stays where it is, to be refused later. Iterative."""
+    nodes = list(graph.node)
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    order, state = list[int](), [0] * len(nodes)
+    for start in range(len(nodes)):
+        stack = [start]
+        while stack:
+            index = stack[-1]
+            if not state[index]:
+                state[index] = 1
+                needed = sorted({makers[name] for name in _reads(nodes[index]) if name in makers}, reverse=True)
+                stack += [maker for maker in needed if not state[maker]]
+                continue
+            stack.pop()
+            if state[index] == 1:
+                state[index] = 2
+                order.append(index)
+    rebuilt = GraphProto()
+    rebuilt.node.extend(nodes[index] for index in order)
+    del graph.node[:]
+    graph.node.extend(rebuilt.node)
+
+
+# --- branches that never run ------------------------------------------------------------------------------------
+
+
+def _unreadable(model: ModelProto) -> Iterator[tuple[NodeProto, str, GraphProto, GraphProto]]:
+    """Ifs whose condition is a constant, with the branch that never runs and the other, if the first is broken."""
+    waiting = [(model.graph, set[str](), dict[str, bool]())]
+    while waiting:
+        graph, outer, known = waiting.pop()
+        owners = [(node, bodies) for node in graph.node if (bodies := _bodies(node))]
+        if not owners:
+            continue
+        visible, known = outer | _defined(graph), known | _truths(graph)
+        for node, bodies in owners:
+            branches = dict(node_bodies(node)) if op_key(node) == "If" and len(bodies) == 2 else {}
+            taken = known.get(node.input[0]) if branches and node.input else None
+            if taken is not None and branches.keys() == {"then_branch", "else_branch"}:
+                name, other = ("else_branch", "then_branch") if taken else ("then_branch", "else_branch")
+                if not (_is_closed(branches[name], visible) and is_wellformed(branches[name], model)):
+                    yield node, name, branches[name], branches[other]
+            waiting += [(body, visible, known) for body in bodies]
+
+
+def _truths(graph: GraphProto) -> dict[str, bool]:
+    """Names that a graph defines -> the truth value, where they are one, that no caller can change."""
+    listed = {entry.name for entry in graph.input}
+    tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in listed}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output:
+            held = (item.t for item in node.attribute if item.name == "value" and item.HasField("t"))
+            tensors.update((node.output[0], tensor) for tensor in held)
+    return {
+        name: bool(numpy_helper.to_array(tensor).reshape(-1)[0])
+        for name, tensor in tensors.items()
+        if tensor.data_type == TensorProto.BOOL
+        and (len(tensor.raw_data) == 1 or len(tensor.int32_data) == 1)
+        and list(tensor.dims) in ([], [1])
+    }
+
+
+def _is_closed(body: GraphProto, visible: set[str]) -> bool:
+    """Whether everything that a body reads is defined."""
+    owner = NodeProto(op_type="If")
+    owner.attribute.add(name="body").g.CopyFrom(body)
+    return visible.issuperset(name for name in _reads(owner) if name)
+
+
+def _replace_branch(node: NodeProto, name: str, dead: GraphProto, other: GraphProto) -> str:
+    label = node.name or next(iter(node.output), "")
+    dead.CopyFrom(other)
+    return f"The {name} of {label!r} never runs and cannot be read: the other branch stands in its place."
