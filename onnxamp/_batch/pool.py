@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final, NoReturn
 
 from onnxamp._model.threads import THREADS
+from onnxamp._runtime.loading import ending
 
 _GRACE: Final = 10.0
 """Seconds that workers get to remove half-written files."""
@@ -28,11 +29,9 @@ class Crash:
     code: int | None
 
     def __str__(self) -> str:
-        if self.code is None or self.code >= 0:
-            return f"The worker process ended with exit code {self.code}."
-        name = next((item.name for item in signal.Signals if item == -self.code), f"signal {-self.code}")
-        more = ": perhaps it ran out of memory; fewer --jobs need less" if name == "SIGKILL" else ""
-        return f"The worker process was ended by {name}{more}."
+        end = ending(self.code)
+        more = ": perhaps it ran out of memory; fewer --jobs need less" if end.endswith("SIGKILL") else ""
+        return f"The worker process {end}{more}."
 
 
 @dataclass(slots=True)

@@ -13,20 +13,24 @@ from pathlib import Path
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
 from onnxamp._model.model import Model
+from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import TOLERANCES
-from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Level, Options
+from onnxamp._runtime.loading import Loaded, load_file, the_loader
+from onnxamp._runtime.session import Provider, is_plugin
 
 
 class _RefusedError(Exception):
-    """A result that failed its validation, before it was put in its place."""
+    """A result that failed its validation, before it was put in its place; ``fault`` is why it does not load."""
 
-    def __init__(self, report: DiffReport) -> None:
+    def __init__(self, report: DiffReport, fault: str = "") -> None:
         super().__init__()
         self.report = report
+        self.fault = fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,11 @@ def convert_validated(
     Raises:
         As :func:`onnxamp._convert.convert.convert_to_file` and :meth:`Comparison.compare`.
     """
+    the_loader().start()
     try:
         return _attempt(model, sink, options, validation, plan)
     except _RefusedError as refused:
-        failure = refused.report
+        failure, fault = refused.report, refused.fault
     if plan is not None or not validation.heals:
         validation.failed.parent.mkdir(parents=True, exist_ok=True)
         made = convert_to_file(model, replace(sink, target=validation.failed), options, plan)
@@ -79,7 +84,7 @@ def convert_validated(
         progress=lambda done, total: validation.progress(_looking(validation.seconds), done, total),
     )  # fmt: skip
     command = (str(model.path), str(sink.target))
-    cure = cure_conversion(
+    cure = _named_in(fault, model) if fault else cure_conversion(
         model, command, recipe, trial, tried=options.hazards, comparison=compared,
         failed=failure if recipe.options == options else None,
     )  # fmt: skip
@@ -115,14 +120,47 @@ def _attempt(
     reports: list[DiffReport] = []
 
     def approve(written: Path) -> None:
+        provider = validation.comparison.reference.provider
+        place = provider if provider == options.target and not is_plugin(provider) else None
+        result = Model.read(written, model)
+        loaded = load_result(result, model, place)
+        if loaded.fault:
+            raise _RefusedError(_unloadable(validation.comparison, sink, options, loaded), loaded.fault)
         report = validation.comparison.compare(
-            Model.read(written, model),
+            result,
             layers=validation.layers,
             progress=lambda done, total: validation.progress("validating", done, total),
         )
-        reports.append(replace(report, result=str(sink.target)))
+        reports.append(replace(report, result=str(sink.target), loaded=loaded.where(place)))
         if not report.passed and not report.skipped:
             raise _RefusedError(reports[0])
 
     made = convert_to_file(model, replace(sink, approve=approve), options, plan)
     return made, reports[0]
+
+
+def load_result(result: Model, original: Model, place: Provider | None) -> Loaded:
+    """Load the file of a result. A fault that the original has as well is none of the conversion, so it does not count.
+
+    Args:
+        result: the result, read from its file.
+        original: what it was converted from, read from a file as well.
+        place: the provider, if it is the one that the result is meant for: kernels that another lacks are no fault.
+    """
+    found = load_file(result, place)
+    return Loaded() if found.fault and load_file(original, place).fault else found
+
+
+def _unloadable(compared: Comparison, sink: Sink, options: Options, loaded: Loaded) -> DiffReport:
+    return DiffReport(
+        compared.reference.model.label, str(sink.target), loaded.by, compared.samples.description,
+        len(compared.samples), options.dtype, failure=f"{loaded.by} does not load the result: {loaded.fault}.",
+    )  # fmt: skip
+
+
+def _named_in(fault: str, model: Model) -> Cure:
+    """The nodes of the original that ONNX Runtime names where it does not load the result, as what may cure it."""
+    names = {node.name for node in all_nodes(model.proto.graph.node) if node.name}
+    named = tuple(sorted(name for name in names if f"({name})" in fault or f"'{name}'" in fault))
+    outcome = "It does not load with the nodes in float32 that are named either." if named else "No node is named."
+    return Cure("", named, outcome, bool(named), len(named))

@@ -113,6 +113,9 @@ class DiffReport:
     """Outputs that hold tokens."""
     noise: float | None = None
     """Relative L2 error of the float32 reference on CUDA against itself on CPU; None if it was not measured."""
+    loaded: str = ""
+    """What loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its graph was
+    resolved; "" if nothing did."""
 
     @property
     def passed(self) -> bool:

@@ -85,7 +85,8 @@ def outputs_match(diff: DiffReport) -> str:
 
 def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     """Provider and inputs, where anything ran."""
-    return () if ran is None else tuple(filter(None, (ran.ran_on, ran.inputs)))
+    loaded = f"loads in {ran.loaded}" if isinstance(ran, DiffReport) and ran.loaded else ""
+    return () if ran is None else tuple(filter(None, (ran.ran_on, ran.inputs, loaded)))
 
 
 def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[parts.Step, ...]:

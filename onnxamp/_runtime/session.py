@@ -33,6 +33,9 @@ Provider: TypeAlias = str
 BUILT_IN: Final = ("cuda", "cpu")
 """Providers that are no plugins."""
 
+ProviderOptions: TypeAlias = list[tuple[str, dict[str, str]]]
+"""ONNX Runtime's providers by name, each with its options."""
+
 _CUDA: Final = "CUDAExecutionProvider"
 _CPU: Final = "CPUExecutionProvider"
 EXACT: Final[Mapping[str, str]] = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
@@ -89,7 +92,7 @@ def cuda_trouble() -> str | None:
     missing = _preload(ort.preload_dlls) if hasattr(ort, "preload_dlls") else ""
     hint = f" ({missing})" if missing else ""
     try:
-        session = start_session(trial().SerializeToString(), session_options(), _providers("cuda", EXACT))
+        session = start_session(trial().SerializeToString(), session_options(), provider_options("cuda", EXACT))
         session.run(None, {"x": np.ones(1, np.float32)})
     except Exception as error:  # noqa: BLE001 - whatever went wrong, CUDA cannot be used
         return f"ONNX Runtime says: {reason((str(error).splitlines() or [type(error).__name__])[0])}{hint}"
@@ -172,7 +175,8 @@ def make_session(
     if record or is_plugin(provider):
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     name = f"model {model.graph.name!r}" if isinstance(model, ModelProto) else fspath(model)
-    providers, wanted = _providers(provider, EXACT if cuda_options is None else cuda_options), _CUDA
+    wanted = _CUDA
+    providers: ProviderOptions | None = provider_options(provider, EXACT if cuda_options is None else cuda_options)
     if is_plugin(provider):
         engine = engine_called(provider)
         options.add_provider_for_devices(list(engine.devices), dict(engine.options))
@@ -184,7 +188,8 @@ def make_session(
     return session
 
 
-def _providers(provider: Provider, cuda_options: Mapping[str, str]) -> list[tuple[str, dict[str, str]]] | None:
+def provider_options(provider: Provider, cuda_options: Mapping[str, str] = EXACT) -> ProviderOptions:
+    """The providers of a session on CUDA or the CPU, each with its options."""
     return [(_CUDA, dict(cuda_options)), (_CPU, {})] if provider == "cuda" else [(_CPU, {})]
 
 
