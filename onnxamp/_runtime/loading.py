@@ -20,6 +20,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from onnx import ModelProto
+
+from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.weights import external_tensor, stored_bytes
 from onnxamp._runtime.session import Provider, provider_options
@@ -105,18 +108,27 @@ class Loader:
 
 
 def load_file(model: Model, provider: Provider | None) -> Loaded:
-    """:meth:`Loader.load` the file of a model. To resolve the graph of a large one, its weights are not read."""
+    """:meth:`Loader.load` the file of a model; one in text as the binary file that it stands for.
+
+    To resolve the graph of a large model, its weights are not read.
+    """
     assert model.path is not None
-    if provider is not None or model.path.stat().st_size < _LARGE:
+    in_text = is_text(model.path)
+    if not in_text and (provider is not None or model.path.stat().st_size < _LARGE):
         return the_loader().load(model.path, provider)
+    with TemporaryDirectory(prefix="onnxamp-") as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes((model.proto if in_text else _without_weights(model)).SerializeToString())
+        return the_loader().load(path, provider)
+
+
+def _without_weights(model: Model) -> ModelProto:
+    """The model with its weights declared to be in a file that there is not."""
     shell = take_weights(model.proto, model.folder, keep=0)
     for tensor in shell.model.graph.initializer:
         if tensor.name in shell.weights:
             tensor.MergeFrom(external_tensor("nowhere", 0, stored_bytes(shell.weights[tensor.name])))
-    with TemporaryDirectory(prefix="onnxamp-") as folder:
-        path = Path(folder, "model.onnx")
-        path.write_bytes(shell.model.SerializeToString())
-        return the_loader().load(path, None)
+    return shell.model
 
 
 def _await(process: "subprocess.Popen[str]") -> None:
