@@ -170,14 +170,15 @@ def unet(path: Path, *, width: int, depth: int, size: int) -> ModelProto:
     return g.model([("image", TensorProto.FLOAT, shape)], [(x, "mask", TensorProto.FLOAT, [1, 1, size, size])])
 
 
-def decoder(path: Path, *, layers: int, hidden: int, heads: int, inner: int, vocabulary: int) -> ModelProto:
+def decoder(
+    path: Path, *, layers: int, hidden: int, heads: int, inner: int, vocabulary: int, external: bool = False
+) -> ModelProto:
     """A language model's decoder with a cache of keys and values: RMSNorm, rotary positions, causal mask, SiLU.
 
     One channel of the embedding is about 400, as trained decoders have a few channels of several hundreds to thousands;
     the squares of RMSNorm exceed float16 there.
     """
-    del path
-    g, size = Graph(), hidden // heads
+    g, size = Graph(data=path.with_suffix(".data") if external else None), hidden // heads
     table = np.random.default_rng(0).standard_normal((vocabulary, hidden), np.float32)
     table[:, 7] += np.float32(400)
     x = g.op("Gather", g.stored(table), "ids")

@@ -21,7 +21,6 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.samples import SamplesLike, as_samples
-from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.tune import Search, tune
 from onnxamp._warnings import warn
 
@@ -112,9 +111,10 @@ def convert_model(
     """
     settings = Options.of(level, options)
     if is_auto(level, tolerance, samples, metric, rescale=settings.rescale):
-        result, tuned = _tune(Model.of(model), settings, tolerance, samples, metric)
-        warn(tuned.plan.warnings)
-        return _like(model, result)
+        source = Model.of(model)
+        plan = tune(source, settings, Search(tolerance, metric, samples)).plan
+        warn(plan.warnings)
+        return _like(model, convert(source, plan.options, plan).embedded())
     return convert_as(model, settings, samples=samples)
 
 
@@ -160,7 +160,7 @@ def convert_file(
     settings = plan.options if plan else Options.of(level, options)
     source, sink = Model.read(Path(src)), Sink(Path(dst), external_data, shard_bytes, progress)
     if plan is None and is_auto(level, tolerance, samples, metric, rescale=settings.rescale):
-        plan = _tune(source, settings, tolerance, samples, metric)[1].plan
+        plan = tune(source, settings, Search(tolerance, metric, samples)).plan
         warn(plan.warnings)
         return convert_to_file(source, sink, plan.options, plan)
     settings = _measured(source, settings, samples)
@@ -198,7 +198,7 @@ def plan_model(
     """
     settings, source = Options.of(level, options), Model.of(model)
     if is_auto(level, tolerance, samples, metric, rescale=settings.rescale):
-        return _tune(source, settings, tolerance, samples, metric)[1].plan
+        return tune(source, settings, Search(tolerance, metric, samples)).plan
     settings = _measured(source, settings, samples)
     return make_plan(analyse(prepare(source, settings).graph, settings))
 
@@ -248,13 +248,6 @@ def converted_as(
 def _measured(model: Model, options: Options, samples: SamplesLike | None) -> Options:
     """The options with the exponents that they ask for."""
     return with_exponents(model, options, as_samples(samples, model)) if options.lacks_ranges else options
-
-
-def _tune(
-    model: Model, options: Options, tolerance: float, samples: SamplesLike | None, metric: str
-) -> tuple[ModelProto, Tuned]:
-    """The model and the record that level "auto" produces."""
-    return tune(model, options, Search(tolerance, metric, samples))
 
 
 def _like(model: Any, proto: ModelProto) -> Any:

@@ -9,6 +9,7 @@ from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared, prepare
 from onnxamp._target.roofline import device_called
+from onnxamp._tuning.estimate import Estimate
 from onnxamp._tuning.space import SearchSpace, find_space
 
 
@@ -30,4 +31,5 @@ def replayed(model: ModelProto, decisions: dict[str, bool], level: str = "auto")
 def space_of(model: ModelProto, **options: Any) -> SearchSpace:
     """What tuning can choose among, priced for an A100."""
     asked = Options.of("auto", options)
-    return find_space(prepare(Model.of(model), asked).graph, asked, device_called("A100"))
+    graph = prepare(Model.of(model), asked).graph
+    return find_space(graph, asked, Estimate(graph, device_called("A100"), graph.shapes))

@@ -19,9 +19,9 @@ class MaskRuns:
 
 
 def mask_runs(monkeypatch: pytest.MonkeyPatch, mask: str = "switches") -> MaskRuns:
-    """Watch all sessions whose input ``mask`` is a list of Booleans."""
+    """Watch all sessions whose input ``mask`` is a list of Booleans: of a model in pieces, the first that is seen."""
     seen = MaskRuns()
-    first: list[bytes] = []
+    first: list[tuple[list[str], list[bytes]]] = []
 
     class Session(ort.InferenceSession):
         def __init__(self, *arguments: Any, **given: Any) -> None:
@@ -29,14 +29,17 @@ def mask_runs(monkeypatch: pytest.MonkeyPatch, mask: str = "switches") -> MaskRu
             self.is_switched = any((item.name, item.type) == (mask, "tensor(bool)") for item in self.get_inputs())
             seen.sessions += self.is_switched
 
-        def run(self, wanted: Any, feeds: Any, *rest: Any) -> list[Any]:
+        def run_with_ort_values(self, wanted: Any, feeds: Any, *rest: Any) -> list[Any]:
             if self.is_switched:
-                sample = b"".join(feeds[name].tobytes() for name in sorted(feeds) if name != mask)
-                first[:] = first or [sample]
-                if sample == first[0]:
+                names = sorted(name for name in feeds if name != mask)
+                arrays = [
+                    feeds[name].numpy().tobytes() for name in names if feeds[name].data_type() != "tensor(string)"
+                ]
+                first[:] = first or [(wanted, arrays)]
+                if (wanted, arrays) == first[0]:
                     seen.before()
-                    seen.masks.append(feeds[mask].tobytes())
-            return super().run(wanted, feeds, *rest)
+                    seen.masks.append(feeds[mask].numpy().tobytes())
+            return super().run_with_ort_values(wanted, feeds, *rest)
 
     monkeypatch.setattr(ort, "InferenceSession", Session)
     return seen

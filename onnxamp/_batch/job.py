@@ -89,7 +89,7 @@ def _run(options: FolderOptions, job: Job) -> JobResult:
     job.target.parent.mkdir(parents=True, exist_ok=True)
     plan, sink = None, Sink(job.target, options.external_data, options.shard_bytes)
     if is_auto:
-        plan = tune(model, options.conversion, Search(options.tolerance, options.metric, samples))[1].plan
+        plan = tune(model, options.conversion, Search(options.tolerance, options.metric, samples)).plan
     if samples is None or not options.validate:
         made = convert_to_file(model, sink, plan.options if plan else options.conversion, plan)
         row = replace(_row(job.name, made), inputs=samples.description if samples else "")

@@ -101,7 +101,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
 
             metric = "rel-l2" if given["metric"] == "elements" else given["metric"]
             search = Search(given["tolerance"], metric, samples, provider=provider_of(given), progress=progress)
-            tuned = tune(model, options, search)[1]
+            tuned = tune(model, options, search)
             plan = tuned.plan
         if comparison is not None:
             comparison.try_reference(partial(progress, "running the original"))

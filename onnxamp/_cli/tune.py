@@ -25,10 +25,11 @@ from onnxamp._model.model import Model
 from onnxamp._options.options import Level
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
+from onnxamp._runtime.side import BUDGET
 from onnxamp._target.roofline import DEFAULT_DEVICE, devices
 from onnxamp._tuning.job import TIMES
 from onnxamp._tuning.metric import METRICS
-from onnxamp._tuning.search import CANDIDATE_RUNS, SENSITIVITY_RUNS
+from onnxamp._tuning.search import CANDIDATE_RUNS, SECONDS, SENSITIVITY_RUNS
 from onnxamp._tuning.tune import Search, tune
 
 
@@ -52,6 +53,12 @@ from onnxamp._tuning.tune import Search, tune
 @click.option("--pick", type=click.IntRange(0), metavar="K", help="Write candidate K instead of the chosen one.")
 @click.option("--times", type=click.Choice(TIMES), default=TIMES[0], show_default=True,
               help="Op times: estimated for the device, or measured here with ONNX Runtime's profiler.")  # fmt: skip
+@click.option("--search-time", metavar="SECONDS", type=click.FloatRange(0), default=SECONDS, show_default=True,
+              help="Begin no further run after so long, and choose among what was found.")  # fmt: skip
+@click.option("--budget", metavar="MB", type=click.IntRange(1), default=BUDGET >> 20, show_default=True,
+              help="Memory for values and weights at a time.")  # fmt: skip
+@click.option("--allow-slower", is_flag=True,
+              help="Choose as much low precision as possible, even if it is slower than float32.")  # fmt: skip
 @output_options
 def command(model: Path, **options: Any) -> None:
     """Convert as much of MODEL to low precision as its measured accuracy allows.
@@ -65,10 +72,11 @@ def command(model: Path, **options: Any) -> None:
         search = Search(
             options["tolerance"], options["metric"], samples_of(opened, options), device=options["device"],
             times=options["times"], provider=provider_of(options), runs=options["runs"], state=options["state"],
-            pick=options["pick"], progress=progress,
+            pick=options["pick"], progress=progress, budget=options["budget"] << 20,
+            seconds=options["search_time"], allow_slower=options["allow_slower"],
         )  # fmt: skip
         sink = Sink(target, options["external_data"], options["shard_size"], partial(progress, "writing"))
-        _, tuned = tune(opened, asked, search)
+        tuned = tune(opened, asked, search)
         made = convert_to_file(opened, sink, tuned.plan.options, tuned.plan)
     made = replace(made, plan=tuned.plan)  # its reasons are the measured ones
     if options["save_plan"]:

@@ -102,6 +102,24 @@ def lower(
     return bits, reduce(add, counts) if counts else ConversionCounts()
 
 
+def rounded(array: NDArray[np.float32], low: LowType, saturate_at: float) -> NDArray[np.float32]:
+    """The numbers of an array once they are low precision, in float32; out of range as :func:`lower` has them."""
+    result, flat = np.empty(array.shape, np.float32), np.ascontiguousarray(array).reshape(-1)
+    raised, scratch = result.reshape(-1), Scratch.make(min(flat.size, _BLOCK))
+    for block in (slice(start, start + _BLOCK) for start in range(0, flat.size, _BLOCK)):
+        _caster(low.elem, TensorProto.FLOAT)(lower(flat[block], low, saturate_at, scratch)[0], raised[block])
+    return result
+
+
+def raised(array: NDArray[Any], elem: int) -> NDArray[np.float32]:
+    """Low-precision numbers in float32; ``elem`` is their element type."""
+    result, bits = np.empty(array.shape, np.float32), np.ascontiguousarray(array).view(np.uint16).reshape(-1)
+    flat = result.reshape(-1)
+    for block in (slice(start, start + _BLOCK) for start in range(0, flat.size, _BLOCK)):
+        _caster(elem, TensorProto.FLOAT)(bits[block], flat[block])
+    return result
+
+
 class _Part(NamedTuple):
     """An array, or what a block has of it, and the magnitude to which its numbers saturate."""
 
@@ -115,7 +133,7 @@ def _lower_block(
     """Convert a block of one large array, or of several small ones; returns the counts of each part."""
     limits, mask = _limits(low), scratch.mask[: flat.size]
     if is_large := flat.size > _FEW * len(parts):
-        _caster(low)(flat, bits)
+        _caster(TensorProto.FLOAT, low.elem)(flat, bits)
     else:
         with np.errstate(over="ignore", invalid="ignore"):
             bits[:] = flat.astype(limits.kind).view(np.uint16)
@@ -130,7 +148,7 @@ def _lower_block(
     overflowed = [0] * len(parts)
     largest = int(magnitude.max())
     if largest > 2 * limits.infinity and not is_large:  # NaN
-        _caster(low)(flat, bits)
+        _caster(TensorProto.FLOAT, low.elem)(flat, bits)
     if largest >= 2 * limits.infinity:
         beyond = np.isfinite(flat, out=mask) & (magnitude == 2 * limits.infinity)
         overflowed = counted(beyond)
@@ -160,13 +178,16 @@ def _limits(low: LowType) -> _Limits:
 
 
 @cache
-def _caster(low: LowType) -> Callable[[NDArray[np.float32], NDArray[np.uint16]], None]:
-    """A function that casts a flat, non-empty float32 array into an array of bit patterns."""
+def _caster(source: int, target: int) -> Callable[[NDArray[Any], NDArray[Any]], None]:
+    """A function that casts a flat, non-empty array into another one; low precision is bit patterns.
+
+    ``source`` and ``target`` are element types.
+    """
     import onnxruntime as ort  # noqa: PLC0415 - importing it costs 0.1 s
 
-    node = helper.make_node("Cast", ["x"], ["y"], to=low.elem)
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
-    y = helper.make_tensor_value_info("y", low.elem, ["n"])
+    node = helper.make_node("Cast", ["x"], ["y"], to=target)
+    x = helper.make_tensor_value_info("x", source, ["n"])
+    y = helper.make_tensor_value_info("y", target, ["n"])
     model = helper.make_model(
         helper.make_graph([node], "cast", [x], [y]), opset_imports=[helper.make_opsetid("", 13)], ir_version=8
     )
@@ -174,10 +195,10 @@ def _caster(low: LowType) -> Callable[[NDArray[np.float32], NDArray[np.uint16]],
     options.intra_op_num_threads = 1  # write_blobs has threads of its own; idle ones of the session would spin
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
-    def cast(flat: NDArray[np.float32], bits: NDArray[np.uint16]) -> None:
+    def cast(numbers: NDArray[Any], into: NDArray[Any]) -> None:
         binding = session.io_binding()
-        binding.bind_cpu_input("x", flat)
-        binding.bind_output("y", "cpu", 0, low.elem, flat.shape, bits.ctypes.data)
+        binding.bind_input("x", "cpu", 0, source, numbers.shape, numbers.ctypes.data)
+        binding.bind_output("y", "cpu", 0, target, into.shape, into.ctypes.data)
         session.run_with_iobinding(binding)
 
     return cast

@@ -6,7 +6,7 @@ where they are and dropped when nobody needs them any more, so that memory holds
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.pieces import Piece, Runner
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.side import BUDGET, Side, ancestors, parts_of, start
+from onnxamp._runtime.side import BUDGET, Side, ancestors, fitting, parts_of, start
 from onnxamp._runtime.values import Feed
 
 if TYPE_CHECKING:
@@ -149,30 +149,47 @@ class Walk:
             RuntimeFailure: the reference does not load or run; the message names the outputs of the piece that fails.
             ArgumentError: a model has an input that is not fed.
         """
-        reads = self.pairing.reads()
-        reads.update(list(self.pairing.shared))
-        one = start(self.reference, feeds, reads)
-        other = start(self.result, feeds, Counter(list(self.pairing.shared) if self.pairing.accumulated else ()))
-        compared: dict[str, Compared] = {}
+        return self.run_together([feeds], progress)[0]
+
+    def run_together(self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None) -> list[Walked]:
+        """:meth:`run` of several samples, which share each weight that is read. The first that fails ends all."""
+        trials = [self._trial(feeds) for feeds in samples]
         if not self._steps:
+            one, other = trials[0].reference, trials[0].result
             self._steps = list(_steps(one.flow, other.flow, self.pairing, self.budget))
-        done, total = 0, len(one.flow.nodes)
+        done, total = 0, len(self.reference.flow.nodes)
         for step in self._steps:
-            one.run(step.reference)
-            try:
-                for nodes in step.result:
-                    other.run(nodes)
-                    if len(step.result) > 1:
-                        self.result.forget()
-            except RuntimeFailure as error:
-                return Walked({}, {}, compared, str(error))
-            compared |= self._compare(step, one, other)
+            for trial in trials:
+                trial.reference.run(step.reference)
+            for nodes in step.result:
+                for trial in trials:
+                    trial.run(nodes)
+                if len(step.result) > 1:
+                    self.result.forget()
+            for trial in trials:
+                if trial.failure is None:
+                    trial.compared |= self._compare(step, trial.reference, trial.result)
             self.reference.forget()
             self.result.forget()
             done += len(step.reference)
             if progress is not None:
                 progress(done, total)
-        return Walked(_outputs(one), _outputs(other), compared)
+            if all(trial.failure is not None for trial in trials):
+                break
+        return [trial.walked() for trial in trials]
+
+    def together(self) -> int:
+        """How many samples fit the budget, as far as what they hold between steps is known."""
+        flow = self.reference.flow
+        parts = list(parts_of(flow, range(len(flow.nodes)), self.budget // 3))
+        return fitting(flow, parts, flow.outputs, self.budget // 2)
+
+    def _trial(self, feeds: Mapping[str, Feed]) -> "_Trial":
+        reads = self.pairing.reads()
+        reads.update(list(self.pairing.shared))
+        one = start(self.reference, feeds, reads)
+        other = start(self.result, feeds, Counter(list(self.pairing.shared) if self.pairing.accumulated else ()))
+        return _Trial(one, other)
 
     def _compare(self, step: _Step, one: Side, other: Side) -> dict[str, Compared]:
         replayed = self._replay(step.compared, one)
@@ -265,6 +282,30 @@ def _steps(reference: Flow, result: Flow, pairing: Pairing, budget: int) -> Iter
 
 
 @dataclass(slots=True)
+class _Trial:
+    """One sample on its way through both models."""
+
+    reference: Side
+    result: Side
+    compared: dict[str, Compared] = field(default_factory=dict)
+    failure: str | None = None
+
+    def run(self, nodes: Sequence[int]) -> None:
+        """Run nodes of the result, unless some failed before."""
+        if self.failure is None:
+            try:
+                self.result.run(nodes)
+            except RuntimeFailure as error:
+                self.failure = str(error)
+
+    def walked(self) -> Walked:
+        """Both models' outputs; none if the result failed."""
+        if self.failure is not None:
+            return Walked({}, {}, self.compared, self.failure)
+        return Walked(_outputs(self.reference), _outputs(self.result), self.compared)
+
+
+@dataclass(slots=True)
 class SideBySide:
     """Two models to walk through; what one sample takes to prepare serves others that take the same branches."""
 
@@ -276,7 +317,25 @@ class SideBySide:
 
     def run(self, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Walked:
         """As :meth:`Walk.run`; raises what :meth:`Executable.prepare` raises, too."""
+        return self._walk_for(feeds).run(feeds, progress)
+
+    def together(self, feeds: Mapping[str, Feed], others: Iterable[Mapping[str, Feed]]) -> list[Mapping[str, Feed]]:
+        """The sample and as many of those that follow as can be run together with it; raises likewise."""
+        walk, group = self._walk_for(feeds), [feeds]
+        room = walk.together()
+        for other in others if room > 1 else ():
+            same = walk.reference is self.reference.prepare(other) and walk.result is self.result.prepare(other)
+            if len(group) == room or not same:
+                break
+            group.append(other)
+        return group
+
+    def run_together(self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None) -> list[Walked]:
+        """As :meth:`Walk.run_together`, for samples of :meth:`together`."""
+        return self._walk_for(samples[0]).run_together(samples, progress)
+
+    def _walk_for(self, feeds: Mapping[str, Feed]) -> Walk:
         one, other = self.reference.prepare(feeds), self.result.prepare(feeds)
         if self._walk is None or self._walk.reference is not one or self._walk.result is not other:
             self._walk = Walk(one, other, self.paired(one.flow, other.flow), self.reference.budget)
-        return self._walk.run(feeds, progress)
+        return self._walk

@@ -71,6 +71,7 @@ class OpFacts:
     rounding: frozenset[str]
     selections: frozenset[str]
     uninferable: frozenset[str]
+    views: frozenset[str]
 
     # Sets that follow from them
     moves_data: frozenset[str]

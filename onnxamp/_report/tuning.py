@@ -13,7 +13,7 @@ from onnxamp._numerics.results import DiffReport
 from onnxamp._report import parts
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import as_data, document
-from onnxamp._report.text import count, percent, tally
+from onnxamp._report.text import count, percent, size, tally
 from onnxamp._tuning.results import Candidate, Tuned
 
 _OPS: Final = 6
@@ -69,6 +69,8 @@ def effort(tuned: Tuned) -> Iterator[str]:
         f"{count(tuned.runs, 'run')} of one session{recalled}; {count(tuned.conversions, 'converted model')} judged on"
         f" all samples ({tuned.ran_on}); {count(tuned.units, 'node')} could be in low precision."
     )
+    if tuned.stopped:
+        yield "The search ended because its time was over: --search-time SECONDS gives it more."
     if tuned.noise:
         yield f"Run twice, the float32 model differs from itself by {tuned.noise:.2g}."
     if tuned.device_noise is not None:
@@ -99,9 +101,8 @@ def time_text(microseconds: float) -> str:
 
 
 def speedup_text(tuned: Tuned, candidate: Candidate) -> str:
-    """How many times as fast as the slowest candidate."""
-    slowest = max(found.time for found in tuned.candidates)
-    return f"{slowest / candidate.time:.2f}×" if candidate.time else "–"
+    """How many times as fast as float32."""
+    return f"{tuned.candidates[-1].time / candidate.time:.2f}×" if candidate.time else "–"
 
 
 def measured_error(tuned: Tuned, position: int) -> float | None:
@@ -115,14 +116,33 @@ def _verdict(tuned: Tuned) -> parts.Verdict:
     status = tuning_status(tuned)
     if not tuned.held:
         return parts.Verdict(status, "The result does not meet the tolerance.", (text,))
+    if not written.nodes and (lost := tuned.rejected) is not None:
+        return parts.Verdict(
+            status, "Nothing was converted: by the estimate float32 is faster.", (_slower(tuned, lost), text)
+        )
     if not written.nodes:
         return parts.Verdict(
             status, "Nothing was converted: no node can be in low precision within the tolerance.", (text,)
         )
     share = percent(written.bytes, 1.0)
+    details = (text, _slower(tuned, written)) if tuned.is_slower else (text,)
     return parts.Verdict(
-        status, f"The tolerance is met with {share} of the float traffic in {tuned.plan.dtype}.", (text,)
+        status, f"The tolerance is met with {share} of the float traffic in {tuned.plan.dtype}.", details
     )
+
+
+def _slower(tuned: Tuned, candidate: Candidate) -> str:
+    """That a candidate is slower than float32, why, and what can be done."""
+    float32 = tuned.candidates[-1]
+    text = (
+        f"By the estimate, {count(candidate.nodes, 'node')} in {tuned.plan.dtype} take {time_text(candidate.time)} with"
+        f" {count(candidate.casts, 'Cast')}, float32 {time_text(float32.time)}"
+    )
+    saved = float32.weights - candidate.weights
+    if candidate not in tuned.candidates:
+        return f"{text}, and weights are no smaller. --allow-slower converts them anyway."
+    smaller = f"; weights are {percent(saved, float32.weights)} smaller" if saved > 0 else ""
+    return f"{text}{smaller}. --pick {len(tuned.candidates) - 1} keeps everything float32."
 
 
 def _figures(tuned: Tuned) -> tuple[parts.Figure, ...]:
@@ -149,9 +169,11 @@ def _sections(tuned: Tuned, state: Path | None) -> tuple[parts.Section, ...]:
 
 
 def _candidates(tuned: Tuned) -> parts.Table:
-    columns = ("#", "time", "speed-up", "measured", "predicted", "nodes low", "arithmetic", "traffic", "")
+    columns = (
+        "#", "time", "speed-up", "measured", "predicted", "nodes low", "Casts", "arithmetic", "traffic", "weights", "",
+    )  # fmt: skip
     rows = (_candidate(tuned, position, candidate) for position, candidate in enumerate(tuned.candidates))
-    return parts.table(columns, rows, right=range(1, 8), key="candidate")
+    return parts.table(columns, rows, right=range(1, 10), key="candidate")
 
 
 def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> parts.Row:
@@ -160,7 +182,8 @@ def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> parts.Row:
     cells = (
         str(position), time_text(candidate.time), speedup_text(tuned, candidate),
         "" if measured is None else error_text(tuned, measured), error_text(tuned, candidate.predicted),
-        f"{candidate.nodes:,}", percent(candidate.flops, 1.0), percent(candidate.bytes, 1.0),
+        f"{candidate.nodes:,}", f"{candidate.casts:,}", percent(candidate.flops, 1.0), percent(candidate.bytes, 1.0),
+        size(candidate.weights),
         "← written" if is_chosen else "",
     )  # fmt: skip
     return parts.Row(

@@ -1,8 +1,9 @@
 """Ways to run a model: whole, in one optimised session, as in production; or piece by piece, emulated if asked."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -15,7 +16,7 @@ from onnxamp._runtime.observe import Observed, observe
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import Provider, assigned_nodes, is_plugin, make_session, run
-from onnxamp._runtime.side import BUDGET, run_alone
+from onnxamp._runtime.side import BUDGET, run_together
 from onnxamp._runtime.values import Feed, as_typed
 
 if TYPE_CHECKING:
@@ -110,12 +111,18 @@ class Executable:
         Raises:
             RuntimeFailure: the model does not load or run. ArgumentError: it takes an input that is not fed.
         """
-        if self.runs_whole(feeds):
-            return self._session.run(feeds)
-        runner = self.prepare(feeds)
-        names = runner.flow.outputs
-        side = run_alone(runner, feeds, names, self.budget, progress)
-        return {name: side.output(name) for name in names}
+        return self.run_together([feeds], progress)[0] if not self.runs_whole(feeds) else self._session.run(feeds)
+
+    def run_together(self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None) -> list[Outputs]:
+        """:meth:`run` of several samples; those that take the same branches share each large weight that is read."""
+        if any(map(self.runs_whole, samples)):
+            return [self.run(feeds) for feeds in samples]
+        found: list[Outputs] = []
+        for runner, group in groupby(samples, self.prepare):
+            names = runner.flow.outputs
+            sides = run_together(runner, list(group), names, self.budget, progress)
+            found += ({name: side.output(name) for name in names} for side in sides)
+        return found
 
 
 @dataclass(slots=True)
@@ -144,11 +151,11 @@ def engine_name(provider: Provider, lowest: str) -> str:
     return "CPU" if lowest == "float32" else f"CPU, emulated {lowest}"
 
 
-def part_of(progress: Progress | None, part: int, parts: int) -> Progress | None:
-    """Progress of one of several equal parts, which may differ in their number of steps."""
+def part_of(progress: Progress | None, part: int, parts: int, together: int = 1) -> Progress | None:
+    """Progress of some of several equal parts, which may differ in their number of steps."""
 
     def scaled(done: int, total: int) -> None:
         if progress is not None:
-            progress(part * _STEPS + done * _STEPS // max(total, 1), parts * _STEPS)
+            progress(part * _STEPS + done * together * _STEPS // max(total, 1), parts * _STEPS)
 
     return None if progress is None else scaled

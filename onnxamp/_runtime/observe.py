@@ -58,10 +58,11 @@ def observe(
     shell, taken = settle(model, base_dir, feeds, emulated=emulated, provider=provider)
     if before is not None and before.choices == taken:
         return before
-    return Observed(flow_of(shell, emulated=emulated, shapes=_shapes(feeds), like=like), taken)
+    return Observed(flow_of(shell, emulated=emulated, shapes=shapes_of(feeds), like=like), taken)
 
 
-def _shapes(feeds: Mapping[str, Feed]) -> dict[str, tuple[int, ...]]:
+def shapes_of(feeds: Mapping[str, Feed]) -> dict[str, tuple[int, ...]]:
+    """The shapes of those that are tensors."""
     return {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
 
 
@@ -111,6 +112,6 @@ def _conditions(
 ) -> dict[str, bool]:
     """Values of conditions; only the nodes that they need are run."""
     own = copied(shell.model)  # the caller edits its own
-    flow = flow_of(replace(shell, model=own), emulated=emulated, shapes=_shapes(feeds))
+    flow = flow_of(replace(shell, model=own), emulated=emulated, shapes=shapes_of(feeds))
     side = run_alone(Runner(flow, provider), feeds, names)
     return {name: bool(np.asarray(side.output(name)).reshape(-1)[0]) for name in names}

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
+from onnxamp._dtypes import LowType
 from onnxamp._graph.names import NewNames
 from onnxamp._model.copying import copy_fields
+from onnxamp._model.lowering import rounded
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.rounding import Rounder
 from onnxamp._runtime.session import Provider, make_session, run_values
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 _SESSIONS: Final = 16
 """Sessions that a runner keeps. Small allocations of many sessions between large values fragment the heap."""
+
+_NONE: Final[Mapping[str, LowType]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +105,28 @@ def _hold(flow: Flow, graph: GraphProto, names: Iterable[str]) -> None:
 
 @dataclass(slots=True)
 class Runner:
-    """Runs pieces. A few sessions are kept for further samples, weights until :meth:`forget`."""
+    """Runs pieces. Some sessions are kept for further samples, weights until :meth:`forget`.
+
+    ``threads`` and ``spin`` are as for :func:`~onnxamp._runtime.session.make_session`. ``kept`` is the number of
+    sessions that are kept; None for a few, and none of a model with large weights.
+    """
 
     flow: Flow
     provider: Provider
+    threads: int = 0
+    spin: bool = True
+    kept: int | None = None
     _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = field(default_factory=dict)
-    _weights: "dict[str, ort.OrtValue]" = field(default_factory=dict)
+    _weights: "dict[tuple[str, LowType | None], ort.OrtValue]" = field(default_factory=dict)
 
-    def run(self, piece: Piece, values: "Mapping[str, ort.OrtValue]") -> "dict[str, ort.OrtValue]":
+    def run(
+        self, piece: Piece, values: "Mapping[str, ort.OrtValue]", low: Mapping[str, LowType] = _NONE
+    ) -> "dict[str, ort.OrtValue]":
         """Run a piece.
 
         Args:
             values: at least those that the piece reads from outside, apart from weights.
+            low: weights that are rounded on their way in.
 
         Returns:
             The wanted values by name.
@@ -121,10 +135,12 @@ class Runner:
             RuntimeFailure: ONNX Runtime cannot load or run the piece.
         """
         loaded = self._sessions.get(piece) or self._load(piece, values)
-        if not self.flow.large and len(self._sessions) < _SESSIONS:
+        if len(self._sessions) < ((0 if self.flow.large else _SESSIONS) if self.kept is None else self.kept):
             self._sessions[piece] = loaded
         session, entries = loaded
-        feeds = {entry: values[name] if name in values else self._weight(name) for name, entry in entries}
+        feeds = {
+            entry: values[name] if name in values else self._weight(name, low.get(name)) for name, entry in entries
+        }
         return run_values(session, feeds, piece.wanted)
 
     def forget(self) -> None:
@@ -137,7 +153,9 @@ class Runner:
         """The session, and (value, input of the piece) pairs."""
         names = piece_inputs(self.flow, piece)
         model = piece_model(self.flow, piece, {name: self._kind(piece, name, values) for name in names})
-        session = make_session(model, self.provider, optimize=False, lean=self.flow.large)
+        session = make_session(
+            model, self.provider, optimize=False, lean=self.flow.large, threads=self.threads, spin=self.spin
+        )
         return session, list(zip(names, (entry.name for entry in model.graph.input), strict=True))
 
     def _kind(self, piece: Piece, name: str, values: "Mapping[str, ort.OrtValue]") -> str:
@@ -146,7 +164,9 @@ class Runner:
             return declared
         return str(values[name].data_type())
 
-    def _weight(self, name: str) -> "ort.OrtValue":
-        if name not in self._weights:
-            self._weights[name] = to_value(self.flow.shell.array(name, raised=self.flow.emulated))
-        return self._weights[name]
+    def _weight(self, name: str, low: LowType | None) -> "ort.OrtValue":
+        if (name, low) not in self._weights:
+            array = self.flow.shell.array(name, raised=self.flow.emulated)
+            array = array if low is None else rounded(array, low, low.max_finite / 2)
+            self._weights[name, low] = to_value(array)
+        return self._weights[name, low]

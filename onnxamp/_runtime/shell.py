@@ -6,11 +6,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxamp._dtypes import LOW_ELEMS
+from onnxamp._model import lowering
 from onnxamp._model.copying import copy_without
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.weights import embed, read_array, stored_bytes
@@ -46,7 +46,7 @@ class Shell:
         """
         tensor = self.weights[name]
         array = read_array(tensor, self.base_dir)
-        return array.astype(np.float32) if raised and tensor.data_type in LOW_ELEMS else array
+        return lowering.raised(array, tensor.data_type) if raised and tensor.data_type in LOW_ELEMS else array
 
 
 def take_weights(

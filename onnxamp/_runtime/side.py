@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
+from onnxamp._dtypes import LowType
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.weights import stored_bytes
 from onnxamp._runtime.flow import Flow, fitted
@@ -16,6 +17,8 @@ from onnxamp._runtime.values import Feed, from_value, to_value
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+T = TypeVar("T")
 
 BUDGET: Final = 128 * 2**20
 """Default number of bytes of values and weights that a piece may hold."""
@@ -26,12 +29,16 @@ _NODES: Final = 1024
 
 @dataclass(slots=True)
 class Side:
-    """One model being run: the values that are still needed, and the number of their future uses."""
+    """One model being run: the values that are still needed, and the number of their future uses.
+
+    ``low`` are weights that are rounded on their way in.
+    """
 
     flow: Flow
     runner: Runner
     values: "dict[str, ort.OrtValue]"
     uses: Counter[str]
+    low: Mapping[str, LowType] = field(default_factory=dict)
 
     def run(self, nodes: Sequence[int]) -> None:
         """Run nodes, keep the outputs that are needed, and drop values that have no more readers."""
@@ -40,7 +47,7 @@ class Side:
         made = [name for node in nodes for name in self.flow.nodes[node].output if name]
         wanted = tuple(name for name in made if self.uses[name] > 0)
         if wanted:
-            self.values |= self.runner.run(Piece(tuple(nodes), wanted), self.values)
+            self.values |= self.runner.run(Piece(tuple(nodes), wanted), self.values, self.low)
         self._drop(reads)
 
     def used(self, names: Iterable[str]) -> None:
@@ -138,16 +145,65 @@ def run_alone(
     Raises:
         RuntimeFailure: one of these nodes does not load or run. ArgumentError: an input is not fed.
     """
+    return run_together(runner, [feeds], wanted, budget, progress)[0]
+
+
+def run_together(
+    runner: Runner,
+    samples: Sequence[Mapping[str, Feed]],
+    wanted: Sequence[str],
+    budget: int = BUDGET,
+    progress: Callable[[int, int], None] | None = None,
+    low: Sequence[Mapping[str, LowType]] = (),
+) -> list[Side]:
+    """:func:`run_alone` of several samples, which share each weight that is read.
+
+    Args:
+        low: by sample: weights that are rounded on their way in.
+    """
     flow = runner.flow
     nodes = ancestors(flow, wanted, set())
+    parts = list(parts_of(flow, nodes, budget))
     uses = Counter([*wanted, *(name for node in nodes for name in flow.reads[node])])
-    given = {name: feed for name, feed in fitted(flow, feeds).items() if uses[name]}
-    values = {name: to_value(feed, flow.types.get(name)) for name, feed in given.items()}
-    side, done = Side(flow, runner, values, uses), 0
-    for part in parts_of(flow, nodes, budget):
-        side.run(part)
-        runner.forget()
-        done += len(part)
-        if progress is not None:
-            progress(done, len(nodes))
-    return side
+    sides = []
+    for number, feeds in enumerate(samples):
+        given = {name: feed for name, feed in fitted(flow, feeds).items() if uses[name]}
+        values = {name: to_value(feed, flow.types.get(name)) for name, feed in given.items()}
+        sides.append(Side(flow, runner, values, Counter(uses), low[number] if low else {}))
+    total, done = len(nodes) * len(sides), 0
+    for group in batched(sides, fitting(flow, parts, wanted, budget)):
+        for part in parts:
+            for side in group:
+                side.run(part)
+            runner.forget()
+            done += len(part) * len(group)
+            if progress is not None:
+                progress(done, total)
+    return sides
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items in runs of that size; the last may be shorter."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def fitting(flow: Flow, parts: Sequence[Sequence[int]], wanted: Iterable[str], budget: int) -> int:
+    """How many samples can be run together, part by part, so that what they hold between parts fits the budget.
+
+    It is 1 for a model without large weights, which would gain nothing. Complexity: linear in what nodes read.
+    """
+    if not flow.large or len(parts) < 2:
+        return 1
+    uses = Counter([*wanted, *(name for part in parts for node in part for name in flow.reads[node])])
+    held = {name for name in (*flow.inputs, *flow.defaults) if uses[name]}
+    size = most = sum(flow.sizes.get(name, 0) for name in held)
+    for part in parts:
+        made = [name for node in part for name in flow.nodes[node].output if uses[name]]
+        reads = [name for node in part for name in flow.reads[node]]
+        uses.subtract(reads)
+        held.update(made)
+        gone = {name for name in reads if uses[name] <= 0} & held
+        held -= gone
+        size += sum(flow.sizes.get(name, 0) for name in made) - sum(flow.sizes.get(name, 0) for name in gone)
+        most = max(most, size)
+    return max(1, budget // max(most, 1))

@@ -10,10 +10,12 @@ such an output, read as such an input  ``Where(either's switch, rounded, exact)`
 =====================================  =====================================================================
 
 Rounding is ``Cast(to=low) -> Cast(to=float)``. Constants beyond the range of low precision, as in attention masks,
-saturate as in conversions. With all switches off the graph computes bit for bit what the model computes.
+saturate as in conversions. Weights without data are chosen by whoever feeds them, not in the graph: each node that may
+read one in low precision has an initializer of its own for it. With all switches off the graph computes bit for bit
+what the model computes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import prod
@@ -72,14 +74,20 @@ class Switched:
     """Nodes that may be low precision, in execution order."""
     switches: tuple[tuple[str, ...], ...]
     """By element of the mask: the nodes any of which turns it on."""
+    fed: Mapping[str, tuple[str, str]]
+    """New initializer without data -> the weight that it stands for, and the node that reads it."""
 
     def masked(self, low: AbstractSet[str]) -> npt.NDArray[np.bool_]:
         """The new input's value if these nodes are low precision."""
         return np.array([not low.isdisjoint(nodes) for nodes in self.switches], np.bool_)
 
+    def rounded(self, low: AbstractSet[str]) -> list[str]:
+        """The new initializers that must be fed rounded if these nodes are low precision."""
+        return [name for name, (_, node) in self.fed.items() if node in low]
+
 
 @no_collections()
-def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Switched:
+def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType, *, hollow: Container[str] = ()) -> Switched:
     """Give nodes switches.
 
     Args:
@@ -87,6 +95,7 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Swi
         ports: by the first output of a node at any depth, whose name no other node may use. Nodes that the model does
             not have are ignored.
         low: the type to round to.
+        hollow: initializers of the main graph without data (:mod:`onnxamp._runtime.shell`).
 
     Raises:
         ModelError: the model cannot be resolved. OpsetError: it is too old for Where.
@@ -101,7 +110,8 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Swi
     view = Graph.of(model)
     nodes = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}
     names = NewNames(view.all_names())
-    job = _Job(view, low, names, names.fresh(MASK), version, {i: ports[key] for key, i in nodes.items()})
+    empty = {value for name, value in view.scopes[0].names.items() if name in hollow}
+    job = _Job(view, low, names, names.fresh(MASK), version, {i: ports[key] for key, i in nodes.items()}, empty)
     result = ModelProto()
     copy_fields(model, result, but={"graph"})
     job.targets[0] = result.graph
@@ -111,7 +121,7 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType) -> Swi
             job.unused.clear()  # they may be made behind the nodes whose bodies come now
     result.graph.input.append(helper.make_tensor_value_info(job.mask, TensorProto.BOOL, [len(job.switches)]))
     switches = tuple(tuple(node_key(view.nodes[index]) for index in sorted(nodes)) for nodes in job.switches)
-    return Switched(result, job.mask, tuple(nodes), switches)
+    return Switched(result, job.mask, tuple(nodes), switches, job.fed)
 
 
 def node_key(node: Node) -> str:
@@ -127,6 +137,10 @@ class _Job:
     mask: str
     opset: int
     ports: Mapping[int, Ports]
+    hollow: AbstractSet[int]
+    """Weights without data."""
+    fed: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """As in :class:`Switched`."""
     targets: dict[int, GraphProto] = field(default_factory=dict)
     exact: dict[int, str] = field(default_factory=dict)
     """Value that may be low precision -> name of the node's exact output."""
@@ -145,7 +159,7 @@ class _Job:
             made = [node.outputs[port] for port in own.outputs]
             self.exact |= {value: self.names.fresh(f"{self.view.values[value].name}/exact") for value in made}
             for value in (*made, *(node.input(port) for port in own.inputs)):
-                if value != ABSENT and value not in self.rounded:
+                if value != ABSENT and value not in self.rounded and value not in self.hollow:
                     self.rounded[value] = self.names.fresh(f"{self.view.values[value].name}/rounded")
 
     def round(self, graph: GraphProto, value: int) -> None:
@@ -180,6 +194,15 @@ class _Job:
             graph.node.append(helper.make_node("Squeeze", [switch], [scalar]))
             switch = scalar
         graph.node.append(helper.make_node("Where", [switch, self.rounded[value], exact], [target]))
+        return target
+
+    def feed(self, value: int, reader: int, target: str) -> str:
+        """Add an initializer for what the reader gets of a weight without data; returns its name."""
+        weight = self.view.values[value].name
+        self.fed[target] = weight, node_key(self.view.nodes[reader])
+        self.targets[0].initializer.add(
+            name=target, data_type=TensorProto.FLOAT, dims=[size or 0 for size in self.view.shapes[value] or ()]
+        )
         return target
 
     def switch(self, graph: GraphProto, nodes: frozenset[int]) -> str:
@@ -239,7 +262,8 @@ def _fill(job: _Job, scope: Scope, target: GraphProto) -> None:
         for value in (node.input(port) for port in own.inputs):
             if value != ABSENT and value not in chosen:
                 name = job.names.fresh(f"{job.view.values[value].name}/{index}")
-                chosen[value] = job.choose(target, value, index, name)
+                own_weight = value in job.hollow
+                chosen[value] = job.feed(value, index, name) if own_weight else job.choose(target, value, index, name)
         added = target.node.add()
         added.CopyFrom(node.proto)
         _find_bodies(job, node, added)

@@ -1,7 +1,7 @@
 """Estimated time of a node by the roofline model (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009).
 
-Time = max(bytes / bandwidth, flops / throughput), in microseconds, without the launch of the kernel, which takes the
-same time in both precisions.
+Time = max(bytes / bandwidth, flops / throughput), in microseconds, without the launch of the kernel. Views move
+nothing, and look-ups read the rows that they return, not their table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Final
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape, elements
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import attribute
+from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.tables import read_table
 
 DEFAULT_DEVICE: Final = "A100"
@@ -63,10 +63,16 @@ class Work:
 
 def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
     """The work of a node that runs ``trips`` times, from the shapes of its values."""
-    touched = sum(elements(shapes[value]) for value in (*node.inputs, *node.outputs) if value != ABSENT)
+    if node.key in op_facts().views:
+        return Work(0, 0)
+    tables = {lookup.table for lookup in op_facts().lookups.get(node.key, ())}
+    read = [value for port, value in enumerate(node.inputs) if value != ABSENT and port not in tables]
+    touched = sum(elements(shapes[value]) for value in (*read, *node.outputs) if value != ABSENT)
     written = sum(elements(shapes[value]) for value in node.outputs if value != ABSENT)
     flops = _FLOPS.get(node.key)
-    return Work(touched * trips, written * (flops(node, shapes) if flops is not None else 1) * trips)
+    return Work(
+        (touched + written * bool(tables)) * trips, written * (flops(node, shapes) if flops is not None else 1) * trips
+    )
 
 
 def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:

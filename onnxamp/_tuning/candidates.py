@@ -10,7 +10,7 @@ from onnxamp._decide.ports import LOW, NONE
 from onnxamp._decide.precision import CutProblem, Decision
 from onnxamp._graph.view import ABSENT
 from onnxamp._tuning.results import Candidate
-from onnxamp._tuning.space import SearchSpace, TunableNode, prices_for
+from onnxamp._tuning.space import SearchSpace, TunableNode, exactly, prices_for
 
 _BREAKS: Final = "its block breaks the outputs"
 
@@ -32,6 +32,8 @@ class CandidateSolver:
     _variables: dict[str, list[int]] = field(init=False)
     """Node -> the precision variables of its low-precision ports."""
     _priced: tuple[float, ...] = ()
+    _costs: dict[frozenset[str], tuple[float, int, int]] = field(default_factory=dict)
+    """Choice -> microseconds, Casts, and bytes of weights."""
     _rates: dict[float, frozenset[str]] = field(default_factory=dict)
     """Rate -> choice at the last prices: searches for several targets share most cuts."""
 
@@ -96,7 +98,7 @@ class CandidateSolver:
         """A choice with its predicted and measured properties."""
         units = self.space.tunable
         chosen = [unit for unit in units if unit.key in low]
-        time = sum(unit.low if unit.key in low else unit.high for unit in units)
+        time, casts, weights = self._cost(low)
         flops, traffic = sum(u.work.flops for u in units) or 1, sum(u.work.elements for u in units) or 1
         return Candidate(
             low=low,
@@ -106,7 +108,19 @@ class CandidateSolver:
             time=time,
             flops=sum(u.work.flops for u in chosen) / flops,
             bytes=sum(u.work.elements for u in chosen) / traffic,
+            casts=casts,
+            weights=weights,
         )
+
+    def _cost(self, low: frozenset[str]) -> tuple[float, int, int]:
+        if low not in self._costs:
+            space = self.space
+            pins = {**space.pins, **{u.node: self.pinned[u.key] for u in space.tunable if u.key in self.pinned}}
+            decision = self.problem.decide(exactly(space, low, pins))
+            casts = space.estimate.casts(self.base.ports, decision)
+            weights = space.estimate.weight_bytes(self.base.ports, decision)
+            self._costs[low] = space.time(low, casts), len(casts), weights
+        return self._costs[low]
 
     def _rounding(self, decision: Decision) -> set[int]:
         """Lowered exact ops between a float32 source and a float32 reader.

@@ -1,32 +1,36 @@
 """One model being tuned: its measurements, the plans of candidates, and the models converted by them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
+from pathlib import Path
 from typing import Final
 
-from onnx import ModelProto
-
 from onnxamp._convert.analysis import Analysis, decided
-from onnxamp._convert.convert import convert, rewritten
+from onnxamp._convert.convert import rewritten
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._decide.precision import Prices
 from onnxamp._dtypes import LowType
 from onnxamp._model.model import Model
+from onnxamp._model.saving import WeightConverter, save_model
 from onnxamp._runtime.engines import OutputCache
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.side import BUDGET
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Candidate, KeptNode
 from onnxamp._tuning.runs import Backend, converted_error, device_noise, profile_nodes
 from onnxamp._tuning.sensitivity import LocalError, Progress, local_of, measure_samples
-from onnxamp._tuning.space import UNSEEN, SearchSpace, prices_for
+from onnxamp._tuning.space import UNSEEN, SearchSpace, exactly
 from onnxamp._tuning.state import TuningState
 
 TIMES: Final = ("roofline", "measured")
 """Where the times of nodes come from."""
+
+_IN_MEMORY: Final = 256 << 20
+"""Bytes of weights up to which converted models are kept in memory."""
 
 _NEGLIGIBLE: Final = 5e-4
 """Share of the squared tolerance below which an error is negligible."""
@@ -36,20 +40,20 @@ _NEGLIGIBLE: Final = 5e-4
 class Job:
     """The model as given and as prepared, its search space, and how candidates are measured."""
 
-    model: Model
-    prepared: ModelProto
+    prepared: Model
     space: SearchSpace
     samples: Samples
     metric: Metric
     state: TuningState
     backend: Backend
+    folder: Path
+    """Where converted models go whose weights are too large for the memory."""
+    budget: int = BUDGET
     errors: dict[frozenset[str], float] = field(default_factory=dict)
     """Low-precision nodes of a candidate -> error of the converted model."""
     references: OutputCache = field(default_factory=OutputCache)
     _planned: tuple[Plan, Analysis] | None = None
     """The last plan, and the analysis that it was made from."""
-    _made: tuple[Mapping[str, bool], ModelProto] | None = None
-    """The last converted model, and its decisions."""
 
     @property
     def low(self) -> LowType:
@@ -88,8 +92,8 @@ class Job:
         """Measure the local errors that the state lacks."""
         if self.space.tunable and self.state.local.samples < len(self.samples):
             measure_samples(
-                self.state.local, self.prepared, rewritten(self.space.all_low), self.space.tunable,
-                self.samples, self.metric, progress, self.state.save, self.references,
+                self.state.local, self.prepared, self.made(self.space.all_low), self.space.tunable,
+                self.samples, self.metric, progress, self.state.save, self.references, self.budget,
             )  # fmt: skip
 
     def measure_times(self, device: str) -> str:
@@ -102,13 +106,11 @@ class Job:
             RuntimeFailure: the model does not run, or its kernels cannot be timed.
         """
         provider = "cuda" if self.backend.provider == "cuda" else "cpu"
-        sample = check_inputs(self.prepared, self.samples[0])
+        sample = check_inputs(self.prepared.proto, self.samples[0])
         high, low = profile_nodes(self.prepared, sample, provider), dict[str, float]()
         if provider == "cuda":
-            low = profile_nodes(self.converted(self.everything), sample, provider)
-        self.space = self.space.retimed(
-            {unit.key: (high[unit.key], low.get(unit.key)) for unit in self.space.tunable if unit.key in high}
-        )
+            low = profile_nodes(self.made(self.space.all_low), sample, provider)
+        self.space = self.space.retimed({key: (time, low.get(key)) for key, time in high.items()})
         if provider == "cuda":
             return "measured on CUDA, node by node"
         return (
@@ -121,15 +123,17 @@ class Job:
         units = (*self.space.tunable, *self.space.followers)
         return {frozenset(unit.key for unit in units): self.state.local.worst} if self.space.tunable else {}
 
-    def converted(self, plan: Plan) -> ModelProto:
-        """The model converted by a plan."""
-        decisions = plan.decisions()
-        if self._made is None or self._made[0] != decisions:
-            if self._planned is not None and self._planned[0] is plan and self._planned[1].edits:
-                self._made = decisions, rewritten(self._planned[1])
-            else:
-                self._made = decisions, convert(self.model, plan.options, plan).embedded()
-        return self._made[1]
+    def made(self, analysis: Analysis) -> Model:
+        """The model converted as an analysis says; on disk where its weights are too large for the memory.
+
+        It is valid until the next one is made.
+        """
+        graph, low = analysis.graph, analysis.options.low
+        if graph.folder is None or self.prepared.stock.size <= _IN_MEMORY:
+            return Model(Model(rewritten(analysis), graph.folder).embedded())
+        path, converter = self.folder / "converted.onnx", WeightConverter(low, graph.folder, deferred=True)
+        save_model(rewritten(analysis, converter), path, converter, external=True)
+        return Model.read(path)
 
     def error(self, candidate: Candidate, plan: Plan) -> float:
         """The converted model's error on all samples."""
@@ -137,14 +141,17 @@ class Job:
             if self.backend.emulated and self.space.tunable and plan.decisions() == self.everything.decisions():
                 self.errors[candidate.low] = self.state.local.worst
             else:
-                model, where = self.converted(plan), self.backend.name(self.low.name)
+                assert self._planned is not None
+                assert self._planned[0] is plan
+                analysis, where = self._planned[1], self.backend.name(self.low.name)
                 self.errors[candidate.low] = self.state.error(
                     candidate.low,
                     where,
                     lambda: converted_error(
-                        self.prepared, model, self.samples, self.metric, self.backend, self.references
+                        self.prepared, self.made(analysis), self.samples, self.metric, self.backend, self.references,
+                        self.budget,
                     ),
-                )
+                )  # fmt: skip
         return self.errors[candidate.low]
 
     @cached_property
@@ -157,9 +164,7 @@ class Job:
     def plan(self, candidate: Candidate, kept: Sequence[KeptNode]) -> Plan:
         """The plan that lowers exactly the candidate's nodes, with the measured reasons of the others."""
         units, space = self.space.tunable, self.space
-        exact = [0.0 if unit.key in candidate.low else inf for unit in units]
-        in_float32 = {unit.node for unit in space.followers if unit.key not in candidate.low}
-        analysis = decided(space.all_low.problem, prices=prices_for(units, exact, self.pins, in_float32))
+        analysis = decided(space.all_low.problem, prices=exactly(space, candidate.low, self.pins))
         plan = make_plan(analysis)
         reasons = {row.node: f"{row.why}: {row.detail}" if row.detail else row.why for row in kept}
         why = {unit.node: reasons.get(unit.label) for unit in units}

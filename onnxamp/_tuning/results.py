@@ -11,8 +11,8 @@ class Candidate:
 
     ``low``: keys of these nodes, exact ops included; ``nodes``: how many of them compute; ``predicted``: the error
     predicted from sensitivities; ``error``: the error measured by a mask run, None without one; ``time``: estimated
-    microseconds per run, without launches; ``flops`` and ``bytes``: the shares of the model's arithmetic and of its
-    float traffic that are in low precision.
+    microseconds per run, with launches and Casts; ``flops`` and ``bytes``: the shares of the model's arithmetic and of
+    its float traffic that are in low precision; ``casts``: how many values are cast; ``weights``: bytes of weights.
     """
 
     low: frozenset[str]
@@ -22,6 +22,8 @@ class Candidate:
     time: float
     flops: float
     bytes: float
+    casts: int = 0
+    weights: int = 0
 
     @property
     def best_known_error(self) -> float:
@@ -59,6 +61,9 @@ class Tuned:
         kept: nodes that stay float32 because of a measurement.
         device: the device that times are for. times: where the candidates' times come from.
         held: whether ``error`` is within the tolerance.
+        stopped: whether the search ended because its time was over.
+        rejected: the fastest candidate within the tolerance that is not among ``candidates`` because it is slower than
+            float32, and its weights are no smaller; None if there is none.
 
     Example:
         >>> import onnxamp
@@ -87,3 +92,10 @@ class Tuned:
     device: str
     times: str
     held: bool
+    stopped: bool = False
+    rejected: Candidate | None = None
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the candidate that was written is slower than float32 by the estimate."""
+        return self.candidates[self.chosen].time > self.candidates[-1].time

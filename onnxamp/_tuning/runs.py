@@ -1,10 +1,10 @@
 """Everything tuning runs: mask runs of one switched model, converted models, and profiles."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto
 
@@ -15,41 +15,52 @@ from onnxamp._graph.types import declared_type
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
 from onnxamp._runtime.engines import Executable, OutputCache, Outputs, WholeModel, engine_name
+from onnxamp._runtime.flow import flow_of
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.observe import settle
+from onnxamp._runtime.observe import settle, shapes_of
+from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.profile import node_times
 from onnxamp._runtime.samples import Sample, Samples
-from onnxamp._runtime.session import Provider, choose_provider, is_plugin, make_session, run
+from onnxamp._runtime.session import Provider, choose_provider, is_plugin
+from onnxamp._runtime.shell import Shell, take_weights
+from onnxamp._runtime.side import BUDGET, batched, run_together
 from onnxamp._runtime.switch import Ports, Switched, node_key, switched
 from onnxamp._runtime.values import as_typed
 from onnxamp._tuning.metric import Metric
 
 if TYPE_CHECKING:
-    import onnxruntime as ort
-
     from onnxamp._runtime.values import Feed
+
+_TOGETHER: Final = 8
+"""Samples of which outputs are held at a time."""
 
 _ALL: Final = 1 << 62
 """Bytes of weights that stay in the graph: all."""
 
+_SESSIONS: Final = 256
+"""Sessions of pieces that are kept for further mask runs. They hold no large weights."""
+
 
 @dataclass(slots=True)
 class MaskedModel:
-    """A model in which every tunable node has a precision switch, in one session: a mask run computes any choice.
+    """A model in which every tunable node has a precision switch: a mask run computes any choice.
 
-    There is one more session for each set of optional inputs that are empty. ``runs`` counts mask runs; a run of
-    several samples with one choice counts once.
+    It runs in pieces that fit the budget, whose sessions serve all runs; large weights are read, and rounded where the
+    choice says so, once for all samples. ``runs`` counts mask runs; a run of several samples with one choice counts
+    once.
     """
 
-    model: ModelProto
+    model: Model
     ports: Mapping[str, Ports]
     low: LowType
     samples: Samples
     metric: Metric
+    budget: int = BUDGET
     threads: int = 0
     """Threads per op; 0 for ONNX Runtime's default."""
     runs: int = 0
-    _sessions: "dict[frozenset[str], tuple[Switched, ort.InferenceSession]]" = field(default_factory=dict)
+    _switched: dict[frozenset[str], tuple[Switched, Runner]] = field(default_factory=dict)
+    """By optional inputs that are empty."""
     _feeds: "dict[int, dict[str, Feed]]" = field(default_factory=dict)
     _references: dict[int, Outputs] = field(default_factory=dict)
 
@@ -61,29 +72,47 @@ class MaskedModel:
         """
         if missing := [number for number in samples if number not in self._references]:
             self.runs += 1
-            self._references |= {number: self._outputs(number, frozenset()) for number in missing}
+            self._references |= zip(missing, self._outputs(missing, frozenset()), strict=True)
         self.runs += 1
         try:
-            return max(self.metric.error(self._references[n], self._outputs(n, low)) for n in samples)
+            found = self._outputs(samples, low)
         except RuntimeFailure:  # rounding leads to a branch or an index that does not run
             return inf
+        return max(self.metric.error(self._references[n], one) for n, one in zip(samples, found, strict=True))
 
-    def _outputs(self, number: int, low: AbstractSet[str]) -> dict[str, Any]:
-        if number not in self._feeds:
-            self._feeds[number] = check_inputs(self.model, self.samples[number])
-        sample = self._feeds[number]
-        graph, session = self._session(sample)
-        names = {item.name for item in session.get_inputs()}
-        feeds = {name: feed for name, feed in sample.items() if name in names}
-        return run(session, {**feeds, graph.mask: graph.masked(low)})
+    def _outputs(self, samples: Sequence[int], low: AbstractSet[str]) -> list[Outputs]:
+        """The outputs of each sample with this choice."""
+        for number in samples:
+            if number not in self._feeds:
+                self._feeds[number] = check_inputs(self.model.proto, self.samples[number])
+        found: dict[int, Outputs] = {}
+        for (graph, runner), numbers in self._by_runner(samples):
+            feeds = [{**self._feeds[number], graph.mask: graph.masked(low)} for number in numbers]
+            fed = dict.fromkeys(graph.rounded(low), self.low)
+            outputs = runner.flow.outputs
+            sides = run_together(runner, feeds, outputs, self.budget, low=[fed] * len(feeds))
+            found |= zip(numbers, ({name: side.output(name) for name in outputs} for side in sides), strict=True)
+        return [found[number] for number in samples]
 
-    def _session(self, sample: "Mapping[str, Feed]") -> "tuple[Switched, ort.InferenceSession]":
-        empty = frozenset(name for name, feed in sample.items() if feed is None)
-        if empty not in self._sessions:
-            graph = switched(_without_empty_inputs(self.model, sample, "cpu"), self.ports, self.low)
-            # Switches prevent most fusions: optimising would take longer than all the runs.
-            self._sessions[empty] = graph, make_session(graph.model, optimize=False, spin=False, threads=self.threads)
-        return self._sessions[empty]
+    def _by_runner(self, samples: Iterable[int]) -> "Iterator[tuple[tuple[Switched, Runner], list[int]]]":
+        """The samples that leave the same inputs empty, with what runs them."""
+        groups: dict[frozenset[str], list[int]] = {}
+        for number in samples:
+            empty = frozenset(name for name, feed in self._feeds[number].items() if feed is None)
+            groups.setdefault(empty, []).append(number)
+        for empty, numbers in groups.items():
+            if empty not in self._switched:
+                self._switched[empty] = self._prepared(self._feeds[numbers[0]])
+            yield self._switched[empty], numbers
+
+    def _prepared(self, sample: "Mapping[str, Feed]") -> tuple[Switched, Runner]:
+        shell = take_weights(self.model.proto, self.model.folder)
+        if any(feed is None for feed in sample.values()):
+            shell, _ = settle(self.model.proto, self.model.folder, sample, emulated=False, provider="cpu")
+        graph = switched(shell.model, self.ports, self.low, hollow=shell.weights)
+        weights = {**shell.weights, **{name: shell.weights[weight] for name, (weight, _) in graph.fed.items()}}
+        flow = flow_of(Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes_of(sample))
+        return graph, Runner(flow, "cpu", self.threads, spin=False, kept=_SESSIONS)
 
 
 def _without_empty_inputs(model: ModelProto, sample: "Mapping[str, Feed]", provider: Provider) -> ModelProto:
@@ -121,54 +150,58 @@ def choose_backend(provider: Provider | None) -> Backend:
 
 
 def converted_error(
-    original: ModelProto,
-    result: ModelProto,
+    original: Model,
+    result: Model,
     samples: Samples,
     metric: Metric,
     backend: Backend,
     references: OutputCache | None = None,
+    budget: int = BUDGET,
 ) -> float:
     """The worst error of a converted model over all samples; infinite if it does not run.
 
     Args:
         references: outputs of the original from an earlier emulated run.
+        budget: bytes of values and weights that emulations hold at a time.
 
     Raises:
         RuntimeFailure: the original does not run.
     """
     known = references.kept if references is not None and backend.emulated else {}
     before, after = (
-        Executable(Model(model), provider, backend.emulated, whole=not backend.emulated)
+        Executable(model, provider, backend.emulated, whole=not backend.emulated, budget=budget)
         for model, provider in ((original, backend.reference), (result, backend.provider))
     )
     worst = 0.0
-    for number, sample in enumerate(samples):
-        feeds = check_inputs(original, sample)
-        reference = known[number] if number in known else before.run(feeds)
+    for numbers in batched(range(len(samples)), _TOGETHER):
+        feeds = [check_inputs(original.proto, samples[number]) for number in numbers]
+        missing = [at for at, number in enumerate(numbers) if number not in known]
+        ran = dict(zip(missing, before.run_together([feeds[at] for at in missing]), strict=True))
         try:
-            outputs = after.run(feeds)
+            found = after.run_together(feeds)
         except RuntimeFailure:
             return inf
-        worst = max(worst, metric.error(reference, outputs))
+        pairs = ((ran[at] if at in ran else known[number], found[at]) for at, number in enumerate(numbers))
+        worst = max(worst, *(metric.error(reference, outputs) for reference, outputs in pairs))
     return worst
 
 
-def device_noise(original: ModelProto, sample: Sample, metric: Metric, backend: Backend) -> float | None:
+def device_noise(original: Model, sample: Sample, metric: Metric, backend: Backend) -> float | None:
     """The error of the original on the device against itself on the CPU; None if either does not run whole."""
     try:
-        feeds = check_inputs(original, sample)
-        return metric.error(WholeModel(original, "cpu").run(feeds), WholeModel(original, backend.provider).run(feeds))
+        feeds, proto = check_inputs(original.proto, sample), original.path or original.embedded()
+        return metric.error(WholeModel(proto, "cpu").run(feeds), WholeModel(proto, backend.provider).run(feeds))
     except RuntimeFailure:
         return None
 
 
-def profile_nodes(model: ModelProto, sample: Sample, provider: Provider) -> dict[str, float]:
+def profile_nodes(model: Model, sample: Sample, provider: Provider) -> dict[str, float]:
     """Seconds per node, by its key, from ONNX Runtime's profiler.
 
     Raises:
         RuntimeFailure: the model does not run, or its kernels cannot be timed.
     """
-    named = copied(_without_empty_inputs(model, sample, provider))
+    named = copied(_without_empty_inputs(model.embedded(), sample, provider))
     for node in Graph.of(named).nodes:
         node.proto.name = node_key(node)
     kinds = {entry.name: declared_type(entry.type) for entry in named.graph.input}

@@ -1,9 +1,11 @@
 """The search for candidates: error prices from block runs, choices by the cut, and a mask run to measure each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
+from operator import attrgetter
+from time import monotonic
 from typing import Final
 
 from onnxamp._tuning.candidates import CandidateSolver
@@ -23,11 +25,21 @@ CANDIDATE_RUNS: Final = 16
 _EXTENSION_RUNS: Final = 5
 """Those of them that are reserved for extending the best candidate."""
 
+SECONDS: Final = 60.0
+"""Time for all of them, by default; large models take some seconds for each."""
+
+_FOR_BLOCKS: Final = 0.4
+"""Share of the time after which no further block is halved."""
+
 _REPEATS: Final = 12
 """Cuts in a row that only find known candidates, after which the prices are exhausted."""
 
 _PRIOR: Final = 1e-6
 """Share of the squared tolerance that all local errors together cost where blocks show no error: it ranks ops."""
+
+
+TIME: Final = attrgetter("time")
+"""What a candidate costs."""
 
 
 @dataclass(slots=True)
@@ -47,14 +59,29 @@ class CandidateSearch:
     runs: int
     progress: Progress
     known: Mapping[frozenset[str], float] = field(default_factory=dict)
+    seconds: float = inf
+    """After so many, no further run is begun."""
     candidates: list[Candidate] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     measured: set[frozenset[str]] = field(default_factory=set)
+    started: float = field(default_factory=monotonic)
+    stopped: bool = False
+    """Whether a search ended because the time was over."""
 
     @property
     def left(self) -> int:
         """Mask runs that are left."""
-        return self.runs + CANDIDATE_RUNS - len(self.measured)
+        return 0 if self.is_over else self.runs + CANDIDATE_RUNS - len(self.measured)
+
+    @property
+    def spent(self) -> float:
+        """The share of the time that is over."""
+        return (monotonic() - self.started) / self.seconds if self.seconds else inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of it is."""
+        return self.spent > 1
 
     def measure(self, low: Iterable[str]) -> float:
         """The error of a choice on the subset of samples, by a mask run unless it is known."""
@@ -81,11 +108,14 @@ class CandidateSearch:
             self.candidates.append(replace(candidate, predicted=error))  # there are no prices to predict from
             return flat
         if not self.blocks:
-            self.blocks = measure_blocks(len(free), partial(self.block_error, free), self.runs)
+            self.blocks = measure_blocks(
+                len(free), partial(self.block_error, free), self.runs, lambda: self.spent > _FOR_BLOCKS
+            )
         prices = self.prices(free, tolerance)
         self.candidates.append(self.solver.candidate(everything, prices, error))
         prices = self.refine(free, prices, tolerance, everything)
         self.extend(prices, tolerance)
+        self.stopped = self.is_over
         return prices
 
     def block_error(self, free: Sequence[TunableNode], members: range) -> float:
@@ -165,11 +195,14 @@ class CandidateSearch:
         return max(good, key=lambda item: (item.flops + item.bytes, -item.predicted), default=None)
 
 
-def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates that no other beats in both error and time, fastest first."""
+def pareto_front(candidates: Iterable[Candidate], cost: Callable[[Candidate], float] = TIME) -> list[Candidate]:
+    """The candidates that no other beats in error, cost (their time) and bytes of weights, least cost first."""
     best: list[Candidate] = []
     unique = {candidate.low: candidate for candidate in candidates}
-    for candidate in sorted(unique.values(), key=lambda c: (c.time, c.best_known_error)):
-        if not best or candidate.best_known_error < best[-1].best_known_error:
+    for candidate in sorted(unique.values(), key=lambda c: (cost(c), c.best_known_error, c.weights)):
+        beaten = (
+            one.best_known_error <= candidate.best_known_error and one.weights <= candidate.weights for one in best
+        )
+        if not any(beaten):
             best.append(candidate)
     return best

@@ -13,18 +13,17 @@ from itertools import pairwise
 from math import inf
 from typing import Final, TypeAlias
 
-from onnx import ModelProto
-
 from onnxamp._dtypes import LowType
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.measure import Measurement
-from onnxamp._numerics.walk import Pairing, SideBySide, pair
+from onnxamp._numerics.walk import Pairing, SideBySide, Walked, pair
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import Executable, OutputCache, part_of
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.side import BUDGET
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.space import TunableNode
 
@@ -63,16 +62,20 @@ class LocalErrors:
 
 def measure_samples(
     measured: LocalErrors,
-    model: ModelProto,
-    lowered: ModelProto,
+    model: Model,
+    lowered: Model,
     units: Sequence[TunableNode],
     samples: Samples,
     metric: Metric,
     progress: Progress,
     saved: Callable[[], None],
     references: OutputCache,
+    budget: int = BUDGET,
 ) -> None:
-    """Measure the samples that are missing. ``saved`` is called after each; ``references`` keep float32 outputs.
+    """Measure the samples that are missing, several at a time where they share large weights.
+
+    ``saved`` is called after each time; ``references`` keep float32 outputs; ``budget`` is the number of bytes of
+    values and weights to hold at a time.
 
     Raises:
         RuntimeFailure: the model does not run.
@@ -84,26 +87,37 @@ def measure_samples(
         shared = {name: replay for name, replay in pairing.shared.items() if name in names and replay is not None}
         return Pairing(shared, pairing.replaceable, accumulated=False)
 
-    one, other = (Executable(Model(proto), "cpu", emulated=True, whole=False) for proto in (model, lowered))
-    walk = SideBySide(one, other, paired)
-    for number in range(measured.samples, len(samples)):
-        feeds = check_inputs(model, samples[number])
-        report = partial(progress, f"measuring each op: sample {number + 1} of {len(samples)}")
+    one = Executable(model, "cpu", emulated=True, whole=False, budget=budget)
+    walk = SideBySide(one, Executable(lowered, "cpu", emulated=True, whole=False, budget=budget, origin=one), paired)
+    while measured.samples < len(samples):
+        first = measured.samples
+        left = (check_inputs(model.proto, samples[number]) for number in range(first, len(samples)))
         try:
-            walked = walk.run(feeds, part_of(report, number, len(samples)))
+            group = walk.together(next(left), left)
+            told = partial(progress, _activity(first, len(group), len(samples)))
+            walks = walk.run_together(group, part_of(told, first, len(samples), len(group)))
         except RuntimeFailure as failure:
-            raise RuntimeFailure(
-                input_failure("The model does not run", failure, samples, number, one.model)
-            ) from failure
-        for name, row in walked.compared.items():
-            if row.local is not None:
-                measured.values[name] = measured.values[name] + row.local if name in measured.values else row.local
-        error = inf
-        if walked.failure is None:
-            error = metric.error(walked.reference, walked.result)
-            references.keep(number, walked.reference)
-        measured.samples, measured.worst = number + 1, max(measured.worst, error)
+            raise RuntimeFailure(input_failure("The model does not run", failure, samples, first, model)) from failure
+        for number, walked in enumerate(walks, first):
+            _add(measured, walked)
+            error = inf
+            if walked.failure is None:
+                error = metric.error(walked.reference, walked.result)
+                references.keep(number, walked.reference)
+            measured.samples, measured.worst = number + 1, max(measured.worst, error)
         saved()
+
+
+def _activity(first: int, count: int, total: int) -> str:
+    """What is being done, for people."""
+    which = f"sample {first + 1}" if count == 1 else f"samples {first + 1} to {first + count}"
+    return f"measuring each op: {which} of {total}"
+
+
+def _add(measured: LocalErrors, walked: Walked) -> None:
+    for name, row in walked.compared.items():
+        if row.local is not None:
+            measured.values[name] = measured.values[name] + row.local if name in measured.values else row.local
 
 
 def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: LowType) -> LocalError:
@@ -131,12 +145,15 @@ class Block:
     error: float
 
 
-def measure_blocks(count: int, error: Callable[[range], float], runs: int) -> list[Block]:
+def measure_blocks(
+    count: int, error: Callable[[range], float], runs: int, is_late: Callable[[], bool] = lambda: False
+) -> list[Block]:
     """Blocks that cover ``count`` ops, in order.
 
     Args:
         error: measures the error of the outputs with these ops in low precision.
         runs: how many measurements may be made.
+        is_late: whether there is no time to halve further blocks.
 
     Complexity: as many calls as ``runs``, at most.
     """
@@ -144,7 +161,7 @@ def measure_blocks(count: int, error: Callable[[range], float], runs: int) -> li
     bounds = [count * i // first for i in range(first + 1)] if first else []
     blocks = [Block(a, b, error(range(a, b))) for a, b in pairwise(bounds)]
     left = runs - len(blocks)
-    while left >= 2 and (worst := _worst(blocks)) is not None:
+    while left >= 2 and not is_late() and (worst := _worst(blocks)) is not None:
         blocks[worst : worst + 1] = split(blocks[worst], error)
         left -= 2
     return blocks

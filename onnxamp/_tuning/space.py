@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
 from onnx import GraphProto
 
 from onnxamp._convert.analysis import Analysis, decided
-from onnxamp._decide.precision import LAUNCH, Prices, loop_trips
+from onnxamp._decide.precision import LAUNCH, Prices
 from onnxamp._decide.problem import find_problem
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
@@ -22,10 +23,8 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.observe import settle
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.switch import Ports, node_key
-from onnxamp._target.roofline import Device, Work, work_of
-
-_UNIT_US: Final = 0.0327
-"""Microseconds of one cost unit of the cut: 32,768 bytes at 1 TB/s, see :mod:`onnxamp._decide.precision`."""
+from onnxamp._target.roofline import Work
+from onnxamp._tuning.estimate import LAUNCH_US, UNIT_US, Estimate
 
 _CASTS_PER_NODE: Final = 16
 """Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
@@ -61,7 +60,7 @@ class TunableNode:
     gain: int = field(init=False)
 
     def __post_init__(self) -> None:
-        saved = max(0, min(int((self.high - self.low) / _UNIT_US), _EAGER))
+        saved = max(0, min(int((self.high - self.low) / UNIT_US), _EAGER))
         object.__setattr__(self, "gain", _CASTS_PER_NODE * LAUNCH + saved)
 
 
@@ -79,6 +78,11 @@ class SearchSpace:
     """Exact ops, which have no sensitivity of their own but round float32 values if the cut lowers them."""
 
     pins: Mapping[int, str]
+    estimate: Estimate
+    rest: float
+    """Microseconds of all other nodes, and of the launches of all nodes."""
+    scale: float = 1.0
+    """Measured times as multiples of estimated ones."""
 
     def known(self, live: AbstractSet[int], usual: Callable[[], AbstractSet[int]]) -> "SearchSpace":
         """The space when samples run only the ``live`` nodes. Others cannot be measured: they follow level O2, where
@@ -96,23 +100,38 @@ class SearchSpace:
         """The space with measured seconds by node, in float32 and, if known, in low precision. Estimates of the other
         nodes are scaled to match.
         """
-        timed = [unit for unit in self.tunable if unit.key in seconds]
-        scale = sum(seconds[unit.key][0] for unit in timed) * 1e6 / (sum(unit.high for unit in timed) or 1)
+        units = (*self.tunable, *self.followers)
+        timed = [unit for unit in units if unit.key in seconds]
+        measured = sum(seconds[unit.key][0] for unit in timed) * 1e6
+        scale = measured / (sum(unit.high for unit in timed) or 1)
 
         def of(unit: TunableNode) -> TunableNode:
             high, low = seconds.get(unit.key, (unit.high * scale * 1e-6, None))
             low = high * (unit.low / unit.high if unit.high else 1) if low is None else low
             return replace(unit, high=high * 1e6, low=low * 1e6)
 
-        return replace(self, tunable=tuple(map(of, self.tunable)))
+        mine = {unit.key for unit in units}
+        rest = sum(high * 1e6 for key, (high, _) in seconds.items() if key not in mine)
+        tunable, followers = (tuple(map(of, units)) for units in (self.tunable, self.followers))
+        return replace(self, tunable=tunable, followers=followers, rest=rest,
+                       scale=measured / (sum(unit.high + LAUNCH_US for unit in timed) or 1))  # fmt: skip
+
+    def time(self, low: AbstractSet[str], casts: Sequence[int]) -> float:
+        """Microseconds per run with these nodes in low precision, and these values cast."""
+        units = (*self.tunable, *self.followers)
+        nodes = sum(unit.low if unit.key in low else unit.high for unit in units)
+        return self.rest + nodes + self.scale * sum(map(self.estimate.cast_time, casts))
 
     def ports(self) -> dict[str, Ports]:
         """The low-precision ports of each node."""
         return {unit.key: unit.ports for unit in (*self.tunable, *self.followers)}
 
 
-def find_space(graph: Graph, options: Options, device: Device) -> SearchSpace:
+def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpace:
     """Lower every node that kernels, schemas, overrides and hazards invisible to samples allow.
+
+    Args:
+        estimate: of the same graph.
 
     Complexity: that of an analysis.
     """
@@ -122,21 +141,23 @@ def find_space(graph: Graph, options: Options, device: Device) -> SearchSpace:
     ambiguous = {node.index: _AMBIGUOUS for node in able if taken[node_key(node)] > 1}
     eager = Prices(ambiguous, {node.index: _EAGER for node in able if _counts(node)})
     all_low = decided(problem, prices=eager)
-    trips = graph.ask(loop_trips)
-    tunable, followers = [], []
-    for index in all_low.graph.order:
-        node = all_low.graph.nodes[index]
-        ports = _low_ports(all_low, node)
+    tunable, followers, rest = list[TunableNode](), list[TunableNode](), 0.0
+    for index in graph.order:
+        node, device = graph.nodes[index], estimate.device
+        ports, launches, own = _low_ports(all_low, node), estimate.launches(node), len(tunable) + len(followers)
+        rest += launches * LAUNCH_US
+        work = estimate.work(node)
         if ports.inputs or ports.outputs:
-            work = work_of(node, all_low.graph.shapes, trips[node.scope])
-            names = (node_key(node), *_results(all_low.graph, node))
+            names = (node_key(node), *_results(graph, node))
             times = work.time(device, low=False), work.time(device, low=True)
             unit = TunableNode(node_key(node), names, index, node.label, node.key, ports, work, *times)
             if _counts(node):
                 tunable.append(unit)
             elif is_exact(node.proto):
                 followers.append(unit)
-    return SearchSpace(all_low, tuple(tunable), tuple(followers), ambiguous)
+        if launches and len(tunable) + len(followers) == own:
+            rest += work.time(device, low=False)
+    return SearchSpace(all_low, tuple(tunable), tuple(followers), ambiguous, estimate, rest)
 
 
 def low_nodes(analysis: Analysis) -> frozenset[int]:
@@ -191,7 +212,13 @@ def prices_for(
     return Prices(dict(pins), gains, {node: cost for node, cost in costs.items() if cost})
 
 
-def find_live(view: View, samples: Samples) -> list[frozenset[int]]:
+def exactly(space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]) -> Prices:
+    """The prices at which the cut lowers these nodes and no others."""
+    prices = [0.0 if unit.key in low else inf for unit in space.tunable]
+    return prices_for(space.tunable, prices, pins, {unit.node for unit in space.followers if unit.key not in low})
+
+
+def find_live(view: Graph, samples: Samples) -> list[frozenset[int]]:
     """The indices of the nodes that each sample runs. An If in a loop counts as if both branches were taken.
 
     Raises:
@@ -207,7 +234,7 @@ def find_live(view: View, samples: Samples) -> list[frozenset[int]]:
         node.proto.name = str(node.index)  # unique names survive the inlining of branches
     live = []
     for sample in samples:
-        shell, _ = settle(tagged, None, check_inputs(model, sample), emulated=False)
+        shell, _ = settle(tagged, view.folder, check_inputs(model, sample), emulated=False)
         live.append(everything & _tags(shell.model.graph))
     return live
 

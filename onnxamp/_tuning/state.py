@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from onnx import ModelProto
+from onnx import TensorProto
 
 from onnxamp._errors import ArgumentError
+from onnxamp._model.model import Model
 from onnxamp._model.storage import write_file
+from onnxamp._model.weights import blocks_of, read_array
 from onnxamp._numerics.measure import Measurement
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.spill import is_large
@@ -99,13 +101,18 @@ def _read(number: Any) -> Any:
     return float(number) if isinstance(number, str) else number
 
 
-def fingerprint(words: Iterable[str], model: ModelProto, samples: Samples) -> str:
-    """A hash of settings, a model with all its weights, and samples."""
-    digest = sha256("\n".join(words).encode())
-    for piece in (model.SerializeToString(deterministic=True) if not is_large(model) else b"", *_contents(samples)):
+def fingerprint(words: Iterable[str], model: Model, samples: Samples) -> str:
+    """A hash of settings, a model with all its weights, and samples. Complexity: linear in bytes."""
+    digest, proto = sha256("\n".join(words).encode()), model.proto
+    for piece in (proto.SerializeToString(deterministic=True) if not is_large(proto) else b"", *_contents(samples)):
         digest.update(piece)
-    for tensor in model.graph.initializer if is_large(model) else ():
-        digest.update(tensor.name.encode() + tensor.raw_data)
+    for tensor in proto.graph.initializer if is_large(proto) else ():
+        digest.update(tensor.name.encode())
+        if tensor.data_location != TensorProto.EXTERNAL:
+            digest.update(tensor.raw_data)
+            continue
+        for block in blocks_of(read_array(tensor, model.folder)):
+            digest.update(block.data)
     return digest.hexdigest()[:24]
 
 

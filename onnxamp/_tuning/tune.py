@@ -14,11 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, Unpack
 
 from onnx import ModelProto
 
 from onnxamp._convert.analysis import analyse
+from onnxamp._convert.convert import convert
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.ranges import with_exponents
@@ -27,14 +29,17 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.prepare import prepare
+from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
-from onnxamp._target.roofline import DEFAULT_DEVICE, device_called
+from onnxamp._runtime.side import BUDGET
+from onnxamp._target.roofline import DEFAULT_DEVICE, Device, device_called
+from onnxamp._tuning.estimate import Estimate, bound_shapes
 from onnxamp._tuning.job import TIMES, Job
 from onnxamp._tuning.metric import Metric, make_metric
 from onnxamp._tuning.results import Candidate, Tuned
 from onnxamp._tuning.runs import MaskedModel, choose_backend
-from onnxamp._tuning.search import SENSITIVITY_RUNS, CandidateSearch, pareto_front
+from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, TIME, CandidateSearch, pareto_front
 from onnxamp._tuning.sensitivity import Progress
 from onnxamp._tuning.space import choose_samples, find_live, find_space, low_nodes
 from onnxamp._tuning.state import TuningState, fingerprint, load_state
@@ -74,6 +79,9 @@ class Search:
     state: str | PathLike[str] | None = None
     pick: int | None = None
     progress: Progress | None = None
+    budget: int = BUDGET
+    seconds: float = SECONDS
+    allow_slower: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
@@ -98,6 +106,9 @@ def tune_model(
     state: str | PathLike[str] | None = None,
     pick: int | None = None,
     progress: Progress | None = None,
+    budget: int = BUDGET,
+    seconds: float = SECONDS,
+    allow_slower: bool = False,
     **options: Unpack[OptionKeywords],
 ) -> tuple[ModelProto, Tuned]:
     """Convert as much of a model to low precision as its measured accuracy allows.
@@ -119,6 +130,11 @@ def tune_model(
             need few runs or none.
         pick: return this candidate instead of the chosen one, whatever its error.
         progress: called with the current activity, the steps done, and their number.
+        budget: bytes of values and weights that a run on the CPU holds at a time, besides the model itself.
+        seconds: after so many, no further mask run is begun: candidates are those that were found until then. With a
+            state file, another tuning goes on where this one stopped.
+        allow_slower: choose the candidate with the most in low precision within the tolerance, whatever its time. Else
+            the fastest is chosen, and none that is slower than float32 by the estimate, unless its weights are smaller.
         options: those of :func:`onnxamp.convert_model`, except level and lists, which measurements replace.
 
     Returns:
@@ -134,49 +150,64 @@ def tune_model(
         >>> tuned.error <= 1e-2
         True
     """
-    search = Search(tolerance, metric, samples, count, seed, dims, device, times, provider, runs, state, pick, progress)
-    proto, tuned = tune(Model.of(model), Options.of("auto", options), search)
+    search = Search(
+        tolerance, metric, samples, count, seed, dims, device, times, provider, runs, state, pick, progress, budget,
+        seconds, allow_slower,
+    )  # fmt: skip
+    opened = Model.of(model)
+    tuned = tune(opened, Options.of("auto", options), search)
     warn(tuned.plan.warnings)
-    return proto, tuned
+    return convert(opened, tuned.plan.options, tuned.plan).embedded(), tuned
 
 
-def tune(model: Model, options: Options, search: Search) -> tuple[ModelProto, Tuned]:
-    """:func:`tune_model` for a model that is read, and arguments that are checked."""
-    proto, device = model.embedded(), device_called(search.device)
+def tune(model: Model, options: Options, search: Search) -> Tuned:
+    """:func:`tune_model` for a model that is read, and arguments that are checked; the plan converts it."""
+    device = device_called(search.device)
     judge = make_metric(search.metric, search.tolerance, listed_outputs(model, search.metric))
-    model = model if proto is model.proto else Model(proto)
     backend = choose_backend(search.provider)
-    samples = as_samples(search.samples, proto, count=search.count, seed=search.seed, dims=search.dims)
+    samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
     options = with_exponents(model, options, samples, search.provider)
     graph = prepare(model, options).graph
-    prepared = graph.model
-    space = find_space(graph, options, device)
+    estimate = Estimate(
+        graph, device, bound_shapes(graph, check_inputs(graph.model, samples[0]) if len(samples) else {})
+    )
+    space = find_space(graph, options, estimate)
     live = find_live(graph, samples)
     usual = replace(options, level=Level.O2)
     space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
     state = TuningState("")
+    prepared = model if graph.model is model.proto else Model(graph.model, graph.folder)
+    if not backend.emulated and prepared.path is None:
+        prepared = Model(prepared.embedded())  # a session finds weights beside a file, or in the model
     if search.state is not None:
         units = (*space.tunable, *space.followers)
         words = [judge.name, options.low.name, *(f"{u.key} {u.op} {u.ports}" for u in units)]
         state = load_state(fingerprint(words, prepared, samples), Path(search.state))
-    job = Job(model, prepared, space, samples, judge, state, backend)
-    progress = search.progress or (lambda *_: None)
+    with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
+        job = Job(prepared, space, samples, judge, state, backend, Path(folder), search.budget)
+        return _tuned(job, search, live, device)
+
+
+def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Device) -> Tuned:
+    """Measure, search, and verify."""
+    space, judge, progress = job.space, job.metric, search.progress or (lambda *_: None)
     work = sum(unit.work.flops for unit in space.tunable)
     threads = 1 if work < _SINGLE_THREAD_BELOW else 0
-    masked = MaskedModel(prepared, space.ports(), options.low, samples, judge, threads)
+    masked = MaskedModel(job.prepared, space.ports(), job.low, job.samples, judge, job.budget, threads)
     subset = choose_samples(live, _SUBSET)
-    random = any(node.key in op_facts().random for node in graph.nodes)
+    random = any(node.key in op_facts().random for node in space.all_low.graph.nodes)
     noise = _noise(job, masked, subset) if random else None  # before anything takes time
     job.measure_locally(progress)
-    if noise is None and not judge.holds(state.local.worst):
+    if noise is None and not judge.holds(job.state.local.worst):
         noise = _noise(job, masked, subset)
-    timing = f"estimates for {device.name} from bytes and arithmetic, without launches"
+    timing = f"estimates for {device.name} and the shapes of the first sample, with launches and Casts"
     if search.times == "measured":
         timing = job.measure_times(device.name)
     candidates = CandidateSearch(
-        job.solver(), masked, state, judge, job.locals, subset, search.runs, progress, job.everything_error()
-    )
-    return _finish(job, candidates, noise, search.pick, device.name, timing)
+        job.solver(), masked, job.state, judge, job.locals, subset, search.runs, progress, job.everything_error(),
+        search.seconds,
+    )  # fmt: skip
+    return _finish(job, candidates, noise, search, timing)
 
 
 def _noise(job: Job, masked: MaskedModel, subset: Sequence[int]) -> float:
@@ -194,19 +225,19 @@ def _noise(job: Job, masked: MaskedModel, subset: Sequence[int]) -> float:
     return noise
 
 
-def _finish(
-    job: Job, search: CandidateSearch, noise: float | None, pick: int | None, device: str, times: str
-) -> tuple[ModelProto, Tuned]:
-    """Convert the best candidate whose converted model meets the tolerance on all samples."""
-    judge = job.metric
+def _finish(job: Job, search: CandidateSearch, noise: float | None, asked: Search, times: str) -> Tuned:
+    """Choose the best candidate whose converted model meets the tolerance on all samples."""
+    judge, pick = job.metric, asked.pick
     tolerance = target = judge.amplitude(judge.tolerance)
     attempt = 0
     while True:
         attempt += 1
         prices = search.search(target)
         nothing = search.solver.candidate(frozenset(), prices, judge.amplitude(noise or 0.0))
-        front = [item for item in pareto_front([*search.candidates, nothing]) if item.low] + [nothing]
+        front = _front(search.candidates, nothing, asked)
         order = [i for i, item in enumerate(front) if item.low and item.best_known_error <= target]
+        if not asked.allow_slower:  # what is slower than float32 is there for its weights
+            order.sort(key=lambda i: (front[i].time > nothing.time and front[i].weights, front[i].time))
         last = attempt == _ATTEMPTS or not order or search.left <= 0
         if pick is not None:
             order, last = [_checked(pick, front)], True
@@ -218,17 +249,35 @@ def _finish(
             search.progress("verifying the converted model", len(job.errors) + 1, len(job.errors) + 1)
             error = job.error(front[number], plan)
             if judge.holds(error) or (last and number == order[-1]):
-                return job.converted(plan), Tuned(
+                return Tuned(
                     plan, judge.name, judge.tolerance, job.samples.description, len(job.samples), noise,
                     job.device_noise, error, job.backend.name(job.low.name), search.masked.runs,
                     len(job.state.recalled), len(job.errors), len(job.space.tunable),
                     tuple(unit.label for unit in job.space.tunable if not unit.seen),
-                    tuple(_in_metric_units(judge, item) for item in front), number, tuple(kept), device, times,
-                    judge.holds(error),
+                    tuple(_in_metric_units(judge, item) for item in front), number, tuple(kept), asked.device, times,
+                    judge.holds(error), search.stopped, _rejected(search.candidates, front, target),
                 )  # fmt: skip
         # Mask runs see some samples only: aim lower by the factor by which the worst of all samples is too high.
         step = max(_MIN_STEP, min(0.9, 0.9 * tolerance / judge.amplitude(error)))
         target = min(target, front[number].best_known_error) * step
+
+
+def _front(candidates: Sequence[Candidate], nothing: Candidate, asked: Search) -> list[Candidate]:
+    """The candidates to choose from, best first; nothing low is the last.
+
+    One that is slower than float32 is among them only if its weights are smaller, or if that is allowed.
+    """
+    if asked.allow_slower:
+        front = pareto_front(candidates, lambda item: -item.flops - item.bytes)
+    else:
+        front = pareto_front([*candidates, nothing])
+    return [item for item in front if item.low] + [nothing]
+
+
+def _rejected(candidates: Sequence[Candidate], front: Sequence[Candidate], target: float) -> Candidate | None:
+    """The fastest candidate within the tolerance that is not offered because it is slower than float32."""
+    lost = [item for item in candidates if item.low and item.time > front[-1].time and item not in front]
+    return min((item for item in lost if item.best_known_error <= target), key=TIME, default=None)
 
 
 def _in_metric_units(metric: Metric, candidate: Candidate) -> Candidate:

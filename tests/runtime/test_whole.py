@@ -16,6 +16,7 @@ from rich.console import Console
 
 import onnxamp
 from onnxamp import ArgumentError, convert_model, diff_models, random_samples
+from onnxamp._model.model import Model
 from onnxamp._numerics.diff import noise_floor
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report.comparison import diff_report
@@ -135,9 +136,9 @@ def test_tuned_models_are_confirmed_whole() -> None:
     model = onnx.load(CLASSIFIER)
     samples, metric = random_samples(model, 2), make_metric("rel-l2", 1e-2)
     place = Backend("cpu", emulated=False)
-    assert converted_error(model, model, samples, metric, place) == 0
-    assert converted_error(model, altered(model, 1.5), samples, metric, place) > 1e-2
-    assert device_noise(model, samples[0], metric, place) == 0
+    assert converted_error(Model(model), Model(model), samples, metric, place) == 0
+    assert converted_error(Model(model), Model(altered(model, 1.5)), samples, metric, place) > 1e-2
+    assert device_noise(Model(model), samples[0], metric, place) == 0
 
 
 @pytest.mark.usefixtures("no_cuda")
@@ -211,7 +212,7 @@ class TestCuda:
     def test_a_tuned_model_is_confirmed(self) -> None:
         model = onnx.load(CLASSIFIER)
         samples, metric, place = random_samples(model, 2), make_metric("rel-l2", 1e-2), choose_backend("cuda")
-        assert converted_error(model, convert_model(model), samples, metric, place) <= 1e-2
-        noise = device_noise(model, samples[0], metric, place)
+        assert converted_error(Model(model), Model(convert_model(model)), samples, metric, place) <= 1e-2
+        noise = device_noise(Model(model), samples[0], metric, place)
         assert noise is not None
         assert noise < 1e-4

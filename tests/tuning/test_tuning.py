@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from real_models import REAL_MODELS
 from repository import ROOT
 
-from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, load_samples, random_samples, tune_model
+from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, load_samples, random_samples
 from onnxamp import convert_model as convert_at_level
+from onnxamp import tune_model as tune_for_speed
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
@@ -34,6 +36,9 @@ from onnxamp._tuning.runs import Backend, choose_backend, converted_error
 from onnxamp._tuning.search import CANDIDATE_RUNS, SENSITIVITY_RUNS, pareto_front
 from onnxamp._tuning.sensitivity import Block, error_prices, measure_blocks
 from onnxamp._tuning.space import choose_samples, find_live
+
+tune_model = partial(tune_for_speed, allow_slower=True)
+"""These models are so small that Casts take longer than they save."""
 
 MODELS = sorted((ROOT / "models").glob("*.onnx"))
 MOST = 50
@@ -76,7 +81,7 @@ LEVELS = [1e-2, 1e-3]
 def test_tolerance_holds_on_unseen_samples(path: Path, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model, runs = onnx.load(path), mask_runs(monkeypatch)
     samples = random_samples(model, 4, seed=1)
-    result, tuned = tune_model(path, tolerance, samples=samples)
+    result, tuned = tune_for_speed(path, tolerance, samples=samples)
     assert tuned.held
     assert tuned.error <= tolerance
     assert len(runs.masks) == tuned.runs <= MOST
@@ -103,7 +108,7 @@ def test_tolerance_holds_whatever_the_samples(path: Path, seed: int) -> None:
 @pytest.mark.parametrize("path", REAL_MODELS, ids=lambda path: path.stem)
 def test_tolerance_holds_on_real_models(path: Path) -> None:
     samples = load_samples(path.with_suffix(".npz"))
-    result, tuned = tune_model(path, 1e-3, samples=samples)
+    result, tuned = tune_for_speed(path, 1e-3, samples=samples)
     assert tuned.held
     assert tuned.runs <= MOST
     assert tuned.candidates[tuned.chosen].bytes > 0.5
@@ -483,10 +488,10 @@ def test_without_emulation_the_converted_model_itself_runs(cuda_double: CudaDoub
 def test_what_does_not_run_is_not_written() -> None:
     model = onnx.load(called("classifier"))
     judge, samples = make_metric("rel-l2", 1), random_samples(model, 1)
-    assert converted_error(model, model, samples, judge, choose_backend("cpu")) == 0
+    assert converted_error(Model(model), Model(model), samples, judge, choose_backend("cpu")) == 0
     low = convert_at_level(model, dtype="bfloat16")
-    assert converted_error(model, low, samples, judge, choose_backend("cpu")) < 0.1
-    assert converted_error(model, low, samples, judge, Backend("cpu", emulated=False)) == np.inf
+    assert converted_error(Model(model), Model(low), samples, judge, choose_backend("cpu")) < 0.1
+    assert converted_error(Model(model), Model(low), samples, judge, Backend("cpu", emulated=False)) == np.inf
 
 
 def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,19 +509,20 @@ def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
             return super().run_with_ort_values(*arguments, **given)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
-    error = converted_error(model, low, samples, judge, choose_backend("cpu"), references)
+    error = converted_error(Model(model), Model(low), samples, judge, choose_backend("cpu"), references)
     assert len(runs) == 3
     del references.kept[1]
-    assert converted_error(model, low, samples, judge, choose_backend("cpu"), references) == error > 0
+    assert converted_error(Model(model), Model(low), samples, judge, choose_backend("cpu"), references) == error > 0
     assert len(runs) == 3 + 4
     measured: list[int] = []
 
     def hear(text: str, *_: int) -> None:
-        if not text.startswith("measuring each op"):
+        if text.startswith("verifying"):
             measured.append(len(runs))
 
     _, tuned = tune_model(called("recurrent"), 5e-4, count=2, progress=hear)
-    assert len(runs) == measured[0] + 2 * tuned.conversions
+    assert tuned.conversions == 1
+    assert len(runs) == measured[0] + 2
 
 
 def test_what_a_model_passes_through_outlives_the_sample() -> None:
@@ -559,7 +565,7 @@ def test_what_does_not_run_once_rounded_stays_float32() -> None:
 
 def everything_low(model: ModelProto, samples: Samples) -> float:
     low = convert_at_level(model, "O3", hazards=False)
-    return converted_error(model, low, samples, make_metric("rel-l2", 1), choose_backend("cpu"))
+    return converted_error(Model(model), Model(low), samples, make_metric("rel-l2", 1), choose_backend("cpu"))
 
 
 def test_cuda_that_is_not_there() -> None:

@@ -1,0 +1,116 @@
+"""What a choice of precisions costs on a device: launches of kernels, Casts, bytes and arithmetic, by the roofline.
+
+The time of a model is the sum over its nodes of a launch and the node's own time
+(:mod:`onnxamp._target.roofline`), and of a launch and the traffic of each Cast. Fusions, which save launches in both
+precisions, are not foreseen. Nodes without floats run on the host or are shapes: they do not count.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from onnxamp._decide.ports import NONE, PortVariables
+from onnxamp._decide.precision import LAUNCH, Decision, loop_trips
+from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import op_facts
+from onnxamp._target.roofline import Device, Work, work_of
+
+if TYPE_CHECKING:
+    from onnxamp._runtime.values import Feed
+
+UNIT_US: Final = 0.0327
+"""Microseconds of one cost unit of the cut: 32,768 bytes at 1 TB/s, see :mod:`onnxamp._decide.precision`."""
+
+LAUNCH_US: Final = LAUNCH * UNIT_US
+"""Microseconds that launching a kernel takes, as the cut has it."""
+
+_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A graph on a device, for certain shapes of its values."""
+
+    graph: Graph
+    device: Device
+    shapes: Sequence[Shape | None]
+
+    @cached_property
+    def trips(self) -> Sequence[int]:
+        """How often each scope runs."""
+        return self.graph.ask(loop_trips)
+
+    def work(self, node: Node) -> Work:
+        """What a node does in one run of the model."""
+        return work_of(node, self.shapes, self.trips[node.scope])
+
+    def launches(self, node: Node) -> int:
+        """Kernels that a node launches in one run of the model."""
+        facts, types = op_facts(), self.graph.types
+        values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
+        quiet = node.key in facts.views or node.key in facts.kernel_free or node.key in facts.control_flow
+        if quiet or node.index in self.constant or not any(types[value] in _FLOATS for value in values):
+            return 0
+        return self.trips[node.scope]
+
+    @cached_property
+    def constant(self) -> frozenset[int]:
+        """Nodes of constants alone, which are folded when the model is loaded."""
+        known: set[int] = {value for value, tensor in self.graph.constants.tensors.items() if tensor is not None}
+        folded: set[int] = set()
+        for index in self.graph.order:
+            node = self.graph.nodes[index]
+            values = [value for value in node.inputs if value != ABSENT]
+            if node.key in op_facts().random or node.bodies or not known.issuperset(values):
+                continue
+            folded.add(index)
+            known.update(value for value in node.outputs if value != ABSENT)
+        return frozenset(folded)
+
+    def cast_time(self, value: int) -> float:
+        """Microseconds of a Cast of a value: it reads in one precision and writes in the other."""
+        moved = (4 + 2) * elements(self.shapes[value]) / self.device.bandwidth
+        return (LAUNCH_US + moved) * self.trips[self.graph.values[value].scope]
+
+    def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
+        """Values that need a Cast, one for all readers. Constants need none: they are stored as they are read."""
+        return [
+            value for value, made, needed in self._needs(ports, decision)
+            if value not in ports.free and not needed <= {made}
+        ]  # fmt: skip
+
+    def weight_bytes(self, ports: PortVariables, decision: Decision) -> int:
+        """Bytes of float constants, each in the precisions that it is read in."""
+        sizes = {False: 4, True: 2}
+        total = 0
+        for value, made, needed in self._needs(ports, decision):
+            if value in self.graph.constants.tensors:
+                total += sum(sizes[low] for low in (needed or {made})) * elements(self.shapes[value])
+        return total
+
+    def _needs(self, ports: PortVariables, decision: Decision) -> Iterator[tuple[int, bool, set[bool]]]:
+        """(value, whether it is made in low precision, in which precisions it is read)."""
+        for value, produced in enumerate(ports.produced):
+            if produced != NONE:
+                variables = [ports.consumed[node][port] for node, port in self.graph.uses[value]]
+                variables += [ports.returned[key] for key in self.graph.results[value] if key in ports.returned]
+                yield value, decision.is_low(produced), {decision.is_low(v) for v in variables if v != NONE}
+
+
+def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | None]:
+    """Shapes by value index for these inputs: as inferred, or else as declared with the inputs' sizes for names."""
+    given = {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
+    named: dict[str, int] = {}
+    for entry in graph.model.graph.input:
+        sizes = given.get(entry.name, ())
+        dims = entry.type.tensor_type.shape.dim
+        named |= {dim.dim_param: size for dim, size in zip(dims, sizes, strict=False) if dim.dim_param}
+    inferred, declared = graph.shapes_of(given), graph.shapes_at(named)
+    pairs = zip(inferred, declared, strict=True)
+    return [other if one is None or (None in one and other and None not in other) else one for one, other in pairs]

@@ -1,0 +1,20 @@
+"""Progress where standard error is no terminal."""
+
+import pytest
+
+from onnxamp._report.progress import progress_bar, progress_lines
+
+
+def test_a_line_now_and_then() -> None:
+    written: list[str] = []
+    told = progress_lines(written.append, every=0)
+    told("measuring: sample 1 of 2", 1, 4)
+    told("un\x1b[31mknown", 0, 0)
+    assert [line.rpartition(" (")[0] for line in written] == ["measuring: sample 1 of 2, 25 %", "un\\x1b[31mknown"]
+    assert all(line.endswith(" s)\n") for line in written)
+
+
+def test_what_takes_little_time_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar() as told:
+        told("measuring", 1, 2)
+    assert capsys.readouterr() == ("", "")

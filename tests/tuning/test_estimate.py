@@ -1,0 +1,114 @@
+"""What choices cost by the estimate: launches, Casts and bytes, for the shapes of the inputs; and what follows."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs.case import add_weights, parse
+from onnx import TensorProto
+
+from onnxamp import Samples, tune_model
+from onnxamp._graph.graph import Graph
+from onnxamp._model.model import Model
+from onnxamp._options.options import Options
+from onnxamp._target.roofline import Work, device_called
+from onnxamp._tuning.estimate import LAUNCH_US, Estimate, bound_shapes
+from onnxamp._tuning.space import find_space
+
+
+def estimate_of(text: str, **shapes: tuple[int, ...]) -> Estimate:
+    graph = Graph.of(parse(text))
+    feeds = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    return Estimate(graph, device_called("A100"), bound_shapes(graph, feeds))
+
+
+def given(**arrays: Any) -> Samples:
+    return Samples("1 given", [lambda: arrays])
+
+
+def test_sizes_are_those_of_the_inputs() -> None:
+    text = "(float[N,32] x, float[32,16] w) => (float[N,16] y) { h = MatMul (x, w) y = Tanh (h) }"
+    estimate = estimate_of(text, x=(1000, 32))
+    assert estimate.work(estimate.graph.nodes[0]) == Work(1000 * 32 + 32 * 16 + 1000 * 16, 2 * 32 * 1000 * 16)
+    assert estimate_of(text).work(estimate.graph.nodes[1]) == Work(2 * 64 * 16, 64 * 16), "nothing is known of N"
+
+
+def test_what_launches_a_kernel() -> None:
+    estimate = estimate_of(
+        """(float[2,8] x, float[9,4] table, int64[3] rows) => (float[16] y, float[3,4] g, int64[3] r) {
+            flat = Constant <value = int64[1] {16}> ()
+            double = Add (flat, flat)
+            t = Tanh (x)
+            y = Reshape (t, flat)
+            g = Gather (table, rows)
+            r = Add (rows, rows)
+        }"""
+    )
+    launches = {node.proto.output[0]: estimate.launches(node) for node in estimate.graph.nodes}
+    assert launches == {"flat": 0, "double": 0, "t": 1, "y": 0, "g": 1, "r": 0}
+    work = {node.proto.output[0]: estimate.work(node) for node in estimate.graph.nodes}
+    assert work["y"] == Work(0, 0)
+    assert work["g"] == Work(12 + 3 + 12, 12), "rows are read, not the table"
+
+
+def test_casts_and_weights_of_a_choice() -> None:
+    model = add_weights(
+        parse("(float[2,64] x) => (float[2,64] y, float[2,64] z) { m = MatMul (x, w) y = Tanh (m) z = Exp (m) }"),
+        {"w": (64, 64)},
+    )
+    graph = Graph.of(model)
+    estimate = Estimate(graph, device_called("A100"), graph.shapes)
+    space = find_space(graph, Options.of("auto", {}), estimate)
+    decision, ports = space.all_low.decision, space.all_low.ports
+    casts = estimate.casts(ports, decision)
+    assert {graph.values[value].name for value in casts} == {"x", "y", "z"}
+    assert estimate.weight_bytes(ports, decision) == 2 * 64 * 64
+    everything = {unit.key for unit in space.tunable}
+    nodes = sum(unit.low for unit in space.tunable)
+    cast = LAUNCH_US + 6 * 128 / 2.039e6
+    assert space.time(everything, casts) == pytest.approx(3 * LAUNCH_US + nodes + 3 * cast)
+
+
+SMALL = "(float[4,64] x) => (float[4,64] y) { [only] y = Softmax (x) }"
+
+
+def test_nothing_is_chosen_that_is_slower_than_float32() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    model, tuned = tune_model(parse(SMALL), samples=given(x=x))
+    assert model == parse(SMALL)
+    assert (len(tuned.candidates), tuned.held, tuned.is_slower) == (1, True, False)
+    assert tuned.rejected is not None
+    assert (tuned.rejected.nodes, tuned.rejected.casts) == (1, 2)
+    assert tuned.rejected.time > tuned.candidates[-1].time
+    _, tuned = tune_model(parse(SMALL), samples=given(x=x), allow_slower=True)
+    assert (tuned.candidates[tuned.chosen].nodes, tuned.is_slower, tuned.rejected) == (1, True, None)
+
+
+def test_smaller_weights_are_worth_more_time() -> None:
+    """Of candidates that are slower than float32, the one with the smallest weights is chosen, and that is said."""
+    model = add_weights(parse("(float[1,64] x) => (float[1,64] y) { y = MatMul (x, w) }"), {"w": (64, 64)})
+    x = np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32)
+    result, tuned = tune_model(model, samples=given(x=x))
+    chosen = tuned.candidates[tuned.chosen]
+    assert result.graph.initializer[0].data_type == TensorProto.FLOAT16
+    assert (chosen.weights, tuned.candidates[-1].weights) == (2 * 64 * 64, 4 * 64 * 64)
+    assert tuned.is_slower
+
+
+def test_a_search_without_time_ends() -> None:
+    text = """(float[8] x) => (float[8] y) <float big = {256}> {
+        s = Add (x, big) d = Sub (s, big) y = Mul (d, d)
+    }"""
+    x = np.linspace(1, 2, 8, dtype=np.float32)
+    _, tuned = tune_model(parse(text), 1e-4, samples=given(x=x), seconds=0, allow_slower=True)
+    assert tuned.stopped
+    assert tuned.held
+    _, tuned = tune_model(parse(text), 1e-4, samples=given(x=x), allow_slower=True)
+    assert not tuned.stopped
+
+
+def test_a_model_that_is_read_once_is_not_changed() -> None:
+    model = parse(SMALL)
+    before = model.SerializeToString()
+    tune_model(Model.of(model), samples=given(x=np.ones((4, 64), np.float32)))
+    assert model.SerializeToString() == before
