@@ -31,6 +31,9 @@ SECONDS: Final = 60.0
 _FOR_BLOCKS: Final = 0.4
 """Share of the time after which no further block is halved."""
 
+_UNTRIED: Final = 0.5
+"""Share of the tolerance that a candidate may be predicted to take for which no time was left."""
+
 _REPEATS: Final = 12
 """Cuts in a row that only find known candidates, after which the prices are exhausted."""
 
@@ -116,6 +119,9 @@ class CandidateSearch:
         prices = self.refine(free, prices, tolerance, everything)
         self.extend(prices, tolerance)
         self.stopped = self.is_over
+        if self.stopped and self.best(tolerance) is None:  # the converted model shows whether the prediction holds
+            low = self.solver.within(prices, (_UNTRIED * tolerance) ** 2)
+            self.candidates.append(self.solver.candidate(low, prices, None))
         return prices
 
     def block_error(self, free: Sequence[TunableNode], members: range) -> float:

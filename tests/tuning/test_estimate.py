@@ -112,3 +112,16 @@ def test_a_model_that_is_read_once_is_not_changed() -> None:
     before = model.SerializeToString()
     tune_model(Model.of(model), samples=given(x=np.ones((4, 64), np.float32)))
     assert model.SerializeToString() == before
+
+
+def test_what_there_was_no_time_to_try_is_verified() -> None:
+    """A chain of which one half needs all of the tolerance: blocks are measured, and no candidate."""
+    body = " ".join(f"v{i} = Tanh (v{i - 1})" for i in range(1, 16))
+    text = f"(float[64] v0) => (float[64] y) <float big = {{256}}> {{ {body} s = Add (v15, big) y = Sub (s, big) }}"
+    v0 = np.linspace(0.1, 2, 64, dtype=np.float32)
+    _, tuned = tune_model(parse(text), 2e-3, samples=given(v0=v0), seconds=0, allow_slower=True)
+    chosen = tuned.candidates[tuned.chosen]
+    assert tuned.stopped
+    assert tuned.held
+    assert chosen.nodes > 0
+    assert chosen.error is None
