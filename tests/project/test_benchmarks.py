@@ -176,3 +176,22 @@ def test_kept_results_are_drawn() -> None:
 
     facts = json.loads((FOLDER / "results" / "convert.json").read_text(encoding="utf-8"))
     assert (FOLDER.parent / "docs" / "benchmark.svg").read_text(encoding="utf-8") == picture.draw(facts)
+
+
+def test_a_small_decoder_is_tuned(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(FOLDER / "tune.py"),
+        "--quick",
+        "--check",
+        "--tolerance",
+        "1e-2",
+        "--cache",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout)
+    assert "failure" not in run
+    assert run["low"] > 0.3
+    assert run["peak"] >= run["anonymous"] > 0
