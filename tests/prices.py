@@ -4,20 +4,23 @@ from collections.abc import Sequence
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.ports import HIGH, LOW, NONE
-from onnxamp._decide.precision import BYTES_PER_UNIT, DUPLICATE, cast_cost, loop_trips
+from onnxamp._decide.precision import DUPLICATE, loop_trips
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
+from onnxamp._target.costs import LAUNCH, costs_on
 
 
 def price(analysis: Analysis, low: Sequence[bool]) -> int:
-    """One Cast per value and precision that is needed, plus the gains that are missed. ``low`` is by variable.
+    """One Cast per value and precision that is needed, the bytes of weights, and the gains that are missed.
 
-    As in the cut, Casts that no assignment can avoid are left out.
+    ``low`` is by variable. As in the cut, Casts that no assignment can avoid are left out, and so are the bytes that a
+    weight takes in any case.
     """
     view, ports = analysis.graph, analysis.ports
     trips = loop_trips(view)
     pure = purely_high(analysis)
+    costs = costs_on(analysis.options.target)
 
     def is_low(variable: int) -> bool:
         return variable == LOW or (variable >= 0 and low[ports.root(variable)])
@@ -32,7 +35,15 @@ def price(analysis: Analysis, low: Sequence[bool]) -> int:
         producer = view.producer(value)
         stored_twice = value in ports.free and (producer is None or producer.key != "Cast")
         count = elements(analysis.graph.shapes[value])
-        cost = DUPLICATE if stored_twice else cast_cost(count, trips[view.values[value].scope])
+        if stored_twice:
+            versions = {is_low(variable), *map(is_low, readers)}
+            count = 0 if value in analysis.problem.unfit else count
+            if len(versions) == 2:
+                total += costs.stored(2 * count) * 2 + DUPLICATE
+            elif versions == {False}:
+                total += costs.stored(2 * count)
+            continue
+        cost = costs.cast(count, trips[view.values[value].scope])
         if is_low(variable) and not all(map(is_low, readers)) and not (variable == LOW and HIGH in readers):
             total += cost * 65 if value in pure else cost
         if not is_low(variable) and any(map(is_low, readers)) and not (variable == HIGH and LOW in readers):
@@ -50,27 +61,41 @@ def missed(analysis: Analysis, node: Node, trips: Sequence[int], low: Sequence[b
         for value in (*node.inputs, *node.outputs)
         if value != ABSENT and ports.produced[value] != NONE
     ]
-    pair = 2 * cast_cost(max(counts, default=0), 1) - 1
+    costs = costs_on(analysis.options.target)
+    pair = 2 * costs.cast(max(counts, default=0), 1) - 1
     for root in sides:
         if root in pins.preferred and root not in pins.verdicts and not low[root]:
-            lost += max(1, min(2 * sum(counts) // BYTES_PER_UNIT, pair)) * trips[node.scope]
+            lost += max(1, min(costs.traffic(2 * sum(counts)), pair)) * trips[node.scope]
     if node.key == "Cast" and len(sides) == 2 and low[sides[0]] != low[sides[1]]:
-        lost += cast_cost(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope])
+        lost += costs.cast(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope])
     return lost
 
 
 def purely_high(analysis: Analysis) -> set[int]:
-    """Outputs of exact ops that a float32 source reaches through exact ops alone."""
+    """Outputs of exact ops that a float32 source reaches through exact ops alone, but for those of large constants.
+
+    Where constants alone reach one, and one of them saves more than the launch of a Cast, rounding it is no charge.
+    """
     view, ports, pins = analysis.graph, analysis.ports, analysis.pins
-    pure, found = set(), set()
+    costs = costs_on(analysis.options.target)
+    sources: dict[int, set[str]] = {}
     for value, variable in enumerate(ports.produced):
         pin = pins.verdicts.get(ports.root(variable))
-        if variable == HIGH or value in ports.free or (pin is not None and not pin.low):
-            pure.add(value)
+        if value in ports.free:
+            producer = view.producer(value)
+            computed = producer is not None and producer.key == "Cast"
+            heavy = not computed and value not in analysis.problem.unfit
+            heavy = heavy and costs.stored(2 * elements(view.shapes[value])) > LAUNCH
+            sources[value] = {"heavy" if heavy else "light"}
+        elif variable == HIGH or (pin is not None and not pin.low):
+            sources[value] = {"float32"}
+    found = set()
     for node in (view.nodes[index] for index in view.order):
         for value in node.outputs if node.key not in op_facts().control_flow else ():
             exact = value != ABSENT and ports.root(ports.produced[value]) in pins.exact
-            if exact and value not in pure and any(v in pure for v in node.inputs):
-                pure.add(value)
-                found.add(value)
+            reaching = set().union(*(sources.get(v, set()) for v in node.inputs))
+            if exact and value not in sources and reaching:
+                sources[value] = reaching
+                if "float32" in reaching or "heavy" not in reaching:
+                    found.add(value)
     return found

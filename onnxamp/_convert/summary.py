@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.kept import KeptWeight, kept_weights
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -30,6 +31,7 @@ class Summary:
         fallbacks: (node, op type) of nodes without a kernel on the target, which run on CPU.
         unknown: op types without a schema, which stay float32.
         overridable: float32 initializers that callers may override.
+        kept_weights: weights of more than 1 % of the result, and 4 kB, that stay float32.
     """
 
     nodes: Mapping[str, int]
@@ -43,6 +45,7 @@ class Summary:
     fallbacks: tuple[tuple[str, str], ...]
     unknown: tuple[str, ...]
     overridable: tuple[str, ...]
+    kept_weights: tuple[KeptWeight, ...]
 
 
 def summarize(prepared: Prepared, analysis: Analysis) -> Summary:
@@ -65,17 +68,19 @@ def summarize(prepared: Prepared, analysis: Analysis) -> Summary:
         ops[node.key, precision] += 1
     casts = prepared.casts + sum(node.key == "Cast" for node in graph.nodes)
     removed, pairs = prepared.casts + len(edits.removed), prepared.pairs + _pairs(graph, edits.removed)
-    low = sum(
-        stored_bytes(tensor)
-        for scope in graph.scopes
-        for tensor in scope.proto.initializer
-        if scope.names[tensor.name] in edits.weights
-    )
+    low = stored = 0
+    for scope in graph.scopes:
+        for tensor in scope.proto.initializer:
+            size = stored_bytes(tensor)
+            stored += size
+            low += size if scope.names[tensor.name] in edits.weights else 0
+    kept = kept_weights(analysis, stored - low // 2)
     unknown = sorted({node.key for node in graph.nodes if node.signature is None})
     fallbacks = tuple((graph.nodes[n].label, graph.nodes[n].key) for n in analysis.pins.fallbacks)
     overridable = tuple(v.name for v in graph.overridable() if analysis.graph.types[v.index] == FLOAT)
     return Summary(
-        nodes, before, ops, casts, len(edits.casts), removed, pairs, low, fallbacks, tuple(unknown), overridable
+        nodes, before, ops, casts, len(edits.casts), removed, pairs, low, fallbacks, tuple(unknown), overridable,
+        kept,
     )
 
 

@@ -1,8 +1,8 @@
 """The precision problem solved as one minimum cut.
 
 An assignment costs one Cast for each value that is needed in a precision it is not produced in: a kernel launch plus
-the bytes moved, times the iterations of the loops around it. Unpinned ops that gain by low precision cost their gain
-where they stay float32.
+the bytes moved, times the iterations of the loops around it. Weights cost the memory that they take, in each precision
+that is stored. Unpinned ops that gain by low precision cost their gain where they stay float32.
 
 See :mod:`onnxamp._decide.mincut` for the solver.
 """
@@ -19,16 +19,12 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
+from onnxamp._target.costs import LAUNCH, MAX_ELEMENTS, Costs, costs_on
 
-LAUNCH = 64
-"""Fixed cost of a Cast in cost units: about 2.5 microseconds to launch a kernel."""
-BYTES_PER_UNIT = 32_768
-"""Memory traffic that costs one unit, at about 1 TB/s."""
 DUPLICATE = 1
-"""Cost of storing a constant twice, once in each precision."""
+"""Cost of storing a constant twice, once in each precision, besides its bytes."""
 DEFAULT_TRIPS = 10
 """Assumed iterations of a loop whose trip count is not constant."""
-_MAX_ELEMENTS = 1 << 32
 _ACCURACY_CASTS = 64
 """Casts that one accuracy charge outweighs. It is the same factor for all values: otherwise Casts would move to where
 the charge is small, and more of them might be needed there."""
@@ -66,17 +62,14 @@ def decide(problem: Problem, pins: Pins, prices: Prices | None = None) -> Decisi
     return CutProblem(problem, pins).decide(prices)
 
 
-def cast_cost(count: int, trips: int) -> int:
-    """Cost of running a Cast of ``count`` elements ``trips`` times; it moves 4 + 2 bytes per element."""
-    return (LAUNCH + 6 * min(count, _MAX_ELEMENTS) // BYTES_PER_UNIT) * trips
-
-
 def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
     """A verdict for each variable."""
-    return [_verdict(variable.index, problem.ports, pins, decision.low) for variable in problem.ports.variables]
+    return [verdict_on(problem, pins, decision, variable.index) for variable in problem.ports.variables]
 
 
-def _verdict(variable: int, ports: PortVariables, pins: Pins, low: Sequence[bool]) -> Verdict:
+def verdict_on(problem: Problem, pins: Pins, decision: Decision, variable: int) -> Verdict:
+    """The verdict for one variable."""
+    ports, low = problem.ports, decision.low
     root = ports.root(variable)
     pin = pins.verdicts.get(root)
     if pin is not None:
@@ -102,12 +95,14 @@ class CutProblem:
 
     graph: Graph = field(init=False)
     ports: PortVariables = field(init=False)
+    costs: Costs = field(init=False)
     roots: Sequence[int] = field(init=False)
     """As ``ports.root``, which is asked for every port: HIGH, LOW and NONE are -1, -2 and -3, and stand at the end."""
 
     def __post_init__(self) -> None:
         self.graph, self.ports = self.problem.graph, self.problem.ports
         self.roots = [*self.ports.roots, NONE, LOW, HIGH]
+        self.costs = costs_on(self.problem.options.target)
         self.network.add(len(self.ports.variables))
         self.trips = self.graph.ask(loop_trips)
         self.pure = self.purely_high()
@@ -169,7 +164,7 @@ class CutProblem:
         """An original Cast from float32 to float32 becomes a real one if its two sides differ."""
         sides = self.ports.of_node.get(node.index, {})
         if len(sides) == 2:
-            cost = cast_cost(elements(self.graph.shapes[node.inputs[0]]), self.trips[node.scope])
+            cost = self.costs.cast(elements(self.graph.shapes[node.inputs[0]]), self.trips[node.scope])
             one, other = (self.ports.root(side) for side in sides.values())
             self.network.arc(one, other, cost)
             self.network.arc(other, one, cost)
@@ -179,9 +174,9 @@ class CutProblem:
         touched = [
             value for value in (*node.inputs, *node.outputs) if value != ABSENT and self.ports.produced[value] != NONE
         ]
-        counts = [min(elements(self.graph.shapes[value]), _MAX_ELEMENTS) for value in touched]
-        pair = 2 * (LAUNCH + 6 * max(counts, default=0) // BYTES_PER_UNIT) - 1
-        return max(1, min(2 * sum(counts) // BYTES_PER_UNIT, pair)) * self.trips[node.scope]
+        counts = [min(elements(self.graph.shapes[value]), MAX_ELEMENTS) for value in touched]
+        pair = 2 * self.costs.cast(max(counts, default=0), 1) - 1
+        return max(1, min(self.costs.traffic(2 * sum(counts)), pair)) * self.trips[node.scope]
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
@@ -192,15 +187,21 @@ class CutProblem:
         readers -= {NONE, producer}
         if not readers:
             return
-        is_constant = value in self.ports.free and not self.is_cast(value)
-        cost = (
-            DUPLICATE
-            if is_constant
-            else cast_cost(elements(self.graph.shapes[value]), self.trips[self.graph.values[value].scope])
-        )
+        count = elements(self.graph.shapes[value])
+        if self.is_constant(value):
+            self.weight(producer, readers, 0 if value in self.problem.unfit else count)
+            return
+        cost = self.costs.cast(count, self.trips[self.graph.values[value].scope])
         charge = cost * _ACCURACY_CASTS if value in self.pure else 0
         self.one_cast(producer, readers, cost + charge, up=True)
         self.one_cast(producer, readers, cost, up=False)
+
+    def weight(self, producer: int, readers: set[int], count: int) -> None:
+        """Charge the bytes that a constant takes beyond those of low precision: 2 in float32, 4 in both."""
+        saved = self.costs.stored(2 * count)
+        self.network.charge_high(producer, saved)
+        self.one_cast(producer, readers, DUPLICATE + 2 * saved, up=True)
+        self.one_cast(producer, readers, DUPLICATE + saved, up=False)
 
     def one_cast(self, producer: int, readers: set[int], cost: int, *, up: bool) -> None:
         """Charge once if the producer is low and any reader float32 (``up``), or vice versa."""
@@ -231,28 +232,41 @@ class CutProblem:
         else:
             self.network.arc(second, first, cost)
 
-    def is_cast(self, value: int) -> bool:
+    def is_constant(self, value: int) -> bool:
+        """Whether the value is stored, in either precision or in both."""
         producer = self.graph.producer(value)
-        return producer is not None and producer.key == "Cast"
+        return value in self.ports.free and (producer is None or producer.key != "Cast")
 
     def purely_high(self) -> set[int]:
         """Outputs of exact ops that a float32 source reaches through exact ops alone.
 
         In low precision, such a path would round a float32 value on its way to a float32 reader, so its up-casts carry
         an accuracy charge. Sources are constants, graph inputs that keep their type, and producers pinned to float32.
+        A path of constants alone carries none if one of them takes more memory than a Cast is worth: it is rounded once
+        and stored, as any weight.
         """
         made = [self.roots[variable] for variable in self.ports.produced]
         high = {HIGH, *(root for root, pin in self.pins.verdicts.items() if not pin.low)}
-        pure = {value for value, root in enumerate(made) if root in high} | self.ports.free
+        computed = {value for value, root in enumerate(made) if root in high} - self.ports.free
+        stored, heavy = set(self.ports.free), {value for value in self.ports.free if self.is_heavy(value)}
         reached: set[int] = set()
         for index in self.graph.order:
             node = self.graph.nodes[index]
-            if pure.isdisjoint(node.inputs) or node.key in op_facts().control_flow:
+            if node.key in op_facts().control_flow:
                 continue
-            found = {value for value in node.outputs if value != ABSENT and made[value] in self.pins.exact} - pure
-            pure |= found
+            sources = [source for source in (computed, stored, heavy) if not source.isdisjoint(node.inputs)]
+            if not sources:
+                continue
+            found = {value for value in node.outputs if value != ABSENT and made[value] in self.pins.exact} - computed
+            for source in sources:
+                source |= found
             reached |= found
-        return reached
+        return (reached & computed) | ((reached & stored) - heavy)
+
+    def is_heavy(self, value: int) -> bool:
+        """Whether a constant saves more than the launch of a Cast in low precision, which can hold it."""
+        saves = self.costs.stored(2 * elements(self.graph.shapes[value])) > LAUNCH
+        return saves and self.is_constant(value) and value not in self.problem.unfit
 
 
 def loop_trips(graph: Graph) -> list[int]:

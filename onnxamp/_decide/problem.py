@@ -11,6 +11,7 @@ from onnxamp._decide.overrides import Overrides, find_overrides
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.variables import find_variables
 from onnxamp._decide.verdicts import Hazard
+from onnxamp._dtypes import LowType
 from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
@@ -30,7 +31,8 @@ class Problem:
         overrides: what the user says of single nodes.
         sentinels: nodes of mask paths, see :func:`onnxamp._decide.masks.sentinel_paths`.
         folded: normalisations that ONNX Runtime folds into the node before them.
-        constant_fed: exact ops on constants alone.
+        unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
+        constant_fed: exact ops on constants alone. At O3 a look-up in a constant is none, unless it is unfit.
         joined: see :func:`onnxamp._patterns.fusion_groups.skip_sums`.
         absorbed: values whose up-cast a fusion would absorb, see
             :func:`onnxamp._patterns.fusion_groups.absorbed_casts`.
@@ -43,6 +45,7 @@ class Problem:
     overrides: Overrides
     sentinels: Sequence[Sequence[int]]
     folded: frozenset[int]
+    unfit: frozenset[int]
     constant_fed: frozenset[int]
     joined: Mapping[int, int]
     absorbed: frozenset[int]
@@ -79,11 +82,31 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         groups = [*fused, *folds, *(sentinels if options.hazards else ())]
     ports = find_variables(graph, options, groups)
     hazards = graph.ask(find_hazards, low) if judged else []
-    constant_fed = frozenset(index for index in graph.exact if graph.constants.feed(graph.nodes[index]))
+    unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
+    constant_fed = _constant_fed(graph, unfit, lookups=options.level != Level.O3)
     batch_norms = frozenset(norm for _, norm in folds)
     return Problem(
-        graph, options, ports, hazards, overrides, sentinels, batch_norms, constant_fed, graph.ask(skip_sums), absorbed
+        graph, options, ports, hazards, overrides, sentinels, batch_norms, unfit, constant_fed, graph.ask(skip_sums),
+        absorbed,
+    )  # fmt: skip
+
+
+def _unfit(graph: Graph, low: LowType) -> frozenset[int]:
+    constants = ((value, graph.constants.stats(value)) for value in graph.constants.floats())
+    return frozenset(
+        value
+        for value, stats in constants
+        if stats is not None and (stats.out_of_range(low) is not None or stats.has_sentinel(low))
     )
+
+
+def _constant_fed(graph: Graph, unfit: frozenset[int], *, lookups: bool) -> frozenset[int]:
+    """Exact ops on constants alone; without ``lookups`` only those of unfit ones, and what can be computed beforehand."""
+    fed = (index for index in graph.exact if graph.constants.feed(graph.nodes[index]))
+    if lookups:
+        return frozenset(fed)
+    nodes = ((index, graph.nodes[index]) for index in fed)
+    return frozenset(i for i, node in nodes if graph.constants.feed(node, whole=True) or unfit & set(node.inputs))
 
 
 def check_opset(model: ModelProto, options: Options) -> None:

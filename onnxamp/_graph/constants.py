@@ -90,10 +90,11 @@ class Constants:
         source = self._sources.get(value, value)
         return source in self.tensors or source in self._makers
 
-    def feed(self, node: Node) -> bool:
-        """Whether the node has float32 inputs, and all of them are constants."""
-        values = [value for value in node.inputs if value != ABSENT and self.types[value] == FLOAT]
-        return bool(values) and all(self.is_constant(value) for value in values)
+    def feed(self, node: Node, *, whole: bool = False) -> bool:
+        """Whether the node has float32 inputs, and all of them (with ``whole`` all inputs) are constants."""
+        present = [value for value in node.inputs if value != ABSENT]
+        values = [value for value in present if self.types[value] == FLOAT]
+        return bool(values) and all(self.is_constant(value) for value in (present if whole else values))
 
     def uniform(self, value: int) -> float | None:
         """The number that all elements of the constant equal; None if they differ, or the value is not constant."""

@@ -26,6 +26,8 @@ from onnxamp._report.text import count, percent, size, tally
 
 _ROWS: Final = 12
 """Rows of a table that the terminal shows without -v, and op types that a sentence names."""
+_READERS: Final = 3
+"""Readers of a weight that a table names."""
 _HAZARDS: Final = {
     "constant range": "A constant exceeds the range of low precision",
     "epsilon": "Low precision loses an epsilon, or what it guards",
@@ -53,6 +55,7 @@ def conversion_report(made: Conversion, validation: DiffReport | None, audit: Au
             parts.section("Kept in float32 to pass validation", _healed(validation)),
             *comparison_sections(validation),
             parts.section(_hazard_title(made.plan), _hazards(made.plan), on_page=False),
+            parts.section("Large weights that stay float32", _kept(made)),
             parts.section("Weights that lost elements", _losses(made)),
             parts.section("Nodes and weights", _sizes(made, audit), is_detail=True),
             parts.section("Decisions", [decision_table(made.plan)], is_detail=True, on_page=False),
@@ -238,6 +241,26 @@ def _losses(made: Conversion) -> list[parts.Part]:
     columns = ("weight", "elements", "saturated", "became zero", "became subnormal")
     told = f"{len(lost):,} of {count(len(made.weights), 'converted tensor')}."
     return [parts.Item(told, parts.Level.NONE), parts.table(columns, rows, right=range(1, 5), shown=_ROWS)]
+
+
+def _kept(made: Conversion) -> list[parts.Part]:
+    """Weights of more than 1 % of the result that stay float32, and why."""
+    kept = made.summary.kept_weights
+    rows = [
+        (
+            weight.name,
+            f"{size(weight.size)}{', also stored low' if weight.copied else ''}",
+            _shortened([*weight.readers]),
+            _shortened(list(dict.fromkeys(weight.readers.values()))),
+        )
+        for weight in kept
+    ]
+    return [parts.table(("weight", "size", "readers", "reason"), rows, right=(1,), shown=_ROWS)] if rows else []
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _READERS} more" if len(names) > _READERS else ""
+    return f"{', '.join(names[:_READERS])}{more}"
 
 
 def _sizes(made: Conversion, audit: Audit | None) -> Iterable[parts.Part]:

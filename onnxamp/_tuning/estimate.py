@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from onnxamp._decide.ports import NONE, PortVariables
-from onnxamp._decide.precision import LAUNCH, Decision, loop_trips
+from onnxamp._decide.precision import Decision, loop_trips
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
+from onnxamp._target.costs import LAUNCH
 from onnxamp._target.roofline import Device, Work, work_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Final
 from onnx import GraphProto
 
 from onnxamp._convert.analysis import Analysis, decided
-from onnxamp._decide.precision import LAUNCH, Prices
+from onnxamp._decide.precision import Prices
 from onnxamp._decide.problem import find_problem
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
@@ -23,6 +23,7 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.observe import settle
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.switch import Ports, node_key
+from onnxamp._target.costs import LAUNCH
 from onnxamp._target.roofline import Work
 from onnxamp._tuning.estimate import LAUNCH_US, UNIT_US, Estimate
 

@@ -15,8 +15,8 @@ _BINARY = ("Add", "Mul", "MatMul", "Max", "Concat")
 _CASTS = (TensorProto.FLOAT16, TensorProto.FLOAT)
 
 
-def random_model(seed):
-    """A connected graph of 4 to 9 nodes over [4, 4] values, with shared weights, user's Casts and several outputs."""
+def random_model(seed, size=4):
+    """A connected graph of 4 to 9 nodes over square values, with shared weights, user's Casts and several outputs."""
     rng = random.Random(seed)
     weights = [f"w{i}" for i in range(rng.randint(0, 2))]
     values, nodes = ["X", *weights], []
@@ -35,7 +35,7 @@ def random_model(seed):
             wide = f"{result}_wide"
             if op == "Concat":  # keep all values square
                 nodes.append(helper.make_node("Concat", pair, [wide], axis=0))
-                nodes.append(helper.make_node("Slice", [wide, "zero", "four"], [result]))
+                nodes.append(helper.make_node("Slice", [wide, "zero", "size"], [result]))
             else:
                 nodes.append(helper.make_node(op, pair, [result]))
         values.append(result)
@@ -46,10 +46,10 @@ def random_model(seed):
     graph = helper.make_graph(
         nodes,
         "random",
-        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [4, 4])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in dict.fromkeys(ends)],
-        [numpy_helper.from_array(np.full((4, 4), 0.5 + i, np.float32), name) for i, name in enumerate(weights)]
-        + [numpy_helper.from_array(np.array([0]), "zero"), numpy_helper.from_array(np.array([4]), "four")],
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [size, size])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [size, size]) for name in dict.fromkeys(ends)],
+        [numpy_helper.from_array(np.full((size, size), 0.5 + i, np.float32), name) for i, name in enumerate(weights)]
+        + [numpy_helper.from_array(np.array([0]), "zero"), numpy_helper.from_array(np.array([size]), "size")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
@@ -58,7 +58,15 @@ def random_model(seed):
 def test_no_assignment_is_cheaper(seed, level):
     model = random_model(seed)
     onnx.checker.check_model(model, full_check=True)
-    analysis = analysis_of(model, level)
+    check_cheapest(analysis_of(model, level))
+
+
+@every(seed=range(60), level=["O1", "O2"], parts=4)
+def test_no_assignment_is_cheaper_where_weights_are_large(seed, level):
+    check_cheapest(analysis_of(random_model(seed, 160), level, target="cpu"))
+
+
+def check_cheapest(analysis):
     ports, pins, chosen = analysis.ports, analysis.pins, analysis.decision
     roots = sorted(set(ports.roots))
     open_roots = [root for root in roots if root not in pins.verdicts]

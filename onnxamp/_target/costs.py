@@ -1,0 +1,45 @@
+"""What Casts and the bytes of weights cost on each target, in the unit of the minimum cut: a 64th of a Cast's launch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from onnxamp._ops.tables import read_table
+
+LAUNCH: Final = 64
+"""Fixed cost of a Cast in cost units: launching a kernel."""
+MAX_ELEMENTS: Final = 1 << 32
+"""Elements of a value that count; more are guesses about open dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The costs on one target, from ``_data/costs.toml``.
+
+    Attributes:
+        bytes_per_unit: memory traffic in bytes that takes as long as one cost unit.
+        memory: how often a byte that a weight occupies counts as if a Cast moved it.
+    """
+
+    bytes_per_unit: int
+    memory: float
+
+    def cast(self, count: int, trips: int) -> int:
+        """Cost of running a Cast of ``count`` elements ``trips`` times; it moves 4 + 2 bytes per element."""
+        return (LAUNCH + self.traffic(6 * min(count, MAX_ELEMENTS))) * trips
+
+    def traffic(self, size: int) -> int:
+        """Cost of moving ``size`` bytes."""
+        return size // self.bytes_per_unit
+
+    def stored(self, size: int) -> int:
+        """Cost of holding ``size`` bytes of weights."""
+        return int(size * self.memory) // self.bytes_per_unit
+
+
+@cache
+def costs_on(target: str) -> Costs:
+    """The costs on a target: "cuda", "cpu" or "any"."""
+    row: Mapping[str, float] = read_table("costs")[target]
+    return Costs(round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH), row["memory"])
