@@ -13,13 +13,13 @@ from onnx import ModelProto
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import Conversion, Converted, Sink, convert, convert_to_file
 from onnxamp._convert.plan import Plan, make_plan
+from onnxamp._convert.raising import prepared
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.ranges import with_exponents
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
-from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._tuning.tune import Search, tune
 from onnxamp._warnings import warn
@@ -77,6 +77,8 @@ def convert_model(
         hazards: keep in float32 what is known to break in low precision.
         freeze_defaults: whether initializers that are also graph inputs become plain weights, which callers can no
             longer override; None if every float initializer is an input, as some exporters write them.
+        from_dtype: raise a model of this low-precision type to float32 first, with its inputs and outputs as they are;
+            "auto" raises whatever is low precision.
         keep_functions: keep calls of model-local functions instead of inlining them.
         opset: upgrade the model to this opset first.
         fold: first fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch
@@ -200,7 +202,7 @@ def plan_model(
     if is_auto(level, tolerance, samples, metric, rescale=settings.rescale):
         return tune(source, settings, Search(tolerance, metric, samples)).plan
     settings = _measured(source, settings, samples)
-    return make_plan(analyse(prepare(source, settings).graph, settings))
+    return make_plan(analyse(prepared(source, settings).graph, settings))
 
 
 @overload

@@ -121,7 +121,17 @@ def conversion(count: int = 30, **changes: object) -> Conversion:
     plan = Plan(Options(), (weight, *rows), (hazard,), 10, 1000, ("Nothing matches 'x.*'.",))
     low = sum(map(is_low, range(count)))
     summary = Summary(
-        {"low": low, "float32": count - low}, {"float32": count}, {}, 1, 10, 0, 0, 4_000_000, (), ("my::Op",), ("w",),
+        {"low": low, "float32": count - low},
+        {"float32": count},
+        {},
+        1,
+        10,
+        0,
+        0,
+        4_000_000,
+        (),
+        ("my::Op",),
+        ("w",),
         (KeptWeight("table", 300_000, False, {"lookup": "black list: Gather"}),),
     )
     weights = {"w": ConversionCounts(1000, 1, 20, 300), "v": ConversionCounts(10)}

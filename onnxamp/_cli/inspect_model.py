@@ -12,6 +12,7 @@ from onnxamp._cli.options import conversion_options, model_argument, options_of
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.hints import fold_hint
 from onnxamp._convert.plan import Plan, make_plan
+from onnxamp._convert.raising import prepared
 from onnxamp._convert.summary import summarize
 from onnxamp._errors import OpsetError
 from onnxamp._graph.stats import operator_counts
@@ -19,7 +20,6 @@ from onnxamp._model.model import Model
 from onnxamp._report.inspect import inspection_report
 from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
-from onnxamp._rewrite.prepare import prepare
 
 _LEVELS = ("O1", "O2", "O3")
 
@@ -45,8 +45,8 @@ def command(model: Path, **options: Any) -> None:
             progress("analysing", number, len(levels))
             asked = options_of(options, level)
             try:
-                prepared = prepare(opened, asked)
-                analysis = analyse(prepared.graph, asked)
+                ready = prepared(opened, asked)
+                analysis = analyse(ready.graph, asked)
             except OpsetError:
                 if level == "O0":
                     raise
@@ -54,7 +54,7 @@ def command(model: Path, **options: Any) -> None:
             if level == "O0":
                 counts = operator_counts(analysis.graph, analysis.graph.types)
             else:
-                plans[level] = (make_plan(analysis), dict(summarize(prepared, analysis).nodes))
+                plans[level] = (make_plan(analysis), dict(summarize(ready, analysis).nodes))
                 hints[level] = fold_hint(analysis)
     show(
         options,

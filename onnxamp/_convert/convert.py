@@ -16,6 +16,7 @@ from onnx import ModelProto
 from onnxamp._convert.analysis import Analysis, analyse
 from onnxamp._convert.hints import fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan
+from onnxamp._convert.raising import low_note, prepared
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
@@ -27,7 +28,7 @@ from onnxamp._model.saving import WeightConverter, copy_file, save_model
 from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.apply import apply_edits
-from onnxamp._rewrite.prepare import Prepared, prepare
+from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
 
 EXTERNAL_DATA: Final = ("auto", "always", "never")
@@ -74,12 +75,12 @@ def convert(model: Model, options: Options, plan: Plan | None = None, *, deferre
     """
     if options.level == Level.AUTO and plan is None:
         raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
-    prepared = prepare(model, options)
-    analysis = analyse(prepared.graph, options, plan.decisions() if plan else None)
-    weights = WeightConverter(options.low, model.folder, deferred=deferred)
-    changed = analysis.edits or prepared.requested
+    ready = prepared(model, options)
+    analysis = analyse(ready.graph, options, plan.decisions() if plan else None)
+    weights = WeightConverter(options.low, ready.graph.folder, deferred=deferred)
+    changed = analysis.edits or ready.requested
     given = model.proto if model.given is None else model.given
-    return Converted(rewritten(analysis, weights) if changed else copied(given), prepared, analysis, weights)
+    return Converted(rewritten(analysis, weights) if changed else copied(given), ready, analysis, weights)
 
 
 def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:
@@ -208,9 +209,9 @@ def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | Non
     converted = convert(model, options, plan, deferred=True)
     analysis = converted.analysis
     summary = summarize(converted.prepared, analysis)
-    external = sink.is_external(stored, summary.low_weight_bytes)
+    external = sink.is_external(stored, summary.low_weight_bytes - 2 * converted.prepared.widened)
     hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis))))
-    hints += tuple(analysis.problem.overrides.notes)
+    hints += tuple(filter(None, (low_note(analysis.graph, options), *analysis.problem.overrides.notes)))
     notes = (*converted.prepared.notes, *hints) if converted.changed else hints
     is_beside = source.absolute().parent.resolve() == target.resolve().parent
     weights_stay = bool(stored.files) == external and sink.shard_bytes is None and (not external or is_beside)

@@ -36,9 +36,9 @@ class KeptWeight:
 
 
 def kept_weights(analysis: Analysis, stored: int) -> tuple[KeptWeight, ...]:
-    """Weights that stay float32 and take more than 1 % of the ``stored`` bytes of all weights, and 4 kB; the largest first.
+    """Weights that stay float32 and take more than 1 % of the ``stored`` bytes of all weights, and 4 kB.
 
-    At level O0, where all stay, there are none. Complexity: linear in values.
+    The largest are first. At level O0, where all stay, there are none. Complexity: linear in values.
     """
     if analysis.options.level == Level.O0:
         return ()
@@ -46,7 +46,9 @@ def kept_weights(analysis: Analysis, stored: int) -> tuple[KeptWeight, ...]:
     for value in graph.values:
         producer = graph.producer(value.index)
         is_stored = value.origin in (Origin.INITIALIZER, Origin.DEFAULT)
-        if graph.types[value.index] != FLOAT or not (is_stored or (producer is not None and producer.key == "Constant")):
+        if graph.types[value.index] != FLOAT or not (
+            is_stored or (producer is not None and producer.key == "Constant")
+        ):
             continue
         size = 4 * elements(graph.shapes[value.index])
         if size >= _SMALLEST and size * _SHARE > stored and (readers := dict(_float32_readers(analysis, value.index))):
@@ -68,7 +70,10 @@ def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]
     for key in graph.results[value]:
         variable = ports.returned.get(key, NONE)
         if variable != NONE and not analysis.decision.is_low(variable):
-            yield graph.scopes[key[0]].proto.output[key[1]].name, _reason(analysis, variable, "output: it keeps its type")
+            yield (
+                graph.scopes[key[0]].proto.output[key[1]].name,
+                _reason(analysis, variable, "output: it keeps its type"),
+            )
     if not graph.uses[value] and not graph.results[value]:
         yield "none", "nothing reads it"
 

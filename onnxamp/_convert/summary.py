@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.kept import KeptWeight, kept_weights
-from onnxamp._dtypes import FLOAT
+from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import stored_bytes
@@ -20,7 +20,7 @@ class Summary:
     """Nodes, Casts and weights of a result.
 
     Attributes:
-        nodes: precision ("low", "float32", "mixed" or "no floats") -> number of nodes.
+        nodes: precision ("low", "float32", "mixed", "no floats", or the other low-precision type) -> number of nodes.
         nodes_before: the same of the original.
         ops: (op type, precision) -> number of nodes.
         casts_before: Casts of the original.
@@ -79,7 +79,17 @@ def summarize(prepared: Prepared, analysis: Analysis) -> Summary:
     fallbacks = tuple((graph.nodes[n].label, graph.nodes[n].key) for n in analysis.pins.fallbacks)
     overridable = tuple(v.name for v in graph.overridable() if analysis.graph.types[v.index] == FLOAT)
     return Summary(
-        nodes, before, ops, casts, len(edits.casts), removed, pairs, low, fallbacks, tuple(unknown), overridable,
+        nodes,
+        before,
+        ops,
+        casts,
+        len(edits.casts),
+        removed,
+        pairs,
+        low,
+        fallbacks,
+        tuple(unknown),
+        overridable,
         kept,
     )
 
@@ -110,4 +120,6 @@ def _by_types(analysis: Analysis, node: Node) -> str:
     types = {analysis.graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
     if FLOAT in types:
         return "float32"
-    return "low" if analysis.options.low.tensor in types else "no floats"
+    if analysis.options.low.tensor in types:
+        return "low"
+    return next((low.name for low in LOW_TYPES.values() if low.tensor in types), "no floats")

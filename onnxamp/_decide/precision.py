@@ -259,7 +259,7 @@ class CutProblem:
                 continue
             found = {value for value in node.outputs if value != ABSENT and made[value] in self.pins.exact} - computed
             for source in sources:
-                source |= found
+                source.update(found)
             reached |= found
         return (reached & computed) | ((reached & stored) - heavy)
 

@@ -101,7 +101,7 @@ def _unfit(graph: Graph, low: LowType) -> frozenset[int]:
 
 
 def _constant_fed(graph: Graph, unfit: frozenset[int], *, lookups: bool) -> frozenset[int]:
-    """Exact ops on constants alone; without ``lookups`` only those of unfit ones, and what can be computed beforehand."""
+    """Exact ops on constants alone; without ``lookups`` only those on unfit ones, or computable beforehand."""
     fed = (index for index in graph.exact if graph.constants.feed(graph.nodes[index]))
     if lookups:
         return frozenset(fed)

@@ -1,7 +1,7 @@
 """Types of the keyword arguments that public functions share: the fields of Options except the level."""
 
 from collections.abc import Iterable
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from onnxamp._dtypes import DtypeLike
 from onnxamp._options.lists import PresetName
@@ -23,6 +23,7 @@ class OptionKeywords(TypedDict, total=False):
     strict: bool
     hazards: bool
     freeze_defaults: bool | None
+    from_dtype: DtypeLike | Literal["auto"] | None
     keep_functions: bool
     opset: int | None
     fold: bool

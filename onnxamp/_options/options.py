@@ -113,6 +113,10 @@ class Options:
         None, "--freeze-defaults/--keep-overridable", "Whether initializers that are also inputs become plain weights"
         " [if every float one is an input].",
     )  # fmt: skip
+    from_dtype: str | None = _option(
+        None, "--from", "The model's type; what is low precision is raised to float32 first (auto: of any type).",
+        {"float32": None, **{name: name for name in (*get_args(DtypeName), "auto")}},
+    )  # fmt: skip
     keep_functions: bool = _option(False, "--keep-functions", "Do not inline model-local functions.")
     opset: int | None = _option(None, "--opset", "Upgrade the model to this opset first.", metavar="N")
     fold: bool = _option(False, "--fold", "First fold decomposed normalisations, Gelu and Softmax into single ops.")
@@ -132,6 +136,7 @@ class Options:
             "keep_high": _texts("keep_high", self.keep_high),
             "force_low": _texts("force_low", self.force_low),
             "target": check_target(self.target),
+            "from_dtype": self.from_dtype if self.from_dtype in (None, "auto") else low_type(self.from_dtype).name,
         }
         if self.keep_io_types is None:
             raise ArgumentTypeError("keep_io_types must be a bool or a list of names, not None.")

@@ -93,8 +93,8 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
 
 def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[parts.Figure, ...]:
     """How many of the nodes that compute with floats are in low precision; nothing where none does."""
-    low = sum(counts.get(kind, 0) for kind in ("float16", "bfloat16", "mixed"))
-    floats = low + counts.get("float32", 0) + counts.get("float64", 0)
+    low = counts.get(dtype, 0) + counts.get("mixed", 0)
+    floats = sum(counts.get(kind, 0) for kind in PRECISIONS if kind != "no floats")
     kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in PRECISIONS if counts.get(kind))
     return (parts.Figure(f"nodes in {dtype}", percent(low, floats), kinds),) if floats else ()
 
@@ -177,7 +177,7 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
         head += f", with {kept} in float32 to pass validation"
     if not any(row.low for row in plan.rows):
         more = " more" if made.summary.nodes_before.get("low") else ""
-        head, why = f"Nothing{more} was converted", (_why_nothing(plan),)
+        head, why = f"Nothing{more} was converted", (_why_nothing(made),)
     if validation is None:
         return parts.Verdict(
             status, f"{head}; not validated.", (*why, "The result was not compared with the original.")
@@ -191,10 +191,14 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
     return parts.Verdict(status, sentence, (*why, *details_of(validation)))
 
 
-def _why_nothing(plan: Plan) -> str:
-    """The most frequent reason for which the nodes stay float32."""
+def _why_nothing(made: Conversion) -> str:
+    """The most frequent reason for which the nodes stay as they are."""
+    plan, before = made.plan, _by_precision(made.summary.nodes_before, made.plan.dtype)
     if plan.level == "O0":
         return "Level O0 keeps every precision as it is."
+    kinds = [kind for kind in ("float16", "bfloat16") if before.get(kind, 0) > before.get("float32", 0)]
+    if kinds:
+        return f"Most nodes are {kinds[0]} already."
     reasons = Counter(row.reason for row in plan.rows if row.reason not in ("constant", "tie"))
     if not reasons:
         return "Only constants are float32." if plan.rows else "The model does not compute in float32."

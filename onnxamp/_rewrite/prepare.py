@@ -37,6 +37,7 @@ class Prepared:
             user asked for, or Casts that went.
         pairs: number of redundant pairs of Casts that went.
         casts: number of their Casts.
+        widened: bytes that its weights take more than those of the model.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class Prepared:
     requested: bool
     pairs: int = 0
     casts: int = 0
+    widened: int = 0
 
 
 def prepare(model: Model, options: Options) -> Prepared:

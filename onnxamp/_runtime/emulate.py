@@ -73,9 +73,18 @@ def without_rounding(model: ModelProto) -> ModelProto:
 
 
 def emulate_graph(
-    view: Graph, *, base_dir: BaseDir = None, hollow: Container[str] = (), rounds: bool = True
+    view: Graph,
+    *,
+    base_dir: BaseDir = None,
+    hollow: Container[str] = (),
+    rounds: bool = True,
+    keeps: Container[str] = (),
 ) -> ModelProto:
-    """:func:`emulate` of a model without functions that is resolved already; :func:`without_rounding` if asked."""
+    """:func:`emulate` of a model without functions that is resolved already; :func:`without_rounding` if asked.
+
+    Without rounding, the inputs and outputs that ``keeps`` names have the types of the model, with Casts behind or in
+    front of them; but not those of sequences, of initializers, and of inputs with a default.
+    """
     low = {low.tensor: low.elem for low in LOW_TYPES.values()}
     elems = [None if type_name is None else low.get(type_name) for type_name in view.types]
     _check_opset(view, elems)
@@ -83,10 +92,24 @@ def emulate_graph(
     copy_fields(view.model, result, but={"graph", "functions"})
     names = NewNames(view.all_names())
     job = _Job(view, elems, names, Rounder(names), base_dir, hollow, rounds)
+    job.kept = frozenset() if rounds else _signature(view, elems, keeps)
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
         _emulate_scope(job, scope, job.targets[scope.index])
     return result
+
+
+def _signature(view: View, elems: Sequence[int | None], keeps: Container[str]) -> frozenset[int]:
+    """Low-precision inputs of the model, and values that its nodes make and it returns, with these names."""
+    main = view.scopes[0]
+    able = {value for value in (*main.inputs, *main.outputs) if elems[value] is not None}
+    named = (value for value in able if view.values[value].name in keeps)
+    return frozenset(v for v in named if view.values[v].origin is Origin.INPUT or _computes(view.producer(v)))
+
+
+def _computes(node: Node | None) -> bool:
+    """Whether a node makes numbers, not bits."""
+    return node is not None and node.key not in op_facts().reads_bits
 
 
 def _check_opset(view: View, elems: Sequence[int | None]) -> None:
@@ -111,7 +134,9 @@ class _Job:
     targets: dict[int, GraphProto] = field(default_factory=dict)
     """Scope index -> the graph to fill."""
     renamed: dict[int, str] = field(default_factory=dict)
-    """Value index of a low-precision model input -> name of its rounded version."""
+    """Value index of a low-precision model input -> name of its rounded version; of a kept value -> that in float32."""
+    kept: frozenset[int] = frozenset()
+    """Inputs and outputs that keep their types."""
 
     def low(self, value: int) -> int | None:
         return None if value == ABSENT else self.elems[value]
@@ -123,8 +148,10 @@ class _Job:
 def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
     source = scope.proto
     copy_fields(source, target, but={"node", "initializer", "sparse_initializer"})
+    kept = {job.view.values[value].name for value in job.kept} if scope.index == 0 else ()
     for entry in (*target.input, *target.output, *target.value_info):
-        upcast_type(entry.type)
+        if entry.name not in kept:
+            upcast_type(entry.type)
     for tensor in source.initializer:
         if scope.index == 0 and tensor.name in job.hollow:
             elem = TensorProto.FLOAT if tensor.data_type in LOW_ELEMS else tensor.data_type
@@ -135,7 +162,10 @@ def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
         upcast_sparse(sparse, target.sparse_initializer.add(), job.base_dir)
     if scope.index == 0 and job.rounds:
         _round_inputs(job, scope, target)
-    elif scope.index:
+    elif scope.index == 0:
+        for value in (value for value in dict.fromkeys(scope.inputs) if value in job.kept):
+            job.rounder.cast(target, job.view.values[value].name, _raised_name(job, value), TensorProto.FLOAT)
+    else:
         for value, entry in zip(scope.outputs, target.output, strict=True):
             entry.name = job.name(value, entry.name)
     for index in scope.nodes:
@@ -149,6 +179,11 @@ def _round_inputs(job: _Job, scope: Scope, target: GraphProto) -> None:
         if elem is not None and fed.origin in (Origin.INPUT, Origin.DEFAULT):
             job.renamed[value] = job.names.fresh(f"{fed.name}/rounded")
             job.rounder.round(target, fed.name, job.renamed[value], elem)
+
+
+def _raised_name(job: _Job, value: int) -> str:
+    """A name for a kept value in float32, which all read in its place."""
+    return job.renamed.setdefault(value, job.names.fresh(f"{job.view.values[value].name}_fp32"))
 
 
 def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
@@ -167,6 +202,10 @@ def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
         _copy_attributes(job, node, added, keep_low=casts or bits)
     for value, name in zip(node.outputs, node.proto.output, strict=True):
         elem = job.low(value)
+        if elem is not None and value in job.kept:
+            added.output.append(_raised_name(job, value))
+            job.rounder.cast(target, job.renamed[value], name, elem)
+            continue
         if elem is None or not (job.rounds or bits) or node.key in op_facts().unrounded:
             added.output.append(name)
             continue

@@ -1,4 +1,4 @@
-"""What Casts and the bytes of weights cost on each target, in the unit of the minimum cut: a 64th of a Cast's launch."""
+"""What Casts and the bytes of weights cost on each target, in units of the minimum cut: 64ths of a Cast's launch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

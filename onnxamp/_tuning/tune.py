@@ -21,6 +21,7 @@ from onnx import ModelProto
 
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import convert
+from onnxamp._convert.raising import prepared
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.ranges import with_exponents
@@ -28,7 +29,6 @@ from onnxamp._numerics.rows import listed_outputs
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
-from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
@@ -167,7 +167,7 @@ def tune(model: Model, options: Options, search: Search) -> Tuned:
     backend = choose_backend(search.provider)
     samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
     options = with_exponents(model, options, samples, search.provider)
-    graph = prepare(model, options).graph
+    graph = prepared(model, options).graph
     estimate = Estimate(
         graph, device, bound_shapes(graph, check_inputs(graph.model, samples[0]) if len(samples) else {})
     )
@@ -176,15 +176,15 @@ def tune(model: Model, options: Options, search: Search) -> Tuned:
     usual = replace(options, level=Level.O2)
     space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
     state = TuningState("")
-    prepared = model if graph.model is model.proto else Model(graph.model, graph.folder)
-    if not backend.emulated and prepared.path is None:
-        prepared = Model(prepared.embedded())  # a session finds weights beside a file, or in the model
+    ready = model if graph.model is model.proto else Model(graph.model, graph.folder)
+    if not backend.emulated and ready.path is None:
+        ready = Model(ready.embedded())  # a session finds weights beside a file, or in the model
     if search.state is not None:
         units = (*space.tunable, *space.followers)
         words = [judge.name, options.low.name, *(f"{u.key} {u.op} {u.ports}" for u in units)]
-        state = load_state(fingerprint(words, prepared, samples), Path(search.state))
+        state = load_state(fingerprint(words, ready, samples), Path(search.state))
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
-        job = Job(prepared, space, samples, judge, state, backend, Path(folder), search.budget)
+        job = Job(ready, space, samples, judge, state, backend, Path(folder), search.budget)
         return _tuned(job, search, live, device)
 
 

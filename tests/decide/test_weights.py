@@ -1,4 +1,4 @@
-"""Weights that only exact ops read: low precision where their bytes are worth more than the Casts, and named where not."""
+"""Weights that only exact ops read: low precision where their bytes are worth more than Casts."""
 
 from collections.abc import Sequence
 
