@@ -8,6 +8,7 @@ from onnxamp._decide.precision import DUPLICATE, loop_trips
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
+from onnxamp._options.options import Level
 from onnxamp._target.costs import LAUNCH, costs_on
 
 
@@ -66,9 +67,22 @@ def missed(analysis: Analysis, node: Node, trips: Sequence[int], low: Sequence[b
     for root in sides:
         if root in pins.preferred and root not in pins.verdicts and not low[root]:
             lost += max(1, min(costs.traffic(2 * sum(counts)), pair)) * trips[node.scope]
+    if widens_exactly(analysis, node) and low[sides[0]]:
+        lost += 64 * costs.cast(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope])
     if node.key == "Cast" and len(sides) == 2 and low[sides[0]] != low[sides[1]]:
         lost += costs.cast(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope])
     return lost
+
+
+def widens_exactly(analysis: Analysis, node: Node) -> bool:
+    """Whether the node casts to double what no arithmetic has rounded, which costs accuracy where it is low."""
+    if node.key != "Cast" or analysis.graph.types[node.outputs[0]] != "tensor(double)":
+        return False
+    return (
+        analysis.options.level != Level.O3
+        and node.inputs[0] in reached(analysis)
+        and bool(analysis.ports.of_node.get(node.index))
+    )
 
 
 def purely_high(analysis: Analysis) -> set[int]:
@@ -76,6 +90,15 @@ def purely_high(analysis: Analysis) -> set[int]:
 
     Where constants alone reach one, and one of them saves more than the launch of a Cast, rounding it is no charge.
     """
+    return {
+        value
+        for value, (by_exact_ops, sources) in reached(analysis).items()
+        if by_exact_ops and ("float32" in sources or "heavy" not in sources)
+    }
+
+
+def reached(analysis: Analysis) -> dict[int, tuple[bool, set[str]]]:
+    """float32 values -> whether exact ops alone stand behind sources, and the kinds of these sources."""
     view, ports, pins = analysis.graph, analysis.ports, analysis.pins
     costs = costs_on(analysis.options.target)
     sources: dict[int, set[str]] = {}
@@ -89,13 +112,11 @@ def purely_high(analysis: Analysis) -> set[int]:
             sources[value] = {"heavy" if heavy else "light"}
         elif variable == HIGH or (pin is not None and not pin.low):
             sources[value] = {"float32"}
-    found = set()
+    found = dict.fromkeys(sources, False)
     for node in (view.nodes[index] for index in view.order):
         for value in node.outputs if node.key not in op_facts().control_flow else ():
             exact = value != ABSENT and ports.root(ports.produced[value]) in pins.exact
             reaching = set().union(*(sources.get(v, set()) for v in node.inputs))
             if exact and value not in sources and reaching:
-                sources[value] = reaching
-                if "float32" in reaching or "heavy" not in reaching:
-                    found.add(value)
-    return found
+                sources[value], found[value] = reaching, True
+    return {value: (found[value], kinds) for value, kinds in sources.items()}

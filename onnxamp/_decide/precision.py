@@ -15,10 +15,12 @@ from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.verdicts import Reason, Verdict
+from onnxamp._dtypes import FLOAT, element_name, is_lossless
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
+from onnxamp._options.options import Level
 from onnxamp._target.costs import LAUNCH, MAX_ELEMENTS, Costs, costs_on
 
 DUPLICATE = 1
@@ -90,6 +92,8 @@ class CutProblem:
     pins: Pins
     network: Network = field(default_factory=Network)
     trips: list[int] = field(default_factory=list)
+    exactly_high: set[int] = field(default_factory=set)
+    """Values that are float32, or that only exact ops stand between such values and."""
     pure: set[int] = field(default_factory=set)
     deciding: dict[int, int] = field(default_factory=dict)
 
@@ -105,7 +109,7 @@ class CutProblem:
         self.costs = costs_on(self.problem.options.target)
         self.network.add(len(self.ports.variables))
         self.trips = self.graph.ask(loop_trips)
-        self.pure = self.purely_high()
+        self.exactly_high, self.pure = self.purely_high()
         self.variables()
         for value, produced in enumerate(self.ports.produced):
             if produced != NONE:
@@ -128,6 +132,7 @@ class CutProblem:
             self.network.arc(p, q, INFINITE)
         for node in self.graph.nodes_of({"Cast"}):
             self.idle_cast(node)
+            self.widening_cast(node)
         gaining = self.pins.preferred - self.pins.verdicts.keys()
         for index, variables in self.ports.of_node.items():
             for root in map(self.roots.__getitem__, variables.values()):
@@ -168,6 +173,16 @@ class CutProblem:
             one, other = (self.ports.root(side) for side in sides.values())
             self.network.arc(one, other, cost)
             self.network.arc(other, one, cost)
+
+    def widening_cast(self, node: Node) -> None:
+        """An original Cast from float32 to double reads what arithmetic rounds, but is no reason to round more."""
+        source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
+        if ABSENT in (source, result) or source not in self.exactly_high or self.problem.options.level == Level.O3:
+            return
+        variable, kind = self.roots[self.ports.consumed[node.index][0]], self.graph.types[result]
+        if variable >= 0 and kind != FLOAT and is_lossless(element_name(FLOAT), element_name(kind)):
+            cost = self.costs.cast(elements(self.graph.shapes[source]), self.trips[node.scope])
+            self.network.charge_low(variable, cost * _ACCURACY_CASTS)
 
     def gain(self, node: Node) -> int:
         """What a node saves by moving two bytes less per element; always less than the pair of Casts it might need."""
@@ -237,13 +252,13 @@ class CutProblem:
         producer = self.graph.producer(value)
         return value in self.ports.free and (producer is None or producer.key != "Cast")
 
-    def purely_high(self) -> set[int]:
-        """Outputs of exact ops that a float32 source reaches through exact ops alone.
+    def purely_high(self) -> tuple[set[int], set[int]]:
+        """Values that a float32 source reaches through exact ops alone, and those of them that carry a charge.
 
         In low precision, such a path would round a float32 value on its way to a float32 reader, so its up-casts carry
-        an accuracy charge. Sources are constants, graph inputs that keep their type, and producers pinned to float32.
-        A path of constants alone carries none if one of them takes more memory than a Cast is worth: it is rounded once
-        and stored, as any weight.
+        an accuracy charge. Sources are constants, graph inputs that keep their type, and producers pinned to float32;
+        they carry none. Nor does a path of constants alone, if one of them takes more memory than a Cast is worth: it
+        is rounded once and stored, as any weight.
         """
         made = [self.roots[variable] for variable in self.ports.produced]
         high = {HIGH, *(root for root, pin in self.pins.verdicts.items() if not pin.low)}
@@ -261,7 +276,7 @@ class CutProblem:
             for source in sources:
                 source.update(found)
             reached |= found
-        return (reached & computed) | ((reached & stored) - heavy)
+        return computed | stored, (reached & computed) | ((reached & stored) - heavy)
 
     def is_heavy(self, value: int) -> bool:
         """Whether a constant saves more than the launch of a Cast in low precision, which can hold it."""

@@ -28,6 +28,10 @@ def random_model(seed, size=4):
             half = f"{result}_half"
             nodes.append(helper.make_node("Cast", [source], [half], to=TensorProto.FLOAT16))
             nodes.append(helper.make_node("Cast", [half], [result], to=TensorProto.FLOAT))
+        elif kind < 0.2:
+            doubled = f"{result}_double"
+            nodes.append(helper.make_node("Cast", [rng.choice(values)], [doubled], to=TensorProto.DOUBLE))
+            nodes.append(helper.make_node("Cast", [doubled], [result], to=TensorProto.FLOAT))
         elif kind < 0.55:
             nodes.append(helper.make_node(rng.choice(_UNARY), [rng.choice(values)], [result]))
         else:

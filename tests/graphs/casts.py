@@ -110,6 +110,20 @@ CASES: tuple[Case, ...] = (
         """(bool[2,3] M, float[3,2] X) => (float[2,2] Y) { c = Cast <to = 1> (M) Y = MatMul (c, X) }""",
     ),
     graph(
+        "cast_to_double_beside_low_readers",
+        23,
+        """(float[2,2] X) => (double[2,2] D, float[2,2] A, float[2,2] B) <float[2,2] w = {1, 2, 3, 4}> {
+            r = Relu (X)
+            t = Transpose (r)
+            Z = Cast <to = 11> (t)
+            D = Sqrt (Z)
+            a = MatMul (r, w)
+            b = MatMul (t, w)
+            A = Relu (a)
+            B = Relu (b)
+        }""",
+    ),
+    graph(
         "cast_to_double_output",
         1,
         "(float[2,3] X) => (double[2,3] Y) { r = Mul (X, X) Y = Cast <to = 11> (r) }",
