@@ -11,6 +11,8 @@ The lossy pair float32 -> float16 -> float32 rounds, so it stays unless ``lossy`
 """
 
 from collections import Counter
+from collections.abc import Callable, Container
+from dataclasses import dataclass
 
 from onnx import GraphProto, ModelProto
 
@@ -59,24 +61,58 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class Uncast:
+    """A graph without idle Casts and duplicates; ``casts`` is the number of those that went."""
+
+    graph: Graph
+    casts: int = 0
+
+
+def remove_idle_casts(graph: Graph, kept: Callable[[Graph], Container[int]]) -> Uncast:
+    """Remove Casts that change no type, and all but one of those of one value to one type.
+
+    Args:
+        graph: the model.
+        kept: tells which nodes to leave as they are; asked only if there are Casts to remove.
+
+    Returns:
+        A graph of a copy of the model; the same graph if there are none.
+
+    Complexity: linear in nodes.
+    """
+    if not _find_removal(graph, graph.types, chains=False).removed:
+        return Uncast(graph)
+    removal = _find_removal(graph, graph.types, chains=False, kept=kept(graph))
+    if not removal.removed:
+        return Uncast(graph)
+    result = copied(graph.model)
+    for scope, proto in reversed(list(zip(graph.scopes, scope_graphs(graph, result), strict=True))):
+        removal.apply(scope.index, proto)
+    return Uncast(Graph.of(result, graph.folder), len(removal.removed))
+
+
 def redundant_casts(graph: Graph) -> frozenset[int]:
     """The Casts that :func:`remove_redundant_casts` removes, by node index."""
     pairs = graph.ask(find_pairs)
     return frozenset(_find_removal(graph, graph.types, lossy=False).removed | pairs.ends | pairs.starts)
 
 
-def _find_removal(view: View, types: Types, *, lossy: bool) -> "_Removal":
-    removal = _Removal(view, types, lossy)
+def _find_removal(
+    view: View, types: Types, *, lossy: bool = False, chains: bool = True, kept: Container[int] = ()
+) -> "_Removal":
+    removal = _Removal(view, types, lossy, chains, kept)
     removal.run()
-    removal.orphans()
+    if chains:
+        removal.orphans()
     return removal
 
 
 class _Removal:
     """What each Cast reads from now on, and what replaces the output of each removed Cast."""
 
-    def __init__(self, view: View, types: Types, lossy: bool) -> None:
-        self.view, self.types, self.lossy = view, types, lossy
+    def __init__(self, view: View, types: Types, lossy: bool, chains: bool, kept: Container[int]) -> None:
+        self.view, self.types, self.lossy, self.chains, self.kept = view, types, lossy, chains, kept
         self.source: dict[int, int] = {}
         """Cast node -> the value that it reads from now on."""
         self.alias: dict[int, int] = {}
@@ -90,7 +126,7 @@ class _Removal:
         existing: dict[tuple[int, str, int], int] = {}
         for index in self.view.order:
             node = self.view.nodes[index]
-            if node.key != "Cast" or node.input(0) == ABSENT or node.outputs[0] == ABSENT:
+            if node.key != "Cast" or ABSENT in (node.input(0), node.outputs[0]) or index in self.kept:
                 continue
             target = self.types[node.outputs[0]]
             source = self.through(node)
@@ -130,7 +166,7 @@ class _Removal:
     def through(self, node: Node) -> int:
         """The earliest value that the Cast may read instead of its input."""
         source = self.alias.get(node.inputs[0], node.inputs[0])
-        while (producer := self.view.producer(source)) is not None and producer.key == "Cast":
+        while self.chains and (producer := self.view.producer(source)) is not None and producer.key == "Cast":
             before = self.source.get(producer.index, ABSENT)
             if before == ABSENT or before in self.hidden:
                 break

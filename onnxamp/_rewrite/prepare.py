@@ -1,6 +1,6 @@
 """Preparation of a model for analysis.
 
-Functions are inlined, and redundant pairs of Casts removed; opset, defaults and patterns change on request.
+Functions are inlined, and redundant Casts removed; opset, defaults and patterns change on request.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from onnxamp._graph.inline import inline_functions
 from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model
 from onnxamp._options.options import Level, Options
+from onnxamp._rewrite.casts import remove_idle_casts
 from onnxamp._rewrite.fold import fold_graph
 from onnxamp._rewrite.opset import upgrade
 from onnxamp._rewrite.pairs import remove_pairs
@@ -36,7 +37,7 @@ class Prepared:
         requested: whether there is a change that holds even if nothing is lowered: an upgrade or a folding that the
             user asked for, or Casts that went.
         pairs: number of redundant pairs of Casts that went.
-        casts: number of their Casts.
+        casts: number of all Casts that went: those of pairs, idle ones and duplicates.
         widened: bytes that its weights take more than those of the model.
     """
 
@@ -63,8 +64,11 @@ def prepare(model: Model, options: Options) -> Prepared:
     ready = with_casts(model, options)
     if options.level == Level.O0 or "Cast" in options.black:
         return ready
-    freed = remove_pairs(ready.graph, options.target, partial(_kept, options=options))
-    return Prepared(freed.graph, ready.notes, ready.requested or freed.pairs > 0, freed.pairs, freed.casts)
+    kept = partial(_kept, options=options)
+    freed = remove_pairs(ready.graph, options.target, kept)
+    bare = remove_idle_casts(freed.graph, kept)
+    casts = freed.casts + bare.casts
+    return Prepared(bare.graph, ready.notes, ready.requested or casts > 0, freed.pairs, casts)
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:
