@@ -86,6 +86,7 @@ def cure_conversion(
     tried: bool,
     comparison: Comparison | None = None,
     failed: DiffReport | None = None,
+    advice: str = "Level O1, bfloat16 or wider limits may do.",
 ) -> Cure:
     """Find nodes to keep in float32 so that a conversion holds its limits.
 
@@ -96,6 +97,7 @@ def cure_conversion(
         trial: how candidates are compared.
         tried: whether the recipe as it is was what failed.
         comparison: what compares candidates, if it is at hand.
+        advice: what else may do, for users that apply nothing themselves.
         failed: what the recipe as it is came to, with layers, if that is known: the first trial then.
 
     Returns:
@@ -121,7 +123,7 @@ def cure_conversion(
     if report is None or not report.passed:
         kept = f" with up to {_nodes(nodes)} in float32" if nodes else ""
         when = f" in {trial.seconds:.0f} s" if search.is_late else ""
-        text = f"No cure was found{when}: trials{kept} miss the limits, too. Level O1, bfloat16 or wider limits may do."
+        text = f"No cure was found{when}: trials{kept} miss the limits, too. {advice}".rstrip()
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
     nodes = search.fewer(nodes)
     worst = max((diff.rel_l2 for diff in report.outputs if diff.is_float), default=0.0)

@@ -1,17 +1,20 @@
 """Conversions that are validated before they are put in their place, and cured where they fail.
 
 A result is written to a temporary name and compared with the original there. If it fails, nodes are looked for that
-must stay float32, and that conversion is written instead; where none is found in time, the float32 model is. A failing
-result never takes the place of another file.
+must stay float32, and that conversion is written instead; where none is found, level O1 is tried, and at last the
+float32 model is written. A failing result never takes the place of another file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
+from typing import Final
 
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
+from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
@@ -23,14 +26,16 @@ from onnxamp._options.options import Level, Options
 from onnxamp._runtime.loading import Loaded, load_file, the_loader
 from onnxamp._runtime.session import Provider, is_plugin
 
+_SEARCH: Final = 3 / 4
+"""Share of the time in which nodes are looked for; the rest is for level O1."""
+
 
 class _RefusedError(Exception):
     """A result that failed its validation, before it was put in its place; ``fault`` is why it does not load."""
 
-    def __init__(self, report: DiffReport, fault: str = "") -> None:
+    def __init__(self, report: DiffReport, casts: int, fault: str = "") -> None:
         super().__init__()
-        self.report = report
-        self.fault = fault
+        self.report, self.casts, self.fault = report, casts, fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,9 @@ class Validation:
 def convert_validated(
     model: Model, sink: Sink, options: Options, validation: Validation, plan: Plan | None = None
 ) -> tuple[Conversion, DiffReport]:
-    """Convert a model, and write what passes: the conversion, one with more nodes in float32, or the float32 model.
+    """Convert a model, and write what passes.
+
+    That is the conversion, one with more nodes in float32, one at level O1, or the float32 model.
 
     With a plan, which is not to be changed, and where ``validation.heals`` is False, a conversion that fails is written
     to ``validation.failed``.
@@ -70,34 +77,58 @@ def convert_validated(
     the_loader().start()
     try:
         return _attempt(model, sink, options, validation, plan)
-    except _RefusedError as refused:
-        failure, fault = refused.report, refused.fault
+    except _RefusedError as error:
+        refused = error
+    failure = refused.report
     if plan is not None or not validation.heals:
         validation.failed.parent.mkdir(parents=True, exist_ok=True)
         made = convert_to_file(model, replace(sink, target=validation.failed), options, plan)
         return made, replace(failure, result=str(validation.failed))
+    for level, wanted, cure in _ways(model, sink, options, validation, refused):
+        how = replace(validation, layers=False) if wanted.level == Level.O0 else validation
+        with suppress(_RefusedError):
+            made, report = _attempt(model, sink, wanted, how, None)
+            casts = made.summary.casts_before + made.summary.casts_added - made.summary.casts_removed
+            why = failure.failure or next(iter(failure.warnings), "")
+            told = replace(
+                cure, applied=True, failure=why, first_bad=failure.first_bad, level=level, casts=(refused.casts, casts)
+            )
+            return made, replace(report, cure=told)
+    raise RuntimeFailure(
+        "The float32 model does not agree with itself in a second run: no result can be validated (--no-validate)."
+    )
+
+
+def _ways(
+    model: Model, sink: Sink, options: Options, validation: Validation, refused: _RefusedError
+) -> Iterator[tuple[str, Options, Cure]]:
+    """What may pass in place of a conversion that failed, the best first: the level that it falls back to, and why."""
+    until = monotonic() + validation.seconds
+    falls_back = options.level in (Level.O2, Level.O3)
     compared = validation.comparison
     recipe = Recipe(replace(options, hazards=True), validation.sampling)
     trial = Trial(
         compared.samples, compared.limits, compared.provider, compared.reference.budget,
-        seconds=validation.seconds,
+        seconds=validation.seconds * (_SEARCH if falls_back else 1),
         progress=lambda done, total: validation.progress(_looking(validation.seconds), done, total),
     )  # fmt: skip
     command = (str(model.path), str(sink.target))
-    cure = _named_in(fault, model) if fault else cure_conversion(
-        model, command, recipe, trial, tried=options.hazards, comparison=compared,
-        failed=failure if recipe.options == options else None,
+    cure = _named_in(refused.fault, model) if refused.fault else cure_conversion(
+        model, command, recipe, trial, tried=options.hazards, comparison=compared, advice="",
+        failed=refused.report if recipe.options == options else None,
     )  # fmt: skip
-    why = failure.failure or next(iter(failure.warnings), "")
-    cure = replace(cure, applied=True, failure=why, first_bad=failure.first_bad)
     if cure.confirmed:
-        with suppress(_RefusedError):
-            made, report = _attempt(model, sink, recipe.keeping(cure.nodes), validation, None)
-            return made, replace(report, cure=cure)
-    made, report = _attempt(
-        model, sink, Options(Level.O0, dtype=options.dtype), replace(validation, layers=False), None
-    )
-    return made, replace(report, cure=replace(cure, confirmed=False))
+        yield "", recipe.keeping(cure.nodes), cure
+        outcome = cure.outcome if refused.fault else "The cure that was found does not pass in the end."
+        cure = replace(cure, confirmed=False, outcome=outcome)
+    if falls_back and monotonic() < until:
+        lower = replace(recipe, options=replace(recipe.options, level=Level.O1))
+        outcome = f"{cure.outcome} Level O1 passes."
+        told = replace(cure, command=lower.command(*command, ()), nodes=(), outcome=outcome, confirmed=True)
+        yield Level.O1.value, lower.options, told
+        cure = replace(cure, outcome=f"{cure.outcome} So does level O1.")
+    last = Options(Level.O0, dtype=options.dtype, from_dtype=options.from_dtype, keep_io_types=options.keep_io_types)
+    yield Level.O0.value, last, cure
 
 
 def tuned_limits(tolerance: float, dtype: str) -> Limits:
@@ -107,6 +138,10 @@ def tuned_limits(tolerance: float, dtype: str) -> Limits:
 
 def _looking(seconds: float) -> str:
     return f"looking for a fix (at most {seconds:.0f} s)"
+
+
+def _casts(model: Model) -> int:
+    return sum(node.op_type == "Cast" for node in all_nodes(model.proto.graph.node))
 
 
 def _attempt(
@@ -125,7 +160,7 @@ def _attempt(
         result = Model.read(written, model)
         loaded = load_result(result, model, place)
         if loaded.fault:
-            raise _RefusedError(_unloadable(validation.comparison, sink, options, loaded), loaded.fault)
+            raise _RefusedError(_unloadable(validation.comparison, sink, options, loaded), _casts(result), loaded.fault)
         report = validation.comparison.compare(
             result,
             layers=validation.layers,
@@ -133,7 +168,7 @@ def _attempt(
         )
         reports.append(replace(report, result=str(sink.target), loaded=loaded.where(place)))
         if not report.passed and not report.skipped:
-            raise _RefusedError(reports[0])
+            raise _RefusedError(reports[0], _casts(result))
 
     made = convert_to_file(model, replace(sink, approve=approve), options, plan)
     return made, reports[0]

@@ -58,8 +58,9 @@ class Cure:
     ``command`` is a complete command line; for a checked model, whose original is not at hand, it is options for the
     conversion of that original (``--keep-fp32 '...'``). ``nodes`` are kept in float32; ``outcome`` is the trial in
     words. ``confirmed`` is False if ``trials`` candidates were tried and none was enough: then ``command`` is empty,
-    and ``nodes`` are the most that were tried. With ``applied``, the result is that conversion, or the float32 model if
-    nothing was confirmed; ``failure`` and ``first_bad`` tell what is wrong with the one that was asked for.
+    and ``nodes`` are the most that were tried. With ``applied``, the result is that conversion, at the ``level`` that
+    it fell back to, if any, or the float32 model if nothing was confirmed; ``failure`` and ``first_bad`` tell what is
+    wrong with the one that was asked for, and ``casts`` are the numbers of Casts of that one and of the result.
     """
 
     command: str
@@ -70,6 +71,8 @@ class Cure:
     applied: bool = False
     failure: str = ""
     first_bad: FirstBad | None = None
+    level: str = ""
+    casts: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

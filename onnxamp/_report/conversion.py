@@ -8,7 +8,7 @@ from typing import Any, Final
 from onnxamp._audit.findings import Audit
 from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import HazardRow, Plan
-from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._report import parts
 from onnxamp._report.comparison import (
     comparison_notes,
@@ -154,14 +154,26 @@ def _healed(validation: DiffReport | None) -> Iterator[parts.Part]:
     if cure.first_bad is not None:
         yield parts.Item(first_bad_sentence(cure.first_bad), parts.Level.NOTE)
     if cure.confirmed:
-        kept = count(len(cure.nodes), "node") if cure.nodes else "Known hazards, see below"
-        yield parts.Item(f"{kept}; found in {count(cure.trials, 'trial')}.", parts.Level.NOTE, members=cure.nodes)
+        kept = f"{count(len(cure.nodes), 'node')} {'stays' if len(cure.nodes) == 1 else 'stay'} float32"
+        kept = kept if cure.nodes else "Known hazards stay float32, see below"
+        kept = cure.outcome.removesuffix(".") if cure.level else kept
+        found = f"{kept}{_price(cure)}; found in {count(cure.trials, 'trial')}."
+        yield parts.Item(found, parts.Level.NOTE, members=cure.nodes)
     else:
         yield parts.Item(cure.outcome, parts.Level.NOTE, members=cure.nodes)
     if validation.inputs.startswith("made-up"):
         text = "The inputs are made up. Real ones (--inputs) may pass without it."
         yield parts.Item(text, parts.Level.NOTE)
     yield parts.Item("--no-cure writes the conversion as it was asked for, under another name.", parts.Level.NONE)
+
+
+def _price(cure: Cure) -> str:
+    """What the cure costs in Casts."""
+    if cure.casts is None:
+        return ""
+    literal, now = cure.casts
+    more = "as many Casts" if now == literal else f"{'+' if now > literal else '−'}{count(abs(now - literal), 'Cast')}"
+    return f", {more} (literal result {literal:,})"
 
 
 def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
@@ -174,7 +186,8 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
         )
     if cure is not None and cure.applied:
         kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
-        head += f", with {kept} in float32 to pass validation"
+        with_what = f"at level {cure.level}" if cure.level else f"with {kept} in float32"
+        head += f", {with_what} to pass validation"
     if not any(row.low for row in plan.rows):
         more = " more" if made.summary.nodes_before.get("low") else ""
         head, why = f"Nothing{more} was converted", (_why_nothing(made),)

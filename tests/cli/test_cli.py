@@ -188,10 +188,44 @@ def test_nodes_that_keep_a_result_from_passing_stay_float32() -> None:
     cure = report_of(result)["validation"]["cure"]
     assert (cure["applied"], cure["confirmed"]) == (True, True)
     assert "square" in cure["nodes"]
+    literal = onnxamp.convert_model(str(path), "O3")
+    assert cure["casts"] == [casts_of(literal), casts_of(onnx.load("model_fp16.onnx"))]
+    assert cure["level"] == ""
     assert "made up" not in result.output
     kept = onnxamp.convert_model(str(path), "O3", keep_high=cure["nodes"])
     assert onnx.load("model_fp16.onnx") == kept
     assert run("diff", path, "model_fp16.onnx", "--inputs", "x.npz").exit_code == 0
+
+
+def casts_of(model: onnx.ModelProto) -> int:
+    return sum(node.op_type == "Cast" for node in model.graph.node)
+
+
+def test_the_price_of_a_cure_is_said_in_casts() -> None:
+    path = saved("""(float[4] X) => (float[4] Y) {
+        [first] a = Relu (X) [square] s = Mul (a, a) [root] r = Sqrt (s) [last] Y = Relu (r)
+    }""")
+    np.savez("x.npz", X=np.float32([300, 1, 2, 3]))
+    result = run("convert", path, "--level", "O3", "--inputs", "x.npz")
+    assert result.exit_code == 0, result.output
+    before, after = casts_of(onnxamp.convert_model(str(path), "O3")), casts_of(onnx.load("model_fp16.onnx"))
+    assert f"(literal result {before})" in result.output
+    assert f"{abs(after - before)} Cast" in result.output or "as many Casts" in result.output
+
+
+def test_level_o1_is_tried_before_float32() -> None:
+    """More sums lose their small terms than a cure may name, and only O2 lowers them."""
+    sums = "".join(f"[add_{i}] a{i} = Add (X, c) [sub_{i}] Y{i} = Sub (a{i}, c) " for i in range(14))
+    outputs = ", ".join(f"float[4,4] Y{i}" for i in range(14))
+    path = saved(f"(float[4,4] X) => (float[4,4] Z, {outputs}) <float c = {{1000}}> {{ Z = MatMul (X, X) {sums} }}")
+    result = run("convert", path, "--strict")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "Converted to float16, at level O1 to pass validation" in text
+    assert "Level O1 passes" in text
+    assert onnx.load("model_fp16.onnx") == onnxamp.convert_model(str(path), "O1", strict=True)
+    again = run("convert", path, "--strict", "--cure-time", "0", "-o", "b.onnx")
+    assert "The model stays float32" in again.output
 
 
 def test_the_float32_model_is_the_last_resort() -> None:
