@@ -60,8 +60,8 @@ from onnxamp._runtime.session import choose_provider
 def command(model: Path, **options: Any) -> None:
     """Convert MODEL to mixed precision, validate the result, and report.
 
-    If the result fails its validation, nodes are looked for that must stay float32, and what passes is written: at last
-    the float32 model itself.
+    If the result fails its validation, nodes are looked for that must stay float32, then level O1 is tried, and what
+    passes is written: at last the float32 model itself.
 
     If MODEL is a folder, all models in it and below are converted to the folder OUTPUT, except those that are up to
     date there. --inputs is then a folder that may hold a NAME.npz for each NAME.onnx.

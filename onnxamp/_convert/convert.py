@@ -208,7 +208,7 @@ def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | Non
     kept = frozenset() if target.exists() and target.samefile(source) else stored.files
     converted = convert(model, options, plan, deferred=True)
     analysis = converted.analysis
-    summary = summarize(converted.prepared, analysis)
+    summary = summarize(converted.prepared, analysis, plan)
     external = sink.is_external(stored, summary.low_weight_bytes - 2 * converted.prepared.widened)
     hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis))))
     hints += tuple(filter(None, (low_note(analysis.graph, options), *analysis.problem.overrides.notes)))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.plan import Plan
 from onnxamp._decide.ports import HIGH, NONE
 from onnxamp._decide.precision import verdict_on
 from onnxamp._decide.verdicts import Reason
@@ -35,14 +36,16 @@ class KeptWeight:
     readers: Mapping[str, str]
 
 
-def kept_weights(analysis: Analysis, stored: int) -> tuple[KeptWeight, ...]:
+def kept_weights(analysis: Analysis, stored: int, plan: Plan | None = None) -> tuple[KeptWeight, ...]:
     """Weights that stay float32 and take more than 1 % of the ``stored`` bytes of all weights, and 4 kB.
 
-    The largest are first. At level O0, where all stay, there are none. Complexity: linear in values.
+    The largest are first. Where a plan was repeated, the reasons are its own. At level O0, where all stay, there are
+    none. Complexity: linear in values.
     """
     if analysis.options.level == Level.O0:
         return ()
     graph, found = analysis.graph, []
+    planned = {row.node: _told(row.reason, row.detail) for row in plan.rows if not row.low} if plan is not None else {}
     for value in graph.values:
         producer = graph.producer(value.index)
         is_stored = value.origin in (Origin.INITIALIZER, Origin.DEFAULT)
@@ -52,6 +55,7 @@ def kept_weights(analysis: Analysis, stored: int) -> tuple[KeptWeight, ...]:
             continue
         size = 4 * elements(graph.shapes[value.index])
         if size >= _SMALLEST and size * _SHARE > stored and (readers := dict(_float32_readers(analysis, value.index))):
+            readers = {label: planned.get(label, reason) for label, reason in readers.items()}
             copied = any(copy.value == value.index for copy in analysis.edits.copies)
             found.append(KeptWeight(value.name, size, copied, readers))
     return tuple(sorted(found, key=lambda weight: (-weight.size, weight.name)))
@@ -82,6 +86,10 @@ def _reason(analysis: Analysis, variable: int, fixed: str = "schema: it takes fl
     if variable == HIGH:
         return fixed
     verdict = verdict_on(analysis.problem, analysis.pins, analysis.decision, variable)
-    if verdict.reason in (Reason.CUT, Reason.EXACT):
+    return _told(verdict.reason.value, verdict.detail)
+
+
+def _told(reason: str, detail: str) -> str:
+    if reason in (Reason.CUT.value, Reason.EXACT.value):
         return "fewest Casts: those for it would cost more than its bytes"
-    return f"{verdict.reason.value}: {verdict.detail}" if verdict.detail else verdict.reason.value
+    return f"{reason}: {detail}" if detail else reason

@@ -58,7 +58,8 @@ class Plan:
         rows: one per precision variable.
         hazards: where low precision is known to break or lose values.
         casts: number of new Casts.
-        cost: cost of the new Casts, and of gains that were passed over; one unit is about 0.04 microseconds.
+        cost: cost of the new Casts, of weights that stay float32, and of gains that were passed over, in 64ths of the
+            launch of a Cast.
         warnings: about options that match nothing or cannot be obeyed, in sentences.
 
     Example:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.kept import KeptWeight, kept_weights
+from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -48,12 +49,13 @@ class Summary:
     kept_weights: tuple[KeptWeight, ...]
 
 
-def summarize(prepared: Prepared, analysis: Analysis) -> Summary:
+def summarize(prepared: Prepared, analysis: Analysis, plan: Plan | None = None) -> Summary:
     """Count nodes, Casts and weights. Complexity: linear in nodes.
 
     Args:
         prepared: what was analysed, and the Casts that went before.
         analysis: the analysis.
+        plan: what it repeated, if anything.
     """
     graph, edits = analysis.graph, analysis.edits
     nodes: Counter[str] = Counter()
@@ -74,7 +76,7 @@ def summarize(prepared: Prepared, analysis: Analysis) -> Summary:
             size = stored_bytes(tensor)
             stored += size
             low += size if scope.names[tensor.name] in edits.weights else 0
-    kept = kept_weights(analysis, stored - low // 2)
+    kept = kept_weights(analysis, stored - low // 2, plan)
     unknown = sorted({node.key for node in graph.nodes if node.signature is None})
     fallbacks = tuple((graph.nodes[n].label, graph.nodes[n].key) for n in analysis.pins.fallbacks)
     overridable = tuple(v.name for v in graph.overridable() if analysis.graph.types[v.index] == FLOAT)

@@ -79,10 +79,11 @@ def data_of(html: str) -> dict[str, Any]:
 def test_a_full_page_has_all_sections() -> None:
     read = Reader(render(pages.everything()))
     assert read.headings == [
-        "along-title", "outputs-title", "more-metrics-title", "limits-title", "weights-that-lost-elements-title",
-        "nodes-and-weights-title",
+        "along-title", "outputs-title", "more-metrics-title", "limits-title",
+        "large-weights-that-stay-float32-title", "weights-that-lost-elements-title", "nodes-and-weights-title",
         "notes-title", "nodes-title",
     ]  # fmt: skip
+    assert "black list: Gather" in read.words
     assert "Converted to float16, but the result is wrong." in read.words
     assert "model.onnx → model_fp16.onnx" in read.words
     assert "CPU, emulated float16 · made-up inputs (seed 0)" in read.words
@@ -155,7 +156,8 @@ def test_sections_without_data_are_left_out() -> None:
         "outputs-title", "more-metrics-title", "limits-title", "notes-title",
     ]  # fmt: skip
     assert Reader(render(conversion_page(pages.conversion(0), None, None))).headings == [
-        "weights-that-lost-elements-title", "nodes-and-weights-title", "notes-title",
+        "large-weights-that-stay-float32-title", "weights-that-lost-elements-title", "nodes-and-weights-title",
+        "notes-title",
     ]  # fmt: skip
 
 
