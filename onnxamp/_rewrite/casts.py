@@ -70,7 +70,7 @@ class Uncast:
 
 
 def remove_idle_casts(graph: Graph, kept: Callable[[Graph], Container[int]]) -> Uncast:
-    """Remove Casts that change no type, and all but one of those of one value to one type.
+    """Remove Casts that change no type, that nothing reads, and all but one of those of one value to one type.
 
     Args:
         graph: the model.
@@ -103,8 +103,7 @@ def _find_removal(
 ) -> "_Removal":
     removal = _Removal(view, types, lossy, chains, kept)
     removal.run()
-    if chains:
-        removal.orphans()
+    removal.orphans()
     return removal
 
 
@@ -145,7 +144,7 @@ class _Removal:
                 existing.setdefault(key, node.outputs[0])
 
     def orphans(self) -> None:
-        """Remove Casts that lost all their readers when chains collapsed."""
+        """Remove Casts that lost all their readers when chains collapsed; where these stay, those that never had any."""
         reads: Counter[int] = Counter()
         for node in self.view.nodes:
             if node.index not in self.removed:
@@ -154,7 +153,7 @@ class _Removal:
             node = self.view.nodes[index]
             if index not in self.source or index in self.removed or self.is_returned(node):
                 continue
-            if self.view.uses[node.outputs[0]] and not reads[node.outputs[0]]:
+            if (self.view.uses[node.outputs[0]] or not self.chains) and not reads[node.outputs[0]]:
                 self.removed.add(index)
                 reads[self.reads(node, node.inputs[0])] -= 1
 

@@ -10,6 +10,8 @@ from every import every
 from onnx import TensorProto, helper, numpy_helper
 from prices import price
 
+import onnxamp
+
 _UNARY = ("Relu", "Tanh", "Exp", "Softmax", "Neg", "Sigmoid", "Identity")
 _BINARY = ("Add", "Mul", "MatMul", "Max", "Concat")
 _CASTS = (TensorProto.FLOAT16, TensorProto.FLOAT)
@@ -94,3 +96,33 @@ def test_casts_in_the_result_are_those_of_the_cut(seed):
     analysis = analysis_of(model)
     pairs = [(cast.source, cast.elem) for cast in analysis.edits.casts]
     assert len(pairs) == len(set(pairs))
+
+
+def with_idle_casts(model, seed):
+    """The model with Casts that change no type in front of some inputs, and some Casts twice."""
+    rng = random.Random(seed)
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    twins = {}
+    for index, node in enumerate(model.graph.node):
+        own = result.graph.node.add()
+        own.CopyFrom(node)
+        if rng.random() < 0.5:
+            own.input[0] = twins.get(own.input[0], own.input[0])
+        if node.op_type == "Cast":
+            twins[node.output[0]] = f"twin{index}"
+            result.graph.node.append(helper.make_node("Cast", own.input, [f"twin{index}"], to=node.attribute[0].i))
+        elif rng.random() < 0.4:
+            idle = helper.make_node("Cast", [own.input[0]], [f"idle{index}"], to=TensorProto.FLOAT)
+            own.input[0] = idle.output[0]
+            result.graph.node.insert(len(result.graph.node) - 1, idle)
+    return result
+
+
+@every(seed=range(60), level=["O1", "O2", "O3"], parts=4)
+def test_converting_again_changes_no_casts(seed, level):
+    model = with_idle_casts(random_model(seed), seed)
+    onnx.checker.check_model(model, full_check=True)
+    once = onnxamp.convert_model(model, level)
+    assert onnxamp.convert_model(once, level) == once
