@@ -144,7 +144,7 @@ class _Removal:
                 existing.setdefault(key, node.outputs[0])
 
     def orphans(self) -> None:
-        """Remove Casts that lost all their readers when chains collapsed; where these stay, those that never had any."""
+        """Remove Casts that lost all their readers when chains collapsed; where these stay, those without any, too."""
         reads: Counter[int] = Counter()
         for node in self.view.nodes:
             if node.index not in self.removed:
