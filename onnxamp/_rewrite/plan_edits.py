@@ -53,14 +53,9 @@ class _Maker:
     """float32 value -> original Casts of it to low precision."""
     shadowed: Mapping[int, int]
     """See :func:`shadowing`."""
-    hidden_names: frozenset[str] = field(init=False)
-    """Names that a body shadows."""
     names: dict[int, Versions] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
     """Output of a removed Cast to low precision -> the value that it was cast from, which is low itself now."""
-
-    def __post_init__(self) -> None:
-        self.hidden_names = frozenset(self.graph.values[value].name for value in self.graph.hidden)
 
     def halve_sentinels(self, paths: Sequence[Sequence[int]]) -> None:
         """Let sentinels on low mask paths saturate to half the range, so that mask + score stays finite."""
@@ -254,9 +249,10 @@ class _Maker:
 
     def lowered_values(self) -> None:
         """Name values that an original Cast raises from low precision: low-precision readers bypass the Cast."""
+        hidden = {self.graph.values[value].name for value in self.graph.hidden}
         for value, source in self.ports.lowered.items():
             origin = self.low_source(source)
-            raised = None if self.graph.results[value] or origin.raised in self.hidden_names else origin.raised
+            raised = None if self.graph.results[value] or origin.raised in hidden else origin.raised
             self.names[value] = Versions(high=raised or self.graph.values[value].name, low=origin.name)
             if self.public(value) or self.leaves_body(value, origin.scope):
                 producer = self.graph.producer(value)
