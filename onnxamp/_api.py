@@ -71,6 +71,10 @@ def convert_model(
         black_list: more op types to keep in float32. Overrides the preset.
         keep_high: regular expressions: nodes whose whole name matches stay float32.
         force_low: regular expressions: nodes whose whole name matches are lowered, whatever lists and hazards say.
+        keep_nodes: names of nodes, or of their outputs, taken literally: these nodes stay float32.
+        low_weights: regular expressions: weights whose whole name matches, or that of a node that reads them, are
+            stored in low precision. A reader that stays float32 gets them through a Cast.
+        init_max: nodes that read a constant with an element beyond this magnitude stay float32.
         keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
         target: where the result will run: "cuda", "cpu", or "any" (whatever ONNX allows, kernel or not).
         strict: at O2, lower every op that is not black-listed, whatever its Casts cost.

@@ -13,7 +13,8 @@ from onnxamp._dtypes import dtype_name
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.metrics import DiffMetric
-from onnxamp._options.options import COMMAND_LINE, CommandLine, Level, Options, default_of
+from onnxamp._options.command_line import CommandLine
+from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
@@ -196,11 +197,14 @@ output_options: Final = option_group(
 class _Words(click.Choice[str]):
     """Words in either case, and the usual short names of types."""
 
-    def __init__(self, words: Iterable[str]) -> None:
+    def __init__(self, words: Iterable[str], named: str | None = None) -> None:
         super().__init__(list(words), case_sensitive=False)
+        self.named = named
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The word as it is listed."""
+        """The word as it is listed; one that names follow as it stands."""
+        if self.named is not None and isinstance(value, str) and value.startswith(f"{self.named}:"):
+            return value
         if "float16" in self.choices and isinstance(value, str):
             value = dtype_name(value)
         return super().convert(value, param, ctx)
@@ -211,15 +215,17 @@ def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
     if spelled.words is not None:
         word = next(word for word, value in spelled.words.items() if value == default)
         return click.option(
-            spelled.flag, name, type=_Words(spelled.words), default=word, show_default=True, help=spelled.help
-        )
+            spelled.flag, name, type=_Words(spelled.words, spelled.named), default=word, show_default=True,
+            metavar=spelled.metavar, help=spelled.help,
+        )  # fmt: skip
     if "/" in spelled.flag:
         return click.option(spelled.flag, name, default=default, help=spelled.help)
     if isinstance(default, bool):
         return click.option(spelled.flag, name, flag_value=not default, default=default, help=spelled.help)
     if spelled.many:
         return click.option(spelled.flag, name, multiple=True, metavar=spelled.metavar, help=spelled.help)
-    return click.option(spelled.flag, name, type=click.IntRange(1), metavar=spelled.metavar, help=spelled.help)
+    kind = click.IntRange(1) if spelled.number is int else click.FLOAT
+    return click.option(spelled.flag, name, type=kind, metavar=spelled.metavar, help=spelled.help)
 
 
 conversion_options: Final = option_group(*(_conversion_option(*item) for item in COMMAND_LINE.items()))
@@ -232,6 +238,5 @@ def options_of(given: dict[str, Any], level: str | None = None) -> Options:
     Raises:
         ArgumentError, ContradictionError: a value is wrong.
     """
-    values = ((name, spelled.words, given[name]) for name, spelled in COMMAND_LINE.items())
-    keywords = {name: value if words is None else words[value] for name, words, value in values}
+    keywords = {name: spelled.meaning(given[name]) for name, spelled in COMMAND_LINE.items()}
     return Options.of(level or given.get("level", Level.O2), keywords)

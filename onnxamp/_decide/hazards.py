@@ -5,7 +5,7 @@ Each rule is a function that yields the hazards of a graph for a low-precision t
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import SENTINEL
 from onnxamp._ops.facts import op_facts
+from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import absorbed_casts
 from onnxamp._patterns.patterns import patterns_of
 
@@ -47,6 +48,23 @@ def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
                 yield Hazard(
                     reader.index, Reason.RANGE, f"reads what {node.label!r} computes from a constant out of range"
                 )
+
+
+def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
+    """Nodes that read a constant with an element beyond ``options.init_max``, as the user asks."""
+    limit = options.init_max or inf
+    large = {value for value in graph.constants.floats() if graph.uses[value] and _reaches(graph, value, limit)}
+    for node in (graph.nodes[index] for index in sorted({node for value in large for node, _ in graph.uses[value]})):
+        value = next(value for value in node.inputs if value in large)
+        stats = graph.constants.stats(value)
+        assert stats is not None
+        why = f"{graph.values[value].name!r} holds {stats.largest:.6g}; init_max (--init-max) is {limit:.6g}"
+        yield Hazard(node.index, Reason.RANGE, why)
+
+
+def _reaches(graph: Graph, value: int, limit: float) -> bool:
+    stats = graph.constants.stats(value)
+    return stats is not None and (stats.largest > limit or stats.has_infinite)
 
 
 def _is_large(graph: Graph, low: LowType, value: int) -> bool:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from onnx import NodeProto
 
 from onnxamp._decide.list_names import absent_names, taken_off
 from onnxamp._decide.verdicts import Reason
+from onnxamp._dtypes import FLOAT
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
@@ -24,9 +26,13 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Overrides by node index, warnings about names that match nothing, and notes about op types that do not occur."""
+    """Overrides by node index, warnings about names that match nothing, and notes about op types that do not occur.
+
+    ``low_weights`` are the constants that the user wants in low precision, by value.
+    """
 
     of_node: Mapping[int, Override]
+    low_weights: frozenset[int]
     warnings: Sequence[str]
     notes: Sequence[str]
 
@@ -42,7 +48,7 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
     """
     matched: set[str] = set()
     overrides: dict[int, Override] = {}
-    if options.keep_patterns or options.low_patterns or options.rule is not None:
+    if options.keep_nodes or options.keep_patterns or options.low_patterns or options.rule is not None:
         for node in graph.nodes:
             matching = [*_from_patterns(node, options, matched), *_from_rule(node, options)]
             if not matching:
@@ -52,12 +58,15 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
             if second is not None:
                 raise ContradictionError(f"Node {node.label!r}: {first.detail} contradicts {second.detail}; drop one.")
     unknown, absent = absent_names(graph, options)
-    return Overrides(overrides, [*_unmatched(graph, options, matched), *unknown, *taken_off(options)], absent)
+    weights = _weights(graph, options, matched) if options.weight_patterns else frozenset[int]()
+    return Overrides(overrides, weights, [*_unmatched(graph, options, matched), *unknown, *taken_off(options)], absent)
 
 
 def _from_patterns(node: Node, options: Options, matched: set[str]) -> list[Override]:
     names = {node.proto.name, *node.proto.output} - {""}
-    overrides = []
+    literal = names.intersection(options.keep_nodes)
+    matched |= literal
+    overrides = [Override(False, Reason.PATTERN, f"keep_nodes (--keep-node) {name!r}") for name in sorted(literal)]
     for low, option, patterns in (
         (False, "keep_high (--keep-fp32)", options.keep_patterns),
         (True, "force_low (--force-low)", options.low_patterns),
@@ -67,6 +76,19 @@ def _from_patterns(node: Node, options: Options, matched: set[str]) -> list[Over
                 matched.add(pattern.pattern)
                 overrides.append(Override(low, Reason.PATTERN, f"{option} {pattern.pattern!r}"))
     return overrides
+
+
+def _weights(graph: Graph, options: Options, matched: set[str]) -> frozenset[int]:
+    """Float32 constants whose name matches a pattern, or that of a node that reads them. Nodes times patterns."""
+    found = set()
+    for value in graph.constants.tensors:
+        readers = (node.proto.name for node, _ in graph.consumers(value))
+        names = {graph.values[value].name, *readers} - {""}
+        for pattern in options.weight_patterns if graph.types[value] == FLOAT else ():
+            if any(pattern.fullmatch(name) for name in names):
+                matched.add(pattern.pattern)
+                found.add(value)
+    return frozenset(found)
 
 
 def _from_rule(node: Node, options: Options) -> list[Override]:
@@ -84,8 +106,17 @@ def _unmatched(graph: Graph, options: Options, matched: set[str]) -> list[str]:
     """Warnings about patterns and names that match nothing, and so are probably misspelt."""
     patterns = [pattern.pattern for pattern in (*options.keep_patterns, *options.low_patterns)]
     warnings = [f"The pattern {text!r} matches no node name." for text in patterns if text not in matched]
+    weights = [pattern.pattern for pattern in options.weight_patterns if pattern.pattern not in matched]
+    warnings += [f"The pattern {text!r} matches no weight, and no node that reads one." for text in weights]
+    warnings += [_no_node(graph, name) for name in options.keep_nodes if name not in matched]
     if not isinstance(options.keep_io_types, bool):
         proto = graph.model.graph
         unknown = options.keep_io_types - {entry.name for entry in (*proto.input, *proto.output)}
         warnings += [f"keep_io_types: the model has no input or output {name!r}." for name in sorted(unknown)]
     return warnings
+
+
+def _no_node(graph: Graph, name: str) -> str:
+    names = {known for node in graph.nodes for known in (node.proto.name, *node.proto.output)}
+    near = get_close_matches(name, sorted(names), 1)
+    return f"No node is called {name!r}, nor is its output." + (f" Did you mean {near[0]!r}?" if near else "")

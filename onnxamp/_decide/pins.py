@@ -9,11 +9,12 @@ from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from onnxamp._decide.hazards import beyond_init_max
 from onnxamp._decide.listed import unmet_lists
 from onnxamp._decide.ports import Layout, PortVariables, Variable
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.verdicts import Reason, Verdict
+from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
@@ -65,7 +66,7 @@ def find_pins(
     for variable in ports.fixed_high:
         collector.pin(variable, Verdict(variable, False, Reason.TIE, "shares its type with a float32 value"), hard=True)
     for variable in ports.requested_low:
-        collector.pin(variable, Verdict(variable, True, Reason.LEVEL, "keep_io_types is off for it"))
+        collector.requested(variable)
     for index, layout in ports.layouts.items():
         if Reason.NO_KERNEL not in freed.get(index, ()):
             collector.kernels(graph.nodes[index], layout)
@@ -74,13 +75,10 @@ def find_pins(
         collector.replay(replay)
         return collector.finish()
     for hazard in problem.hazards:
-        if hazard.reason in freed.get(hazard.node, ()):
-            continue
-        keeps = options.hazards and (options.level != Level.AUTO or hazard.reason not in _MEASURABLE)
-        if hazard.reason is Reason.FUSION:  # a white-listed producer stays low; its Cast is shielded
-            keeps = (keeps or options.level != Level.O3) and graph.nodes[hazard.node].key not in options.white
-        for variable in ports.of_node.get(hazard.node, {}).values() if keeps else ():
-            collector.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
+        if hazard.reason not in freed.get(hazard.node, ()) and collector.heeds(hazard):
+            collector.keep(hazard)
+    for found in beyond_init_max(graph, options) if options.init_max is not None else ():
+        collector.keep(found)
     for index, why in (unfit_nodes(graph, options) | dict(measured or {})).items():
         for variable in ports.of_node.get(index, {}).values():
             collector.pin(variable, Verdict(variable, False, Reason.MEASURED, why))
@@ -94,6 +92,8 @@ def find_pins(
 
 _MADE_UP = "Exponents follow from made-up inputs, which reach other ranges than real ones: give samples (--inputs)."
 
+
+_IO = "keep_io_types is off for it"
 
 _MEASURABLE = frozenset({Reason.EPSILON, Reason.DECOMPOSED, Reason.REDUCTION})
 """Hazards that measured ranges confirm or refute; others appear only with inputs that samples may lack."""
@@ -166,6 +166,25 @@ class _Collector:
         """Record a pin; the first of a kind is the explanation."""
         pins = self.hard if hard else self.low if verdict.low else self.high
         pins.setdefault(self.ports.root(variable), verdict)
+
+    def keep(self, hazard: Hazard) -> None:
+        """Pin a node to float32."""
+        for variable in self.ports.of_node.get(hazard.node, {}).values():
+            self.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
+
+    def heeds(self, hazard: Hazard) -> bool:
+        """Whether the options let a hazard decide."""
+        level, options = self.options.level, self.options
+        keeps = options.hazards and (level != Level.AUTO or hazard.reason not in _MEASURABLE)
+        if hazard.reason is Reason.FUSION:  # a white-listed producer stays low; its Cast is shielded
+            return (keeps or level != Level.O3) and self.graph.nodes[hazard.node].key not in options.white
+        return keeps
+
+    def requested(self, variable: int) -> None:
+        """Pin what is to be low: an input or output of the model, or a weight."""
+        is_weight = self.ports.variables[variable].param == "value"
+        said = (Reason.PATTERN, "low_weights (--low-weight)") if is_weight else (Reason.LEVEL, _IO)
+        self.pin(variable, Verdict(variable, True, *said))
 
     def kernels(self, node: Node, layout: Layout) -> None:
         """Pins and implications from the target's kernels."""

@@ -80,7 +80,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         norms = [sorted(match.nodes) for match in patterns_of(graph, "normalisation")]
         fused = [nodes for nodes in (*activations, *norms) if listed.isdisjoint(nodes)]  # a list splits a fusion
         groups = [*fused, *folds, *(sentinels if options.hazards else ())]
-    ports = find_variables(graph, options, groups)
+    ports = find_variables(graph, options, groups, overrides.low_weights if judged else frozenset())
     hazards = graph.ask(find_hazards, low) if judged else []
     unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
     constant_fed = _constant_fed(graph, unfit, lookups=options.level != Level.O3)

@@ -14,15 +14,18 @@ from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import carries
 
 
-def find_variables(graph: Graph, options: Options, groups: Sequence[Sequence[int]] = ()) -> PortVariables:
+def find_variables(
+    graph: Graph, options: Options, groups: Sequence[Sequence[int]] = (), low_weights: frozenset[int] = frozenset()
+) -> PortVariables:
     """Find all variables of a model, and tie those that must be equal. Complexity: near linear in ports.
 
     Args:
         graph: the prepared model.
         options: the options of the conversion.
         groups: nodes whose variables must all be equal (folded normalisations, decomposed patterns, mask paths).
+        low_weights: constants to store in low precision.
     """
-    finder = _Finder(graph, options)
+    finder = _Finder(graph, options, low_weights)
     for scope in graph.scopes:
         finder.scope_values(scope.index)
     for node in graph.nodes:
@@ -39,6 +42,7 @@ def find_variables(graph: Graph, options: Options, groups: Sequence[Sequence[int
 class _Finder:
     graph: Graph
     options: Options
+    low_weights: frozenset[int]
     variables: list[Variable] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     produced: list[int] = field(default_factory=list)
@@ -104,7 +108,7 @@ class _Finder:
                 self.produced[value.index] = self.signature_variable(value) if index == 0 else HIGH
             elif value.origin is Origin.INITIALIZER and not scope.opaque:
                 self.produced[value.index] = self.new(ABSENT, "value", value.index)
-                self.free.add(value.index)
+                self.stored(value.index)
             elif value.origin is Origin.SPARSE or scope.opaque:
                 self.produced[value.index] = HIGH
 
@@ -166,6 +170,13 @@ class _Finder:
             self.produced[value] = HIGH
         else:
             self.produced[value] = self.new(node.index, "value")
+            self.stored(value)
+
+    def stored(self, value: int) -> None:
+        """Note that a constant can be stored in either precision, or is to be in the low one."""
+        if value in self.low_weights:
+            self.requested_low.add(self.produced[value])
+        else:
             self.free.add(value)
 
     def cast(self, node: Node) -> None:

@@ -18,6 +18,9 @@ class OptionKeywords(TypedDict, total=False):
     black_list: Iterable[str] | None
     keep_high: Iterable[str]
     force_low: Iterable[str]
+    keep_nodes: Iterable[str]
+    low_weights: str | Iterable[str]
+    init_max: float | None
     keep_io_types: bool | Iterable[str]
     target: TargetName
     strict: bool

@@ -5,7 +5,7 @@ types of keyword arguments are in :mod:`onnxamp._options.keywords`; a test compa
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from enum import StrEnum
@@ -16,6 +16,8 @@ from onnx import NodeProto
 
 from onnxamp._dtypes import DtypeName, LowType, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ContradictionError
+from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, compiled
+from onnxamp._options.command_line import CommandLine
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._target.kernels import TARGETS, check_target
@@ -41,28 +43,9 @@ class Level(StrEnum):
     """What measured errors and estimated times allow; see :mod:`onnxamp._tuning`."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandLine:
-    """How the command line spells an option.
-
-    Attributes:
-        flag: the flag, as in "--dtype", or two that mean yes and no, as in "--freeze-defaults/--keep-overridable".
-        help: the help text.
-        words: the words that the flag takes -> the value that each stands for.
-        many: whether the flag can be repeated.
-        metavar: what the help shows for the value.
-    """
-
-    flag: str
-    help: str
-    words: Mapping[str, Any] | None = None
-    many: bool = False
-    metavar: str | None = None
-
-
-def _option(default: Any, flag: str, text: str, words: Any = None, *, many: bool = False, metavar: str = "") -> Any:
+def _option(default: Any, flag: str, text: str, words: Any = None, **more: Any) -> Any:
     choices = words if isinstance(words, Mapping) or words is None else {word: word for word in words}
-    return field(default=default, metadata={"cli": CommandLine(flag, text, choices, many, metavar or None)})
+    return field(default=default, metadata={"cli": CommandLine(flag, text, choices, **more)})
 
 
 @dataclass(frozen=True)
@@ -103,9 +86,22 @@ class Options:
         (), "--force-low", "Lower nodes whose whole name matches, whatever lists and hazards say. Repeatable.",
         many=True, metavar="REGEX",
     )  # fmt: skip
+    keep_nodes: tuple[str, ...] = _option(
+        (), "--keep-node", "Keep the node of this name in float32, or that of this output. Repeatable.", many=True,
+        metavar="NAME",
+    )  # fmt: skip
+    low_weights: tuple[str, ...] = _option(
+        (), "--low-weight", "Store weights in low precision whose whole name matches, or that of a node that reads"
+        " them, even if it is float32. Repeatable.", many=True, metavar="REGEX",
+    )  # fmt: skip
+    init_max: float | None = _option(
+        None, "--init-max", "Keep nodes in float32 that read a constant with an element beyond X.", metavar="X",
+        number=float,
+    )  # fmt: skip
     keep_io_types: bool | frozenset[str] = _option(
-        True, "--io-types", "Types of the model's inputs and outputs.", {"keep": True, "low": False}
-    )
+        True, "--io-types", "Types of the model's inputs and outputs; keep:NAME,... keeps those alone.",
+        {"keep": True, "low": False}, metavar="[keep|low|keep:NAME,...]", named="keep",
+    )  # fmt: skip
     target: str = _option("cuda", "--target", "Where the result will run: its kernels limit what can be low.", TARGETS)
     strict: bool = _option(False, "--strict", "At O2, lower every op that is not black-listed.")
     hazards: bool = _option(True, "--no-hazards", "Do not keep known hazards in float32.")
@@ -131,17 +127,21 @@ class Options:
         values: dict[str, Any] = {
             "level": check_level(self.level),
             "dtype": low_type(self.dtype).name,
-            "white_list": _names("white_list", self.white_list),
-            "black_list": _names("black_list", self.black_list),
-            "keep_high": _texts("keep_high", self.keep_high),
-            "force_low": _texts("force_low", self.force_low),
+            "white_list": checked_names("white_list", self.white_list),
+            "black_list": checked_names("black_list", self.black_list),
+            "keep_high": checked_texts("keep_high", self.keep_high),
+            "force_low": checked_texts("force_low", self.force_low),
+            "keep_nodes": checked_names("keep_nodes", self.keep_nodes),
+            "low_weights": checked_texts("low_weights", self.low_weights),
             "target": check_target(self.target),
             "from_dtype": self.from_dtype if self.from_dtype in (None, "auto") else low_type(self.from_dtype).name,
         }
         if self.keep_io_types is None:
             raise ArgumentTypeError("keep_io_types must be a bool or a list of names, not None.")
         if not isinstance(self.keep_io_types, bool):
-            values["keep_io_types"] = frozenset(_names("keep_io_types", self.keep_io_types))
+            values["keep_io_types"] = frozenset(checked_names("keep_io_types", self.keep_io_types))
+        if self.init_max is not None:
+            values["init_max"] = check_magnitude("init_max (--init-max)", self.init_max)
         if self.rule is not None and not callable(self.rule):
             raise ArgumentTypeError(f"rule must be a function of a NodeProto, not {type(self.rule).__name__}.")
         if isinstance(self.rescaling, Mapping):
@@ -154,7 +154,7 @@ class Options:
             raise ContradictionError(
                 f"{', '.join(both)}: in white_list (--white) and in black_list (--black); take it out of one of them."
             )
-        _ = self.preset, self.keep_patterns, self.low_patterns  # validates them
+        _ = self.preset, self.keep_patterns, self.low_patterns, self.weight_patterns  # validates them
 
     @classmethod
     def of(cls, level: str = "O2", keywords: Mapping[str, Any] | None = None) -> Self:
@@ -224,12 +224,17 @@ class Options:
     @cached_property
     def keep_patterns(self) -> tuple[re.Pattern[str], ...]:
         """``keep_high``, compiled."""
-        return _compiled("keep_high (--keep-fp32)", self.keep_high)
+        return compiled("keep_high (--keep-fp32)", self.keep_high)
 
     @cached_property
     def low_patterns(self) -> tuple[re.Pattern[str], ...]:
         """``force_low``, compiled."""
-        return _compiled("force_low (--force-low)", self.force_low)
+        return compiled("force_low (--force-low)", self.force_low)
+
+    @cached_property
+    def weight_patterns(self) -> tuple[re.Pattern[str], ...]:
+        """``low_weights``, compiled."""
+        return compiled("low_weights (--low-weight)", self.low_weights)
 
     def keeps_io(self, name: str) -> bool:
         """Whether the graph input or output keeps its type."""
@@ -241,7 +246,7 @@ class Options:
         return {item.name: value for item, value in values if value != item.default}
 
     def written(self) -> tuple[str, ...]:
-        """The same as command-line arguments, without what these cannot express (``rule``, some ``keep_io_types``)."""
+        """The same as command-line arguments, without what these cannot express (``rule``, names with commas)."""
         arguments: list[str] = []
         for name, value in self.keywords().items():
             cli = COMMAND_LINE.get(name)
@@ -252,7 +257,7 @@ class Options:
             elif cli.many:
                 arguments += [text for item in value for text in (cli.flag, item)]
             elif cli.words is not None:
-                word = next((word for word, meant in cli.words.items() if meant == value), None)
+                word = cli.spelling(value)
                 arguments += [] if word is None else [cli.flag, word]
             else:
                 arguments += [cli.flag, str(value)]
@@ -318,35 +323,3 @@ def is_auto(level: str, tolerance: float, samples: object, metric: str, *, resca
     if check_level(level) != Level.AUTO and unused:
         raise ArgumentError(f"{unused[0]} is only for level 'auto', not for {level!r}: leave it out, or change level.")
     return level == Level.AUTO
-
-
-def _names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
-    if names is None:
-        return ()
-    if isinstance(names, str) or not isinstance(names, Iterable):
-        raise ArgumentTypeError(f"{what} must be a list of names, not {type(names).__name__}.")
-    listed = tuple(dict.fromkeys(names))
-    if bad := [name for name in listed if not isinstance(name, str)]:
-        raise ArgumentTypeError(f"{what} must hold strings, not {type(bad[0]).__name__}.")
-    return listed
-
-
-def _texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
-    if isinstance(patterns, str):
-        return (patterns,)
-    if not isinstance(patterns, Iterable):
-        raise ArgumentTypeError(f"{what} must be a list of regular expressions, not {type(patterns).__name__}.")
-    listed = tuple(patterns)
-    if bad := [text for text in listed if not isinstance(text, str)]:
-        raise ArgumentTypeError(f"{what} must hold regular expressions, not {type(bad[0]).__name__}.")
-    return listed
-
-
-def _compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
-    compiled = []
-    for text in patterns:
-        try:
-            compiled.append(re.compile(text))
-        except re.error as error:
-            raise ArgumentError(f"{what}: {text!r} is not a regular expression: {error}.") from None
-    return tuple(compiled)

@@ -1,0 +1,67 @@
+"""Checks of what is given for an option."""
+
+import re
+from collections.abc import Iterable
+from typing import SupportsFloat
+
+from onnxamp._errors import ArgumentError, ArgumentTypeError
+
+
+def check_magnitude(what: str, number: object) -> float:
+    """A limit of magnitudes.
+
+    Raises:
+        ArgumentTypeError: it is no number. ArgumentError: it is not positive.
+    """
+    if isinstance(number, bool) or not isinstance(number, SupportsFloat):
+        raise ArgumentTypeError(f"{what} must be a number, not {type(number).__name__}.")
+    if not float(number) > 0:
+        raise ArgumentError(f"{what} must be a positive number, not {number}.")
+    return float(number)
+
+
+def checked_names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
+    """A list of names, each of them once.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    if names is None:
+        return ()
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ArgumentTypeError(f"{what} must be a list of names, not {type(names).__name__}.")
+    listed = tuple(dict.fromkeys(names))
+    if bad := [name for name in listed if not isinstance(name, str)]:
+        raise ArgumentTypeError(f"{what} must hold strings, not {type(bad[0]).__name__}.")
+    return listed
+
+
+def checked_texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
+    """A list of regular expressions, or one.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    if isinstance(patterns, str):
+        return (patterns,)
+    if not isinstance(patterns, Iterable):
+        raise ArgumentTypeError(f"{what} must be a list of regular expressions, not {type(patterns).__name__}.")
+    listed = tuple(patterns)
+    if bad := [text for text in listed if not isinstance(text, str)]:
+        raise ArgumentTypeError(f"{what} must hold regular expressions, not {type(bad[0]).__name__}.")
+    return listed
+
+
+def compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
+    """The regular expressions of an option.
+
+    Raises:
+        ArgumentError: a text is none.
+    """
+    found = []
+    for text in patterns:
+        try:
+            found.append(re.compile(text))
+        except re.error as error:
+            raise ArgumentError(f"{what}: {text!r} is not a regular expression: {error}.") from None
+    return tuple(found)
