@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from onnxamp import amp as amp
+    from onnxamp import compat as compat
     from onnxamp import debugging as debugging
     from onnxamp import train as train
     from onnxamp._api import apply_plan as apply_plan
@@ -46,8 +47,10 @@ if TYPE_CHECKING:
     from onnxamp._numerics.limits import make_limits as make_limits
     from onnxamp._numerics.results import DiffReport as DiffReport
     from onnxamp._numerics.results import RunCheck as RunCheck
+    from onnxamp._ops.custom import CustomOp as CustomOp
     from onnxamp._options.options import Options as Options
     from onnxamp._rewrite.casts import remove_redundant_casts as remove_redundant_casts
+    from onnxamp._runtime.custom_ops import custom_ops as custom_ops
     from onnxamp._runtime.samples import Samples as Samples
     from onnxamp._runtime.samples import load_samples as load_samples
     from onnxamp._runtime.samples import random_samples as random_samples
@@ -66,7 +69,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "": ("amp", "debugging", "train"),
+    "": ("amp", "compat", "debugging", "train"),
     "_api": ("apply_plan", "convert_file", "convert_model", "plan_model"),
     "_audit.audit": ("audit_model",),
     "_audit.findings": ("Audit",),
@@ -83,11 +86,13 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_extract.around": ("extract_region",),
     "_extract.region": ("Region", "save_region"),
     "_numerics.check": ("check_run",),
+    "_ops.custom": ("CustomOp",),
     "_numerics.diff": ("diff_models",),
     "_numerics.limits": ("Limits", "make_limits"),
     "_numerics.results": ("DiffReport", "RunCheck"),
     "_options.options": ("Options",),
     "_rewrite.casts": ("remove_redundant_casts",),
+    "_runtime.custom_ops": ("custom_ops",),
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
     "_tuning.results": ("Tuned",),
     "_tuning.tune": ("tune_model",),

@@ -66,7 +66,7 @@ def auto_mixed_precision(
 def _converted(network: Any, options: Options) -> Any:
     """The converted model, with a warning of hazards."""
     converted, result = converted_as(network, options)
-    warn(_named_hazards(make_plan(converted.analysis).hazards, options), HazardWarning)
+    warn(named_hazards(make_plan(converted.analysis).hazards, options), HazardWarning)
     return result
 
 
@@ -82,7 +82,7 @@ def amp_level_of(level: object, known: Sequence[str], function: str) -> str:
     return found
 
 
-def _named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[str]:
+def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[str]:
     """A sentence per kind of hazard about the nodes that stay float32, although the level would lower their ops."""
     if options.level == Level.O0:
         return

@@ -17,7 +17,8 @@ from onnxamp._convert.raising import prepared
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._numerics.ranges import with_exponents
+from onnxamp._numerics.ranges import with_ranges
+from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._runtime.samples import SamplesLike, as_samples
@@ -75,6 +76,8 @@ def convert_model(
         low_weights: regular expressions: weights whose whole name matches, or that of a node that reads them, are
             stored in low precision. A reader that stays float32 gets them through a Cast.
         init_max: nodes that read a constant with an element beyond this magnitude stay float32.
+        data_max: nodes that read or write a float beyond this magnitude on the samples stay float32; the model runs
+            for that. Nodes in bodies of loops and branches are not looked at.
         keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
         target: where the result will run: "cuda", "cpu", or "any" (whatever ONNX allows, kernel or not).
         strict: at O2, lower every op that is not black-listed, whatever its Casts cost.
@@ -84,6 +87,8 @@ def convert_model(
         from_dtype: raise a model of this low-precision type to float32 first, with its inputs and outputs as they are;
             "auto" raises whatever is low precision.
         keep_functions: keep calls of model-local functions instead of inlining them.
+        custom_ops: declarations of custom ops, whose float32 may then be low precision: a TOML file, a
+            :class:`CustomOp`, or a list of them. :func:`custom_ops` also takes the library that runs them.
         opset: upgrade the model to this opset first.
         fold: first fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch
             normalisations into weights; upgrades the model if such an op needs a newer opset.
@@ -92,8 +97,8 @@ def convert_model(
         rescaling: exponents that were found before, as plans hold them.
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
         tolerance: level "auto" only: the largest error to accept, in units of the metric.
-        samples: level "auto" and ``rescale`` only: the inputs on which errors and ranges are measured; random ones by
-            default, which reach other ranges than real ones.
+        samples: level "auto", ``rescale`` and ``data_max`` only: the inputs on which errors and ranges are measured;
+            random ones by default, which reach other ranges than real ones.
         metric: level "auto" only: how errors are measured.
 
     Returns:
@@ -104,7 +109,7 @@ def convert_model(
         ArgumentError: an argument has an unknown or impossible value.
         ArgumentTypeError: an argument has the wrong type.
         ModelError: the model cannot be read or is invalid.
-        RuntimeFailure: the level is "auto", and the model does not run.
+        RuntimeFailure: the level is "auto", or ``data_max`` is given, and the model does not run.
 
     Warns:
         OptionWarning: an option matches nothing in the model, or cannot be obeyed.
@@ -116,12 +121,13 @@ def convert_model(
         [1, 10]
     """
     settings = Options.of(level, options)
-    if is_auto(level, tolerance, samples, metric, rescale=settings.rescale):
-        source = Model.of(model)
-        plan = tune(source, settings, Search(tolerance, metric, samples)).plan
-        warn(plan.warnings)
-        return _like(model, convert(source, plan.options, plan).embedded())
-    return convert_as(model, settings, samples=samples)
+    with declared_ops(settings.custom_ops):
+        if is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
+            source = Model.of(model)
+            plan = tune(source, settings, Search(tolerance, metric, samples)).plan
+            warn(plan.warnings)
+            return _like(model, convert(source, plan.options, plan).embedded())
+        return convert_as(model, settings, samples=samples)
 
 
 def convert_file(
@@ -164,13 +170,15 @@ def convert_file(
         True
     """
     settings = plan.options if plan else Options.of(level, options)
-    source, sink = Model.read(Path(src)), Sink(Path(dst), external_data, shard_bytes, progress)
-    if plan is None and is_auto(level, tolerance, samples, metric, rescale=settings.rescale):
-        plan = tune(source, settings, Search(tolerance, metric, samples)).plan
-        warn(plan.warnings)
-        return convert_to_file(source, sink, plan.options, plan)
-    settings = _measured(source, settings, samples)
-    conversion = convert_to_file(source, sink, settings, plan)
+    sink = Sink(Path(dst), external_data, shard_bytes, progress)
+    with declared_ops(settings.custom_ops):
+        source = Model.read(Path(src))
+        if plan is None and is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
+            plan = tune(source, settings, Search(tolerance, metric, samples)).plan
+            warn(plan.warnings)
+            return convert_to_file(source, sink, plan.options, plan)
+        settings = _measured(source, settings, samples)
+        conversion = convert_to_file(source, sink, settings, plan)
     warn(conversion.plan.warnings)
     return conversion
 
@@ -202,11 +210,13 @@ def plan_model(
         >>> plan.counts()["MatMul", True] > 0
         True
     """
-    settings, source = Options.of(level, options), Model.of(model)
-    if is_auto(level, tolerance, samples, metric, rescale=settings.rescale):
-        return tune(source, settings, Search(tolerance, metric, samples)).plan
-    settings = _measured(source, settings, samples)
-    return make_plan(analyse(prepared(source, settings).graph, settings))
+    settings = Options.of(level, options)
+    with declared_ops(settings.custom_ops):
+        source = Model.of(model)
+        if is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
+            return tune(source, settings, Search(tolerance, metric, samples)).plan
+        settings = _measured(source, settings, samples)
+        return make_plan(analyse(prepared(source, settings).graph, settings))
 
 
 @overload
@@ -245,15 +255,16 @@ def converted_as(
     model: Any, options: Options, plan: Plan | None = None, samples: SamplesLike | None = None
 ) -> tuple[Converted, Any]:
     """What :func:`convert_as` did, and its result."""
-    source = Model.of(model)
-    converted = convert(source, _measured(source, options, samples), plan)
+    with declared_ops(options.custom_ops):
+        source = Model.of(model)
+        converted = convert(source, _measured(source, options, samples), plan)
     warn(converted.analysis.pins.warnings)
     return converted, _like(model, converted.embedded())
 
 
 def _measured(model: Model, options: Options, samples: SamplesLike | None) -> Options:
-    """The options with the exponents that they ask for."""
-    return with_exponents(model, options, as_samples(samples, model)) if options.lacks_ranges else options
+    """The options with what follows from the ranges that they ask for."""
+    return with_ranges(model, options, as_samples(samples, model)) if options.lacks_ranges else options
 
 
 def _like(model: Any, proto: ModelProto) -> Any:

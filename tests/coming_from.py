@@ -1,5 +1,6 @@
-"""The tables of docs/coming-from.md, and the tests of their rows."""
+"""The tables of docs/coming-from.md and docs/coming-from-converters.md, and the tests of their rows."""
 
+import re
 from collections.abc import Callable
 
 from repository import ROOT
@@ -7,13 +8,14 @@ from repository import ROOT
 Test = Callable[[], None]
 
 
-def rows(*sections: str) -> list[str]:
+def rows(*sections: str, page: str = "coming-from") -> list[str]:
     """The first cells of the tables below these headings; those that are equal are numbered."""
-    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     found: list[str] = []
     for section in text.split("\n## ")[1:]:
         if section.partition("\n")[0] in sections:
-            lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
+            tables = re.findall(r"^\|.*\n\|---.*\n((?:\|.*\n?)*)", section, re.MULTILINE)
+            lines = [line for table in tables for line in table.splitlines()]
             found += [line.strip("| ").split(" | ")[0] for line in lines]
     return [f"{cell} {found[:i].count(cell) + 1}" if found.count(cell) > 1 else cell for i, cell in enumerate(found)]
 

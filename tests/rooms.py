@@ -28,6 +28,7 @@ ROOMS = (
     "debugging",
     "train",
     "amp",
+    "compat",
     "",
     "_cli",
     "__main__",

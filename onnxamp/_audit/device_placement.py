@@ -93,7 +93,7 @@ def _by_kernels(graph: Graph, target: str) -> list[Place]:
 def _unknown_ops(graph: Graph) -> list[Finding]:
     """Nodes without a schema: nothing can be said about them."""
     text = "no schema is known for this op: its types, kernels and hazards are not checked"
-    action = "If it is not a custom op, check its spelling and the opset imports."
+    action = "Declare its types (--custom-ops FILE); if it is no custom op, check its spelling and the opset imports."
     return [
         Finding("note", "schema", node.label, node.key, text, action)
         for node in graph.nodes
@@ -140,7 +140,8 @@ def _place(target: str, node: Node, bound: Mapping[str, str], flowing: set[str],
     for provider in providers if refused is None else ("cpu",):
         if any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
             return _runs(provider, target, node, bound, at, refused)
-    if signature.has_function and any(runs_on(p, key, signature, bound, node.proto) for p in providers):
+    has_body = signature.has_function and any(runs_on(p, key, signature, bound, node.proto) for p in providers)
+    if has_body or signature.declared:
         return Place(target.upper())
     raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
     if wrapped and any(kernel.takes(signature, raised) for kernel in kernel_table("cpu").get(key, ())):

@@ -20,6 +20,7 @@ from onnxamp._model.staging import sweep
 from onnxamp._model.threads import core_count
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
+from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._warnings import warn
 
@@ -144,7 +145,7 @@ def convert_folder(
     """
     asked = FolderOptions(
         Options.of(level, options), external_data, shard_bytes, tolerance, metric, validate, samples, seed,
-        dict(dims or {}), provider,
+        dict(dims or {}), provider, libraries=active_libraries(),
     )  # fmt: skip
     report = run_folder(asked, Path(src), Path(dst), jobs, Path(inputs) if inputs is not None else None, told)
     warn(f"{row.name}: {warning}" for row in report.rows for warning in row.warnings)

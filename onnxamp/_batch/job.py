@@ -17,8 +17,9 @@ from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
-from onnxamp._numerics.ranges import with_exponents
+from onnxamp._numerics.ranges import with_ranges
 from onnxamp._options.options import Level, Options
+from onnxamp._runtime.custom_ops import custom_ops
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
@@ -30,6 +31,7 @@ class FolderOptions:
     """What to do with every model of a folder, see :func:`onnxamp.convert_folder`.
 
     ``cures``: keep more nodes in float32 where that makes a model pass; ``cure_seconds``: time to look for them.
+    ``libraries``: of custom ops, for all sessions.
     """
 
     conversion: Options = field(default_factory=Options)
@@ -44,6 +46,7 @@ class FolderOptions:
     provider: Provider | None = None
     cures: bool = True
     cure_seconds: float = SECONDS
+    libraries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ def run_job(options: FolderOptions, job: Job) -> JobResult:
     """Run a job. Whatever goes wrong ends up in the row."""
     start = time.perf_counter()
     try:
-        result = _run(options, job)
+        with custom_ops(options.conversion.custom_ops, library=options.libraries):
+            result = _run(options, job)
     except OnnxAmpError as error:
         result = JobResult(Row(job.name, message=str(error)))
     except Exception as error:  # noqa: BLE001 - no model may break the others
@@ -82,10 +86,10 @@ def run_job(options: FolderOptions, job: Job) -> JobResult:
 def _run(options: FolderOptions, job: Job) -> JobResult:
     model = Model.read(job.source)
     read = stamps({job.source, *model.stock.files, *_files(job.inputs)}, job.home)
-    is_auto = options.conversion.level == Level.AUTO
-    samples = _samples(options, job, model) if is_auto or options.validate or options.conversion.rescale else None
+    is_auto, measures = options.conversion.level == Level.AUTO, options.conversion.lacks_ranges
+    samples = _samples(options, job, model) if is_auto or options.validate or measures else None
     if samples is not None and not is_auto:
-        options = replace(options, conversion=with_exponents(model, options.conversion, samples, options.provider))
+        options = replace(options, conversion=with_ranges(model, options.conversion, samples, options.provider))
     job.target.parent.mkdir(parents=True, exist_ok=True)
     plan, sink = None, Sink(job.target, options.external_data, options.shard_bytes)
     if is_auto:

@@ -23,6 +23,7 @@ from onnxamp._bench.records import OpTime
 from onnxamp._errors import RuntimeFailure
 from onnxamp._ops.facts import op_facts
 from onnxamp._runtime.bound import bind
+from onnxamp._runtime.custom_ops import active_libraries, custom_ops
 from onnxamp._runtime.device import device_memory_used
 from onnxamp._runtime.profile import times_of
 from onnxamp._runtime.session import Provider, cuda_available, make_session, short_provider
@@ -70,7 +71,7 @@ def profile(
         task = {
             "model": str(Path(path).absolute()), "names": list(feeds), "provider": provider,
             "options": dict(cuda_options), "threads": threads, "runs": runs, "feeds": str(given),
-            "result": str(result), "prefix": str(Path(folder, "profile")),
+            "result": str(result), "libraries": active_libraries(), "prefix": str(Path(folder, "profile")),
         }  # fmt: skip
         spec.write_text(json.dumps(task), encoding="utf-8")
         paths = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
@@ -153,7 +154,8 @@ def _child(spec: Path) -> None:
     on_cuda = task["provider"] == "cuda" and cuda_available()  # makes the context, and loads the libraries
     before = device_memory_used() if on_cuda else None
     how = {"threads": task["threads"], "profile_to": task["prefix"], "cuda_options": task["options"]}
-    session = make_session(task["model"], task["provider"], **how)
+    with custom_ops(library=task["libraries"]):
+        session = make_session(task["model"], task["provider"], **how)
     run = bind(session, feeds)
     for _ in range(task["runs"]):
         run()

@@ -18,6 +18,7 @@ from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import make_console
 from onnxamp._report.text import printable
+from onnxamp._runtime.custom_ops import active_libraries
 
 _SINGLE_MODEL: Final = {"plan_file": "--plan", "save_plan": "--save-plan", "html": "--html"}
 """Options that apply to one model."""
@@ -31,6 +32,8 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
     """
     if given := [flag for name, flag in _SINGLE_MODEL.items() if options[name]]:
         raise ArgumentError(f"{given[0]} is for a single model, and {str(source)!r} is a folder.")
+    if options["accept"] is not None:
+        raise ArgumentError(f"--accept is for a single model, and {str(source)!r} is a folder.")
     if options["metric"] != "auto":
         raise ArgumentError(f"--metric is for a single model, and {str(source)!r} is a folder.")
     if options["output"] is not None and options["output"].name == IN_FOLDER:
@@ -40,7 +43,7 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
     folder_options = FolderOptions(
         options_of(options), options["external_data"], options["shard_size"], options["tolerance"], options["metric"],
         not options["no_validate"], options["samples"], options["seed"], options["dims"], provider_of(options),
-        not options["no_cure"], options["cure_time"],
+        not options["no_cure"], options["cure_time"], active_libraries(),
     )  # fmt: skip
     with _progress(quiet=options["quiet"]) as progress:
         report = run_folder(folder_options, source, options["output"], options["jobs"], options["inputs"], progress)

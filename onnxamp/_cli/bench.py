@@ -8,7 +8,7 @@ import click
 
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._cli.common import new_command, show
-from onnxamp._cli.options import FILE, given_samples, provider_of, report_options, run_options
+from onnxamp._cli.options import FILE, custom_ops_option, given_samples, provider_of, report_options, run_options
 from onnxamp._report.bench import bench_json, bench_report
 from onnxamp._report.progress import progress_bar
 
@@ -25,6 +25,7 @@ def _batches(_: click.Context, parameter: click.Parameter, text: str) -> list[in
 @click.argument("models", type=FILE, nargs=-1, required=True)
 @click.option("--batch", "batches", metavar="N[,N...]", default="", callback=_batches,
               help="Batch sizes [the model's own].")  # fmt: skip
+@custom_ops_option
 @run_options(count=None)
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
               help="How long to time each model at each batch size.")  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, new_command, show, write_page
-from onnxamp._cli.options import model_argument, provider_of, report_options, run_options, samples_of
+from onnxamp._cli.options import custom_ops_option, model_argument, provider_of, report_options, run_options, samples_of
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import OpFilter, check_run
@@ -29,6 +29,7 @@ from onnxamp._target.kernels import TARGETS
 @click.option("--target", type=click.Choice(TARGETS), default="cuda", show_default=True,
               help="Where the model will run; checks that its ops have kernels there.")  # fmt: skip
 @click.option("--static", is_flag=True, help="Check without running the model.")
+@custom_ops_option
 @run_options()
 @click.option("--op", "only", metavar="OP", multiple=True, help="Check outputs of this op type only. Repeatable.")
 @click.option("--skip-op", "skip", metavar="OP", multiple=True,

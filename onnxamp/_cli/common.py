@@ -13,6 +13,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, Outp
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import print_report
 from onnxamp._report.text import printable
+from onnxamp._runtime.custom_ops import custom_ops
 
 if TYPE_CHECKING:
     from onnxamp._convert.convert import Conversion
@@ -40,7 +41,8 @@ def new_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
         @wraps(function)
         def guarded(*arguments: Any, **options: Any) -> None:
             try:
-                function(*arguments, **options)
+                with custom_ops(options.get("custom_ops"), library=options.get("libraries", ())):
+                    function(*arguments, **options)
             except KeyboardInterrupt:
                 click.echo("Aborted!", err=True)
                 raise click.exceptions.Exit(_INTERRUPTED) from None

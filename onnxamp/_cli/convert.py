@@ -3,13 +3,14 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from onnxamp._cli.common import failed_name, new_command, show, target_of, write_conversion_page
 from onnxamp._cli.options import (
     FILE,
+    accept_option,
     conversion_options,
     in_place_option,
     metric_option,
@@ -29,13 +30,18 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
-from onnxamp._numerics.ranges import with_exponents
+from onnxamp._numerics.limits import Limits
+from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._options.options import Level, LevelName, Options, is_auto
 from onnxamp._report.conversion import conversion_json, conversion_report
-from onnxamp._report.progress import progress_bar
+from onnxamp._report.progress import Told, progress_bar
 from onnxamp._report.text import printable
+from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import choose_provider
+
+if TYPE_CHECKING:
+    from onnxamp._tuning.results import Tuned
 
 
 @new_command("convert")
@@ -49,6 +55,7 @@ from onnxamp._runtime.session import choose_provider
 @conversion_options
 @click.option("--plan", "plan_file", type=FILE, help="Repeat the decisions of a saved plan.")
 @metric_option
+@accept_option
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
 @run_options()
 @click.option("--jobs", type=click.IntRange(1), help="Worker processes for a folder of models [one per core].")
@@ -81,6 +88,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     if given["jobs"] is not None:
         raise ArgumentError("--jobs is for a folder of models.")
     validates = not given["no_validate"]
+    if given["accept"] is not None and not validates and given["level"] != Level.AUTO:
+        raise ArgumentError("--accept judges the validation, which --no-validate leaves out: drop one of the two.")
     plan = load_plan(given["plan_file"]) if given["plan_file"] else None
     if plan is None:
         is_auto(given["level"], given["tolerance"], None, "auto")
@@ -90,23 +99,20 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     needs_samples = validates or options.level == Level.AUTO or options.lacks_ranges
     samples = samples_of(model, given) if needs_samples else None
     target = target_of(model, given, options.dtype, given["plan_file"])
-    limits = tuned_limits(given["tolerance"], options.dtype) if _is_tuned(options, plan) else None
     comparison = None
     if samples is not None and validates:
+        limits = tuned_limits(given["tolerance"], options.dtype) if _is_tuned(options, plan) else Limits()
+        limits = replace(limits, accept=given["accept"])
         comparison = Comparison.of(model, samples, limits, provider, metric=given["metric"])
     tuned = validation = None
     with progress_bar(quiet=given["quiet"]) as progress:
         if _is_tuned(options, plan):
-            from onnxamp._tuning.tune import Search, tune  # noqa: PLC0415 - only level auto needs it
-
-            metric = "rel-l2" if given["metric"] == "elements" else given["metric"]
-            search = Search(given["tolerance"], metric, samples, provider=provider_of(given), progress=progress)
-            tuned = tune(model, options, search)
+            tuned = _tune(model, options, samples, given, progress)
             plan = tuned.plan
         if comparison is not None:
             comparison.try_reference(partial(progress, "running the original"))
         if samples is not None and plan is None:
-            options = with_exponents(model, options, samples, provider, partial(progress, "measuring ranges"))
+            options = with_ranges(model, options, samples, provider, partial(progress, "measuring ranges"))
         progress("converting", 0, 0)
         sink = Sink(target, given["external_data"], given["shard_size"], partial(progress, "writing"))
         if comparison is None:
@@ -125,6 +131,17 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         write_conversion_page(made, Model.read(made.target, model), validation, tuned, given["html"])
     show(given, partial(conversion_report, made, validation), partial(conversion_json, made, validation))
     _finish(validation, made.target, quiet=given["quiet"])
+
+
+def _tune(model: Model, options: Options, samples: Samples | None, given: dict[str, Any], progress: Told) -> "Tuned":
+    """What level auto finds."""
+    from onnxamp._tuning.tune import Search, tune  # noqa: PLC0415 - only level auto needs it
+
+    metric = "rel-l2" if given["metric"] == "elements" else given["metric"]
+    search = Search(
+        given["tolerance"], metric, samples, provider=provider_of(given), progress=progress, accept=given["accept"]
+    )
+    return tune(model, options, search)
 
 
 def _is_tuned(options: Options, plan: Plan | None) -> bool:

@@ -11,6 +11,8 @@ from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, new_command, show, write_page
 from onnxamp._cli.options import (
     FILE,
+    accept_option,
+    custom_ops_option,
     metric_option,
     option_group,
     provider_of,
@@ -51,8 +53,10 @@ _LIMITS: Final = {
 @new_command("diff")
 @click.argument("reference", type=FILE)
 @click.argument("result", type=FILE, required=False)
+@custom_ops_option
 @run_options()
 @metric_option
+@accept_option
 @click.option("--layers", is_flag=True, help="Also compare every intermediate value that both models share.")
 @option_group(*(
     click.option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
@@ -72,6 +76,7 @@ def command(reference: Path, result: Path | None, **options: Any) -> None:
     Exit codes: 0 all outputs are within their limits; 1 they are not, or a model does not run; 2 wrong usage.
     """
     limits = make_limits({metric: options[name] for name, (metric, _) in _LIMITS.items()})
+    limits = replace(limits, accept=options["accept"])
     models = () if result is None else (Model.read(reference), Model.read(result))
     read = [reference, *(file for model in models for file in files_of(model)), options["inputs"]]
     check_outputs(read, [options["save"], options["html"]])
@@ -93,7 +98,7 @@ def _judged_again(saved: Path, limits: Limits, options: dict[str, Any]) -> DiffR
     """
     if saved.suffix != ".json":
         raise ArgumentError("Name two models, or one comparison that was written with --save (.json).")
-    if options["layers"] or provider_of(options) or sampling_arguments(options):
+    if options["layers"] or options["accept"] or provider_of(options) or sampling_arguments(options):
         raise ArgumentError("Nothing runs for a saved comparison: only limits and output options apply to it.")
     return apply_limits(load_diff(saved), limits)
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onnxamp._cli.common import check_outputs, files_of, new_command, show
-from onnxamp._cli.options import FILE, model_argument, provider_of, report_options, run_options
+from onnxamp._cli.options import FILE, custom_ops_option, model_argument, provider_of, report_options, run_options
 from onnxamp._extract.around import extract_region
 from onnxamp._extract.region import region_files, save_region
 from onnxamp._model.model import Model
@@ -26,6 +26,7 @@ from onnxamp._runtime.samples import load_samples
               help="Number of nodes to include before it, not counting Casts and constants.")  # fmt: skip
 @click.option("--after", type=click.IntRange(0), default=1, show_default=True,
               help="Number of nodes to include after it.")  # fmt: skip
+@custom_ops_option
 @run_options()
 @report_options("region", "node and value")
 def command(model: Path, **options: Any) -> None:

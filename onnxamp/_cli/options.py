@@ -12,6 +12,7 @@ from onnxamp._cli.common import IN_FOLDER
 from onnxamp._dtypes import dtype_name
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
+from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
@@ -109,7 +110,15 @@ def run_options(count: int | None = 1) -> Decorator:
                      help="Size of a dynamic dimension of random inputs. Repeatable."),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random inputs."),
         provider_option,
+        click.option("--custom-ops-library", "libraries", type=FILE, metavar="FILE", multiple=True,
+                     help="A shared library with kernels of custom ops, for ONNX Runtime. Repeatable."),
     )  # fmt: skip
+
+
+custom_ops_option: Final = click.option(
+    "--custom-ops", metavar=COMMAND_LINE["custom_ops"].metavar, help=COMMAND_LINE["custom_ops"].help
+)
+"""The declaration of custom ops, for commands that do not convert."""
 
 
 def _changed(options: dict[str, Any]) -> dict[str, Any]:
@@ -120,11 +129,15 @@ def _changed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def sampling_arguments(options: dict[str, Any]) -> tuple[str, ...]:
-    """The arguments that make another command run on the same inputs."""
+    """The arguments that make another command run on the same inputs, and judge alike."""
+    judge = ["--accept", options["accept"].name] if options.get("accept") else []
+    judge += ["--custom-ops", str(options["custom_ops"])] if options.get("custom_ops") else []
+    judge += [text for path in options.get("libraries", ()) for text in ("--custom-ops-library", str(path))]
     if options["inputs"]:
-        return "--inputs", str(options["inputs"])
+        return "--inputs", str(options["inputs"]), *judge
     dims = [text for name, size in options["dims"].items() for text in ("--dim", f"{name}={size}")]
-    return *dims, *(text for name, value in _changed(options).items() for text in (f"--{name}", str(value)))
+    random = (text for name, value in _changed(options).items() for text in (f"--{name}", str(value)))
+    return *dims, *random, *judge
 
 
 def given_samples(options: dict[str, Any]) -> Samples | None:
@@ -165,6 +178,26 @@ metric_option: Final = click.option(
     " that an op selected.",
 )  # fmt: skip
 """The option that says how outputs are compared."""
+
+
+def _accept(_: click.Context, parameter: click.Parameter, name: str | None) -> Accept | None:
+    """The function of a name, imported before anything runs."""
+    if name is None:
+        return None
+    if ":" not in name:
+        raise click.BadParameter(f"{name!r} is not of the form PACKAGE:FUNCTION.", param=parameter)
+    try:
+        return Accept.of(name)
+    except ArgumentError as error:
+        raise click.BadParameter(str(error), param=parameter) from None
+
+
+accept_option: Final = click.option(
+    "--accept", metavar="PACKAGE:FUNCTION", callback=_accept,
+    help="Let this function judge: it takes the outputs of the original and of the result as dicts of arrays, and"
+    " returns True or False. FILE.py:FUNCTION works, too.",
+)  # fmt: skip
+"""The option that lets a function of the user judge outputs."""
 
 
 def report_options(
@@ -224,7 +257,7 @@ def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
         return click.option(spelled.flag, name, flag_value=not default, default=default, help=spelled.help)
     if spelled.many:
         return click.option(spelled.flag, name, multiple=True, metavar=spelled.metavar, help=spelled.help)
-    kind = click.IntRange(1) if spelled.number is int else click.FLOAT
+    kind = click.IntRange(1) if spelled.kind is int else spelled.kind
     return click.option(spelled.flag, name, type=kind, metavar=spelled.metavar, help=spelled.help)
 
 

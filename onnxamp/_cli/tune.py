@@ -10,6 +10,7 @@ import click
 from onnxamp._cli.common import new_command, show, target_of, write_conversion_page
 from onnxamp._cli.options import (
     FILE,
+    accept_option,
     conversion_options,
     in_place_option,
     model_argument,
@@ -42,6 +43,7 @@ from onnxamp._tuning.tune import Search, tune
 @click.option("--metric", default="auto", show_default=True, metavar="NAME",
               help=f"How to measure the error: {', '.join(METRICS)}, package:function, or auto: detections where an op"
               " selected them, and else rel-l2.")  # fmt: skip
+@accept_option
 @run_options(count=4)
 @conversion_options
 @click.option("--device", type=click.Choice(list(devices())), default=DEFAULT_DEVICE, show_default=True,
@@ -73,7 +75,7 @@ def command(model: Path, **options: Any) -> None:
             options["tolerance"], options["metric"], samples_of(opened, options), device=options["device"],
             times=options["times"], provider=provider_of(options), runs=options["runs"], state=options["state"],
             pick=options["pick"], progress=progress, budget=options["budget"] << 20,
-            seconds=options["search_time"], allow_slower=options["allow_slower"],
+            seconds=options["search_time"], allow_slower=options["allow_slower"], accept=options["accept"],
         )  # fmt: skip
         sink = Sink(target, options["external_data"], options["shard_size"], partial(progress, "writing"))
         tuned = tune(opened, asked, search)

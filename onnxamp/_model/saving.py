@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp._dtypes import LowType
-from onnxamp._errors import ModelError
+from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._model.blobs import Blob, Copied, Held, Lowered, layout, write_blobs
 from onnxamp._model.lowering import ConversionCounts, convert
 from onnxamp._model.protos import tensors_of
@@ -156,7 +156,7 @@ def save_model(
             _approved(stage, approve)
             stage.commit(lambda: _own_data_files(path, keep))
     except (OSError, ValueError) as error:
-        if isinstance(error, ModelError):
+        if isinstance(error, (ArgumentError, ModelError)):
             raise
         raise unwritable(path, error) from None
     return total

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._numerics.accept import Accept, AcceptLike
 from onnxamp._numerics.compare import compare_outputs
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import LOWNESS, DiffMetric
@@ -48,6 +49,7 @@ def diff_models(
     budget: int = BUDGET,
     progress: Progress | None = None,
     metric: DiffMetric = "auto",
+    accept: AcceptLike | None = None,
 ) -> DiffReport:
     """Run two models on the same samples and compare what they compute.
 
@@ -72,6 +74,8 @@ def diff_models(
         metric: "detections" matches the rows of outputs that list detections before it compares them, "elements"
             compares all outputs element by element; "auto" matches rows where an op selected them by their values
             (TopK, NonMaxSuppression, ...).
+        accept: a function of the outputs of the reference and of the result, by name, that returns True or False; or
+            "package:function". It judges each sample in place of the default limits; ``limits`` hold besides.
 
     Returns:
         The comparison. ``passed`` is the verdict, ``outputs`` hold what was measured, ``first_bad`` names where the
@@ -92,6 +96,9 @@ def diff_models(
     """
     if not isinstance(limits, Limits | None):
         raise ArgumentTypeError(f"limits must be Limits, as make_limits returns, not {type(limits).__name__}.")
+    limits = limits or Limits()
+    if accept is not None:
+        limits = replace(limits, accept=Accept.of(accept))
     opened, other = Model.of(reference), Model.of(result)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
     comparison = Comparison.of(opened, samples, limits, provider, whole=whole, budget=budget, metric=metric)
@@ -185,6 +192,7 @@ class Comparison:
             if self.whole and self.provider != "cpu" and number == 0 and report.reference_lowest == "float32":
                 report = replace(report, noise=self._noise(feeds, walked.reference))
             tally.add(*flows, walked)
+            tally.judge(number, walked, self.limits.accept)
             for name, logits in token_outputs(flows[0]):
                 found = partial(self._value, feeds, logits)
                 tally.add_tokens(find_parting(name, number, walked.reference[name], walked.result[name], found))

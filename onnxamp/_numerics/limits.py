@@ -6,6 +6,7 @@ from math import isnan
 from typing import TypeAlias
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import AT_LEAST, AT_MOST, TOLERANCES, TensorDiff, metric_name
 from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
 
@@ -33,6 +34,8 @@ class Limits:
     of: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tolerance: float | None = None
     """In place of the default one."""
+    accept: Accept | None = None
+    """Judges all outputs of a sample, in place of default limits."""
 
     def judge(self, outputs: Sequence[TensorDiff], lowest: str) -> tuple[Judgement, ...]:
         """Hold the limits against the outputs; ``lowest`` is the lower precision of the two models.
@@ -63,6 +66,8 @@ class Limits:
             limit = next((limits[name] for name in (diff.name, sequence, "") if name in limits), None)
             if limit is not None and getattr(diff, metric) is not None:
                 chosen[metric] = limit
+        if not chosen and self.accept is not None:
+            return []
         if not chosen and diff.detections is not None:
             chosen = {"detections": tolerance}
         if not chosen:

@@ -1,10 +1,13 @@
-"""Ranges of a model's values on samples, and the exponents that follow from them."""
+"""Ranges of a model's values on samples, and what follows from them: exponents, and nodes that stay float32."""
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import find_rescaling
 from onnxamp._dtypes import FLOAT
+from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.measure import measure
 from onnxamp._options.options import Options
@@ -18,10 +21,12 @@ from onnxamp._runtime.side import BUDGET, parts_of, start
 from onnxamp._runtime.values import Feed
 
 
-def with_exponents(
+def with_ranges(
     model: Model, options: Options, samples: Samples, provider: Provider | None = None, progress: Progress | None = None
 ) -> Options:
-    """Options with the exponents that they ask for, found on samples; the same options where they ask for none.
+    """Options with the exponents that they ask for, and names of nodes in place of ``data_max``, found on samples.
+
+    So decisions follow from the graph and the options alone, and plans repeat them without samples.
 
     Args:
         model: the model.
@@ -35,11 +40,29 @@ def with_exponents(
     """
     if not options.lacks_ranges:
         return options
+    options, limit = replace(options, data_max=None), options.data_max
     graph = with_casts(model, options).graph
     written = model if graph.model is model.proto else Model(graph.model, graph.folder)
     largest = largest_magnitudes(written, samples, provider, progress)
+    if limit is not None:
+        options = replace(options, keep_nodes=(*options.keep_nodes, *_beyond(graph, options, largest, limit)))
+    if not options.lacks_ranges:
+        return options
     found = find_rescaling(graph, options, largest)
     return replace(options, rescaling=found._replace(made_up=samples.made_up))
+
+
+def _beyond(graph: Graph, options: Options, largest: Mapping[str, float], limit: float) -> Iterator[str]:
+    """Nodes of the main graph that read or write a float beyond the limit, but for those that the user lowers.
+
+    Nodes in bodies of loops and branches are not looked at: the node that holds them is.
+    """
+    wishes = find_overrides(graph, options).of_node
+    large = {name for name, magnitude in largest.items() if magnitude > limit}
+    for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
+        is_forced = node.index in wishes and wishes[node.index].low
+        if not is_forced and not large.isdisjoint((*node.proto.input, *node.proto.output)):
+            yield node.proto.name or next(filter(None, node.proto.output))
 
 
 def largest_magnitudes(
@@ -47,7 +70,7 @@ def largest_magnitudes(
 ) -> dict[str, float]:
     """The largest magnitude of each float32 tensor of the main graph below 1e30, where masks begin, by name.
 
-    Arguments and errors as :func:`with_exponents`.
+    Arguments and errors as :func:`with_ranges`.
     """
     chosen = choose_provider(provider)
     executable = Executable(model, chosen, emulated=chosen == "cpu", whole=False)

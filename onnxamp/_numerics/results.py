@@ -109,7 +109,7 @@ class DiffReport:
     failure: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was not compared, in sentences."""
+    """What was not compared, and what else there is to say, in sentences."""
     cure: Cure | None = None
     detections: tuple[Detections, ...] = ()
     tokens: tuple[Parting, ...] = ()

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxamp._errors import ArgumentError
+from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.compare import merge
 from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Limits, apply_limits, size_only
@@ -53,6 +54,18 @@ class Tally:
             self.outputs.setdefault(diff.name, []).append(diff)
         for row in _layers(reference, result, walked.compared):
             self.layers[row.value] = _joined(self.layers.get(row.value), row)
+
+    def judge(self, number: int, walked: Walked, accept: Accept | None) -> None:
+        """Ask the user's function about a sample.
+
+        Raises:
+            ArgumentError: it does not say yes or no.
+        """
+        if accept is None:
+            return
+        self.notes.setdefault(f"{accept.name!r} judges the outputs.")
+        if not accept.takes(walked.reference, walked.result):
+            self.alarms.append(f"{accept.name!r} rejects the outputs of sample {number}.")
 
     def add_tokens(self, found: Parting | None) -> None:
         """Add the tokens of a sample."""

@@ -5,9 +5,11 @@ such as LayerNormalization before opset 17) from those of ONNX Runtime, which ac
 """
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import onnx.defs
 
@@ -51,6 +53,8 @@ class Signature:
     """Those of them that are not built for each node's types and attributes."""
     opset: int = 0
     """The opset at which the op was looked up."""
+    declared: bool = False
+    """Whether the user declared the op, with the types that its kernels take."""
 
     @property
     def body(self) -> int | None:
@@ -76,6 +80,12 @@ def _formal(ports: tuple[Port, ...], position: int) -> Port | None:
     return ports[-1] if ports and ports[-1].variadic else None
 
 
+DECLARED: Final[ContextVar[Mapping[tuple[str, str], tuple[Signature, ...]]]] = ContextVar(
+    "onnxamp custom ops", default=MappingProxyType({})
+)
+"""By domain and op type: what the user declares of custom ops, see :func:`onnxamp._ops.custom.declared_ops`."""
+
+
 @dataclass(slots=True)
 class SignatureBook:
     """Signatures at a model's opset imports; looks each op up once.
@@ -89,6 +99,7 @@ class SignatureBook:
     """
 
     opsets: Mapping[str, int]
+    _declared: Mapping[tuple[str, str], tuple[Signature, ...]] = field(default_factory=DECLARED.get)
     _found: dict[tuple[str, str], Signature | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -106,7 +117,9 @@ class SignatureBook:
         key = (domain, op_type)
         if key not in self._found:
             newest = onnx.defs.onnx_opset_version() if domain == "" else 1
-            self._found[key] = lookup(domain, op_type, self.opsets.get(domain, newest))
+            version = self.opsets.get(domain, newest)
+            own = [row for row in self._declared.get(key, ()) if row.since <= version]
+            self._found[key] = max(own, key=lambda row: row.since) if own else lookup(*key, version)
         return self._found[key]
 
 

@@ -16,7 +16,7 @@ class CommandLine:
         many: whether the flag can be repeated.
         metavar: what the help shows for the value.
         named: the word that names may follow, as in "keep:mask,logits": the value is then these names.
-        number: what reads the value of an option that takes neither words nor a text.
+        kind: the type of a value that is neither a word nor one of many.
     """
 
     flag: str
@@ -25,7 +25,7 @@ class CommandLine:
     many: bool = False
     metavar: str | None = None
     named: str | None = None
-    number: type[int | float] = int
+    kind: type[int | float | str] = int
 
     def meaning(self, given: Any) -> Any:
         """The value that the command line's text stands for.

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Literal, TypedDict
 
 from onnxamp._dtypes import DtypeLike
+from onnxamp._ops.custom import CustomOpsLike
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import Rule, TargetName
 from onnxamp._options.rescaling import Rescaling
@@ -21,12 +22,14 @@ class OptionKeywords(TypedDict, total=False):
     keep_nodes: Iterable[str]
     low_weights: str | Iterable[str]
     init_max: float | None
+    data_max: float | None
     keep_io_types: bool | Iterable[str]
     target: TargetName
     strict: bool
     hazards: bool
     freeze_defaults: bool | None
     from_dtype: DtypeLike | Literal["auto"] | None
+    custom_ops: CustomOpsLike | None
     keep_functions: bool
     opset: int | None
     fold: bool

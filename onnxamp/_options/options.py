@@ -16,6 +16,7 @@ from onnx import NodeProto
 
 from onnxamp._dtypes import DtypeName, LowType, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ContradictionError
+from onnxamp._ops.custom import CustomOp, as_json, custom_ops_of
 from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, compiled
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
@@ -96,7 +97,11 @@ class Options:
     )  # fmt: skip
     init_max: float | None = _option(
         None, "--init-max", "Keep nodes in float32 that read a constant with an element beyond X.", metavar="X",
-        number=float,
+        kind=float,
+    )  # fmt: skip
+    data_max: float | None = _option(
+        None, "--data-max", "Keep nodes in float32 that read or write a float beyond X on the inputs.", metavar="X",
+        kind=float,
     )  # fmt: skip
     keep_io_types: bool | frozenset[str] = _option(
         True, "--io-types", "Types of the model's inputs and outputs; keep:NAME,... keeps those alone.",
@@ -112,6 +117,10 @@ class Options:
     from_dtype: str | None = _option(
         None, "--from", "The model's type; what is low precision is raised to float32 first (auto: of any type).",
         {"float32": None, **{name: name for name in (*get_args(DtypeName), "auto")}},
+    )  # fmt: skip
+    custom_ops: tuple[CustomOp, ...] = _option(
+        (), "--custom-ops", "Declare the types of custom ops, in TOML, so that they can be low.", metavar="FILE",
+        kind=str,
     )  # fmt: skip
     keep_functions: bool = _option(False, "--keep-functions", "Do not inline model-local functions.")
     opset: int | None = _option(None, "--opset", "Upgrade the model to this opset first.", metavar="N")
@@ -132,6 +141,7 @@ class Options:
             "keep_high": checked_texts("keep_high", self.keep_high),
             "force_low": checked_texts("force_low", self.force_low),
             "keep_nodes": checked_names("keep_nodes", self.keep_nodes),
+            "custom_ops": custom_ops_of(self.custom_ops),
             "low_weights": checked_texts("low_weights", self.low_weights),
             "target": check_target(self.target),
             "from_dtype": self.from_dtype if self.from_dtype in (None, "auto") else low_type(self.from_dtype).name,
@@ -140,8 +150,9 @@ class Options:
             raise ArgumentTypeError("keep_io_types must be a bool or a list of names, not None.")
         if not isinstance(self.keep_io_types, bool):
             values["keep_io_types"] = frozenset(checked_names("keep_io_types", self.keep_io_types))
-        if self.init_max is not None:
-            values["init_max"] = check_magnitude("init_max (--init-max)", self.init_max)
+        for name in ("init_max", "data_max"):
+            if (limit := getattr(self, name)) is not None:
+                values[name] = check_magnitude(f"{name} ({COMMAND_LINE[name].flag})", limit)
         if self.rule is not None and not callable(self.rule):
             raise ArgumentTypeError(f"rule must be a function of a NodeProto, not {type(self.rule).__name__}.")
         if isinstance(self.rescaling, Mapping):
@@ -218,8 +229,14 @@ class Options:
 
     @property
     def lacks_ranges(self) -> bool:
-        """Whether exponents are asked for that nobody has found yet."""
-        return self.rescale and self.rescaling is None and self.level != Level.O0
+        """Whether exponents or nodes are asked for that nobody has found yet."""
+        asked = self.data_max is not None or (self.rescale and self.rescaling is None)
+        return asked and self.level != Level.O0
+
+    @property
+    def takes_samples(self) -> bool:
+        """Whether samples have a use, at any level."""
+        return self.rescale or self.data_max is not None
 
     @cached_property
     def keep_patterns(self) -> tuple[re.Pattern[str], ...]:
@@ -246,11 +263,14 @@ class Options:
         return {item.name: value for item, value in values if value != item.default}
 
     def written(self) -> tuple[str, ...]:
-        """The same as command-line arguments, without what these cannot express (``rule``, names with commas)."""
+        """The same as command-line arguments, without what these cannot express.
+
+        That is ``rule``, declarations of ``custom_ops`` without their file, and names with commas.
+        """
         arguments: list[str] = []
         for name, value in self.keywords().items():
             cli = COMMAND_LINE.get(name)
-            if cli is None:
+            if cli is None or name == "custom_ops":
                 continue
             if isinstance(value, bool) and cli.words is None:
                 arguments.append(cli.flag.split("/")[0 if value or "/" not in cli.flag else 1])
@@ -270,6 +290,7 @@ class Options:
         values["rescaling"] = None if self.rescaling is None else self.rescaling.as_json()
         return values | {
             "level": str(self.level),
+            "custom_ops": as_json(self.custom_ops),
             "lists": self.preset.name if self.preset.name in PRESETS else "default",
         }
 
@@ -311,15 +332,18 @@ def check_level(level: object) -> Level:
     return found
 
 
-def is_auto(level: str, tolerance: float, samples: object, metric: str, *, rescale: object = False) -> bool:
+def is_auto(level: str, tolerance: float, samples: object, metric: str, *, measures: bool = False) -> bool:
     """Whether the level is "auto".
 
     Raises:
-        ArgumentError: it is not, but an argument is given that only "auto" takes; ``rescale`` takes samples, too.
+        ArgumentError: it is not, but an argument is given that only "auto" takes; samples are taken where ``measures``.
     """
-    unasked = samples is not None and not rescale
+    unasked = samples is not None and not measures
     given = {"tolerance": tolerance != 1e-2, "samples": unasked, "metric": metric != "auto"}
     unused = [name for name, is_given in given.items() if is_given]
     if check_level(level) != Level.AUTO and unused:
-        raise ArgumentError(f"{unused[0]} is only for level 'auto', not for {level!r}: leave it out, or change level.")
+        also = ", rescale or data_max" if unused[0] == "samples" else ""
+        raise ArgumentError(
+            f"{unused[0]} is only for level 'auto'{also}, not for {level!r}: leave it out, or change level."
+        )
     return level == Level.AUTO

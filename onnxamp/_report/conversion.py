@@ -82,8 +82,8 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
         )
     if found.unknown:
         yield (
-            f"No schema is known for {', '.join(found.unknown)}: these nodes stay float32. Unless these are custom ops,"
-            " check the spelling and the opset imports."
+            f"No schema is known for {', '.join(found.unknown)}: these nodes stay float32. If these are custom ops,"
+            " --custom-ops declares their types; if not, check the spelling and the opset imports."
         )
     subnormal = sum(counts.subnormal for counts in made.weights.values())
     if subnormal:

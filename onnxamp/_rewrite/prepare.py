@@ -55,11 +55,12 @@ def prepare(model: Model, options: Options) -> Prepared:
     Raises:
         OpsetError: the model cannot be upgraded to the requested opset.
         ModelError: the model is invalid.
-        ArgumentError: exponents are asked for, but no ranges were measured, or they are those of another model.
+        ArgumentError: exponents or ``data_max`` are asked for, but no ranges were measured, or those of another model.
     """
     if options.lacks_ranges:
         raise ArgumentError(
-            "rescale needs the ranges of values: convert_model, convert_file, plan_model and tune_model measure them."
+            f"{'rescale' if options.data_max is None else 'data_max'} needs the ranges of values: convert_model,"
+            " convert_file, plan_model and tune_model measure them."
         )
     ready = with_casts(model, options)
     if options.level == Level.O0 or "Cast" in options.black:

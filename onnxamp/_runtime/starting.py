@@ -19,6 +19,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import has_external_data
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._model.threads import thread_limit
+from onnxamp._runtime.custom_ops import register_libraries
 from onnxamp._runtime.spill import is_large, save_spilled
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def session_options(
     if lean:
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         options.add_session_config_entry("session.disable_prepacking", "1")
+    register_libraries(options)
     if profile_to is not None:
         options.enable_profiling = True
         options.profile_file_prefix = fspath(profile_to)

@@ -103,7 +103,7 @@ def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
 
 def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
     """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
-    if key in op_facts().kernel_free or key in op_facts().control_flow:
+    if signature.declared or key in op_facts().kernel_free or key in op_facts().control_flow:
         return True
     if provider == "any":
         if not signature.has_function or any(kernel_table(name).get(key) for name in PROVIDERS):

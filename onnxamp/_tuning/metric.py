@@ -8,14 +8,14 @@ is taken as it is; if it adds up differently, candidates are tried in a worse or
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from onnxamp._errors import ArgumentError
+from onnxamp._numerics.accept import Accept, imported
 from onnxamp._numerics.detections import compare_matched
 from onnxamp._numerics.metrics import TensorDiff
 from onnxamp._runtime.engines import Outputs
@@ -69,8 +69,9 @@ def make_metric(name: str, tolerance: float, selected: frozenset[str] = frozense
     Args:
         name: "auto"; "rel-l2": relative L2 error; "cosine": 1 - cosine; "snr": signal-to-noise ratio in dB, of which
             the tolerance is the smallest; "top1": share of rows whose largest element changes; "detections": error of
-            matched detections, and the relative L2 error of what is none; or "package:function", called with the
-            outputs of the reference and of the result, by name. Of several outputs the worst counts.
+            matched detections, and the relative L2 error of what is none; or "package:function"
+            ("file.py:function"), called with the outputs of the reference and of the result, by name. Of several
+            outputs the worst counts.
         tolerance: the largest accepted error (for "snr": the smallest ratio).
         selected: outputs that list what an op selected: "auto" is "detections" if there are any, and else "rel-l2".
 
@@ -101,19 +102,29 @@ def make_metric(name: str, tolerance: float, selected: frozenset[str] = frozense
 
 
 def _function(name: str) -> Measure:
-    module, _, attribute = name.partition(":")
-    try:
-        function = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ArgumentError(f"The metric {name!r} cannot be imported: {error}.") from None
-    if not callable(function):
-        raise ArgumentError(f"The metric {name!r} is not a function.")
+    function = imported("metric", name)
 
     def measure(reference: Outputs, result: Outputs) -> float:
         error = function(dict(reference), dict(result))
+        if isinstance(error, (bool, np.bool_)):
+            raise ArgumentError(
+                f"The metric {name!r} returned {error}, but a metric returns an error, which is 0 for equal outputs:"
+                " a function that says yes or no goes into accept (--accept)."
+            )
         try:
             return float(error)
         except (TypeError, ValueError):
             raise ArgumentError(f"The metric {name!r} must return a number, not {error!r:.80}.") from None
 
     return measure
+
+
+def accepted(metric: Metric, accept: Accept | None) -> Metric:
+    """The metric whose error is infinite where ``accept`` says no."""
+    if accept is None:
+        return metric
+
+    def measure(reference: Outputs, result: Outputs) -> float:
+        return metric.measure(reference, result) if accept.takes(reference, result) else inf
+
+    return replace(metric, measure=measure)

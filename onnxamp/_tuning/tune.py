@@ -24,8 +24,10 @@ from onnxamp._convert.convert import convert
 from onnxamp._convert.raising import prepared
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._numerics.ranges import with_exponents
+from onnxamp._numerics.accept import Accept, AcceptLike
+from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rows import listed_outputs
+from onnxamp._ops.custom import declared_ops
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
@@ -36,7 +38,7 @@ from onnxamp._runtime.side import BUDGET
 from onnxamp._target.roofline import DEFAULT_DEVICE, Device, device_called
 from onnxamp._tuning.estimate import Estimate, bound_shapes
 from onnxamp._tuning.job import TIMES, Job
-from onnxamp._tuning.metric import Metric, make_metric
+from onnxamp._tuning.metric import Metric, accepted, make_metric
 from onnxamp._tuning.results import Candidate, Tuned
 from onnxamp._tuning.runs import MaskedModel, choose_backend
 from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, TIME, CandidateSearch, pareto_front
@@ -82,6 +84,7 @@ class Search:
     budget: int = BUDGET
     seconds: float = SECONDS
     allow_slower: bool = False
+    accept: Accept | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
@@ -109,6 +112,7 @@ def tune_model(
     budget: int = BUDGET,
     seconds: float = SECONDS,
     allow_slower: bool = False,
+    accept: AcceptLike | None = None,
     **options: Unpack[OptionKeywords],
 ) -> tuple[ModelProto, Tuned]:
     """Convert as much of a model to low precision as its measured accuracy allows.
@@ -135,6 +139,8 @@ def tune_model(
             state file, another tuning goes on where this one stopped.
         allow_slower: choose the candidate with the most in low precision within the tolerance, whatever its time. Else
             the fastest is chosen, and none that is slower than float32 by the estimate, unless its weights are smaller.
+        accept: a function of the outputs of the original and of a candidate, by name, that returns True or False; or
+            "package:function". What it rejects misses the tolerance, whatever its error.
         options: those of :func:`onnxamp.convert_model`, except level and lists, which measurements replace.
 
     Returns:
@@ -150,23 +156,26 @@ def tune_model(
         >>> tuned.error <= 1e-2
         True
     """
+    judge = None if accept is None else Accept.of(accept)
     search = Search(
         tolerance, metric, samples, count, seed, dims, device, times, provider, runs, state, pick, progress, budget,
-        seconds, allow_slower,
+        seconds, allow_slower, judge,
     )  # fmt: skip
-    opened = Model.of(model)
-    tuned = tune(opened, Options.of("auto", options), search)
-    warn(tuned.plan.warnings)
-    return convert(opened, tuned.plan.options, tuned.plan).embedded(), tuned
+    settings, opened = Options.of("auto", options), Model.of(model)
+    with declared_ops(settings.custom_ops):
+        tuned = tune(opened, settings, search)
+        warn(tuned.plan.warnings)
+        return convert(opened, tuned.plan.options, tuned.plan).embedded(), tuned
 
 
 def tune(model: Model, options: Options, search: Search) -> Tuned:
     """:func:`tune_model` for a model that is read, and arguments that are checked; the plan converts it."""
     device = device_called(search.device)
     judge = make_metric(search.metric, search.tolerance, listed_outputs(model, search.metric))
+    judge = accepted(judge, search.accept)
     backend = choose_backend(search.provider)
     samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
-    options = with_exponents(model, options, samples, search.provider)
+    options = with_ranges(model, options, samples, search.provider)
     graph = prepared(model, options).graph
     estimate = Estimate(
         graph, device, bound_shapes(graph, check_inputs(graph.model, samples[0]) if len(samples) else {})
@@ -181,7 +190,12 @@ def tune(model: Model, options: Options, search: Search) -> Tuned:
         ready = Model(ready.embedded())  # a session finds weights beside a file, or in the model
     if search.state is not None:
         units = (*space.tunable, *space.followers)
-        words = [judge.name, options.low.name, *(f"{u.key} {u.op} {u.ports}" for u in units)]
+        words = [
+            judge.name,
+            search.accept.name if search.accept else "",
+            options.low.name,
+            *(f"{u.key} {u.op} {u.ports}" for u in units),
+        ]
         state = load_state(fingerprint(words, ready, samples), Path(search.state))
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
         job = Job(ready, space, samples, judge, state, backend, Path(folder), search.budget)

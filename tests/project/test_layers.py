@@ -25,7 +25,8 @@ FILES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 
-PUBLIC = ("onnxamp", "onnxamp.amp", "onnxamp.debugging", "onnxamp.train")
+COMPAT = ("onnxamp.compat", *(f"onnxamp.compat.{name}" for name in onnxamp.compat.__all__))
+PUBLIC = ("onnxamp", "onnxamp.amp", *COMPAT, "onnxamp.debugging", "onnxamp.train")
 READERS = frozenset(ROOMS[: ROOMS.index("_graph") + 1])
 """What is known before a model is seen, and what reads one. Nothing of it decides."""
 DECIDERS = frozenset(ROOMS[ROOMS.index("_target") : ROOMS.index("_rewrite") + 1])

@@ -1,0 +1,92 @@
+"""Functions of the user that judge outputs: ``accept`` says yes or no, a metric says how large the error is."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._runtime.engines import Outputs
+
+AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]
+"""A function of the outputs of the original and of the result, by name; or where it is, as "package:function" or
+"file.py:function"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """A function that says whether a result is good enough, and its name."""
+
+    name: str
+    function: Callable[[dict[str, Any], dict[str, Any]], bool]
+
+    @classmethod
+    def of(cls, given: AcceptLike) -> "Accept":
+        """The function that an argument means.
+
+        Raises:
+            ArgumentError: it cannot be imported. ArgumentTypeError: it is no function.
+        """
+        if isinstance(given, str):
+            return cls(given, imported("accept", given))
+        if not callable(given):
+            raise ArgumentTypeError(f"accept must be a function or 'package:function', not {type(given).__name__}.")
+        return cls(getattr(given, "__qualname__", type(given).__name__), given)
+
+    def takes(self, reference: Outputs, result: Outputs) -> bool:
+        """Whether the function accepts a result.
+
+        Raises:
+            ArgumentError: it returns something else than True or False, or rejects even the reference itself.
+        """
+        if self._answer(reference, result):
+            return True
+        if not self._answer(reference, reference):
+            raise ArgumentError(f"accept: {self.name!r} rejects the original's own outputs, so nothing can pass.")
+        return False
+
+    def _answer(self, reference: Outputs, result: Outputs) -> bool:
+        answer = self.function(dict(reference), dict(result))
+        if not isinstance(answer, (bool, np.bool_)):
+            raise ArgumentError(
+                f"accept: {self.name!r} must return True or False, not {answer!r:.80}; what returns an error is a"
+                " metric (--metric)."
+            )
+        return bool(answer)
+
+
+def imported(what: str, name: str) -> Callable[..., Any]:
+    """The function "package:function" or "file.py:function".
+
+    Raises:
+        ArgumentError: it cannot be imported, or is no function.
+    """
+    module, _, attribute = name.rpartition(":")
+    try:
+        function = getattr(_from_file(Path(module)) if module.endswith(".py") else import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
+        raise ArgumentError(f"The {what} {name!r} cannot be imported: {error}.") from None
+    if not callable(function):
+        raise ArgumentError(f"The {what} {name!r} is not a function.")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _from_file(path: Path) -> ModuleType:
+    """The module in a file, which may import its neighbours."""
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.path.insert(0, str(path.absolute().parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
