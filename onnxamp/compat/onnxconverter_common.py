@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxamp._convert.convert import Sink, convert_to_file
-from onnxamp._convert.convert import convert
+from onnxamp._convert.convert import Sink, convert, convert_to_file
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource
