@@ -21,7 +21,7 @@ from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._model.blobs import Blob, Copied, Held, Lowered, layout, write_blobs
 from onnxamp._model.lowering import ConversionCounts, convert
 from onnxamp._model.protos import tensors_of
-from onnxamp._model.staging import Stage, staging
+from onnxamp._model.staging import Stage, rename_data, staging
 from onnxamp._model.storage import load_model, unwritable
 from onnxamp._model.weights import (
     INSIDE,
@@ -154,12 +154,33 @@ def save_model(
             else:
                 _write_inline(model, blobs, stage.main, report)
             _approved(stage, approve)
+            identity = stage.identity()
             stage.commit(lambda: _own_data_files(path, keep))
     except (OSError, ValueError) as error:
         if isinstance(error, (ArgumentError, ModelError)):
             raise
         raise unwritable(path, error) from None
+    if external and blobs:
+        _name_as_usual(model, path, identity, [tensor for tensor, _ in blobs])
     return total
+
+
+def _name_as_usual(model: ModelProto, path: Path, identity: str, tensors: Sequence[TensorProto]) -> None:
+    """Rename the data files of a result that is in its place, where those of its predecessor had the usual names."""
+    places = [item for tensor in tensors for item in tensor.external_data if item.key == "location"]
+    used = sorted({item.value for item in places})
+    names = dict(zip(used, _data_names(path.name, len(used)), strict=True))
+    if used == list(names.values()):
+        return
+    for item in places:
+        item.value = names[item.value]
+    renamed = False
+    with suppress(OSError):  # the disk is full, say: the result is whole as it is
+        renamed = rename_data(path, identity, names, model.SerializeToString())
+    if not renamed:
+        before = {new: old for old, new in names.items()}
+        for item in places:
+            item.value = before[item.value]
 
 
 def _adding_up(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:

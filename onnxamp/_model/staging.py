@@ -12,13 +12,16 @@ Everything a result consists of is first written to a hidden folder beside it, w
 A process that is killed leaves an unlocked folder, which says what else to remove: new data files if ``main`` is still
 here, old ones if it is gone. The next run to the same output cleans up.
 
-No data file has a second hard link while a model refers to it: onnx refuses to read such files.
+No data file has a second hard link while a model refers to it: onnx refuses to read such files. So where the data file
+of an earlier result has the name that a new one should get, the new one is put in place under a name of its own, with the
+token in it. Then a copy gets the usual name, and a model that refers to it takes the place (:func:`rename_data`): at every
+moment the file at ``path`` refers to data that are whole.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +36,8 @@ except ImportError:  # Windows: leftovers of a killed process stay, since nobody
     fcntl = None  # type: ignore[assignment]
 
 _DIGITS: Final = "([0-9a-f]{8})"
+_PIECE: Final = 1 << 26
+"""Bytes that are copied at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class Stage:
         for name in names:
             _sync(self.data / name)
             (self.data / name).chmod(self._mode())
-        if not self._has_links():  # the token makes sure that nothing is replaced
+        if not self.has_links():  # the token makes sure that nothing is replaced
             return [(self.data / name).rename(self._with_token(name)).name for name in names]
         try:
             return self._named([self.path.parent / name for name in names], names)
@@ -119,6 +124,10 @@ class Stage:
                 file.unlink(missing_ok=True)
         _sync(self.path.parent)
 
+    def identity(self) -> str:
+        """The identity of the new file, which it keeps in its place."""
+        return _identity(self.main)
+
     def withdraw(self) -> None:
         """Remove obsolete files beside the result: new data files before the commit, old ones after it."""
         beside, is_open = self.path.parent, self.main.exists()
@@ -137,9 +146,11 @@ class Stage:
             if moved.fullmatch(file.name):
                 file.unlink()
 
-    def _has_links(self) -> bool:
+    def has_links(self) -> bool:
+        """Whether files can have several names here."""
         try:
             (self.folder / "link").hardlink_to(self.main)
+            (self.folder / "link").unlink()
         except OSError:
             return False
         return True
@@ -179,6 +190,62 @@ def staging(path: Path) -> Iterator[Stage]:
                 return
         finally:
             _clear(Stage(path, folder, token))
+
+
+def rename_data(path: Path, identity: str, names: Mapping[str, str], main: bytes) -> bool:
+    """Give the data files of a result other names, and put a model in its place that refers to these.
+
+    The data are copied, which costs neither time nor room where the file system can share them. Nothing is done where a
+    name is taken, or the result was replaced meanwhile.
+
+    Args:
+        path: the result.
+        identity: of the result; see :meth:`Stage.identity`.
+        names: name of a data file beside the result -> its new name.
+        main: the model that refers to the new names.
+
+    Returns:
+        Whether the names are as wished.
+
+    Raises:
+        OSError: something cannot be written. The result stays as it was.
+    """
+    beside, wanted = path.parent, list(names.values())
+
+    def published() -> list[Path]:
+        if _identity(path) != identity or stage.publish(wanted) != wanted:
+            raise _SupersededError
+        return [beside / name for name in names]
+
+    if any((beside / name).exists() for name in wanted):
+        return False
+    try:
+        with staging(path) as stage:
+            if not stage.has_links():  # there every data file has the token in its name
+                return False
+            for old, new in names.items():
+                _copy(beside / old, stage.data / new)
+            stage.main.write_bytes(main)
+            stage.commit(published)
+    except (_SupersededError, FileNotFoundError):
+        return False
+    return True
+
+
+class _SupersededError(Exception):
+    """Another process replaced the result, or took a name."""
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file, within the file system if that can."""
+    with source.open("rb") as read, target.open("wb") as written:
+        try:
+            while os.copy_file_range(read.fileno(), written.fileno(), _PIECE):
+                pass
+        except (AttributeError, OSError):  # another system, or another file system
+            read.seek(0)
+            written.truncate(0)
+            shutil.copyfileobj(read, written, _PIECE)
 
 
 def sweep(path: Path) -> None:

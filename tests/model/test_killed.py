@@ -136,6 +136,52 @@ def test_killed_at_any_moment(sources: Path, way: str) -> None:
     assert inputs(sources) == before
 
 
+STEPS = """
+import os, sys
+from pathlib import Path
+import onnx
+from onnxamp import convert_file
+
+CHANGES = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.chmod"}
+left = None
+
+def ends(event, arguments):
+    global left
+    if left is not None and event in CHANGES and (event != "open" or arguments[2] & os.O_ACCMODE):
+        if left == 0:
+            os._exit(9)
+        left -= 1
+
+sys.addaudithook(ends)
+os.fsync = lambda handle: None
+target = Path("steps") / "low.onnx"
+for source in ("one", "two"):
+    convert_file(Path(f"{source}.onnx"), target, external_data="always")
+step, code = 0, 9
+while code == 9:
+    child = os.fork()
+    if child == 0:
+        left = step
+        convert_file(Path(("one.onnx", "two.onnx")[step % 2]), target, external_data="always")
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    onnx.load(target)
+    step += 1
+print(code, step)
+"""
+"""Converts to one place again and again, and dies one step later each time: before the n-th change to any file."""
+
+
+def test_killed_before_any_step(sources: Path) -> None:
+    """Also while a data file gets the usual name again. onnx refuses data files that have several names."""
+    (sources / "steps").mkdir()
+    done = subprocess.run([sys.executable, "-c", STEPS], cwd=sources, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    code, steps = map(int, done.stdout.split())
+    assert (code, steps > 30) == (0, True)
+    assert files(sources / "steps") == ["low.onnx", "low.onnx.data"]
+
+
 @pytest.mark.slow
 def test_two_at_once(sources: Path) -> None:
     """The output is one of both, with its own data, and nothing of the other is left."""

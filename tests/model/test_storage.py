@@ -204,6 +204,42 @@ def test_over_something_else(model: Path) -> None:
     assert target.with_name("low.onnx.data").read_bytes() == b"somebody else's"
 
 
+@pytest.mark.parametrize("shard_bytes", [None, 10_000])
+def test_data_files_have_the_same_names_after_every_run(model: Path, shard_bytes: int | None) -> None:
+    """Each run writes other data."""
+    target = model.with_name("low.onnx")
+    convert_file(model, target, shard_bytes=shard_bytes)
+    before = files(model.parent)
+    for dtype in ("bfloat16", "float16", "bfloat16"):
+        convert_file(model, target, dtype=dtype, shard_bytes=shard_bytes)
+        assert files(model.parent) == before
+        assert is_low(target, dtype=dtype)
+        assert all(path.stat().st_nlink == 1 for path in model.parent.iterdir())
+
+
+def test_a_data_file_of_another_number_of_shards(model: Path) -> None:
+    """The usual name is free, unless an earlier result of as many files has it."""
+    target = model.with_name("low.onnx")
+    for shard_bytes in (None, 10_000, None):
+        convert_file(model, target, shard_bytes=shard_bytes)
+        named = "low.onnx-0000{}-of-00002.data" if shard_bytes else "low.onnx.data"
+        assert set(locations(target).values()) == {named.format(1), named.format(2)}
+
+
+def test_without_hard_links_every_data_file_has_a_name_of_its_own(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on FAT, where only the name of a new file tells that it replaces nothing."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    target = model.with_name("low.onnx")
+    for _ in range(2):
+        convert_file(model, target)
+        assert is_low(target)
+        assert len(files(model.parent)) == 4
+
+
 def test_permissions_of_an_existing_result_are_kept(model: Path) -> None:
     target = model.with_name("low.onnx")
     target.write_bytes(b"")

@@ -159,7 +159,7 @@ def test_shards(model: Path) -> None:
     convert_file(model, target, shard_bytes=1)
     assert shards(model.parent) == names
     convert_file(model, target, shard_bytes=1)
-    assert len(shards(model.parent)) == 0, "old names are taken until the new files are complete"
+    assert shards(model.parent) == names
     assert len(files(model.parent)) == 5
     assert is_low(target)
     convert_file(model, target, external_data="never")
