@@ -3,15 +3,15 @@
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Final, NamedTuple, Unpack
 
-from onnxamp._batch.job import FolderOptions, Job, JobResult, run_job
+from onnxamp._batch.job import FolderOptions, Job, JobResult, read_before, run_job
 from onnxamp._batch.pool import Crash, run_jobs
 from onnxamp._batch.state import Entry, Row, fingerprint, load_state, save_state
 from onnxamp._convert.convert import EXTERNAL_DATA
@@ -24,6 +24,8 @@ from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._warnings import warn
 
+_OF_FILES: Final = ("external_data", "shard_bytes")
+"""Options that change no number."""
 _SAVE_EVERY: Final = 5.0
 """Seconds between two writes of the state: what a killed run loses at most."""
 
@@ -54,7 +56,7 @@ class FolderReport:
     rows: tuple[Row, ...]
 
     def count(self, outcome: str) -> int:
-        """Number of models with that outcome: "converted", "up to date" or "failed"."""
+        """Number of models with that outcome: "converted", "up to date", "failed" or "failed before"."""
         return sum(row.outcome == outcome for row in self.rows)
 
 
@@ -94,15 +96,17 @@ def convert_folder(
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
     provider: Provider | None = None,
+    retry: bool = False,
     told: Told | None = None,
     **options: Unpack[OptionKeywords],
 ) -> FolderReport:
     """Convert every ``*.onnx`` file below a folder in worker processes, and compare each result with its original.
 
     A model that fails, even by crashing its process, does not affect the others. Results keep their relative path.
-    A result that fails its validation is converted again with more nodes in float32, or stays float32 as a whole. Those
-    that are up to date, according to ``dst/.onnxamp.json``, are skipped. Workers are spawned, so a script that
-    calls this needs the usual ``if __name__ == "__main__":``.
+    A result that fails its validation is converted again with more nodes in float32, or stays float32 as a whole. What
+    is up to date, according to ``dst/.onnxamp.json``, is skipped. So is what failed before and would fail again, since
+    files, options, and the versions of onnxamp and ONNX Runtime are the same. No cure is looked for twice. Workers are
+    spawned, so a script that calls this needs the usual ``if __name__ == "__main__":``.
 
     Args:
         src: the folder. Hidden files and folders are skipped, and so is ``dst`` if it lies inside.
@@ -121,6 +125,7 @@ def convert_folder(
         dims: sizes of named dimensions of made-up inputs, for the models that have them.
         provider: where to run models to compare them, "cuda", "cpu" or a plugin provider; None for CUDA if there is a
             device.
+        retry: try again what failed before, or stayed float32 because no conversion passed.
         told: progress callback, called when a model is started and when it is done.
         options: keyword arguments of :func:`convert_model`, except ``rule``.
 
@@ -147,14 +152,16 @@ def convert_folder(
         Options.of(level, options), external_data, shard_bytes, tolerance, metric, validate, samples, seed,
         dict(dims or {}), provider, libraries=active_libraries(),
     )  # fmt: skip
-    report = run_folder(asked, Path(src), Path(dst), jobs, Path(inputs) if inputs is not None else None, told)
+    data = Path(inputs) if inputs is not None else None
+    report = run_folder(asked, Path(src), Path(dst), jobs, data, told, retry=retry)
     warn(f"{row.name}: {warning}" for row in report.rows for warning in row.warnings)
     return report
 
 
 def run_folder(
-    options: FolderOptions, source: Path, target: Path, jobs: int | None, inputs: Path | None, told: Told | None
-) -> FolderReport:
+    options: FolderOptions, source: Path, target: Path, jobs: int | None, inputs: Path | None, told: Told | None,
+    *, retry: bool = False,
+) -> FolderReport:  # fmt: skip
     """:func:`convert_folder` with its options in one record; raises the same."""
     start = time.perf_counter()
     check_options(options, jobs)
@@ -163,13 +170,8 @@ def run_folder(
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"Cannot create the folder {str(target)!r}: {error.strerror}.") from None
-    made_with, state = _fingerprint(options), load_state(target)
-    rows: dict[str, Row] = {}
-    for job in found:
-        entry = state.get(job.name)
-        if entry is not None and entry.is_current(target, made_with, filter(None, (job.source, job.inputs))):
-            rows[job.name] = replace(entry.row, outcome="up to date", seconds=0.0)
-    waiting = [job for job in found if job.name not in rows]
+    prints, state = _fingerprints(options), load_state(target)
+    rows, waiting = _known(found, state, prints, target, retry=retry)
     waiting.sort(key=_size, reverse=True)  # so that no worker starts a large one last
     workers = max(1, min(jobs or core_count(), len(waiting)))
     saved = time.monotonic()
@@ -178,8 +180,11 @@ def run_folder(
             for result in results:
                 rows[result.row.name] = result.row
                 state.pop(result.row.name, None)
-                if result.row.outcome == "converted":
-                    state[result.row.name] = Entry(made_with, result.read, result.written, result.row)
+                if not result.may_pass:
+                    made_with = prints.failure if result.row.has_failed else prints.result
+                    state[result.row.name] = Entry(
+                        made_with, prints.cure, result.read, result.written, result.row, result.cured
+                    )
                 if time.monotonic() - saved > _SAVE_EVERY:
                     save_state(target, state)
                     saved = time.monotonic()
@@ -187,6 +192,24 @@ def run_folder(
         if waiting:
             save_state(target, state)
     return FolderReport(source, target, workers, time.perf_counter() - start, tuple(rows[job.name] for job in found))
+
+
+def _known(
+    jobs: Sequence[Job], state: Mapping[str, Entry], prints: "_Prints", target: Path, *, retry: bool
+) -> tuple[dict[str, Row], list[Job]]:
+    """The rows of jobs whose outcome is known, and the other jobs, with what is known of their cures."""
+    rows, waiting = dict[str, Row](), list[Job]()
+    for job in jobs:
+        entry, needed = state.get(job.name), [path for path in (job.source, job.inputs) if path is not None]
+        if entry is None or (retry and (entry.row.has_failed or entry.stays_float32)):
+            waiting.append(job)
+        elif entry.row.has_failed and entry.is_current(target, prints.failure, needed):
+            rows[job.name] = replace(entry.row, outcome="failed before", seconds=0.0)
+        elif not entry.row.has_failed and entry.is_current(target, prints.result, needed):
+            rows[job.name] = replace(entry.row, outcome="up to date", seconds=0.0)
+        else:
+            waiting.append(replace(job, cure=entry if entry.is_cure(target, prints.cure, needed) else None))
+    return rows, waiting
 
 
 def check_options(options: FolderOptions, jobs: int | None) -> None:
@@ -259,11 +282,29 @@ def _size(job: Job) -> int:
     return job.source.stat().st_size if job.source.is_file() else 0
 
 
-def _fingerprint(options: FolderOptions) -> str:
-    """A hash of everything that determines a result, however it was asked for."""
+class _Prints(NamedTuple):
+    """Hashes of everything that determines a result, a failure, or a cure, however it was asked for."""
+
+    result: str
+    failure: str
+    cure: str
+
+
+def _fingerprints(options: FolderOptions) -> _Prints:
     names = [item.name for item in fields(options) if item.name != "conversion"]
-    rest = {name: getattr(options, name) for name in names}
-    return fingerprint({"onnxamp": version("onnxamp"), "options": options.conversion.as_json(), **rest})
+    facts = {name: getattr(options, name) for name in names}
+    facts |= {"onnxamp": version("onnxamp"), "options": options.conversion.as_json()}
+    here = facts | {"runtime": _runtime()}
+    searched = {name: value for name, value in here.items() if name not in _OF_FILES}
+    return _Prints(*map(fingerprint, (facts, here, searched)))
+
+
+def _runtime() -> str:
+    """The version of ONNX Runtime, which is not imported for that."""
+    for name in ("onnxruntime-gpu", "onnxruntime"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return ""
 
 
 def _work(
@@ -290,7 +331,8 @@ def _work(
                 job = jobs[position]
                 if isinstance(result, Crash):
                     sweep(job.target)
-                    result = JobResult(Row(job.name, message=str(result)))  # noqa: PLW2901
+                    row, read = Row(job.name, message=str(result)), read_before(job)
+                    result = JobResult(row, read, may_pass=result.was_ended)  # noqa: PLW2901
                 yield result
                 tell(result.row)
     finally:

@@ -3,15 +3,17 @@
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Final
 
 from onnx import ModelProto
 
-from onnxamp._batch.state import Row, Stamp, stamps
+from onnxamp._batch.state import Entry, Row, Stamp, stamps
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
-from onnxamp._errors import OnnxAmpError
+from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError
 from onnxamp._model.model import Model
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.cure import SECONDS
@@ -24,6 +26,9 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.tune import Search, tune
+
+_TRANSIENT: Final = (OutputError, ExternalDataError, OSError, MemoryError)
+"""Errors that the same files may not meet again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,10 @@ class FolderOptions:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One model: its name, its file, where the result goes, or what fails, its inputs, and the folder of the state."""
+    """One model: its name, its file, where the result goes, or what fails, its inputs, and the folder of the state.
+
+    ``cure`` is what an earlier run found to pass; None if nothing is known.
+    """
 
     name: str
     source: Path
@@ -59,28 +67,50 @@ class Job:
     failed: Path
     inputs: Path | None
     home: Path
+    cure: Entry | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What became of a job, and the stamps of the files it read and wrote, by path."""
+    """What became of a job, and the stamps of the files it read and wrote, by path.
+
+    ``cured`` are the options that passed, as JSON, where those of the call did not. With ``may_pass``, a failure need
+    not happen again: it is one of the machine, or of a file that is missing.
+    """
 
     row: Row
     read: Mapping[str, Stamp] = field(default_factory=dict)
     written: Mapping[str, Stamp] = field(default_factory=dict)
+    cured: Mapping[str, Any] | None = None
+    may_pass: bool = False
 
 
 def run_job(options: FolderOptions, job: Job) -> JobResult:
     """Run a job. Whatever goes wrong ends up in the row."""
     start = time.perf_counter()
+    read = read_before(job)
     try:
         with custom_ops(options.conversion.custom_ops, library=options.libraries):
             result = _run(options, job)
     except OnnxAmpError as error:
-        result = JobResult(Row(job.name, message=str(error)))
+        result = _failure(job, read, Row(job.name, message=str(error)), error)
     except Exception as error:  # noqa: BLE001 - no model may break the others
-        result = JobResult(Row(job.name, message=f"{type(error).__name__}: {error}", trace=traceback.format_exc()))
+        row = Row(job.name, message=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+        result = _failure(job, read, row, error)
     return replace(result, row=replace(result.row, seconds=time.perf_counter() - start))
+
+
+def read_before(job: Job) -> Mapping[str, Stamp]:
+    """Stamps of the files that a job reads, as far as the model itself need not be read to know them."""
+    return stamps({job.source, *_files(job.inputs)}, job.home)
+
+
+def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) -> JobResult:
+    """What is remembered of a failure. The data files of a model that cannot be read are not known, and not read."""
+    data = frozenset[Path]()
+    with suppress(OnnxAmpError, OSError):
+        data = Model.read(job.source).stock.files
+    return JobResult(row, {**stamps(data, job.home), **read}, may_pass=isinstance(error, _TRANSIENT))
 
 
 def _run(options: FolderOptions, job: Job) -> JobResult:
@@ -99,8 +129,10 @@ def _run(options: FolderOptions, job: Job) -> JobResult:
         row = replace(_row(job.name, made), inputs=samples.description if samples else "")
     else:
         made, row = _validated(options, job, model, samples, sink, plan)
+    if row.has_failed:
+        return JobResult(row, read)
     written = stamps({made.target, *data_files(load_model(made.target), folder_of(made.target))}, job.home)
-    return JobResult(row, read, written)
+    return JobResult(row, read, written, made.plan.options.as_json() if row.healed else None)
 
 
 def _files(inputs: Path | None) -> list[Path]:
@@ -158,11 +190,17 @@ def _validated(
         sampling=_sampling(options, job, model), seconds=options.cure_seconds, progress=lambda *_: None,
     )  # fmt: skip
     conversion = plan.options if plan else options.conversion
+    if job.cure is not None and job.cure.cured is not None:
+        conversion = Options.from_json(job.cure.cured)
     made, diff = convert_validated(model, sink, conversion, validation, plan)
     worst = max((output.rel_l2 for output in diff.outputs if output.is_float), default=None)
     row = replace(_row(job.name, made), inputs=samples.description, error=worst, message=diff.skipped or "")
     if diff.cure is not None:
-        row = replace(row, healed=f"{diff.cure.outcome} Without it: {diff.cure.failure}")
+        cure = diff.cure
+        row = replace(row, healed=f"{cure.outcome} Without it: {cure.failure}", kept=cure.nodes, cure=cure.command)
+    elif job.cure is not None:
+        known = job.cure.row
+        row = replace(row, healed=known.healed, kept=known.kept, cure=known.cure)
     elif not diff.passed and not diff.skipped:
         why = diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
         row = replace(row, outcome="failed", message=f"It failed its validation, and is in {made.target}: {why}")

@@ -28,6 +28,11 @@ class Crash:
 
     code: int | None
 
+    @property
+    def was_ended(self) -> bool:
+        """Whether others ended it: the system, which ran out of memory, or the user."""
+        return self.code is None or -self.code in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM))
+
     def __str__(self) -> str:
         end = ending(self.code)
         more = ": perhaps it ran out of memory; fewer --jobs need less" if end.endswith("SIGKILL") else ""

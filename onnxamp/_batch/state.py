@@ -3,7 +3,11 @@
 A result is up to date if its entry in ``.onnxamp.json`` was made by this version of onnxamp with the same options, and
 every file that was read for it (the model, its data files, its inputs) and every file that was written still has the
 same size and modification time. Comparing times alone, as make does, would miss other options and older files that
-were moved here. Failures are not remembered, so they are tried again.
+were moved here.
+
+A failure is remembered likewise, if the same files would fail again: it is not tried again until a file that was
+read, an option, or the version of onnxamp or ONNX Runtime changes. So are cures: where a result is made anew under the
+same options, because it is gone or its weights go elsewhere, nobody looks for its cure again.
 """
 
 import hashlib
@@ -25,7 +29,7 @@ _KIND: Final = "zoo state"
 
 Stamp = tuple[int, int]
 """Size in bytes, and modification time in nanoseconds."""
-Outcome = Literal["converted", "up to date", "failed"]
+Outcome = Literal["converted", "up to date", "failed", "failed before"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Row:
 
     Attributes:
         name: path of the model below the folder, with slashes.
-        outcome: "converted", "up to date" or "failed".
+        outcome: "converted", "up to date", "failed", or "failed before": then nothing was tried.
         low: number of the result's nodes in low precision, wholly or in part.
         nodes: number of all its nodes.
         casts: number of Casts that were added.
@@ -45,6 +49,8 @@ class Row:
         inputs: description of the inputs on which the models ran.
         message: why it failed, or was not validated.
         healed: what had to stay float32 to pass validation, and why; "" if nothing had to.
+        kept: the nodes that had to.
+        cure: the command that converts the model alone in that way.
         trace: traceback of an unexpected error.
         warnings: about options that match nothing in the model or cannot be obeyed, in sentences.
     """
@@ -61,27 +67,56 @@ class Row:
     inputs: str = ""
     message: str = ""
     healed: str = ""
+    kept: tuple[str, ...] = ()
+    cure: str = ""
     trace: str = ""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is no result, or one that failed its validation: now, or before."""
+        return self.outcome in ("failed", "failed before")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A success: the fingerprint of its options, and stamps by path relative to the folder of the results."""
+    """What became of a model: fingerprints of its options, and stamps by path relative to the folder of the results.
+
+    Attributes:
+        made_with: all that determines the result.
+        searched_with: all that determines its cure.
+        read: the files that were read.
+        written: the files that were written; none if it failed.
+        row: what became of it.
+        cured: the options that passed, as JSON, where those of the call did not; None if they did, or failed.
+    """
 
     made_with: str
+    searched_with: str
     read: Mapping[str, Stamp]
     written: Mapping[str, Stamp]
     row: Row
+    cured: Mapping[str, Any] | None = None
 
     def is_current(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
         """Whether nothing has changed since, and all files that are ``needed`` were read then."""
-        known = {**self.read, **self.written}
-        return (
-            self.made_with == fingerprint
-            and {_relative(path, folder) for path in needed} <= self.read.keys()
-            and all(_stamp(folder / path) == tuple(known[path]) for path in known)
-        )
+        return self.made_with == fingerprint and self._read(folder, needed) and _unchanged(self.written, folder)
+
+    def is_cure(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
+        """Whether what passed is known, and would pass again."""
+        return self.cured is not None and self.searched_with == fingerprint and self._read(folder, needed)
+
+    @property
+    def stays_float32(self) -> bool:
+        """Whether no conversion passed."""
+        return self.cured is not None and self.cured["level"] == "O0"
+
+    def _read(self, folder: Path, needed: Iterable[Path]) -> bool:
+        return {_relative(path, folder) for path in needed} <= self.read.keys() and _unchanged(self.read, folder)
+
+
+def _unchanged(known: Mapping[str, Stamp], folder: Path) -> bool:
+    return all(_stamp(folder / path) == tuple(stamp) for path, stamp in known.items())
 
 
 def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:
@@ -106,7 +141,14 @@ def load_state(folder: Path) -> dict[str, Entry]:
         if (data["onnxamp"], data["format"]) != (_KIND, _FORMAT):
             return {}
         return {
-            name: Entry(entry["made_with"], dict(entry["read"]), dict(entry["written"]), _row(entry["row"]))
+            name: Entry(
+                entry["made_with"],
+                entry.get("searched_with", ""),
+                dict(entry["read"]),
+                dict(entry["written"]),
+                _row(entry["row"]),
+                entry.get("cured"),
+            )
             for name, entry in data["models"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -114,7 +156,7 @@ def load_state(folder: Path) -> dict[str, Entry]:
 
 
 def _row(data: Mapping[str, Any]) -> Row:
-    return Row(**{**data, "warnings": tuple(data.get("warnings", ()))})
+    return Row(**{**data, **{name: tuple(data.get(name, ())) for name in ("warnings", "kept")}})
 
 
 def save_state(folder: Path, entries: Mapping[str, Entry]) -> None:

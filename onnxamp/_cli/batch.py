@@ -46,9 +46,10 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
         not options["no_cure"], options["cure_time"], active_libraries(),
     )  # fmt: skip
     with _progress(quiet=options["quiet"]) as progress:
-        report = run_folder(folder_options, source, options["output"], options["jobs"], options["inputs"], progress)
+        report = run_folder(folder_options, source, options["output"], options["jobs"], options["inputs"], progress,
+                            retry=options["retry"])  # fmt: skip
     show(options, partial(batch_report, report), lambda: document("convert folder", {"report": report}))
-    if failed := [row for row in report.rows if row.outcome == "failed"]:
+    if failed := [row for row in report.rows if row.has_failed]:
         for row in failed if options["quiet"] else ():
             click.echo(printable(f"{row.name}: {row.message}"), err=True)
         raise click.ClickException(f"{len(failed)} of {len(report.rows)} models failed.")
@@ -64,7 +65,7 @@ def _progress(*, quiet: bool) -> Iterator[Told]:
             names = ", ".join(name.rpartition("/")[2] for name in moment.running)
             progress(f"converting: {names}", moment.done, moment.total)
             row = moment.row
-            if row is not None and not quiet and (row.outcome == "failed" or not is_terminal):
+            if row is not None and not quiet and (row.has_failed or not is_terminal):
                 click.echo(printable(f"[{moment.done}/{moment.total}] {row_line(row)}"), err=True)
 
         yield update

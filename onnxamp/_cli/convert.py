@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
 @run_options()
 @click.option("--jobs", type=click.IntRange(1), help="Worker processes for a folder of models [one per core].")
+@click.option("--retry", is_flag=True, help="A folder of models: try again what failed before for the same reason.")
 @click.option("--no-cure", is_flag=True, help="If the result fails its validation, write it as NAME.failed.onnx"
               " instead of keeping more nodes in float32.")  # fmt: skip
 @click.option("--cure-time", metavar="SECONDS", type=click.FloatRange(0), default=SECONDS, show_default=True,
@@ -71,7 +72,8 @@ def command(model: Path, **options: Any) -> None:
     passes is written: at last the float32 model itself.
 
     If MODEL is a folder, all models in it and below are converted to the folder OUTPUT, except those that are up to
-    date there. --inputs is then a folder that may hold a NAME.npz for each NAME.onnx.
+    date there, and those that failed before and would fail again. --inputs is then a folder that may hold a NAME.npz
+    for each NAME.onnx.
 
     Exit codes: 0 the result was written and, if the original runs here, agrees with it; 1 it could not be made, or
     failed its validation under --no-cure or --plan; 2 wrong usage.
@@ -85,8 +87,8 @@ def command(model: Path, **options: Any) -> None:
 
 
 def _convert(path: Path, given: dict[str, Any]) -> None:
-    if given["jobs"] is not None:
-        raise ArgumentError("--jobs is for a folder of models.")
+    if of_folder := [flag for flag in ("jobs", "retry") if given[flag]]:
+        raise ArgumentError(f"--{of_folder[0]} is for a folder of models.")
     validates = not given["no_validate"]
     if given["accept"] is not None and not validates and given["level"] != Level.AUTO:
         raise ArgumentError("--accept judges the validation, which --no-validate leaves out: drop one of the two.")

@@ -149,7 +149,8 @@ def save_model(
             blobs, total = _blobs(model, converter, held=external)
             report = _adding_up(progress, total) if progress else None
             if external:
-                _write_data(blobs, stage, shard_bytes, report)
+                # Where its data are gone, the model to replace may refer to a file that is new.
+                keep |= {(path.parent / name).resolve() for name in _write_data(blobs, stage, shard_bytes, report)}
                 stage.main.write_bytes(model.SerializeToString())
             else:
                 _write_inline(model, blobs, stage.main, report)
@@ -233,8 +234,8 @@ def _blob(tensor: TensorProto, converter: WeightConverter, *, held: bool) -> Blo
 
 def _write_data(
     blobs: list[tuple[TensorProto, Blob]], stage: Stage, shard_bytes: int | None, progress: Callable[[int], None] | None
-) -> None:
-    """Write all blobs to new data files, each once, and point the tensors to them; no blobs, no file."""
+) -> list[str]:
+    """Write all blobs to new data files, each once, and point the tensors to them; returns the names of the files."""
     unique = list(dict.fromkeys(blob for _, blob in blobs))
     places = dict(zip(unique, layout([blob.size for blob in unique], shard_bytes), strict=True))
     names = _data_names(stage.path.name, places[unique[-1]][0] + 1 if unique else 0)
@@ -248,6 +249,7 @@ def _write_data(
         for name in _DATA_FIELDS:
             tensor.ClearField(name)
         tensor.MergeFrom(external_tensor(names[number], offset, blob.size))
+    return names
 
 
 def _data_names(base: str, count: int) -> list[str]:

@@ -13,9 +13,9 @@ A process that is killed leaves an unlocked folder, which says what else to remo
 here, old ones if it is gone. The next run to the same output cleans up.
 
 No data file has a second hard link while a model refers to it: onnx refuses to read such files. So where the data file
-of an earlier result has the name that a new one should get, the new one is put in place under a name of its own, with the
-token in it. Then a copy gets the usual name, and a model that refers to it takes the place (:func:`rename_data`): at every
-moment the file at ``path`` refers to data that are whole.
+of an earlier result has the name that a new one should get, the new one is put in place under a name with the token.
+Then a copy gets the usual name, and a model that refers to it takes the place (:func:`rename_data`): at every moment
+the file at ``path`` refers to data that are whole.
 """
 
 import os

@@ -7,13 +7,18 @@ from onnxamp._batch.state import Row as Outcome
 from onnxamp._report import parts
 from onnxamp._report.text import count, number, size
 
-_STATUSES: Final = {"converted": parts.Status.PASSED, "up to date": parts.Status.PASSED, "failed": parts.Status.FAILED}
+_STATUSES: Final = {
+    "converted": parts.Status.PASSED,
+    "up to date": parts.Status.PASSED,
+    "failed": parts.Status.FAILED,
+    "failed before": parts.Status.FAILED,
+}
 
 
 def batch_report(report: FolderReport) -> parts.Report:
     """One row per model, and then failures, and what was not validated."""
-    failed = [row for row in report.rows if row.outcome == "failed"]
-    unseen = [row for row in report.rows if row.outcome != "failed" and row.message]
+    failed = [row for row in report.rows if row.has_failed]
+    unseen = [row for row in report.rows if not row.has_failed and row.message]
     warned = [(row, text) for row in report.rows for text in row.warnings]
     columns = ("model", "result", "nodes low", "new Casts", "error", "weights", "seconds")
     return parts.Report(
@@ -25,7 +30,7 @@ def batch_report(report: FolderReport) -> parts.Report:
             parts.section("Tracebacks", (_trace(row) for row in failed if row.trace), is_detail=True),
             parts.section(
                 "Kept in float32 to pass validation",
-                (parts.Item(row.healed, parts.Level.WARNING, row.name) for row in report.rows if row.healed),
+                (parts.Item(row.healed, parts.Level.WARNING, row.name, row.kept) for row in report.rows if row.healed),
             ),
             parts.section("Not validated", (parts.Item(row.message, parts.Level.NOTE, row.name) for row in unseen)),
             parts.section("Notes", (parts.Item(text, parts.Level.NOTE, row.name) for row, text in warned)),
@@ -35,8 +40,8 @@ def batch_report(report: FolderReport) -> parts.Report:
 
 def row_line(row: Outcome) -> str:
     """One model in one line."""
-    if row.outcome == "failed":
-        return f"{row.name}  failed: {row.message}"
+    if row.has_failed:
+        return f"{row.name}  {row.outcome}: {row.message}"
     error = f", error {number(row.error)}" if row.error is not None else ""
     facts = f"{row.low} of {count(row.nodes, 'node')} low, +{count(row.casts, 'Cast')}{error}, {row.seconds:.2f} s"
     return f"{row.name}  {row.outcome}: {facts}"
@@ -46,7 +51,7 @@ def _row(row: Outcome) -> parts.Row:
     error = "" if row.error is None else number(row.error)
     seconds = f"{row.seconds:.2f}" if row.seconds else ""
     known = (f"{row.low} of {row.nodes}", f"+{row.casts}", error, size(row.bytes_after))
-    is_known = row.outcome != "failed" or row.nodes
+    is_known = not row.has_failed or row.nodes
     return parts.Row((row.name, row.outcome, *(known if is_known else ("",) * 4), seconds), _STATUSES[row.outcome])
 
 
@@ -59,5 +64,8 @@ def _verdict(report: FolderReport) -> parts.Verdict:
     before, after = (sum(getattr(row, name) for row in report.rows) for name in ("bytes_before", "bytes_after"))
     processes = f"{report.jobs} process" + ("" if report.jobs == 1 else "es")
     effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."
-    status = parts.Status.FAILED if report.count("failed") else parts.Status.PASSED
-    return parts.Verdict(status, f"{count(len(report.rows), 'model')}: {outcomes or 'nothing to do'}.", (effort,))
+    status = parts.Status.FAILED if any(row.has_failed for row in report.rows) else parts.Status.PASSED
+    why = "Nothing changed since these models failed, so nothing was tried; --retry tries again."
+    again = (why,) if report.count("failed before") else ()
+    sentence = f"{count(len(report.rows), 'model')}: {outcomes or 'nothing to do'}."
+    return parts.Verdict(status, sentence, (effort, *again))

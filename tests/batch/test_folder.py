@@ -198,19 +198,44 @@ def test_crashes_fail_their_own_model_and_leave_nothing(request: pytest.FixtureR
     assert "crash.onnx: The worker process was ended by SIGSEGV." in result.output
     assert "killed.onnx: The worker process was ended by SIGKILL: perhaps it ran out of memory" in result.output
     assert files("out") == {NAME, "a.onnx", "z.onnx", "killed.onnx.data"}
+    Path("site/sitecustomize.py").unlink()
     request.getfixturevalue("forked")  # off a process in which nothing crashes
     again = convert(external_data="always")
-    assert again.count("up to date") == again.count("converted") == 2
+    assert again.count("up to date") == 2
+    assert {row.name: (row.outcome, row.message) for row in again.rows if row.outcome != "up to date"} == {
+        "crash.onnx": ("failed before", "The worker process was ended by SIGSEGV."),
+        "killed.onnx": ("converted", ""),  # for want of memory, of which there may be more now
+    }
+    assert convert(external_data="always", retry=True).count("converted") == 1
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_failure_is_tried_again_and_its_old_result_stays() -> None:
+def test_a_failure_is_not_tried_again_and_its_old_result_stays() -> None:
     models("good.onnx", "broken.onnx")
     convert()
     Path("in/broken.onnx").write_bytes(b"x")
-    for _ in range(2):
-        assert outcomes(convert()) == {"broken.onnx": "failed", "good.onnx": "up to date"}
+    before = convert()
+    assert outcomes(before) == {"broken.onnx": "failed", "good.onnx": "up to date"}
+    again = convert()
+    assert outcomes(again) == {"broken.onnx": "failed before", "good.onnx": "up to date"}
+    assert again.rows[0].message == before.rows[0].message
+    assert outcomes(convert(retry=True)) == {"broken.onnx": "failed", "good.onnx": "up to date"}
+    assert outcomes(convert(seed=1)) == {"broken.onnx": "failed", "good.onnx": "converted"}
     assert onnx.load("out/broken.onnx").graph.node
+    models("broken.onnx")
+    assert outcomes(convert(seed=1)) == {"broken.onnx": "converted", "good.onnx": "up to date"}
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_failure_that_may_pass_is_tried_again() -> None:
+    """The data file is missing; it is no file that was read, so nobody would see it come."""
+    Path("in").mkdir()
+    onnx.save(onnx.load(CLASSIFIER), "in/model.onnx", save_as_external_data=True, location="weights", size_threshold=64)
+    shutil.move("in/weights", "weights")
+    for _ in range(2):
+        assert outcomes(convert()) == {"model.onnx": "failed"}
+    shutil.move("weights", "in/weights")
+    assert outcomes(convert()) == {"model.onnx": "converted"}
 
 
 @pytest.mark.usefixtures("faulty")
@@ -363,6 +388,26 @@ def test_failing_results_are_healed_once() -> None:
     again = run("convert", "in", "-o", "out", "--level", "O3", "--no-hazards", "--jobs", "1")
     assert "1 up to date" in again.stdout
     assert "Kept in float32 to pass validation" in again.stdout
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("gone", [True, False])
+def test_no_cure_is_looked_for_twice(gone: bool) -> None:
+    """A search would find other words for it than those that are remembered."""
+    Path("in").mkdir()
+    saved(NORM, "in/norm.onnx")
+    wrong = {"level": "O3", "hazards": False, "black_list": ["Add"]}
+    (first,) = convert(**wrong).rows
+    assert first.cure.startswith("onnxamp convert in")
+    state, result = Path("out", NAME), Path("out/norm.onnx").read_bytes()
+    state.write_text(state.read_text().replace("Tried:", "Remembered:"))
+    if gone:
+        Path("out/norm.onnx").unlink()
+    (second,) = convert(**wrong, external_data="auto" if gone else "never").rows
+    assert (first.outcome, second.outcome) == ("converted", "converted")
+    assert second.healed == first.healed.replace("Tried:", "Remembered:")
+    assert (second.kept, second.cure) == (first.kept, first.cure)
+    assert Path("out/norm.onnx").read_bytes() == result
 
 
 @pytest.mark.usefixtures("forked")

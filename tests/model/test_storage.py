@@ -217,6 +217,15 @@ def test_data_files_have_the_same_names_after_every_run(model: Path, shard_bytes
         assert all(path.stat().st_nlink == 1 for path in model.parent.iterdir())
 
 
+def test_over_a_result_whose_data_are_gone(model: Path) -> None:
+    """It refers to a file of the name that the new data get."""
+    target = model.with_name("low.onnx")
+    convert_file(model, target)
+    target.with_name("low.onnx.data").unlink()
+    convert_file(model, target)
+    assert is_low(target)
+
+
 def test_a_data_file_of_another_number_of_shards(model: Path) -> None:
     """The usual name is free, unless an earlier result of as many files has it."""
     target = model.with_name("low.onnx")
