@@ -62,10 +62,10 @@ def show(options: dict[str, Any], report: Callable[[], Report], as_json: Callabl
     """Print what the options ask for: nothing, JSON, or the report."""
     if options.get("quiet"):
         return
-    if options["as_json"]:
+    if options["format"] == "json":
         click.echo(as_json())
     else:
-        print_report(report(), verbose=options["verbose"])
+        print_report(report(), verbose=options.get("verbose", False), brief=options["format"] == "line")
 
 
 def write_page(page: "Page", path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from onnxamp._cli.common import new_command, show
-from onnxamp._cli.options import conversion_options, model_argument, options_of
+from onnxamp._cli.options import conversion_options, format_option, model_argument, options_of
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.hints import fold_hint
 from onnxamp._convert.plan import Plan, make_plan
@@ -28,7 +28,7 @@ _LEVELS = ("O1", "O2", "O3")
 @model_argument
 @click.option("--level", "levels", type=click.Choice(_LEVELS), multiple=True, help="Level to show [all]. Repeatable.")
 @conversion_options
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@format_option("inspection")
 @click.option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks.")
 def command(model: Path, **options: Any) -> None:
     """Show what is in MODEL, what each level would do, and why. Writes nothing.

@@ -22,6 +22,9 @@ from onnxamp._runtime.session import Provider
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+FORMATS: Final = ("line", "table", "json")
+"""How commands print what they report."""
+
 FILE: Final = click.Path(path_type=Path)
 """The type of every option that names a file."""
 
@@ -200,14 +203,22 @@ accept_option: Final = click.option(
 """The option that lets a function of the user judge outputs."""
 
 
+def format_option(what: str) -> Decorator:
+    """The option that says how ``what`` is printed."""
+    return click.option(
+        "--format", type=click.Choice(FORMATS), default="table", show_default=True,
+        help=f"How to print the {what}: in one line if all is well, as tables, or as JSON.",
+    )  # fmt: skip
+
+
 def report_options(
     what: str, details: str, *, silent: str = "Print nothing but errors.", html: bool = False
 ) -> Decorator:
-    """The options that print ``what`` as JSON, not at all or with ``details``, and with ``html`` write it as a page."""
+    """Options that say how to print ``what``, or not at all, with ``details``, and with ``html`` as a page."""
     page = click.option("--html", type=FILE, help=f"Write the {what} as one HTML page.")
     return option_group(
         *([page] if html else []),
-        click.option("--json", "as_json", is_flag=True, help=f"Print the {what} as JSON."),
+        format_option(what),
         click.option("-q", "--quiet", is_flag=True, help=silent),
         click.option("-v", "--verbose", is_flag=True, help=f"Print every {details}; show tracebacks."),
     )

@@ -1,21 +1,22 @@
 """``onnxamp train``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from onnxamp._cli.common import check_outputs, files_of, new_command
-from onnxamp._cli.options import FILE, model_argument, provider_of, provider_option
+from onnxamp._cli.common import check_outputs, files_of, new_command, show
+from onnxamp._cli.options import FILE, model_argument, provider_of, provider_option, report_options
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.saving import WeightConverter, save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._report import parts
-from onnxamp._report.terminal import print_report
+from onnxamp._report.machine import document
 from onnxamp._runtime.sample_files import read_npz
 from onnxamp.train import (
     FROM_LEVEL,
@@ -33,7 +34,9 @@ from onnxamp.train._losses import LOSSES
 from onnxamp.train._optimizers import OPTIMIZERS
 from onnxamp.train._scaling import FromLevel
 
-_OWN_LOSS = "model"
+_OWN_LOSS: Final = "model"
+_EPOCH: Final = ("epoch", "loss", "gradient norm", "loss scale", "skipped updates")
+"""What is told of each epoch."""
 _MANAGERS: Final[Mapping[str, type[FixedLossScaleManager] | type[DynamicLossScaleManager]]] = {
     "fixed": FixedLossScaleManager,
     "dynamic": DynamicLossScaleManager,
@@ -90,8 +93,7 @@ def _manager(_: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option(
     "--checkpoint", type=FILE, help="Save the state to this file after each epoch; resume from it if it exists."
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-@click.option("-v", "--verbose", is_flag=True, help="Show tracebacks.")
+@report_options("result", "epoch")
 def command(model: Path, **options: Any) -> None:
     """Train MODEL in mixed precision, and write the trained model.
 
@@ -112,21 +114,34 @@ def command(model: Path, **options: Any) -> None:
     trained = net.export()
     converter = WeightConverter(low_type(options["dtype"]), None)  # converts nothing
     save_model(trained, options["output"], converter, external=weight_bytes(trained) > INLINE_LIMIT)
-    if not options["quiet"]:
-        columns = ("epoch", "loss", "gradient norm", "loss scale", "skipped updates")
-        verdict = parts.Verdict(parts.Status.PASSED, f"Trained {model.name} at {_summary(net, options)}.")
-        epochs = parts.section("Epochs", [parts.table(columns, rows, right=range(5))])
-        print_report(parts.Report("train", verdict, (str(model), str(options["output"])), sections=(epochs,)))
+    files = str(model), str(options["output"])
+    sentence = f"Trained {model.name} at {_summary(net, options)}."
+    show(options, partial(_report, files, sentence, rows), lambda: document("train", {
+        "source": files[0], "target": files[1], "epochs": [dict(zip(_EPOCH, row, strict=True)) for row in rows],
+    }))  # fmt: skip
 
 
-def _fit(net: TrainNetwork, batches: Batches, options: dict[str, Any]) -> list[tuple[str, ...]]:
+def _report(files: tuple[str, ...], sentence: str, rows: Sequence[tuple[float, ...]]) -> parts.Report:
+    """What training did."""
+    cells = (
+        (f"{epoch:.0f}", f"{loss:.4f}", f"{norm:.3g}", f"{scale:g}", f"{skipped:.0f}")
+        for epoch, loss, norm, scale, skipped in rows
+    )
+    figures = [parts.Figure("loss", f"{rows[-1][1]:.4f}", "last epoch", f"loss {rows[-1][1]:.4f}")] if rows else []
+    return parts.Report(
+        "train", parts.Verdict(parts.Status.PASSED, sentence), files, figures=tuple(figures),
+        sections=(parts.section("Epochs", [parts.table(_EPOCH, cells, right=range(5), drop=(2, 3))]),),
+    )  # fmt: skip
+
+
+def _fit(net: TrainNetwork, batches: Batches, options: dict[str, Any]) -> list[tuple[float, ...]]:
     """Train for the epochs that are left; returns one row per epoch.
 
     Raises:
         RuntimeFailure: no update was made.
     """
     updates = skips = 0
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[float, ...]] = []
     for epoch in range(net.steps // len(batches), options["epochs"]):
         results: list[StepResult] = []
         (mean,) = net.fit(
@@ -135,7 +150,7 @@ def _fit(net: TrainNetwork, batches: Batches, options: dict[str, Any]) -> list[t
             report=lambda _, result: results.append(result),  # noqa: B023
         )
         last, skipped = results[-1], sum(result.overflow for result in results)
-        rows.append((f"{epoch + 1}", f"{mean:.4f}", f"{last.grad_norm:.3g}", f"{last.scale:g}", f"{skipped}"))
+        rows.append((epoch + 1, mean, last.grad_norm, last.scale, skipped))
         updates, skips = updates + len(results), skips + skipped
         if options["checkpoint"]:
             net.save(options["checkpoint"])

@@ -25,7 +25,9 @@ def batch_report(report: FolderReport) -> parts.Report:
         "convert folder",
         _verdict(report),
         sections=(
-            parts.section("Models", [parts.table(columns, map(_row, report.rows), right=range(2, 7))]),
+            parts.section(
+                "Models", [parts.table(columns, map(_row, report.rows), right=range(2, 7), drop=(6, 5, 3, 2))]
+            ),
             parts.section("Failures", (parts.Item(row.message, parts.Level.ERROR, row.name) for row in failed)),
             parts.section("Tracebacks", (_trace(row) for row in failed if row.trace), is_detail=True),
             parts.section(

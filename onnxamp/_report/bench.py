@@ -22,6 +22,7 @@ def bench_report(report: BenchReport) -> parts.Report:
         _verdict(report),
         tuple(model.model for model in report.models) if len(report.models) == 1 else (),
         (report.ran_on, report.runtime, report.inputs),
+        tuple(map(_speedup, (timing for timing in report.timings if timing.speedup is not None))),
         sections=(
             parts.section("Models", [_models(report.models)]),
             parts.section("Latency", [_timings(report.timings)]),
@@ -30,6 +31,14 @@ def bench_report(report: BenchReport) -> parts.Report:
             parts.section("Notes", parts.notes(report.notes)),
         ),
     )
+
+
+def _speedup(timing: Timing) -> parts.Figure:
+    """How many times as fast as the first model."""
+    assert timing.speedup is not None
+    batch = "" if timing.batch is None else f" at batch {timing.batch}"
+    value, sure = f"{timing.speedup.value:.2f}", f"95 % sure: {timing.speedup.low:.2f} to {timing.speedup.high:.2f}"
+    return parts.Figure(f"speed-up{batch}", value, f"{sure}; {timing.model}", f"speed-up {value}{batch}")
 
 
 def _verdict(report: BenchReport) -> parts.Verdict:
@@ -58,13 +67,19 @@ def _models(models: Sequence[Bench]) -> parts.Table:
         )
         for model in models
     )
-    return parts.table(("model", "load s", "nodes per provider", "device memory", "options"), rows, right=(1, 3))
+    return parts.table(
+        ("model", "load s", "nodes per provider", "device memory", "options"),
+        rows,
+        right=(1, 3),
+        prose=(2, 4),
+        drop=(4,),
+    )
 
 
 def _timings(timings: Sequence[Timing]) -> parts.Table:
     columns = ("model", "batch", "first ms", "median ms", "p90 ms", "p99 ms", "per second", "runs", "speed-up [95 %]")
     rows = map(_timing, sorted(timings, key=lambda timing: timing.batch or 0))
-    return parts.table(columns, rows, right=range(1, 9))
+    return parts.table(columns, rows, right=range(1, 9), drop=(7, 5, 2, 4, 6))
 
 
 def _timing(timing: Timing) -> tuple[str, ...]:
@@ -89,7 +104,7 @@ def _ops(models: Sequence[Bench]) -> Iterator[parts.Table]:
         cells = (times.get(model.model) for model in models)
         rows.append(parts.Row((*kind, *("–" if cell is None else f"{cell[1] * 1e3:.3f} ×{cell[0]}" for cell in cells))))
     columns = ("op", "on", "type", *(model.model for model in models))
-    yield parts.table(columns, rows, right=range(3, 3 + len(models)), shown=_OPS + 1)
+    yield parts.table(columns, rows, right=range(3, 3 + len(models)), shown=_OPS + 1, drop=(2, 1))
 
 
 def bench_json(report: BenchReport) -> str:

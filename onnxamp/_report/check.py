@@ -129,7 +129,7 @@ def _placement(audit: Audit) -> parts.Table:
     home = audit.target.upper()
     ranked = sorted(rows.items(), key=lambda row: (row[0][1] == home, -row[1], row[0]))
     cells = ((op, provider, precision, f"{n:,}") for (op, provider, precision), n in ranked)
-    return parts.table(("op", "runs on", "precision", "nodes"), cells, right=(3,), shown=_ROWS)
+    return parts.table(("op", "runs on", "precision", "nodes"), cells, right=(3,), shown=_ROWS, drop=())
 
 
 def _sizes(audit: Audit) -> list[parts.Part]:
@@ -148,7 +148,7 @@ def _values(run: RunCheck) -> list[parts.Part]:
     good = [row for row in run.values if not row.fault and not row.inherited]
     shown = min(len(bad), _ROWS)
     rows = map(_value, (*bad, *good))
-    return [parts.table(columns, rows, right=range(3, 8), shown=shown)] if run.values else []
+    return [parts.table(columns, rows, right=range(3, 8), shown=shown, drop=(2, 7, 4, 6, 5))] if run.values else []
 
 
 def _bad_values(run: RunCheck | None) -> list[ValueCheck]:

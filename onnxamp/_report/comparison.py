@@ -20,6 +20,12 @@ _OUTPUT_COLUMNS: Final = (
 )  # fmt: skip
 
 
+_LEAST_FIRST: Final = tuple(
+    map(_OUTPUT_COLUMNS.index, ("max relative", "type", "top-1", "zero", "cosine", "shape", "Inf", "NaN", "max abs"))
+)
+"""The columns that a narrow terminal leaves out, in this order."""
+
+
 def diff_report(diff: DiffReport | None) -> parts.Report:
     """A comparison; None where the models were not compared at all."""
     if diff is None:
@@ -104,9 +110,11 @@ def worst_figure(diff: DiffReport | None) -> tuple[parts.Figure, ...]:
         return ()
     if diff.detections:
         found = max(diff.detections, key=lambda detections: detections.error)
-        return (parts.Figure("largest error of a detection", number(found.error), f"output {found.outputs[0]}"),)
+        error = number(found.error)
+        return (parts.Figure("largest error of a detection", error, f"output {found.outputs[0]}", f"error {error}"),)
     worst = max(diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2))
-    return (parts.Figure("largest relative L2 error", number(worst.rel_l2), f"output {worst.name}"),)
+    error = number(worst.rel_l2)
+    return (parts.Figure("largest relative L2 error", error, f"output {worst.name}", f"error {error}"),)
 
 
 def comparison_sections(diff: DiffReport | None) -> tuple[parts.Section, ...]:
@@ -152,7 +160,7 @@ def _tokens(found: Parting) -> str:
 def _outputs(diff: DiffReport) -> parts.Table:
     missed = {judgement.output for judgement in diff.judgements if not judgement.passed}
     rows = (_output(output, is_missed=output.name in missed) for output in diff.outputs)
-    return parts.table(_OUTPUT_COLUMNS, rows, right=range(3, 12), key="output")
+    return parts.table(_OUTPUT_COLUMNS, rows, right=range(3, 12), key="output", drop=_LEAST_FIRST)
 
 
 def _output(d: TensorDiff, *, is_missed: bool) -> parts.Row:
@@ -200,7 +208,7 @@ def _detections(diff: DiffReport) -> list[parts.Part]:
         "These outputs list what the model selected by its values. Rows are matched before they are compared, since"
         " near-equal ones may change places (--metric elements compares them in place)."
     )
-    return [parts.Item(told, parts.Level.NONE), parts.table(columns, rows, right=range(1, 8))]
+    return [parts.Item(told, parts.Level.NONE), parts.table(columns, rows, right=range(1, 8), drop=(5, 6))]
 
 
 def _more_metrics(diff: DiffReport) -> parts.Table:
@@ -225,7 +233,7 @@ def _limits(diff: DiffReport) -> parts.Table:
         )
         for j in sorted(diff.judgements, key=lambda judgement: judgement.passed)
     )
-    return parts.table(("output", "metric", "value", "limit"), rows, right=(2, 3))
+    return parts.table(("output", "metric", "value", "limit"), rows, right=(2, 3), drop=())
 
 
 def _layers(diff: DiffReport) -> list[parts.Part]:
@@ -235,7 +243,10 @@ def _layers(diff: DiffReport) -> list[parts.Part]:
     columns = ("value", "op", "type", "local", "accumulated", "max |x|", "problem")
     rows = map(_layer, sorted(diff.layers, key=_badness, reverse=True))
     told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2. Local: of this op alone."
-    return [parts.Item(told, parts.Level.NONE), parts.table(columns, rows, right=(3, 4, 5), shown=_LAYERS)]
+    return [
+        parts.Item(told, parts.Level.NONE),
+        parts.table(columns, rows, right=(3, 4, 5), shown=_LAYERS, drop=(2, 5, 6)),
+    ]
 
 
 def _layer(row: LayerDiff) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def conversion_report(made: Conversion, validation: DiffReport | None, audit: Au
         _verdict(made, validation),
         (str(made.source), str(made.target)),
         where_it_ran(validation),
-        (*_figures(made), *worst_figure(validation)),
+        (*worst_figure(validation), *_figures(made)),
         (
             parts.section("Kept in float32 to pass validation", _healed(validation)),
             *comparison_sections(validation),
@@ -96,7 +96,8 @@ def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[parts.Figure, ..
     low = counts.get(dtype, 0) + counts.get("mixed", 0)
     floats = sum(counts.get(kind, 0) for kind in PRECISIONS if kind != "no floats")
     kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in PRECISIONS if counts.get(kind))
-    return (parts.Figure(f"nodes in {dtype}", percent(low, floats), kinds),) if floats else ()
+    share = percent(low, floats)
+    return (parts.Figure(f"nodes in {dtype}", share, kinds, f"{share} of nodes in {dtype}"),) if floats else ()
 
 
 def _by_precision(counts: Mapping[str, int], dtype: str) -> dict[str, int]:
@@ -114,7 +115,7 @@ def decision_table(plan: Plan) -> parts.Table:
         )
         for row in plan.rows
     )
-    return parts.table(("variable", "op", "precision", "reason"), rows)
+    return parts.table(("variable", "op", "precision", "reason"), rows, prose=(3,), drop=())
 
 
 def node_bar(label: str, counts: Mapping[str, int]) -> parts.Bar:
@@ -139,9 +140,9 @@ def _figures(made: Conversion) -> tuple[parts.Figure, ...]:
         casts += f"; {count(summary.pairs_removed, 'redundant Cast pair')} removed"
     weights = f"{percent(made.bytes_after, made.bytes_before)} of {size(made.bytes_before)}"
     return (
+        parts.Figure("Casts", f"{after:,}", casts, count(after, "Cast")),
         *node_figure(dtype, _by_precision(summary.nodes, dtype)),
-        parts.Figure("Casts", f"{after:,}", casts),
-        parts.Figure("weights", size(made.bytes_after), weights),
+        parts.Figure("weights", size(made.bytes_after), weights, f"weights {size(made.bytes_after)}"),
     )
 
 
@@ -257,7 +258,7 @@ def _losses(made: Conversion) -> list[parts.Part]:
     rows = ((name, *(f"{n:,}" for n in (c.elements, c.overflowed, c.flushed, c.subnormal))) for name, c in lost)
     columns = ("weight", "elements", "saturated", "became zero", "became subnormal")
     told = f"{len(lost):,} of {count(len(made.weights), 'converted tensor')}."
-    return [parts.Item(told, parts.Level.NONE), parts.table(columns, rows, right=range(1, 5), shown=_ROWS)]
+    return [parts.Item(told, parts.Level.NONE), parts.table(columns, rows, right=range(1, 5), shown=_ROWS, drop=(4,))]
 
 
 def _kept(made: Conversion) -> list[parts.Part]:
@@ -299,7 +300,12 @@ def traffic_figures(audit: Audit | None) -> tuple[parts.Figure, ...]:
     casts = audit.casts
     redundant = f"{casts.redundant:,} redundant; " if casts.redundant else ""
     return (
-        parts.Figure("Casts between floats", f"{casts.count:,}", f"{redundant}about {size(casts.bytes)} moved per run"),
+        parts.Figure(
+            "Casts between floats",
+            f"{casts.count:,}",
+            f"{redundant}about {size(casts.bytes)} moved per run",
+            count(casts.count, "Cast"),
+        ),
     )
 
 

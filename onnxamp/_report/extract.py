@@ -65,7 +65,7 @@ def region_report(region: Region, files: Sequence[Path]) -> parts.Report:
         _verdict(region),
         (region.source,),
         figures=(
-            parts.Figure("nodes", f"{len(region.nodes):,}", remark),
+            parts.Figure("nodes", f"{len(region.nodes):,}", remark, count(len(region.nodes), "node")),
             parts.Figure("weights", size(weight_bytes(region.model))),
         ),
         sections=(
@@ -109,14 +109,14 @@ def _nodes(region: Region) -> parts.Table:
             )
     first = next((place for place, row in enumerate(rows) if row.is_strong), 0)
     first = max(0, min(first - _ROWS // 2, len(rows) - _ROWS))
-    return parts.table(("", "node", "op", "output type"), rows[first:] + rows[:first], shown=_ROWS)
+    return parts.table(("", "node", "op", "output type"), rows[first:] + rows[:first], shown=_ROWS, drop=(3,))
 
 
 def _values(arrays: Mapping[str, Array], nothing: str) -> list[parts.Part]:
     columns = ("value", "type", "shape", "least", "largest", "NaN", "Inf", "zero")
     rows = [_value(value_facts(name, array)) for name, array in arrays.items()]
     return (
-        [parts.table(columns, rows, right=range(3, 8), shown=_ROWS)]
+        [parts.table(columns, rows, right=range(3, 8), shown=_ROWS, drop=(7, 1))]
         if rows
         else [parts.Item(nothing, parts.Level.NONE)]
     )
@@ -135,7 +135,7 @@ def _number(x: float | None) -> str:
 def _files(files: Sequence[Path]) -> parts.Table:
     contents = ("the region as a model", "its inputs", "its outputs (read it with numpy.load)")
     rows = ((str(file), size(file.stat().st_size), text) for file, text in zip(files, contents, strict=True))
-    return parts.table(("file", "size", "holds"), rows, right=(1,))
+    return parts.table(("file", "size", "holds"), rows, right=(1,), prose=(2,), drop=())
 
 
 def _steps(region: Region, files: Sequence[Path]) -> tuple[parts.Step, ...]:

@@ -12,7 +12,7 @@ from onnxamp._model.storage import weight_bytes
 from onnxamp._options.lists import Preset
 from onnxamp._report import parts
 from onnxamp._report.conversion import decision_table
-from onnxamp._report.text import opset_text, size
+from onnxamp._report.text import count, opset_text, size
 
 _DTYPES: Final = ("float16", "bfloat16", "float32", "other")
 
@@ -43,13 +43,15 @@ def inspection_report(
     levels = (
         [_levels(plans)] if plans else [parts.Item("No level applies: the opset is too old. Upgrade it with --opset.")]
     )
+    weights, opsets = size(weight_bytes(model)), opset_text(opset_imports(model).items())
     return parts.Report(
         "inspect",
         models=(str(path),),
         figures=(
+            parts.Figure("nodes", f"{sum(operators.values()):,}", brief=count(sum(operators.values()), "node")),
+            parts.Figure("weights", weights, brief=f"weights {weights}"),
+            parts.Figure("opset", opsets, brief=f"opset {opsets}"),
             parts.Figure("IR version", str(model.ir_version)),
-            parts.Figure("opset", opset_text(opset_imports(model).items())),
-            parts.Figure("weights", size(weight_bytes(model))),
         ),
         sections=(
             parts.section("Operators", [_operators(operators)]),
@@ -65,7 +67,7 @@ def lists_report(presets: Sequence[Preset]) -> parts.Report:
     lists = (
         parts.section(
             f"{preset.name}: {kind} list, {len(entries)} op types",
-            [parts.table(("op type", "source"), entries.items())],
+            [parts.table(("op type", "source"), entries.items(), prose=(1,), drop=())],
         )
         for preset in presets
         for kind, entries in (("white", preset.white), ("black", preset.black))
@@ -73,23 +75,28 @@ def lists_report(presets: Sequence[Preset]) -> parts.Report:
     names = (
         parts.section(
             f"{preset.name}: {len(preset.names)} names of the framework",
-            [parts.table(("name", "op types"), ((name, ", ".join(ops)) for name, ops in preset.names.items()))],
+            [parts.table(("name", "op types"), _names(preset), prose=(1,), drop=())],
         )
         for preset in presets
         if preset.names
     )
-    return parts.Report("lists", sections=(parts.section("Presets", [_presets(presets)]), *lists, *names))
+    return parts.Report("lists", figures=tuple(map(_preset, presets)), sections=(*lists, *names))
 
 
-def _presets(presets: Sequence[Preset]) -> parts.Table:
-    return parts.table(("preset", "what it is"), ((preset.name, preset.summary) for preset in presets))
+def _preset(preset: Preset) -> parts.Figure:
+    counts = f"{len(preset.white)} white, {len(preset.black)} black"
+    return parts.Figure(preset.name, counts, preset.summary, f"{preset.name} {counts}")
+
+
+def _names(preset: Preset) -> Iterator[tuple[str, str]]:
+    return ((name, ", ".join(ops)) for name, ops in preset.names.items())
 
 
 def _operators(counts: Mapping[tuple[str, str], int]) -> parts.Table:
     """Op types by the precisions that their nodes touch, as paddle.amp.debugging.collect_operator_stats has them."""
     ops = sorted({op for op, _ in counts}, key=lambda op: (-sum(counts.get((op, d), 0) for d in _DTYPES), op))
     rows = ((op, *(str(counts.get((op, dtype)) or "") for dtype in _DTYPES)) for op in ops)
-    return parts.table(("op type", *_DTYPES), rows, right=range(1, 5))
+    return parts.table(("op type", *_DTYPES), rows, right=range(1, 5), drop=())
 
 
 def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> parts.Table:
@@ -104,7 +111,7 @@ def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> parts.Table:
         for level, (plan, nodes) in plans.items()
     )
     return parts.table(
-        ("level", "nodes low", "nodes float32", "new Casts", "kept for hazards"), rows, right=range(1, 5)
+        ("level", "nodes low", "nodes float32", "new Casts", "kept for hazards"), rows, right=range(1, 5), drop=()
     )
 
 

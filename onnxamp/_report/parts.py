@@ -3,7 +3,7 @@
 Texts may hold names from models as they are; whatever shows them makes them harmless first.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TypeAlias
@@ -39,11 +39,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A key figure: what it is, the number with its unit, and a remark."""
+    """A key figure: what it is, the number with its unit, and a remark; ``brief`` says it within a line."""
 
     label: str
     value: str
     remark: str = ""
+    brief: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,9 @@ class Table:
     """Rows under titles; the columns whose positions are in ``right`` hold numbers.
 
     ``shown`` limits the rows on the terminal, where -v shows all of them. ``key`` names the rows on the page
-    (``key-0``, ``key-1``, ...).
+    (``key-0``, ``key-1``, ...). Where the terminal is narrow, the columns in ``prose`` are folded, names lose their
+    middle, and then the columns in ``drop`` are left out, in this order: from the right, all but the first, if it is
+    None.
     """
 
     columns: tuple[str, ...]
@@ -69,6 +72,8 @@ class Table:
     rows: tuple[Row, ...]
     shown: int | None = None
     key: str = ""
+    prose: tuple[int, ...] = ()
+    drop: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +169,12 @@ class Report:
 
 def table(
     columns: Sequence[str], rows: Iterable[Row | Sequence[str]], *, right: Sequence[int] = (), shown: int | None = None,
-    key: str = "",
+    key: str = "", prose: Sequence[int] = (), drop: Sequence[int] | None = None,
 ) -> Table:  # fmt: skip
     """A table of rows, or of cells alone."""
     made = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
-    return Table(tuple(columns), tuple(right), made, shown, key)
+    left_out = None if drop is None else tuple(drop)
+    return Table(tuple(columns), tuple(right), made, shown, key, tuple(prose), left_out)
 
 
 def section(title: str, parts: Iterable[Part], *, is_detail: bool = False, on_page: bool = True) -> Section:
@@ -179,3 +185,14 @@ def section(title: str, parts: Iterable[Part], *, is_detail: bool = False, on_pa
 def notes(texts: Iterable[str]) -> list[Item]:
     """Each sentence once, as an item."""
     return [Item(text) for text in dict.fromkeys(texts)]
+
+
+def shown_rows(table: Table, *, verbose: bool) -> tuple[Row, ...]:
+    """The rows that the terminal shows."""
+    return table.rows if verbose else table.rows[: table.shown]
+
+
+def problems(report: Report) -> Iterator[Item]:
+    """All items that are warnings or errors."""
+    for one in report.sections:
+        yield from (part for part in one.parts if isinstance(part, Item) and part.level >= Level.WARNING)

@@ -47,7 +47,7 @@ def tuning_report(
     told = parts.Step("--pick K with the same --state writes candidate K without running again.")
     report = replace(
         base,
-        figures=(*base.figures, *_figures(tuned)),
+        figures=(*_figures(tuned), *base.figures),
         sections=(*_sections(tuned, state), *base.sections),
         steps=(*base.steps, *([told] if several else [])),
     )
@@ -146,10 +146,11 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
 
 
 def _figures(tuned: Tuned) -> tuple[parts.Figure, ...]:
-    wanted = f"tolerance {tolerance_text(tuned)}"
+    wanted, error = f"tolerance {tolerance_text(tuned)}", error_text(tuned, tuned.error)
+    faster = speedup_text(tuned, tuned.candidates[tuned.chosen])
     return (
-        parts.Figure(tuned.metric, error_text(tuned, tuned.error), wanted),
-        parts.Figure("speed-up", speedup_text(tuned, tuned.candidates[tuned.chosen]), f"{tuned.times}"),
+        parts.Figure(tuned.metric, error, wanted, f"{tuned.metric} {error}"),
+        parts.Figure("speed-up", faster, f"{tuned.times}", f"speed-up {faster}"),
     )
 
 
@@ -173,7 +174,7 @@ def _candidates(tuned: Tuned) -> parts.Table:
         "#", "time", "speed-up", "measured", "predicted", "nodes low", "Casts", "arithmetic", "traffic", "weights", "",
     )  # fmt: skip
     rows = (_candidate(tuned, position, candidate) for position, candidate in enumerate(tuned.candidates))
-    return parts.table(columns, rows, right=range(1, 10), key="candidate")
+    return parts.table(columns, rows, right=range(1, 10), key="candidate", drop=(8, 7, 4, 9, 1, 5, 6))
 
 
 def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> parts.Row:

@@ -414,7 +414,7 @@ def test_no_cure_is_looked_for_twice(gone: bool) -> None:
 def test_json() -> None:
     models("a.onnx")
     Path("in/text.onnx").write_text("x")
-    result = run("convert", "in", "-o", "out", "--json")
+    result = run("convert", "in", "-o", "out", "--format", "json")
     assert result.exit_code == 1
     assert list(json.loads(result.stdout)) == ["onnxamp", "format", "report"]
     rows = json.loads(result.stdout)["report"]["rows"]

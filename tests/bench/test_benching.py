@@ -363,7 +363,7 @@ class TestCommand:
         for text in ("CPU, onnxruntime", "median ms", "p99 ms", "speed-up [95 %]", "low.onnx", "Conv",
                      "nodes per provider", "say nothing of a GPU"):  # fmt: skip
             assert text in result.output
-        facts = report_of(run("bench", CLASSIFIER, *arguments, "--json"))
+        facts = report_of(run("bench", CLASSIFIER, *arguments, "--format", "json"))
         assert facts["onnxamp"] == "bench"
         assert [row["batch"] for row in facts["report"]["timings"]] == [1, 2]
         assert run("bench", CLASSIFIER, *arguments, "-q").output == ""

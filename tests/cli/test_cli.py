@@ -89,7 +89,7 @@ def test_options_reach_the_engine() -> None:
 
 
 def test_json() -> None:
-    result = run("convert", small(), "--json")
+    result = run("convert", small(), "--format", "json")
     report = json.loads(result.output)
     assert (report["onnxamp"], report["format"]) == ("convert", 1)
     assert report["target"] == "model_fp16.onnx"
@@ -183,7 +183,7 @@ def test_nodes_that_keep_a_result_from_passing_stay_float32() -> None:
         [square] s = Mul (X, X) [root] r = Sqrt (s) [last] Y = Relu (r)
     }""")
     np.savez("x.npz", X=np.float32([300, 1, 2, 3]))
-    result = run("convert", path, "--level", "O3", "--inputs", "x.npz", "--json")
+    result = run("convert", path, "--level", "O3", "--inputs", "x.npz", "--format", "json")
     assert result.exit_code == 0, result.output
     cure = report_of(result)["validation"]["cure"]
     assert (cure["applied"], cure["confirmed"]) == (True, True)
@@ -249,7 +249,7 @@ def test_a_plan_is_repeated_to_the_letter() -> None:
 
 
 def test_a_broken_result_as_json() -> None:
-    result = run("convert", saved(NORM), "--level", "O3", "--no-hazards", "--json", "--no-cure")
+    result = run("convert", saved(NORM), "--level", "O3", "--no-hazards", "--format", "json", "--no-cure")
     assert result.exit_code == 1
     assert report_of(result)["validation"]["first_bad"]["value"] == "q"
 

@@ -65,7 +65,7 @@ def test_inspect_one_level() -> None:
     path = small()
     result = run("inspect", path, "--level", "O2")
     assert re.search(r"first:T +MatMul +float16 +white list: MatMul", result.output)
-    report = json.loads(run("inspect", path, "--json").output)
+    report = json.loads(run("inspect", path, "--format", "json").output)
     assert (report["onnxamp"], report["format"]) == ("inspect", 1)
     assert sorted(report["levels"]) == ["O1", "O2", "O3"]
     assert report["operators"] == {"MatMul float32": 1}
@@ -83,7 +83,7 @@ def test_lists() -> None:
     assert result.exit_code == 0
     assert "mindspore.amp.get_black_list(): nn.LayerNorm" in result.output
     assert re.search(r"BatchNorm2d +BatchNormalization", result.output)
-    report = json.loads(run("lists", "--json").output)
+    report = json.loads(run("lists", "--format", "json").output)
     assert report["presets"]["paddle"]["names"]["matmul_v2"] == ["MatMul"]
     assert (report["onnxamp"], report["format"]) == ("lists", 1)
     assert sorted(report["presets"]) == ["default", "fast", "mindspore", "paddle"]

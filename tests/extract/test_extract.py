@@ -595,7 +595,7 @@ class TestCommand:
         assert Path("bad_region.onnx").is_file()
 
     def test_json(self):
-        result = extract("bad.onnx", "--around", "mean", "--before", 1, "--after", 0, "--json")
+        result = extract("bad.onnx", "--around", "mean", "--before", 1, "--after", 0, "--format", "json")
         facts = json.loads(result.stdout)
         assert [node["op"] for node in facts["nodes"] if node["op"] != "Cast"] == ["Pow", "ReduceMean"]
         assert facts["around"] == ["mean"]

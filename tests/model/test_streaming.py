@@ -332,7 +332,7 @@ def test_losses_are_reported(tmp_path: Path) -> None:
     text = run(*arguments).output
     assert "Weights that lost elements\n  2 of 2 converted tensors." in text
     assert [line.split() for line in text.splitlines() if line.startswith("  w ")] == [["w", "4,096", "3", "5", "7"]]
-    report = json.loads(run(*arguments, "--json").output)
+    report = json.loads(run(*arguments, "--format", "json").output)
     assert report["weights"]["k"] == {"elements": 4096, "overflowed": 3, "flushed": 5, "subnormal": 7}
     run(*arguments, "--html", tmp_path / "page.html")
     assert "subnormal" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -169,13 +169,13 @@ def test_float32_models_have_no_cure():
     assert "ured" not in result.output
     assert "cure" not in result.output
     assert "onnxamp convert" not in result.output
-    assert report_of(run("diff", one, other, "--json"))["cure"] is None
+    assert report_of(run("diff", one, other, "--format", "json"))["cure"] is None
 
 
 def test_the_cure_is_in_the_json():
     source = saved(NORM)
     assert run("convert", source, "-o", "bad.onnx", *CARELESS).exit_code == 0
-    cure = report_of(run("diff", source, "bad.onnx", *inputs(X=NORM_X), "--json"))["cure"]
+    cure = report_of(run("diff", source, "bad.onnx", *inputs(X=NORM_X), "--format", "json"))["cure"]
     assert cure["confirmed"] is True
     assert cure["command"].startswith("onnxamp convert model.onnx -o bad_cured.onnx")
 
@@ -193,7 +193,7 @@ def test_a_check_tells_what_to_keep():
     words = the_command(result)
     assert words[0] == "--keep-fp32"
     assert run("convert", source, "-o", "good.onnx", *CARELESS, *words).exit_code == 0
-    assert report_of(run("check", "good.onnx", *options, "--json"))["run"]["first_bad"] is None
+    assert report_of(run("check", "good.onnx", *options, "--format", "json"))["run"]["first_bad"] is None
     assert diff_models(source, "good.onnx", samples_of({"X": BIG})).passed
 
 
@@ -237,7 +237,7 @@ def test_odd_names_survive_the_shell(name):
     words = the_command(result)
     made = run("convert", source, "-o", "good.onnx", *CARELESS, *words)
     assert made.exit_code == 0, made.output
-    assert report_of(run("check", "good.onnx", *options, "--json"))["run"]["first_bad"] is None
+    assert report_of(run("check", "good.onnx", *options, "--format", "json"))["run"]["first_bad"] is None
 
 
 @pytest.mark.parametrize("name", ["", *ODD_NAMES[:4]])
@@ -277,7 +277,7 @@ def test_a_model_with_two_kinds_of_faults():
     assert run("convert", source, "-o", "bad.onnx", *CARELESS).exit_code == 0
     words = the_command(run("check", "bad.onnx", *options))
     assert run("convert", source, "-o", "good.onnx", *CARELESS, *words).exit_code == 0
-    assert report_of(run("check", "good.onnx", *options, "--json"))["run"]["first_bad"] is None
+    assert report_of(run("check", "good.onnx", *options, "--format", "json"))["run"]["first_bad"] is None
 
 
 def test_the_last_op_overflows_though_the_output_is_float32():
@@ -286,7 +286,7 @@ def test_the_last_op_overflows_though_the_output_is_float32():
     assert run("convert", source, "-o", "bad.onnx", *CARELESS).exit_code == 0
     words = the_command(run("check", "bad.onnx", *options))
     assert run("convert", source, "-o", "good.onnx", *CARELESS, *words).exit_code == 0
-    assert report_of(run("check", "good.onnx", *options, "--json"))["run"]["first_bad"] is None
+    assert report_of(run("check", "good.onnx", *options, "--format", "json"))["run"]["first_bad"] is None
 
 
 INTEGERS = "(int64[2] I) => (float[2] Y) { [down] c = Cast <to = 1> (I) [root] r = Sqrt (c) [after] Y = Relu (r) }"
@@ -305,7 +305,7 @@ def test_integers_that_are_too_large_for_float16():
     assert kept.skipped is None
     assert cure.confirmed
     assert run("convert", source, "-o", "good.onnx", *CARELESS, *shlex.split(cure.command)).exit_code == 0
-    assert report_of(run("check", "good.onnx", *options, "--json"))["run"]["first_bad"] is None
+    assert report_of(run("check", "good.onnx", *options, "--format", "json"))["run"]["first_bad"] is None
 
 
 def test_an_input_that_is_too_large_for_float16():

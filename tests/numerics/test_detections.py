@@ -261,7 +261,7 @@ class TestWhereItShows:
         assert result.exit_code == 0, result.output
         assert "Detections" in result.output
         assert "boxes, scores, labels" in result.output
-        result = run("diff", "model.onnx", "low.onnx", "--inputs", "x.npz", "--json", "--metric", "elements")
+        result = run("diff", "model.onnx", "low.onnx", "--inputs", "x.npz", "--format", "json", "--metric", "elements")
         assert report_of(result)["detections"] == []
         result = run("diff", "model.onnx", "low.onnx", "--inputs", "x.npz", "--save", "diff.json", "-q")
         assert json.loads((tmp_path / "diff.json").read_text())["detections"][0]["rows"] == ROWS

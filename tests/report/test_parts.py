@@ -1,12 +1,19 @@
 """Reports on a terminal: tables that lose nothing, and consoles that go to no terminal."""
 
+import io
+import re
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pages
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from onnxamp._report.check import check_report
-from onnxamp._report.parts import Report, Step, section, table
+from onnxamp._report.fitting import elided_alike, folded
+from onnxamp._report.parts import Figure, Item, Level, Report, Row, Status, Step, Table, Verdict, section, table
 from onnxamp._report.terminal import print_report
 
 
@@ -47,16 +54,133 @@ def test_the_width_is_that_of_columns(
     assert width - 5 <= max(map(len, lines)) <= width
 
 
-@pytest.mark.parametrize("width", [40, 60, 80])
-def test_narrow_tables_lose_nothing(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    cells = {"value": "v" * 30, "op": "o" * 18, "largest": "9.87e+65"}
-    lines = printed(one_row(**cells), capsys)
-    assert all(len(line) <= width for line in lines)
-    told = "".join("".join(lines[2:]).split())
-    assert sorted(told) == sorted("".join([*cells, *cells.values()]))
+NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?(?: (?:[kMG]?B|%|ms))?")
+"""A number with its unit, as reports write them."""
+NODES = st.sampled_from((
+    "/model/decoder/layers.11/self_attn/MatMul_1", "/model/decoder/layers.12/self_attn/MatMul_1", "MatMul_0", "",
+    "模型/注意力/Softmax_é_output_0_and_more_of_it", "functional_1/conv2d_17/BiasAdd;block_3.expand/Relu6__231:0",
+    "x" * 90, "a\u202eb\x1b[31m" * 9, "7" * 70,
+))  # fmt: skip
+NUMBERS = st.sampled_from(("4.28e-4", "0.9999999", "12.3 MB", "1,234,567", "54 %", "∞", "–", "0", "1.00 [0.98, 1.03]"))
+PROSE = st.lists(st.one_of(NODES, NUMBERS, st.sampled_from(("the", "epsilon", "is", "lost:"))), max_size=12).map(
+    " ".join
+)
+STATUSES = st.sampled_from((None, *Status))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    kinds = [NODES, *draw(st.lists(st.sampled_from((NODES, NUMBERS, NUMBERS, NUMBERS, PROSE)), max_size=9))]
+    titles = [draw(st.sampled_from(("value", "relative L2", "nodes per provider", "/home/models/decoder.onnx"))) for _ in kinds]
+    rows = draw(st.lists(st.tuples(st.tuples(*kinds), STATUSES, PROSE), min_size=1, max_size=5))
+    return table(
+        titles, [Row(cells, status, remark) for cells, status, remark in rows],
+        right=[at for at, kind in enumerate(kinds) if kind is NUMBERS],
+        prose=[at for at, kind in enumerate(kinds) if kind is PROSE],
+    )  # fmt: skip
+
+
+ITEMS = st.builds(Item, PROSE, st.sampled_from(Level), NODES, st.lists(PROSE, max_size=5).map(tuple), PROSE)
+FIGURES = st.builds(Figure, st.sampled_from(("Casts", "largest relative L2 error")), NUMBERS, PROSE, NUMBERS)
+REPORTS = st.builds(
+    Report, st.just("convert, O2 float16 for cuda"),
+    st.one_of(st.none(), st.builds(Verdict, st.sampled_from(Status), PROSE, st.lists(PROSE, max_size=3).map(tuple))),
+    st.lists(NODES, max_size=2).map(tuple), st.lists(PROSE, max_size=2).map(tuple),
+    st.lists(FIGURES, max_size=4).map(tuple),
+    st.lists(
+        st.builds(section, PROSE, st.lists(st.one_of(tables(), ITEMS, FIGURES), min_size=1, max_size=3)), max_size=2
+    ).map(tuple),
+    st.lists(st.builds(Step, PROSE), max_size=1).map(tuple),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(REPORTS, st.sampled_from((40, 60, 80, 120, 200)), st.booleans(), st.booleans())
+def test_no_line_is_too_wide_and_no_number_is_cut(report: Report, width: int, verbose: bool, brief: bool) -> None:
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+        patch.setenv("COLUMNS", str(width))
+        print_report(report, verbose=verbose, brief=brief)
+    lines = out.getvalue().splitlines()
+    assert max(map(cell_len, lines), default=0) <= width
+    if brief:
+        return
+    told = "\n".join(lines)
+    for figure in report.figures:
+        assert figure.value in told
+    for part in (part for one in report.sections for part in one.parts if isinstance(part, Table)):
+        shown = [at for at in part.right if part.columns[at]]
+        for row in part.rows:
+            cells = [row.cells[at] for at in shown]
+            line = [line for line in lines if cells and all(cell in line for cell in cells)]
+            assert line or "Left out for want of room" in told or not cells
+
+
+@given(PROSE, st.integers(12, 60))
+def test_numbers_in_prose_stay_whole(text: str, width: int) -> None:
+    """All that fit into a line. Nothing is lost, and nothing is added."""
+    lines = folded(text, width)
+    assert max(map(cell_len, lines)) <= width
+    assert "".join("".join(lines).split()) == "".join(text.split())
+    whole = [number for number in NUMBER.findall(text) if cell_len(number) <= width]
+    assert sorted(whole) == sorted(found for line in lines for found in NUMBER.findall(line) if found in whole)
+
+
+@given(st.lists(NODES, min_size=1), st.integers(5, 60))
+def test_names_lose_their_middle_and_stay_different(names: list[str], width: int) -> None:
+    cut = elided_alike(names, width)
+    assert all(cell_len(text) <= width for text in cut)
+    assert [text for text, name in zip(cut, names, strict=True) if cell_len(name) <= width] == [
+        name for name in names if cell_len(name) <= width
+    ]
+
+
+def test_names_that_differ_in_the_middle() -> None:
+    names = [f"/model/decoder/layers.{number}/self_attn/MatMul_1_output_0" for number in range(12)]
+    for width in (20, 24, 30, 40):
+        assert len(set(elided_alike(names, width))) == 12
+    assert elided_alike(names, 30)[11] == "…layers.11/…/MatMul_1_output_0"
+
+
+def test_columns_go_in_the_order_that_the_table_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """What holds nothing goes first; what is left out is named."""
+    row = ("x" * 40, "1" * 9, "2" * 9, "", "3" * 9)
+    made = table(("name", "a", "b", "empty", "c"), [row], right=(1, 2, 4), drop=(2, 1))
+    for width, left in ((60, "empty"), (50, "b, empty"), (38, "a, b, empty")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", str(width))
+            print_report(Report("test", sections=(section("Table", [made]),)))
+        assert " ".join(capsys.readouterr().out.split()).endswith(f"Left out for want of room: {left}.")
+
+
+def test_nothing_is_cut_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file, or a pipe: programs look for names there."""
+    names = [f"/model/decoder/layers.{number}/" + "self_attn/" * 30 for number in range(3)]
+    print_report(Report("test", sections=(section("Table", [table(("name", "n"), [(name, "1") for name in names])]),)))
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[3:]] == names
+
+
+def test_the_verdict_stands_first_and_last(capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = Verdict(Status.PASSED, "Converted to float16.")
+    figures = (Figure("error", "1e-3", "", "error 1e-3"), Figure("Casts", "3", "", "3 Casts"))
+    body = section("Table", [table(["n"], [[str(n)] for n in range(30)])])
+    for sections in ((body,), ()):
+        print_report(Report("convert", verdict, ("a.onnx", "b.onnx"), figures=figures, sections=sections))
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:2] == ["✔ Converted to float16.", "  a.onnx → b.onnx   convert"]
+        assert (lines[-1] == "✔ b.onnx: Converted to float16, error 1e-3, 3 Casts") == bool(sections)
+
+
+def test_one_line_if_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    note, problem = Item("fine"), Item("not fine", Level.WARNING)
+    figures = (Figure("error", "1e-3", "", "error 1e-3"), Figure("weights", "1 MB"))
+    for status, items in ((Status.PASSED, [note]), (Status.FAILED, [note, problem])):
+        report = Report("diff", Verdict(status, "Compared.", ("why",)), ("a.onnx",), ("CPU",), figures,
+                        (section("Notes", items),), (Step("Next:", "command"),))  # fmt: skip
+        print_report(report, brief=True)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0][2:] == "a.onnx: Compared, error 1e-3"
+        assert lines[1:] == ([] if status is Status.PASSED else ["  why", "! not fine", "", " → Next:", "   command"])
 
 
 def test_long_commands_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:

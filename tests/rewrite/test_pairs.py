@@ -229,7 +229,9 @@ def test_reports_count_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     shown = run("convert", "model.onnx", "-o", "out.onnx", "--html", "page.html", "--no-validate")
     assert "2 redundant Cast pairs removed" in shown.output
     assert "2 redundant Cast pairs removed" in Path("page.html").read_text(encoding="utf-8")
-    summary = json.loads(run("convert", "model.onnx", "-o", "out.onnx", "--json", "--no-validate").output)["summary"]
+    summary = json.loads(run("convert", "model.onnx", "-o", "out.onnx", "--format", "json", "--no-validate").output)[
+        "summary"
+    ]
     facts = ("casts_before", "casts_added", "casts_removed", "pairs_removed")
     assert [summary[name] for name in facts] == [4, 0, 4, 2]
 

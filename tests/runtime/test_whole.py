@@ -163,7 +163,7 @@ def test_convert_validates_where_it_is_told(provider: str, cuda_double: CudaDoub
 
 
 def test_reports_name_what_ran(tmp_path: Path) -> None:
-    result = run("diff", CLASSIFIER, CLASSIFIER, "--provider", "cpu", "--json")
+    result = run("diff", CLASSIFIER, CLASSIFIER, "--provider", "cpu", "--format", "json")
     assert report_of(result)["ran_on"] == "CPU"
     assert report_of(result)["noise"] is None
 

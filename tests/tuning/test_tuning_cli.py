@@ -46,7 +46,18 @@ def test_writes_and_reports() -> None:
 
 def test_json() -> None:
     result = run(
-        "tune", CLASSIFIER, "-o", "out.onnx", "--json", "--samples", 2, "--dtype", "bfloat16", "--device", "H100"
+        "tune",
+        CLASSIFIER,
+        "-o",
+        "out.onnx",
+        "--format",
+        "json",
+        "--samples",
+        2,
+        "--dtype",
+        "bfloat16",
+        "--device",
+        "H100",
     )
     assert result.exit_code == 0
     found = report_of(result)
@@ -93,7 +104,7 @@ def test_what_does_not_hold_ends_with_1() -> None:
 
 def test_pick_from_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = mask_runs(monkeypatch)
-    arguments = ("tune", ENCODER, "--samples", 1, "--tolerance", "1e-3", "--state", "s.json", "--json")
+    arguments = ("tune", ENCODER, "--samples", 1, "--tolerance", "1e-3", "--state", "s.json", "--format", "json")
     first = report_of(run(*arguments, "-o", "a.onnx"))["tuning"]
     assert runs.sessions > 0
     runs.sessions = 0
