@@ -9,6 +9,7 @@
     │   └── OpsetError                     its opset is too old or too new
     ├── GradientError                      a loss cannot be differentiated: an op has no rule
     ├── OutputError                        the result cannot be written
+    ├── MissingPackageError (ImportError)  an optional package is not installed
     ├── CallOrderError (RuntimeError)      a method was called before or after its time
     ├── RuntimeFailure                     ONNX Runtime could not load or run a model
     ├── NumericsError (RuntimeError)       a checked value holds NaN or Inf
@@ -52,6 +53,10 @@ class GradientError(OnnxAmpError):
 
 class OutputError(OnnxAmpError):
     """The result cannot be written; an existing file is untouched."""
+
+
+class MissingPackageError(OnnxAmpError, ImportError):
+    """An optional package is not installed; the message says how to install it."""
 
 
 class CallOrderError(OnnxAmpError, RuntimeError):

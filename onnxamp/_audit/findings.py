@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from onnxamp._public import Shown
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -56,8 +58,8 @@ class Casts:
     redundant: int
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
+@dataclass(frozen=True, slots=True, repr=False)
+class Audit(Shown):
     """Everything that is known about a model before it runs.
 
     Attributes:

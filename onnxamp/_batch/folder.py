@@ -20,6 +20,7 @@ from onnxamp._model.staging import sweep
 from onnxamp._model.threads import core_count
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
+from onnxamp._public import Shown
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._warnings import warn
@@ -30,8 +31,8 @@ _SAVE_EVERY: Final = 5.0
 """Seconds between two writes of the state: what a killed run loses at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class FolderReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class FolderReport(Shown):
     """What became of the models of a folder.
 
     Attributes:

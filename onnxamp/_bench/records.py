@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from onnxamp._public import Shown
+
 
 @dataclass(frozen=True, slots=True)
 class Latency:
@@ -99,8 +101,8 @@ class Cause:
     action: str
 
 
-@dataclass(frozen=True, slots=True)
-class BenchReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class BenchReport(Shown):
     """Models beside each other, all on the same inputs.
 
     Attributes:

@@ -27,6 +27,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.saving import WeightConverter, copy_file, save_model
 from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data
 from onnxamp._options.options import Level, Options
+from onnxamp._public import Shown
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
@@ -97,8 +98,8 @@ def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> Mod
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+@dataclass(frozen=True, slots=True, repr=False)
+class Conversion(Shown):
     """What :func:`onnxamp.convert_file` did.
 
     Attributes:

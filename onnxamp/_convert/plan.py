@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.pins import variable_names
@@ -15,9 +15,12 @@ from onnxamp._errors import ArgumentError
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
 from onnxamp._options.options import Options
+from onnxamp._public import Shown
 
-FORMAT = 2
+FORMAT: Final = 2
 """Version of the JSON format."""
+CONSTANTS: Final = ("initializer", "Constant")
+"""What stands for the op in rows about constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,8 @@ class HazardRow:
     detail: str
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Shown):
     """Which float has which precision, and why. ``str(plan)`` is a table.
 
     Attributes:
@@ -94,6 +97,12 @@ class Plan:
     def decisions(self) -> dict[str, bool]:
         """Variable key -> whether it is low."""
         return {row.key: row.low for row in self.rows}
+
+    @property
+    def float32_nodes(self) -> tuple[str, ...]:
+        """Nodes that stay float32 though they could be in low precision, wholly or in part; in execution order."""
+        rows = (row for row in self.rows if not row.low and row.op not in CONSTANTS)
+        return tuple(dict.fromkeys(row.node for row in rows))
 
     def counts(self) -> Counter[tuple[str, bool]]:
         """(op type, low) -> number of variables."""

@@ -6,6 +6,7 @@ from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import TensorDiff
 from onnxamp._numerics.tokens import Parting
+from onnxamp._public import Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ class Cure:
     casts: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DiffReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class DiffReport(Shown):
     """Two models compared on the same inputs; :func:`onnxamp.diff_models` returns it.
 
     ``ran_on`` names what computed ("CUDA (device)", "WebGPU on device", "CPU, emulated float16", "CPU"); ``inputs``
@@ -148,8 +149,8 @@ class ValueCheck:
     """Nodes that read the value, directly or behind Casts."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunCheck:
+@dataclass(frozen=True, slots=True, repr=False)
+class RunCheck(Shown):
     """A model that ran, value by value in execution order; :func:`onnxamp.check_run` returns it.
 
     Example:

@@ -21,7 +21,7 @@ LEVELS: Final = {"error": parts.Level.ERROR, "warning": parts.Level.WARNING, "no
 """Severities of findings."""
 
 
-def check_report(audit: Audit | None, run: RunCheck | None, model: str = "") -> parts.Report:
+def check_report(audit: Audit | None, run: RunCheck | None = None, model: str = "") -> parts.Report:
     """What a check found; ``run`` is None where the model was not run."""
     findings = finding_items(audit) if audit else []
     return parts.Report(
@@ -38,6 +38,11 @@ def check_report(audit: Audit | None, run: RunCheck | None, model: str = "") -> 
         ),
         steps_of(run.cure if run else None, is_options=True),
     )
+
+
+def run_report(run: RunCheck) -> parts.Report:
+    """What running a model showed."""
+    return check_report(None, run)
 
 
 def check_status(audit: Audit | None, run: RunCheck | None) -> parts.Status:

@@ -42,7 +42,9 @@ PRECISIONS: Final = ("float16", "bfloat16", "mixed", "float32", "float64", "no f
 """Precisions of nodes, in the order in which they are shown."""
 
 
-def conversion_report(made: Conversion, validation: DiffReport | None, audit: Audit | None = None) -> parts.Report:
+def conversion_report(
+    made: Conversion, validation: DiffReport | None = None, audit: Audit | None = None
+) -> parts.Report:
     """All that a conversion has to say; ``audit`` is of the result."""
     plan = made.plan
     return parts.Report(

@@ -1,12 +1,14 @@
 """What is in a model and in the lists, and what each level would do."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from onnx import ModelProto
 
-from onnxamp._convert.plan import Plan
+from onnxamp._convert.plan import CONSTANTS, Plan
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.storage import weight_bytes
 from onnxamp._options.lists import Preset
@@ -14,6 +16,8 @@ from onnxamp._report import parts
 from onnxamp._report.conversion import decision_table
 from onnxamp._report.text import count, opset_text, size
 
+_ROWS: Final = 12
+"""Decisions that the terminal shows without -v."""
 _DTYPES: Final = ("float16", "bfloat16", "float32", "other")
 
 
@@ -60,6 +64,31 @@ def inspection_report(
             *decisions,
         ),
     )
+
+
+def plan_report(plan: Plan) -> parts.Report:
+    """A plan: what is decided, why nodes stay float32, and each decision."""
+    rows = tuple(row for row in plan.rows if row.op not in CONSTANTS)
+    low, high = {row.node for row in rows if row.low}, {row.node: row.reason for row in rows if not row.low}
+    reasons = Counter(high.values()).most_common()
+    return parts.Report(
+        f"plan, {plan.level} {plan.dtype} for {plan.target}",
+        models=(f"Plan: {plan.level} {plan.dtype} for {plan.target}",),
+        figures=(
+            parts.Figure(f"nodes in {plan.dtype}", f"{len(low):,}", f"of {len(low | high.keys()):,} that could be"),
+            parts.Figure("new Casts", f"{plan.casts:,}"),
+        ),
+        sections=(
+            parts.section("Warnings", (parts.Item(text, parts.Level.WARNING) for text in plan.warnings)),
+            parts.section("Why nodes stay float32", _reasons(reasons)),
+            parts.section("Decisions", [replace(decision_table(replace(plan, rows=rows)), shown=_ROWS)]),
+        ),
+    )
+
+
+def _reasons(reasons: Sequence[tuple[str, int]]) -> list[parts.Table]:
+    rows = ((reason, f"{times:,}") for reason, times in reasons)
+    return [parts.table(("reason", "nodes"), rows, right=(1,), drop=())] if reasons else []
 
 
 def lists_report(presets: Sequence[Preset]) -> parts.Report:

@@ -90,18 +90,19 @@ class _Shown:
     verbose: bool
     whole: bool
     brief: bool
+    more: str = " (-v shows all)"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console
         if self.brief:
             yield from _brief(self.report, _ENDLESS if self.whole else options.max_width)
         else:
-            yield from _View(options.max_width, self.verbose, self.whole).report(self.report)
+            yield from _View(options.max_width, self.verbose, self.whole, self.more).report(self.report)
 
 
-def as_text(report: Report, *, verbose: bool = False, whole: bool = False) -> _Shown:
-    """A report without its steps, as what rich prints; ``whole``: names are not cut, and no column is left out."""
-    return _Shown(report, verbose, whole, brief=False)
+def as_text(report: Report, *, verbose: bool = False, more: str = " (-v shows all)") -> _Shown:
+    """A report without its steps, as what rich prints; ``more`` says how to see what it leaves out."""
+    return _Shown(report, verbose, whole=False, brief=False, more=more)
 
 
 def _columns() -> int:
@@ -124,6 +125,7 @@ class _View:
     width: int
     verbose: bool
     whole: bool
+    more: str
 
     def report(self, report: Report) -> Iterator[Text]:
         """All lines."""
@@ -165,7 +167,7 @@ class _View:
         for member in item.members if self.verbose else item.members[:_MEMBERS]:
             yield from _plain(printable(member), self.width, "dim", below)
         if len(item.members) > _MEMBERS and not self.verbose:
-            yield from _plain(f"… and {len(item.members) - _MEMBERS:,} more (-v shows all)", self.width, "dim", below)
+            yield from _plain(f"… and {len(item.members) - _MEMBERS:,} more{self.more}", self.width, "dim", below)
         if item.action:
             yield from _plain(f"→ {printable(item.action)}", self.width, "", below)
 
@@ -196,7 +198,7 @@ class _View:
         for row in rows if self.verbose else ():
             yield from _plain(printable(row.remark), self.width, "dim") if row.remark else ()
         if len(rows) < len(table.rows):
-            yield from _plain(f"… and {len(table.rows) - len(rows):,} more (-v shows all)", self.width, "dim")
+            yield from _plain(f"… and {len(table.rows) - len(rows):,} more{self.more}", self.width, "dim")
         if left := [printable(title) for at, title in enumerate(table.columns) if at not in widths and title]:
             yield from _plain(f"Left out for want of room: {', '.join(left)}.", self.width, "dim")
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from onnxamp._audit.findings import Audit
 from onnxamp._convert.convert import Conversion
+from onnxamp._convert.plan import CONSTANTS
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report import parts
 from onnxamp._report.conversion import conversion_data, conversion_report
@@ -55,6 +56,15 @@ def tuning_report(
         return report
     task = report.task.replace("convert", "tune", 1)
     return replace(report, task=task, verdict=_verdict(tuned), ran=(tuned.ran_on, tuned.inputs))
+
+
+def outcome_report(tuned: Tuned) -> parts.Report:
+    """All that a tuning has to say of itself, without the model that was written."""
+    task = f"tune, {tuned.plan.level} {tuned.plan.dtype} for {tuned.plan.target}"
+    return parts.Report(
+        task, _verdict(tuned), ran=(tuned.ran_on, tuned.inputs), figures=_figures(tuned),
+        sections=_sections(tuned, None),
+    )  # fmt: skip
 
 
 def tuning_status(tuned: Tuned) -> parts.Status:
@@ -199,7 +209,7 @@ def _kept(tuned: Tuned) -> Iterator[parts.Part]:
         members = tuple(f"{row.node}: {row.detail}" if row.detail else row.node for row in mine)
         text = f"{_WHY[why]}: {tally((row.op for row in mine), _OPS)}."
         yield parts.Item(text, label=count(times, "node"), members=members)
-    nodes = {(row.scope, row.node): row for row in tuned.plan.rows if row.op not in ("initializer", "Constant")}
+    nodes = {(row.scope, row.node): row for row in tuned.plan.rows if row.op not in CONSTANTS}
     for reason, times in Counter(row.reason for row in nodes.values() if not row.low).most_common():
         if reason in _UNMEASURED:
             yield parts.Item(f"{reason}, as at other levels.", label=count(times, "node"))

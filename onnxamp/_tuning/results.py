@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from onnxamp._convert.plan import Plan
+from onnxamp._public import Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class KeptNode:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
+@dataclass(frozen=True, slots=True, repr=False)
+class Tuned(Shown):
     """The outcome of tuning. Errors are in units of the metric; for "snr" they are relative L2 errors.
 
     Attributes:
@@ -99,3 +100,8 @@ class Tuned:
     def is_slower(self) -> bool:
         """Whether the candidate that was written is slower than float32 by the estimate."""
         return self.candidates[self.chosen].time > self.candidates[-1].time
+
+    @property
+    def float32_nodes(self) -> tuple[str, ...]:
+        """Nodes of the written model that stay float32, for whatever reason; ``kept`` has what was measured."""
+        return self.plan.float32_nodes

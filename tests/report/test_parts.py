@@ -65,13 +65,17 @@ NUMBERS = st.sampled_from(("4.28e-4", "0.9999999", "12.3 MB", "1,234,567", "54 %
 PROSE = st.lists(st.one_of(NODES, NUMBERS, st.sampled_from(("the", "epsilon", "is", "lost:"))), max_size=12).map(
     " ".join
 )
+TITLES = st.sampled_from(("value", "relative L2", "nodes per provider", "/home/models/decoder.onnx"))
 STATUSES = st.sampled_from((None, *Status))
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> Table:
     kinds = [NODES, *draw(st.lists(st.sampled_from((NODES, NUMBERS, NUMBERS, NUMBERS, PROSE)), max_size=9))]
-    titles = [draw(st.sampled_from(("value", "relative L2", "nodes per provider", "/home/models/decoder.onnx"))) for _ in kinds]
+    titles = [
+        draw(st.sampled_from(("value", "relative L2", "nodes per provider", "/home/models/decoder.onnx")))
+        for _ in kinds
+    ]
     rows = draw(st.lists(st.tuples(st.tuples(*kinds), STATUSES, PROSE), min_size=1, max_size=5))
     return table(
         titles, [Row(cells, status, remark) for cells, status, remark in rows],

@@ -6,6 +6,7 @@ style sheet, by hash.
 """
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterable
 from functools import cache
@@ -22,8 +23,10 @@ from markupsafe import Markup, escape
 from onnxamp._model.storage import write_file
 from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.page import Page
-from onnxamp._report.parts import Part
+from onnxamp._report.html.plot import plot_of
+from onnxamp._report.parts import Part, Report
 from onnxamp._report.text import named, printable, said
+from onnxamp._tuning.results import Tuned
 
 _SCRIPTS: Final = ("data.js", "along.js", "tracks.js", "nodes.js", "candidates.js", "main.js")
 _ESCAPES: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
@@ -37,6 +40,7 @@ def render(page: Page) -> str:
         .get_template("page.html.jinja")
         .render(
             page=page,
+            prefix="",
             data=_embedded(_data(page)),
             script=script,
             style=style,
@@ -44,6 +48,24 @@ def render(page: Page) -> str:
             style_hash=_hash(style),
         )
     )
+
+
+def render_part(report: Report, tuned: Tuned | None = None) -> str:
+    """A report as HTML that stands within another document: without a script, and with styles that hold there alone.
+
+    With ``tuned``, its candidates are plotted, too. Ids have a prefix, so that a document may hold several reports.
+    """
+    made = _environment().get_template("part.html.jinja")
+    prefix = f"onnxamp-{sha256(repr(report).encode()).hexdigest()[:8]}-"
+    return made.render(report=report, plot=plot_of(tuned) if tuned else None, style=_scoped_style(), prefix=prefix)
+
+
+@cache
+def _scoped_style() -> str:
+    """The styles of the parts, nested in the class of the part."""
+    sheet = re.sub(r"/\* Figure \*/.*?(?=/\* Candidates)|@media print.*", "", _static("page.css"), flags=re.DOTALL)
+    sheet = re.sub(r"^:root\[.*\n|^html .*\n", "", sheet, flags=re.MULTILINE)
+    return ".onnxamp-report {\n" + re.sub(r"^(?::root|body) \{", "& {", sheet, flags=re.MULTILINE) + "}\n"
 
 
 def write(page: Page, path: str | PathLike[str]) -> None:

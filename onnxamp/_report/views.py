@@ -1,0 +1,102 @@
+"""How results show themselves: in a shell, in a notebook, and as a pandas DataFrame.
+
+Each kind of result loads no more than its own report.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+
+from onnxamp._errors import ArgumentError, MissingPackageError
+from onnxamp._report.parts import Report
+from onnxamp._report.terminal import as_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WIDTH: Final = 100
+_LINES: Final = 30
+"""A screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The module and the function that make the report, and the fields that hold records, the usual one first."""
+
+    module: str
+    function: str
+    tables: Sequence[str]
+
+    def report(self, result: Any) -> Report:
+        made: Report = getattr(import_module(f"onnxamp._report.{self.module}"), self.function)(result)
+        return made
+
+
+_VIEWS: Final[Mapping[str, _View]] = {
+    "Plan": _View("inspect", "plan_report", ("rows", "hazards")),
+    "Conversion": _View("conversion", "conversion_report", ("weights",)),
+    "DiffReport": _View("comparison", "diff_report", ("outputs", "layers", "judgements", "detections")),
+    "RunCheck": _View("check", "run_report", ("values",)),
+    "Audit": _View("check", "check_report", ("nodes", "findings")),
+    "Tuned": _View("tuning", "outcome_report", ("candidates", "kept")),
+    "BenchReport": _View("bench", "bench_report", ("timings", "models", "causes")),
+    "FolderReport": _View("batch", "batch_report", ("rows",)),
+}
+
+
+def _view(result: Any) -> _View:
+    return _VIEWS[type(result).__name__]
+
+
+def as_screen(result: Any) -> str:
+    """The report in plain text, as much of it as a screen takes."""
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False)
+    with console.capture() as capture:
+        console.print(as_text(_view(result).report(result), more=""))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    return "\n".join(lines if len(lines) <= _LINES else [*lines[: _LINES - 1], "…"])
+
+
+def as_html(result: Any) -> str:
+    """The report as HTML for a notebook: the parts of the page, without a script, with styles of its own."""
+    from onnxamp._report.html.render import render_part  # noqa: PLC0415 - only notebooks need jinja2
+
+    return render_part(_view(result).report(result), result if type(result).__name__ == "Tuned" else None)
+
+
+def as_frame(result: Any, table: str) -> "pd.DataFrame":
+    """Records of a result, with a column for each field; fields of records within records follow a dot.
+
+    Raises:
+        ArgumentError: the result has no records of that name. MissingPackageError: pandas is not installed.
+    """
+    try:
+        import pandas as pd  # noqa: PLC0415 - it is optional, and large
+    except ImportError:
+        raise MissingPackageError("to_pandas needs pandas: install it with 'pip install pandas'.") from None
+    names = _view(result).tables
+    name = table or names[0]
+    if name not in names:
+        raise ArgumentError(f"There is no table {table!r}: choose one of {', '.join(names)}.")
+    records = getattr(result, name)
+    if isinstance(records, Mapping):
+        return pd.DataFrame([{"name": key} | _flat(record) for key, record in records.items()])
+    return pd.DataFrame([_flat(record) for record in records])
+
+
+def _flat(record: Any) -> dict[str, Any]:
+    """The fields of a record, and what it computes from them."""
+    names = [item.name for item in fields(record)]
+    names += [name for name, member in vars(type(record)).items() if isinstance(member, property)]
+    row: dict[str, Any] = {}
+    for name in names:
+        value = getattr(record, name)
+        if is_dataclass(value):
+            row |= {f"{name}.{inner}": found for inner, found in _flat(value).items()}
+        else:
+            row[name] = value
+    return row
