@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from onnxamp._errors import ExternalDataError as ExternalDataError
     from onnxamp._errors import GradientError as GradientError
     from onnxamp._errors import InternalError as InternalError
+    from onnxamp._errors import MissingPackageError as MissingPackageError
     from onnxamp._errors import ModelError as ModelError
     from onnxamp._errors import NumericsError as NumericsError
     from onnxamp._errors import OnnxAmpError as OnnxAmpError
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from onnxamp._numerics.results import RunCheck as RunCheck
     from onnxamp._ops.custom import CustomOp as CustomOp
     from onnxamp._options.options import Options as Options
+    from onnxamp._report.progress import progress_bar as progress_bar
     from onnxamp._rewrite.casts import remove_redundant_casts as remove_redundant_casts
     from onnxamp._runtime.custom_ops import custom_ops as custom_ops
     from onnxamp._runtime.samples import Samples as Samples
@@ -80,7 +82,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_convert.plan": ("Plan", "load_plan"),
     "_errors": (
         "ArgumentError", "ArgumentTypeError", "CallOrderError", "ContradictionError", "ExternalDataError",
-        "GradientError", "InternalError", "ModelError", "NumericsError", "OnnxAmpError", "OpsetError", "OutputError",
+        "GradientError", "InternalError", "MissingPackageError", "ModelError", "NumericsError",
+        "OnnxAmpError", "OpsetError", "OutputError",
         "RuntimeFailure",
     ),
     "_extract.around": ("extract_region",),
@@ -91,6 +94,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_numerics.limits": ("Limits", "make_limits"),
     "_numerics.results": ("DiffReport", "RunCheck"),
     "_options.options": ("Options",),
+    "_report.progress": ("progress_bar",),
     "_rewrite.casts": ("remove_redundant_casts",),
     "_runtime.custom_ops": ("custom_ops",),
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),

@@ -22,6 +22,7 @@ from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.tune import Search, tune
 from onnxamp._warnings import warn
 
@@ -41,12 +42,12 @@ G = TypeVar("G", bound=SurgeonGraph)
 @overload
 def convert_model(
     model: ModelProto | str | PathLike[str], level: LevelName = "O2", *, tolerance: float = 1e-2,
-    samples: SamplesLike | None = None, metric: str = "auto", **options: Unpack[OptionKeywords],
+    samples: SamplesLike | None = None, metric: MetricLike = "auto", **options: Unpack[OptionKeywords],
 ) -> ModelProto: ...  # fmt: skip
 @overload
 def convert_model(
     model: G, level: LevelName = "O2", *, tolerance: float = 1e-2, samples: SamplesLike | None = None,
-    metric: str = "auto", **options: Unpack[OptionKeywords],
+    metric: MetricLike = "auto", **options: Unpack[OptionKeywords],
 ) -> G: ...  # fmt: skip
 def convert_model(
     model: Any,
@@ -54,7 +55,7 @@ def convert_model(
     *,
     tolerance: float = 1e-2,
     samples: SamplesLike | None = None,
-    metric: str = "auto",
+    metric: MetricLike = "auto",
     **options: Unpack[OptionKeywords],
 ) -> Any:
     """Convert a float32 ONNX model to mixed precision.
@@ -141,7 +142,7 @@ def convert_file(
     progress: Callable[[int, int], None] | None = None,
     tolerance: float = 1e-2,
     samples: SamplesLike | None = None,
-    metric: str = "auto",
+    metric: MetricLike = "auto",
     **options: Unpack[OptionKeywords],
 ) -> Conversion:
     """Convert a model file of any size, and write the result whole or not at all.
@@ -189,7 +190,7 @@ def plan_model(
     *,
     tolerance: float = 1e-2,
     samples: SamplesLike | None = None,
-    metric: str = "auto",
+    metric: MetricLike = "auto",
     **options: Unpack[OptionKeywords],
 ) -> Plan:
     """Decide the precision of every float without rewriting the model.

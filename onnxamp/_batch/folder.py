@@ -1,5 +1,6 @@
 """Converting all models of a folder: find them, skip what is up to date, hand the rest to workers, and remember."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._warnings import warn
 
+_LOG: Final = logging.getLogger("onnxamp")
 _OF_FILES: Final = ("external_data", "shard_bytes")
 """Options that change no number."""
 _SAVE_EVERY: Final = 5.0
@@ -180,6 +182,7 @@ def run_folder(
         with closing(_work(options, waiting, workers, len(rows), told)) as results:
             for result in results:
                 rows[result.row.name] = result.row
+                _LOG.info("%s: %s %s", result.row.name, result.row.outcome, result.row.message)
                 state.pop(result.row.name, None)
                 if not result.may_pass:
                     made_with = prints.failure if result.row.has_failed else prints.result

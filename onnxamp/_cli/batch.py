@@ -62,8 +62,7 @@ def _progress(*, quiet: bool) -> Iterator[Told]:
     with progress_bar(quiet=quiet) as progress:
 
         def update(moment: FolderProgress) -> None:
-            names = ", ".join(name.rpartition("/")[2] for name in moment.running)
-            progress(f"converting: {names}", moment.done, moment.total)
+            progress(moment)
             row = moment.row
             if row is not None and not quiet and (row.has_failed or not is_terminal):
                 click.echo(printable(f"[{moment.done}/{moment.total}] {row_line(row)}"), err=True)

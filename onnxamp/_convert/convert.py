@@ -6,6 +6,7 @@
 :func:`convert` applies the edits to a copy and verifies it; :func:`convert_to_file` writes that copy to a file.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
 
+_LOG: Final = logging.getLogger("onnxamp")
 EXTERNAL_DATA: Final = ("auto", "always", "never")
 """When weights go to a data file beside the model."""
 
@@ -78,6 +80,10 @@ def convert(model: Model, options: Options, plan: Plan | None = None, *, deferre
         raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
     ready = prepared(model, options)
     analysis = analyse(ready.graph, options, plan.decisions() if plan else None)
+    _LOG.info(
+        "decided at level %s: %d of %d variables are %s, %d new Casts", options.level, sum(analysis.decision.low),
+        len(analysis.decision.low), options.dtype, len(analysis.edits.casts),
+    )  # fmt: skip
     weights = WeightConverter(options.low, ready.graph.folder, deferred=deferred)
     changed = analysis.edits or ready.requested
     given = model.proto if model.given is None else model.given
@@ -226,4 +232,5 @@ def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | Non
     else:
         copy_file(source, target, kept | stored.files, sink.approve)
         written, counts = stored.size, {}
+    _LOG.info("wrote %s: %d bytes of weights", target, written)
     return Conversion(source, target, make_plan(analysis), summary, notes, counts, stored.size, written)

@@ -1,10 +1,11 @@
 """A model that came in: read and checked once, then handed to everything that looks at it."""
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from onnx import ModelProto
 
@@ -22,6 +23,8 @@ from onnxamp._model.storage import (
     read_model,
     weight_bytes,
 )
+
+_LOG: Final = logging.getLogger("onnxamp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +73,7 @@ class Model(Asked):
             ModelError: see :func:`onnxamp._model.storage.read_model`.
         """
         proto, repairs = read_model(path)
+        _LOG.info("read %s: %d nodes", path, len(proto.graph.node))
         return cls(proto, folder_of(path), path, origin, repairs)
 
     @property

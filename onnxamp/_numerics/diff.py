@@ -1,9 +1,10 @@
 """Comparing two models on the same inputs: their outputs and, if asked, every value that they share."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
@@ -32,6 +33,8 @@ from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET, run_alone
 from onnxamp._runtime.values import Feed
+
+_LOG: Final = logging.getLogger("onnxamp")
 
 
 def diff_models(
@@ -197,9 +200,15 @@ class Comparison:
                 found = partial(self._value, feeds, logits)
                 tally.add_tokens(find_parting(name, number, walked.reference[name], walked.result[name], found))
             tally.notes |= dict.fromkeys(nan_inputs(feeds))
+            _LOG.debug("compared sample %d of %d", number + 1, len(samples))
         if note := _left_to_cpu(other):
             tally.notes[note] = None
-        return finished(report, tally, self.limits)
+        report = finished(report, tally, self.limits)
+        _LOG.info(
+            "compared %s with %s on %s: %s", other.model.label, one.model.label, report.ran_on,
+            "passed" if report.passed else report.failure or "outside the limits",
+        )  # fmt: skip
+        return report
 
     def _noise(self, feeds: Mapping[str, Feed], outputs: Outputs) -> float | None:
         """:func:`noise_floor` of the reference, whose outputs are known from the device or from the CPU."""

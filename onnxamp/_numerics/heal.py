@@ -5,6 +5,7 @@ must stay float32, and that conversion is written instead; where none is found, 
 float32 model is written. A failing result never takes the place of another file.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from onnxamp._options.options import Level, Options
 from onnxamp._runtime.loading import Loaded, load_file, the_loader
 from onnxamp._runtime.session import Provider, is_plugin
 
+_LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
 """Share of the time in which nodes are looked for; the rest is for level O1."""
 
@@ -80,6 +82,8 @@ def convert_validated(
     except _RefusedError as error:
         refused = error
     failure = refused.report
+    why = failure.failure or next(iter(failure.warnings), "")
+    _LOG.info("the result failed its validation: %s", why)
     if plan is not None or not validation.heals:
         validation.failed.parent.mkdir(parents=True, exist_ok=True)
         made = convert_to_file(model, replace(sink, target=validation.failed), options, plan)
@@ -89,7 +93,6 @@ def convert_validated(
         with suppress(_RefusedError):
             made, report = _attempt(model, sink, wanted, how, None)
             casts = made.summary.casts_before + made.summary.casts_added - made.summary.casts_removed
-            why = failure.failure or next(iter(failure.warnings), "")
             told = replace(
                 cure, applied=True, failure=why, first_bad=failure.first_bad, level=level, casts=(refused.casts, casts)
             )
@@ -117,6 +120,7 @@ def _ways(
         model, command, recipe, trial, tried=options.hazards, comparison=compared, advice="",
         failed=refused.report if recipe.options == options else None,
     )  # fmt: skip
+    _LOG.info("looked for a cure in %d trials: %s", cure.trials, cure.outcome)
     if cure.confirmed:
         yield "", recipe.keeping(cure.nodes), cure
         outcome = cure.outcome if refused.fault else "The cure that was found does not pass in the end."

@@ -332,7 +332,7 @@ def check_level(level: object) -> Level:
     return found
 
 
-def is_auto(level: str, tolerance: float, samples: object, metric: str, *, measures: bool = False) -> bool:
+def is_auto(level: str, tolerance: float, samples: object, metric: object, *, measures: bool = False) -> bool:
     """Whether the level is "auto".
 
     Raises:

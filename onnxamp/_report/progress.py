@@ -1,24 +1,32 @@
-"""The progress of every command, on standard error: a bar on a terminal, and a line now and then elsewhere."""
+"""The progress of every command, on standard error: a bar on a terminal, and a line now and then elsewhere.
+
+In a notebook it is in the output of the cell.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import escape
+from importlib import import_module
 from time import monotonic
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from onnxamp._report.terminal import make_console
 from onnxamp._report.text import percent, printable
 
-Told: TypeAlias = Callable[[str, int, int], None]
+Told: TypeAlias = Callable[..., None]
 """Takes what is being done ("measuring: sample 1 of 4"), how much of it is done, and how much there is (0: unknown)."""
 
+_Bar: TypeAlias = Callable[[str, int, int], None]
 
-_EVERY: Final = 10.0
+_NOTEBOOK: Final = 0.1
+"""Seconds between two updates of a notebook."""
+_LINES: Final = 10.0
 """Seconds between two lines."""
 
 
-def progress_lines(write: Callable[[str], object], every: float = _EVERY) -> Told:
+def progress_lines(write: Callable[[str], object], every: float = _LINES) -> _Bar:
     """Writes a line on what is being done, with its share and the time since the start, every so many seconds.
 
     What takes less time than that says nothing.
@@ -37,20 +45,55 @@ def progress_lines(write: Callable[[str], object], every: float = _EVERY) -> Tol
 
 
 @contextmanager
-def progress_bar(*, quiet: bool = False) -> Iterator[Told]:
-    """A bar that is gone at the end. What changes before a colon starts anew, with a time left of its own.
+def progress_bar(label: str = "working", *, quiet: bool = False) -> Iterator[Told]:
+    """A bar that is gone at the end. Where standard error is no terminal, a line now and then.
 
-    Where standard error is no terminal: :func:`progress_lines`.
+    Args:
+        label: what is being done, where a function tells no more than numbers.
+        quiet: show nothing.
+
+    Yields:
+        A function for ``progress`` or ``told`` of any function of onnxamp. It takes what is being done, how much of it
+        is done, and how much there is (0 if that is unknown); or these two numbers alone.
+
+    Example:
+        >>> import onnxamp
+        >>> with onnxamp.progress_bar() as progress:
+        ...     _, tuned = onnxamp.tune_model("models/classifier.onnx", 1e-2, count=1, progress=progress)
+        >>> tuned.held
+        True
     """
     console = make_console(stderr=True)
-    if quiet:  # some versions of rich print an empty line for a bar that is switched off
-        yield lambda _text, _done, _total: None
-        return
-    if not console.is_terminal:
-        yield progress_lines(console.file.write)
-        return
+    shown = _notebook if console.is_jupyter else _terminal if console.is_terminal else _lines
+    with (_nothing if quiet else shown)() as bar:
+
+        def told(*step: Any) -> None:
+            if len(step) == 1:  # a FolderProgress
+                (moment,) = step
+                names = ", ".join(name.rpartition("/")[2] for name in moment.running)
+                step = f"converting: {names}", moment.done, moment.total
+            text, done, total = step if len(step) == 3 else (label, *step)
+            bar(printable(text), done, total)
+
+        yield told
+
+
+@contextmanager
+def _nothing() -> Iterator[_Bar]:
+    """Some versions of rich print an empty line for a bar that is switched off."""
+    yield lambda _text, _done, _total: None
+
+
+@contextmanager
+def _lines() -> Iterator[_Bar]:
+    yield progress_lines(make_console(stderr=True).file.write)
+
+
+@contextmanager
+def _terminal() -> Iterator[_Bar]:
+    """What changes before a colon starts anew, with a time left of its own."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
         task, current = bar.add_task("starting", total=None), ""
 
         def told(text: str, done: int, total: int) -> None:
@@ -59,6 +102,27 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Told]:
             if kind != current:
                 bar.remove_task(task)
                 task, current = bar.add_task("", total=None), kind
-            bar.update(task, description=printable(text), completed=done, total=total or None)
+            bar.update(task, description=text, completed=done, total=total or None)
 
         yield told
+
+
+@contextmanager
+def _notebook() -> Iterator[_Bar]:
+    """An element of HTML that is updated in place, in every kind of notebook; rich's own bar needs ipywidgets."""
+    ipython: Any = import_module("IPython.display")  # there is one where a notebook runs
+    handle = ipython.display(ipython.HTML(""), display_id=True)
+    last = 0.0
+
+    def told(text: str, done: int, total: int) -> None:
+        nonlocal last
+        if monotonic() - last < _NOTEBOOK:
+            return
+        last = monotonic()
+        amount = f' max="{total}" value="{done}"' if total else ""
+        handle.update(ipython.HTML(f"<progress{amount}></progress> {escape(text)}"))
+
+    try:
+        yield told
+    finally:
+        handle.update(ipython.HTML(""))

@@ -54,7 +54,7 @@ def _view(result: Any) -> _View:
 
 def as_screen(result: Any) -> str:
     """The report in plain text, as much of it as a screen takes."""
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False)
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, force_jupyter=False)
     with console.capture() as capture:
         console.print(as_text(_view(result).report(result), more=""))
     lines = [line.rstrip() for line in capture.get().splitlines()]

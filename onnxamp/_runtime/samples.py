@@ -8,7 +8,9 @@ source                 samples
                        numbers or as Polygraphy saves them (``--save-inputs``, ``polygraphy.json.save_json``)
 folder                 one per ``.npz`` and ``.json`` file, in natural order of their names (2 before 10)
 dict of arrays         one
-iterable of dicts      one per dict; they are kept in memory
+array                  one, of a model with one input
+iterable of these      one per item; they are kept in memory. A tuple holds arrays in the order of the model's
+                       inputs; what follows them, such as labels, is left out. Loaders of PyTorch yield these
 nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), each with a seed of its own
 =====================  ==============================================================================================
 
@@ -20,9 +22,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from onnx import ModelProto
@@ -32,10 +35,12 @@ from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._runtime.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.sample_files import ARCHIVE_START, json_samples, quoted, read_json, read_npz
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.values import Feed, as_array, is_array
 
 Sample: TypeAlias = Mapping[str, Feed]
 
+_MOST: Final = 64
+"""Items that are taken out of what is no sequence: a loader may have no end."""
 _SUFFIXES: Final = frozenset({".npz", ".json"})
 
 
@@ -79,7 +84,7 @@ class Samples:
         return iter(()) if self.others is None else self.others()
 
 
-SamplesLike: TypeAlias = Samples | str | PathLike[str] | Sample | Iterable[Sample]
+SamplesLike: TypeAlias = Samples | str | PathLike[str] | Sample | Iterable[Any]
 """What public functions take as samples; see the module's table."""
 
 
@@ -94,8 +99,9 @@ def as_samples(
     """Samples from whatever a public function was given; at least one.
 
     Args:
-        samples: Samples, a path, a dict of arrays, or an iterable of dicts, whose items are kept in memory. None for
-            random samples of ``model``, for which ``count``, ``seed`` and ``dims`` are meant.
+        samples: Samples, a path, a dict of arrays, or an iterable of dicts, tuples or arrays, whose items are kept in
+            memory; of one that is no sequence, such as a loader, the first 64. Tensors with a method ``numpy`` are
+            arrays. None for random samples of ``model``, for which ``count``, ``seed`` and ``dims`` are meant.
         model, count, seed, dims: as for :func:`random_samples`.
 
     Raises:
@@ -106,29 +112,56 @@ def as_samples(
         return random_samples(model, count, seed=seed, dims=dims)
     if isinstance(samples, (str, PathLike)):
         return load_samples(samples)
-    if isinstance(samples, Mapping):
-        samples = _given([samples], "the given inputs")
-    elif not isinstance(samples, Samples):
-        if not isinstance(samples, Iterable) or isinstance(samples, np.ndarray):
-            raise _wrong_type(f"not {type(samples).__name__}")
-        given = list(samples)
-        wrong = next((item for item in given if not isinstance(item, Mapping)), None)
-        if wrong is not None:
-            raise _wrong_type(f"not a {type(samples).__name__} that holds a {type(wrong).__name__}")
-        samples = _given(given, f"{_count(len(given), 'given sample')}")
+    if not isinstance(samples, Samples):
+        samples = given_samples(samples, model)
     if not len(samples):
         raise ArgumentError("There is no sample to run the model on.")
     return samples
 
 
-def _given(samples: Sequence[Sample], description: str) -> Samples:
-    return Samples(description, [partial(dict, sample) for sample in samples])
+def given_samples(given: Any, model: ModelSource) -> Samples:
+    """Samples that are in memory, or come out of a loader; see :func:`as_samples`.
+
+    Raises:
+        ArgumentTypeError: they are of another type. ArgumentError: an item has too few arrays.
+    """
+    if isinstance(given, Mapping) or is_array(given):
+        return Samples("the given inputs", [partial(dict, _sample(given, given, model))])
+    if not isinstance(given, Iterable):
+        raise _wrong_type(f"not {type(given).__name__}")
+    items = list(given if isinstance(given, Sequence) else islice(given, _MOST))
+    samples = [_sample(item, given, model) for item in items]
+    first = "" if isinstance(given, Sequence) or len(items) < _MOST else "the first "
+    pairs = zip(items, samples, strict=True)
+    left = max((len(item) - len(sample) for item, sample in pairs if _is_tuple(item)), default=0)
+    without = f", without the last {_count(left, 'array')} of each" if left else ""
+    return Samples(f"{first}{_count(len(items), 'given sample')}{without}", [partial(dict, item) for item in samples])
+
+
+def _is_tuple(item: Any) -> bool:
+    return isinstance(item, (tuple, list))
+
+
+def _sample(item: Any, given: Any, model: ModelSource) -> Sample:
+    """The arrays of an item, by input name."""
+    if isinstance(item, Mapping):
+        return {name: as_array(feed) for name, feed in item.items()}
+    graph = (model if isinstance(model, ModelProto) else Model.of(model).proto).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    names = [entry.name for entry in graph.input if entry.name not in weights]
+    feeds = [item] if is_array(item) else item
+    if not (is_array(item) or (_is_tuple(item) and all(map(is_array, item)))) or (is_array(item) and len(names) != 1):
+        raise _wrong_type(f"not a {type(given).__name__} that holds a {type(item).__name__}")
+    if len(feeds) < len(names):
+        raise ArgumentError(f"A sample holds {_count(len(feeds), 'array')}, but the inputs are {', '.join(names)}.")
+    return dict(zip(names, map(as_array, feeds), strict=False))
 
 
 def _wrong_type(what: str) -> ArgumentTypeError:
     return ArgumentTypeError(
         "samples must be a Samples object, the path of an .npz file, a JSON file or a folder of them, a dict of arrays"
-        f" by input name, or an iterable of such dicts, {what}."
+        " by input name, or an iterable of such dicts, of tuples of arrays in the order of the model's inputs, or of"
+        f" arrays if it has one input, {what}."
     )
 
 

@@ -25,6 +25,26 @@ FOREIGN: Final = re.compile(r"\((bfloat16|float8\w*)\)")
 """Element types that ``session.run`` cannot exchange with NumPy."""
 
 
+def is_array(item: Any) -> bool:
+    """Whether it is an array, or a tensor of a framework."""
+    return isinstance(item, np.ndarray) or callable(getattr(item, "numpy", None)) or hasattr(item, "__array__")
+
+
+def as_array(item: Any) -> Feed:
+    """What users give for an input, with tensors of frameworks as arrays. bfloat16 of PyTorch becomes float32."""
+    if isinstance(item, np.ndarray) or item is None:
+        return item
+    if isinstance(item, (list, tuple)):
+        return [as_array(part) for part in item] if any(map(is_array, item)) else item
+    if not callable(getattr(item, "numpy", None)):
+        return np.asarray(item) if is_array(item) else item
+    item = item.detach().cpu() if hasattr(item, "detach") else item
+    try:
+        return np.asarray(item.numpy())
+    except TypeError:
+        return np.asarray(item.float().numpy())
+
+
 def is_foreign(feed: Feed) -> bool:
     """Whether the array's element type comes from another package than NumPy (``ml_dtypes``)."""
     return isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 2

@@ -10,11 +10,11 @@ is taken as it is; if it adds up differently, candidates are tried in a worse or
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._numerics.accept import Accept, imported
 from onnxamp._numerics.detections import compare_matched
 from onnxamp._numerics.metrics import TensorDiff
@@ -63,15 +63,19 @@ _OF_OUTPUT: Final[Mapping[str, Callable[[TensorDiff], float]]] = {
 METRICS: Final = (*_OF_OUTPUT, "detections")
 
 
-def make_metric(name: str, tolerance: float, selected: frozenset[str] = frozenset()) -> Metric:
+MetricLike: TypeAlias = str | Callable[[Mapping[str, Any], Mapping[str, Any]], float]
+"""What public functions take as a metric: a name, or a function of the outputs of the reference and of the result."""
+
+
+def make_metric(name: MetricLike, tolerance: float, selected: frozenset[str] = frozenset()) -> Metric:
     """A metric by name.
 
     Args:
         name: "auto"; "rel-l2": relative L2 error; "cosine": 1 - cosine; "snr": signal-to-noise ratio in dB, of which
             the tolerance is the smallest; "top1": share of rows whose largest element changes; "detections": error of
-            matched detections, and the relative L2 error of what is none; or "package:function"
-            ("file.py:function"), called with the outputs of the reference and of the result, by name. Of several
-            outputs the worst counts.
+            matched detections, and the relative L2 error of what is none; or a function, as it is or as
+            "package:function" ("file.py:function"), called with the outputs of the reference and of the result, by
+            name. Of several outputs the worst counts.
         tolerance: the largest accepted error (for "snr": the smallest ratio).
         selected: outputs that list what an op selected: "auto" is "detections" if there are any, and else "rel-l2".
 
@@ -80,6 +84,10 @@ def make_metric(name: str, tolerance: float, selected: frozenset[str] = frozense
     """
     if not np.isfinite(tolerance) or tolerance <= 0:
         raise ArgumentError(f"The tolerance must be a positive number, not {tolerance}.")
+    if not isinstance(name, str):
+        if not callable(name):
+            raise ArgumentTypeError(f"metric must be a name or a function, not {type(name).__name__}.")
+        return Metric(_called(name), tolerance, _measured(_called(name), name))
     if ":" in name:
         return Metric(name, tolerance, _function(name))
     if name not in {"auto", *METRICS}:
@@ -102,7 +110,15 @@ def make_metric(name: str, tolerance: float, selected: frozenset[str] = frozense
 
 
 def _function(name: str) -> Measure:
-    function = imported("metric", name)
+    return _measured(name, imported("metric", name))
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _measured(name: str, function: Callable[..., Any]) -> Measure:
+    """The error that a function of the user returns."""
 
     def measure(reference: Outputs, result: Outputs) -> float:
         error = function(dict(reference), dict(result))

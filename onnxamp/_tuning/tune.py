@@ -10,6 +10,7 @@
    (:mod:`onnxamp._tuning.runs`). A miss starts a search for a smaller error.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -38,7 +39,7 @@ from onnxamp._runtime.side import BUDGET
 from onnxamp._target.roofline import DEFAULT_DEVICE, Device, device_called
 from onnxamp._tuning.estimate import Estimate, bound_shapes
 from onnxamp._tuning.job import TIMES, Job
-from onnxamp._tuning.metric import Metric, accepted, make_metric
+from onnxamp._tuning.metric import Metric, MetricLike, accepted, make_metric
 from onnxamp._tuning.results import Candidate, Tuned
 from onnxamp._tuning.runs import MaskedModel, choose_backend
 from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, TIME, CandidateSearch, pareto_front
@@ -47,6 +48,7 @@ from onnxamp._tuning.space import choose_samples, find_live, find_space, low_nod
 from onnxamp._tuning.state import TuningState, fingerprint, load_state
 from onnxamp._warnings import warn
 
+_LOG: Final = logging.getLogger("onnxamp")
 _SUBSET: Final = 4
 """Samples of a mask run, if they run all nodes; verification takes all samples."""
 
@@ -69,7 +71,7 @@ class Search:
     """
 
     tolerance: float = 1e-2
-    metric: str = "auto"
+    metric: MetricLike = "auto"
     samples: SamplesLike | None = None
     count: int = 4
     seed: int = 0
@@ -89,6 +91,8 @@ class Search:
     def __post_init__(self) -> None:
         if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
             raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
+        if self.state is not None and not isinstance(self.metric, str):
+            raise ArgumentError("A state file needs a metric that has a name: write it as 'package:function'.")
         if self.times not in TIMES:
             raise ArgumentError(f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}.")
 
@@ -97,7 +101,7 @@ def tune_model(
     model: ModelSource,
     tolerance: float = 1e-2,
     *,
-    metric: str = "auto",
+    metric: MetricLike = "auto",
     samples: SamplesLike | None = None,
     count: int = 4,
     seed: int = 0,
@@ -120,11 +124,13 @@ def tune_model(
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is not changed.
         tolerance: the largest accepted error; see ``metric``.
-        metric: how the error is measured: "rel-l2", "cosine", "snr", "top1", "detections" or "package:function"; of
-            several outputs the worst counts. "auto" is "detections" for models whose outputs list what an op selected
-            by its values (TopK, NonMaxSuppression, ...), and "rel-l2" for others.
-        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
-            samples (with ``seed``, and sizes of named dimensions from ``dims``).
+        metric: how the error is measured: "rel-l2", "cosine", "snr", "top1", "detections", "package:function", or a
+            function of the outputs of the float32 model and of the result, two dicts of arrays, that returns the
+            error; of several outputs the worst counts. "auto" is "detections" for models whose outputs list what an op
+            selected by its values (TopK, NonMaxSuppression, ...), and "rel-l2" for others.
+        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts, of tuples of arrays in the
+            order of the inputs, or of arrays, such as a loader of PyTorch. None for ``count`` random samples (with
+            ``seed``, and sizes of named dimensions from ``dims``).
         device: the device to estimate times for, such as "A100" or "H100".
         times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler.
         provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
@@ -171,7 +177,7 @@ def tune_model(
 def tune(model: Model, options: Options, search: Search) -> Tuned:
     """:func:`tune_model` for a model that is read, and arguments that are checked; the plan converts it."""
     device = device_called(search.device)
-    judge = make_metric(search.metric, search.tolerance, listed_outputs(model, search.metric))
+    judge = make_metric(search.metric, search.tolerance, _listed(model, search.metric))
     judge = accepted(judge, search.accept)
     backend = choose_backend(search.provider)
     samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
@@ -182,6 +188,7 @@ def tune(model: Model, options: Options, search: Search) -> Tuned:
     )
     space = find_space(graph, options, estimate)
     live = find_live(graph, samples)
+    _LOG.info("tuning %d nodes on %d samples, metric %s", len(space.tunable), len(samples), judge.name)
     usual = replace(options, level=Level.O2)
     space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
     state = TuningState("")
@@ -224,6 +231,11 @@ def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Dev
     return _finish(job, candidates, noise, search, timing)
 
 
+def _listed(model: Model, metric: MetricLike) -> frozenset[str]:
+    """Outputs whose rows are matched; a function of the user does that itself."""
+    return listed_outputs(model, metric) if isinstance(metric, str) else frozenset()
+
+
 def _noise(job: Job, masked: MaskedModel, subset: Sequence[int]) -> float:
     """The error of the float32 model against itself in a second run.
 
@@ -262,6 +274,7 @@ def _finish(job: Job, search: CandidateSearch, noise: float | None, asked: Searc
             plan = job.plan(front[number], kept)
             search.progress("verifying the converted model", len(job.errors) + 1, len(job.errors) + 1)
             error = job.error(front[number], plan)
+            _LOG.info("candidate %d of %d, %d nodes low: error %.3g", number, len(front), front[number].nodes, error)
             if judge.holds(error) or (last and number == order[-1]):
                 return Tuned(
                     plan, judge.name, judge.tolerance, job.samples.description, len(job.samples), noise,

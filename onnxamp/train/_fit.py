@@ -41,7 +41,8 @@ def train(
     with progress_bar(quiet=not progress) as advance:
         for epoch in range(epochs):
             losses = []
-            for feeds in batches.after(epoch) if isinstance(batches, Batches) else batches:
+            items: Iterable[Any] = batches.after(epoch) if isinstance(batches, Batches) else batches
+            for feeds in items:
                 result = net.step(feeds)
                 losses.append(result.loss)
                 done += 1

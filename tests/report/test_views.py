@@ -76,6 +76,23 @@ def test_names_are_text_in_notebooks(name: str) -> None:
     assert not set(html) & {"\x00", "\x1b", "\u202e"}
 
 
+def test_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers alone are of what the bar is called; names are text."""
+    display = pytest.importorskip("IPython.display", reason="IPython is not installed")
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, html: Any) -> None:
+            shown.append(html.data)
+
+    monkeypatch.setattr(display, "display", lambda *_, **__: Handle())
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    for step in ((1, 4), ("<b>", 1, 0)):
+        with onnxamp.progress_bar("comparing") as progress:
+            progress(*step)
+    assert shown == ['<progress max="4" value="1"></progress> comparing', "", "<progress></progress> &lt;b&gt;", ""]
+
+
 TABLES = {
     "plan": ("", "hazards"), "conversion": ("",), "diff": ("", "layers", "judgements"), "tuned": ("", "kept"),
     "bench": ("", "models"), "run": ("",), "audit": ("",), "folder": ("",),

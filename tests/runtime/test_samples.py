@@ -1,6 +1,7 @@
 """Samples of inputs: what is read, in which order, how lazily; and what hostile files cannot do."""
 
 import base64
+import itertools
 import json
 import os
 import tracemalloc
@@ -24,6 +25,7 @@ from onnxamp._runtime.sample_files import _CHUNK, json_samples
 from onnxamp._runtime.samples import Samples, as_samples, load_samples, random_samples
 
 ENCODER = Path(__file__).parents[2] / "models" / "encoder.onnx"
+CLASSIFIER = ENCODER.with_name("classifier.onnx")
 
 
 def npy(array):
@@ -477,6 +479,80 @@ def test_other_types_of_samples_are_refused_with_what_is_accepted(wrong):
     for use in (lambda: as_samples(wrong, ENCODER), lambda: onnxamp.check_run(ENCODER, wrong)):
         with pytest.raises(ArgumentTypeError, match=r"samples must be .*path.* dict of arrays .* iterable"):
             use()
+
+
+class Tensor:
+    """What frameworks have: one of PyTorch that needs a gradient has no array until it is detached."""
+
+    def __init__(self, array, detached=False):
+        self.array, self.detached = array, detached
+
+    def detach(self):
+        return Tensor(self.array, True)
+
+    def cpu(self):
+        return self
+
+    def numpy(self):
+        assert self.detached
+        if self.array.dtype == np.float64:  # stands for a type that NumPy does not know
+            raise TypeError("Got unsupported ScalarType BFloat16")
+        return self.array
+
+    def float(self):
+        return Tensor(self.array.astype(np.float32), True)
+
+
+def two_inputs():
+    """(inputs by name, a label)"""
+    names = [entry.name for entry in onnx.load(ENCODER).graph.input]
+    sample = one_sample()
+    return {name: sample[name] for name in names}, np.zeros(1)
+
+
+def loaders():
+    """What people have: loaders yield batches in several forms, with labels behind them."""
+    feeds, label = two_inputs()
+    arrays = list(feeds.values())
+    return {
+        "dicts of tensors": [{name: Tensor(array) for name, array in feeds.items()}],
+        "tuples": [tuple(arrays)],
+        "lists of tensors": [[Tensor(array) for array in arrays]],
+        "with labels": [(*arrays, label)],
+        "a generator": (tuple(arrays) for _ in range(1)),
+        "a loader": type("Loader", (), {"__iter__": lambda _: iter([[*map(Tensor, arrays), Tensor(label)]])})(),
+    }
+
+
+@pytest.mark.parametrize("form", list(loaders()))
+def test_what_loaders_yield(form):
+    samples = as_samples(loaders()[form], ENCODER)
+    assert len(samples) == 1
+    found, wanted = samples[0], two_inputs()[0]
+    assert found.keys() == wanted.keys()
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    assert ("without the last 1 array of each" in samples.description) == (form in ("with labels", "a loader"))
+
+
+def test_arrays_for_a_model_with_one_input():
+    x = np.ones((1, 3, 32, 32), np.float32)
+    for given in (x, [x, x], iter([x]), [Tensor(x)], [Tensor(x.astype(np.float64))]):
+        samples = as_samples(given, CLASSIFIER)
+        (name,) = samples[0]
+        assert np.array_equal(samples[0][name], x)
+        assert samples[0][name].dtype == np.float32
+
+
+def test_a_loader_without_an_end():
+    endless = (two_inputs()[0] for _ in itertools.count())
+    samples = as_samples(endless, ENCODER)
+    assert (len(samples), samples.description) == (64, "the first 64 given samples")
+
+
+def test_too_few_arrays_are_refused():
+    first = next(iter(two_inputs()[0].values()))
+    with pytest.raises(ArgumentError, match="A sample holds 1 array, but the inputs are input_ids, attention_mask"):
+        as_samples([(first,)], ENCODER)
 
 
 def test_no_samples_are_refused():

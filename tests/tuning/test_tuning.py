@@ -397,6 +397,8 @@ def test_a_function_as_metric() -> None:
     _, tuned = tune_model(called("classifier"), 1e-2, metric=f"{__name__}:worst_difference")
     assert tuned.held
     assert 0 < tuned.error <= 1e-2
+    _, same = tune_model(called("classifier"), 1e-2, metric=worst_difference)
+    assert (same.error, same.candidates, same.metric) == (tuned.error, tuned.candidates, "worst_difference")
     assert make_metric(f"{__name__}:no_number", 1).error({"y": 1}, {"y": 1}) == np.inf
     with pytest.raises(ArgumentError, match="must return a number, not None"):
         make_metric(f"{__name__}:no_number", 1).error({}, {})
@@ -451,6 +453,11 @@ WRONG = {
     "module": ({"metric": "nowhere:f"}, "'nowhere:f' cannot be imported"),
     "function": ({"metric": "math:nothing"}, "'math:nothing' cannot be imported"),
     "no function": ({"metric": "math:pi"}, "'math:pi' is not a function"),
+    "a function without a name": (
+        {"metric": lambda *_: 0.0, "state": "state.json"},
+        "A state file needs a metric that has a name",
+    ),
+    "neither": ({"metric": 3}, "metric must be a name or a function, not int"),
     "tolerance": ({"tolerance": 0}, "must be a positive number, not 0"),
     "not a number": ({"tolerance": np.nan}, "must be a positive number, not nan"),
     "device": ({"device": "TPU"}, "Unknown device 'TPU'"),
