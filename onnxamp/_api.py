@@ -23,7 +23,7 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._tuning.metric import MetricLike
-from onnxamp._tuning.tune import Search, tune
+from onnxamp._tuning.tune import Search, tune_warned
 from onnxamp._warnings import warn
 
 
@@ -125,8 +125,7 @@ def convert_model(
     with declared_ops(settings.custom_ops):
         if is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
             source = Model.of(model)
-            plan = tune(source, settings, Search(tolerance, metric, samples)).plan
-            warn(plan.warnings)
+            plan = tune_warned(source, settings, Search(tolerance, metric, samples)).plan
             return _like(model, convert(source, plan.options, plan).embedded())
         return convert_as(model, settings, samples=samples)
 
@@ -171,12 +170,13 @@ def convert_file(
         True
     """
     settings = plan.options if plan else Options.of(level, options)
+    if plan is not None and options:
+        warn([f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."])
     sink = Sink(Path(dst), external_data, shard_bytes, progress)
     with declared_ops(settings.custom_ops):
         source = Model.read(Path(src))
         if plan is None and is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
-            plan = tune(source, settings, Search(tolerance, metric, samples)).plan
-            warn(plan.warnings)
+            plan = tune_warned(source, settings, Search(tolerance, metric, samples)).plan
             return convert_to_file(source, sink, plan.options, plan)
         settings = _measured(source, settings, samples)
         conversion = convert_to_file(source, sink, settings, plan)

@@ -58,6 +58,12 @@ def new_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
     return decorate
 
 
+def tell(warnings: Iterable[str]) -> None:
+    """Print warnings on standard error, -q or not: a mistake in an option must not stay unseen."""
+    for text in warnings:
+        click.echo(f"Warning: {printable(text)}", err=True)
+
+
 def show(options: dict[str, Any], report: Callable[[], Report], as_json: Callable[[], str]) -> None:
     """Print what the options ask for: nothing, JSON, or the report."""
     if options.get("quiet"):

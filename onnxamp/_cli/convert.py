@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from click.core import ParameterSource
 
-from onnxamp._cli.common import failed_name, new_command, show, target_of, write_conversion_page
+from onnxamp._cli.common import failed_name, new_command, show, target_of, tell, write_conversion_page
 from onnxamp._cli.options import (
     FILE,
     accept_option,
@@ -33,10 +34,11 @@ from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.results import DiffReport
-from onnxamp._options.options import Level, LevelName, Options, is_auto
+from onnxamp._options.options import COMMAND_LINE, Level, LevelName, Options, is_auto
 from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import Told, progress_bar
 from onnxamp._report.text import printable
+from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import choose_provider
 
@@ -98,6 +100,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     options = plan.options if plan else options_of(given)
     provider = choose_provider(provider_of(given)) if validates else None  # fails before anything is written
     model = Model.read(path)
+    early = unmatched(model, options) if plan is None else _overridden()
+    tell(early)
     needs_samples = validates or options.level == Level.AUTO or options.lacks_ranges
     samples = samples_of(model, given) if needs_samples else None
     target = target_of(model, given, options.dtype, given["plan_file"])
@@ -131,6 +135,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
             made.plan.save(given["save_plan"])
     if given["html"]:
         write_conversion_page(made, Model.read(made.target, model), validation, tuned, given["html"])
+    tell(text for text in made.plan.warnings if plan is None and text not in early)
     show(given, partial(conversion_report, made, validation), partial(conversion_json, made, validation))
     _finish(validation, made.target, quiet=given["quiet"])
 
@@ -144,6 +149,17 @@ def _tune(model: Model, options: Options, samples: Samples | None, given: dict[s
         given["tolerance"], metric, samples, provider=provider_of(given), progress=progress, accept=given["accept"]
     )
     return tune(model, options, search)
+
+
+def _overridden() -> list[str]:
+    """A warning about options that a plan replaces."""
+    context = click.get_current_context()
+    given = [
+        parameter.opts[0] for parameter in context.command.params
+        if parameter.name in (*COMMAND_LINE, "level", "tolerance")
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]  # fmt: skip
+    return [f"The plan replaces {', '.join(given)}: it repeats its decisions."] if given else []
 
 
 def _is_tuned(options: Options, plan: Plan | None) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onnxamp._cli.common import new_command, show
+from onnxamp._cli.common import new_command, show, tell
 from onnxamp._cli.options import conversion_options, format_option, model_argument, options_of
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.hints import fold_hint
@@ -56,6 +56,7 @@ def command(model: Path, **options: Any) -> None:
             else:
                 plans[level] = (make_plan(analysis), dict(summarize(ready, analysis).nodes))
                 hints[level] = fold_hint(analysis)
+    tell(dict.fromkeys(text for plan, _ in plans.values() for text in plan.warnings))
     show(
         options,
         partial(inspection_report, model, opened.proto, counts, plans, hints, with_decisions=bool(options["levels"])),

@@ -212,7 +212,7 @@ def format_option(what: str) -> Decorator:
 
 
 def report_options(
-    what: str, details: str, *, silent: str = "Print nothing but errors.", html: bool = False
+    what: str, details: str, *, silent: str = "Print nothing but warnings and errors.", html: bool = False
 ) -> Decorator:
     """Options that say how to print ``what``, or not at all, with ``details``, and with ``html`` as a page."""
     page = click.option("--html", type=FILE, help=f"Write the {what} as one HTML page.")

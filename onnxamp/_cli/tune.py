@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onnxamp._cli.common import new_command, show, target_of, write_conversion_page
+from onnxamp._cli.common import new_command, show, target_of, tell, write_conversion_page
 from onnxamp._cli.options import (
     FILE,
     accept_option,
@@ -26,6 +26,7 @@ from onnxamp._model.model import Model
 from onnxamp._options.options import Level
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
+from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.side import BUDGET
 from onnxamp._target.roofline import DEFAULT_DEVICE, devices
 from onnxamp._tuning.job import TIMES
@@ -70,6 +71,8 @@ def command(model: Path, **options: Any) -> None:
     """
     asked, opened = options_of(options, Level.AUTO), Model.read(model)
     target = target_of(opened, options, asked.dtype, also=options["state"])
+    early = unmatched(opened, asked)
+    tell(early)
     with progress_bar(quiet=options["quiet"]) as progress:
         search = Search(
             options["tolerance"], options["metric"], samples_of(opened, options), device=options["device"],
@@ -85,6 +88,7 @@ def command(model: Path, **options: Any) -> None:
         tuned.plan.save(options["save_plan"])
     if options["html"]:
         write_conversion_page(made, Model.read(target), None, tuned, options["html"])
+    tell(text for text in tuned.plan.warnings if text not in early)
     show(options, partial(tuning_report, made, tuned, state=options["state"]), partial(tuning_json, made, tuned))
     if not tuned.held:
         raise click.ClickException(f"{target} was written, but exceeds the tolerance.")

@@ -1,6 +1,9 @@
 """What to say of the names in the user's lists: unknown ones, absent ones, and those on a preset's black list."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
+from heapq import nlargest
+from typing import Final
 
 import onnx.defs
 
@@ -27,6 +30,23 @@ def absent_names(graph: Graph, options: Options) -> tuple[list[str], list[str]]:
         says[name] += f" Did you mean {near[0]!r}?" if near else ""
     unknown = [says[name] for name in absent if not is_known[name]]
     return unknown, [says[name] for name in absent if is_known[name]]
+
+
+_LIKELY: Final = 20
+"""Names that are compared letter by letter."""
+
+
+def nearest(names: Iterable[str], text: str) -> str | None:
+    """The name that a text is likely meant to be; None if there is none. Linear in names."""
+    wanted = _triples(text)
+    likely = nlargest(_LIKELY, names, key=lambda name: len(wanted & _triples(name)))
+    return next(iter(get_close_matches(text, likely, 1)), None)
+
+
+def _triples(text: str) -> frozenset[str]:
+    """All runs of three letters."""
+    small = text.lower()
+    return frozenset(small[at : at + 3] for at in range(len(small) - 2))
 
 
 def _known_ops() -> frozenset[str]:

@@ -1,12 +1,12 @@
 """Overrides of single nodes, by name patterns and by a rule, with warnings about names that match nothing."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from onnx import NodeProto
 
-from onnxamp._decide.list_names import absent_names, taken_off
+from onnxamp._decide.list_names import absent_names, nearest, taken_off
 from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT
 from onnxamp._errors import ArgumentError, ContradictionError
@@ -104,8 +104,8 @@ def _from_rule(node: Node, options: Options) -> list[Override]:
 
 def _unmatched(graph: Graph, options: Options, matched: set[str]) -> list[str]:
     """Warnings about patterns and names that match nothing, and so are probably misspelt."""
-    patterns = [pattern.pattern for pattern in (*options.keep_patterns, *options.low_patterns)]
-    warnings = [f"The pattern {text!r} matches no node name." for text in patterns if text not in matched]
+    patterns = (*options.keep_patterns, *options.low_patterns)
+    warnings = [_no_match(graph, pattern) for pattern in patterns if pattern.pattern not in matched]
     weights = [pattern.pattern for pattern in options.weight_patterns if pattern.pattern not in matched]
     warnings += [f"The pattern {text!r} matches no weight, and no node that reads one." for text in weights]
     warnings += [_no_node(graph, name) for name in options.keep_nodes if name not in matched]
@@ -117,6 +117,21 @@ def _unmatched(graph: Graph, options: Options, matched: set[str]) -> list[str]:
 
 
 def _no_node(graph: Graph, name: str) -> str:
-    names = {known for node in graph.nodes for known in (node.proto.name, *node.proto.output)}
-    near = get_close_matches(name, sorted(names), 1)
-    return f"No node is called {name!r}, nor is its output." + (f" Did you mean {near[0]!r}?" if near else "")
+    near = nearest(_node_names(graph), name)
+    return f"No node is called {name!r}, nor is its output." + (f" Did you mean {near!r}?" if near else "")
+
+
+def _node_names(graph: Graph) -> list[str]:
+    """Names of nodes and of their outputs."""
+    return sorted({name for node in graph.nodes for name in (node.proto.name, *node.proto.output) if name})
+
+
+def _no_match(graph: Graph, pattern: re.Pattern[str]) -> str:
+    """What to say of a pattern that matches no node, with the names that may be meant."""
+    text = f"The pattern {pattern.pattern!r} matches no node name."
+    names = _node_names(graph)
+    if parts := [name for name in names if pattern.search(name)]:
+        more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+        return f"{text} It matches a part of {parts[0]!r}{more}: write {f'.*{pattern.pattern}.*'!r}."
+    near = nearest(names, pattern.pattern)
+    return f"{text} Did you mean {near!r}?" if near else text

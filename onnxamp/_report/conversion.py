@@ -54,6 +54,7 @@ def conversion_report(
         where_it_ran(validation),
         (*worst_figure(validation), *_figures(made)),
         (
+            parts.section("Warnings", _warnings(made.plan), is_detail=True),
             parts.section("Kept in float32 to pass validation", _healed(validation)),
             *comparison_sections(validation),
             parts.section(_hazard_title(made.plan), _hazards(made.plan), on_page=False),
@@ -69,7 +70,7 @@ def conversion_report(
 
 def conversion_notes(made: Conversion) -> Iterator[str]:
     """What is worth knowing about a conversion, in sentences."""
-    yield from (*made.notes, *made.plan.warnings)
+    yield from made.notes
     found, target = made.summary, made.plan.target
     if found.fallbacks:
         subject = "1 node has" if len(found.fallbacks) == 1 else f"{len(found.fallbacks):,} nodes have"
@@ -91,6 +92,11 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
     if subnormal:
         elements = sum(counts.elements for counts in made.weights.values())
         yield f"{subnormal:,} of {elements:,} converted weight elements became subnormal and lost digits."
+
+
+def _warnings(plan: Plan) -> Iterator[parts.Item]:
+    """Commands give them at once, so the terminal shows them again with -v alone."""
+    return (parts.Item(text, parts.Level.WARNING) for text in plan.warnings)
 
 
 def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[parts.Figure, ...]:

@@ -193,6 +193,7 @@ def shown_rows(table: Table, *, verbose: bool) -> tuple[Row, ...]:
 
 
 def problems(report: Report) -> Iterator[Item]:
-    """All items that are warnings or errors."""
+    """All items that are warnings or errors, but for those in details."""
     for one in report.sections:
-        yield from (part for part in one.parts if isinstance(part, Item) and part.level >= Level.WARNING)
+        items = (part for part in one.parts if isinstance(part, Item) and not one.is_detail)
+        yield from (item for item in items if item.level >= Level.WARNING)

@@ -32,6 +32,7 @@ from onnxamp._ops.custom import declared_ops
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
+from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
@@ -169,9 +170,17 @@ def tune_model(
     )  # fmt: skip
     settings, opened = Options.of("auto", options), Model.of(model)
     with declared_ops(settings.custom_ops):
-        tuned = tune(opened, settings, search)
-        warn(tuned.plan.warnings)
+        tuned = tune_warned(opened, settings, search)
         return convert(opened, tuned.plan.options, tuned.plan).embedded(), tuned
+
+
+def tune_warned(model: Model, options: Options, search: Search) -> Tuned:
+    """:func:`tune` that warns: of names that match nothing before anything runs, and of the rest at the end."""
+    early = unmatched(model, options)
+    warn(early)
+    tuned = tune(model, options, search)
+    warn(text for text in tuned.plan.warnings if text not in early)
+    return tuned
 
 
 def tune(model: Model, options: Options, search: Search) -> Tuned:

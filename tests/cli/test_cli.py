@@ -113,6 +113,72 @@ def test_plans_repeat_a_conversion() -> None:
     assert onnxamp.load_plan("plan.json").level == "O3"
 
 
+def named() -> Path:
+    """Names with slashes, as PyTorch gives them."""
+    text = "<float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}> { h = MatMul (X, w) Y = Softmax (h) }"
+    model = parse(f"(float[N,4] X) => (float[N,4] Y) {text}")
+    for node in model.graph.node:
+        node.name = f"layer/attention/{node.op_type}_1"
+    return saved(model)
+
+
+MISTAKES = {
+    "part": (("--keep-fp32", "MatMul_1"), "It matches a part of 'layer/attention/MatMul_1': write '.*MatMul_1.*'."),
+    "spelling": (("--force-low", "layer/atention/Softmax_1"), "Did you mean 'layer/attention/Softmax_1'?"),
+    "nothing": (("--keep-fp32", "nosuchnode"), "The pattern 'nosuchnode' matches no node name."),
+    "op type": (("--black", "softmaxx"), "Did you mean 'softmax'?"),
+}
+
+
+@pytest.mark.parametrize(("options", "said"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize("command", ["convert", "inspect", "tune"])
+def test_mistakes_are_told_at_once(command: str, options: tuple[str, str], said: str) -> None:
+    """On standard error, before what takes time: here that ends with an error. And once, -q or not."""
+    named()
+    if command == "inspect":
+        result = run(command, "model.onnx", *options)
+    else:
+        np.savez("bad.npz", X=np.full((1, 4), np.nan, np.float32))
+        result = run(command, "model.onnx", *options, "-q", "--inputs", "bad.npz")
+    assert result.stderr.startswith("Warning: ")
+    assert result.stderr.count(said) == 1
+    assert said not in result.stdout
+
+
+def test_mistakes_are_told_at_once_in_python() -> None:
+    """Level auto runs the model for as long as it takes; here it cannot."""
+    model = onnx.load(named())
+    wrong = {"keep_high": ["layer/atention/Softmax_1"]}
+    with pytest.warns(onnxamp.OptionWarning) as early, pytest.raises(onnxamp.ArgumentError):
+        onnxamp.tune_model(model, samples={"nothing": np.zeros(1)}, **wrong)
+    with pytest.warns(onnxamp.OptionWarning) as once:
+        onnxamp.convert_model(model, "auto", **wrong)
+    assert [str(warning.message) for warning in early] == [str(warning.message) for warning in once]
+    assert [str(warning.message).split("name. ")[1] for warning in once] == [
+        "Did you mean 'layer/attention/Softmax_1'?"
+    ]
+
+
+def test_options_that_a_plan_replaces() -> None:
+    path = named()
+    assert run("convert", path, "-q", "--save-plan", "plan.json").stderr == ""
+    result = run("convert", path, "-q", "--plan", "plan.json", "--level", "O3", "--black", "Softmax", "--samples", "2")
+    assert result.stderr == "Warning: The plan replaces --level, --black: it repeats its decisions.\n"
+    plan = onnxamp.load_plan("plan.json")
+    with pytest.warns(onnxamp.OptionWarning, match="The plan replaces black_list: these arguments have no effect"):
+        onnxamp.convert_file(path, "low.onnx", plan=plan, black_list=["Softmax"])
+
+
+@pytest.mark.parametrize(
+    "command", [("convert", "-o", "low.onnx"), ("check",), ("inspect",), ("bench", "--seconds", 0.01)]
+)
+def test_one_line(command: tuple[str, ...]) -> None:
+    path, rest = small(), command[1:]
+    result = run(command[0], path, *rest, "--format", "line")
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout.splitlines()) == 1
+
+
 def test_slips_are_mentioned() -> None:
     result = run("convert", small(), "--keep-fp32", "nobody", "--white", "Convv")
     assert result.exit_code == 0

@@ -20,7 +20,16 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from real_models import REAL_MODELS
 from repository import ROOT
 
-from onnxamp import ArgumentError, OpsetError, RuntimeFailure, Samples, Tuned, load_samples, random_samples
+from onnxamp import (
+    ArgumentError,
+    ArgumentTypeError,
+    OpsetError,
+    RuntimeFailure,
+    Samples,
+    Tuned,
+    load_samples,
+    random_samples,
+)
 from onnxamp import convert_model as convert_at_level
 from onnxamp import tune_model as tune_for_speed
 from onnxamp._graph.graph import Graph
@@ -404,6 +413,11 @@ def test_a_function_as_metric() -> None:
         make_metric(f"{__name__}:no_number", 1).error({}, {})
 
 
+def test_a_metric_is_a_name_or_a_function() -> None:
+    with pytest.raises(ArgumentTypeError, match="metric must be a name or a function, not int"):
+        make_metric(3, 1)
+
+
 @pytest.mark.parametrize(("metric", "tolerance"), [("cosine", 1e-6), ("snr", 60), ("top1", 0.02)])
 def test_other_metrics_hold(metric: str, tolerance: float) -> None:
     _, tuned = tune_model(called("classifier"), tolerance, metric=metric)
@@ -457,7 +471,6 @@ WRONG = {
         {"metric": lambda *_: 0.0, "state": "state.json"},
         "A state file needs a metric that has a name",
     ),
-    "neither": ({"metric": 3}, "metric must be a name or a function, not int"),
     "tolerance": ({"tolerance": 0}, "must be a positive number, not 0"),
     "not a number": ({"tolerance": np.nan}, "must be a positive number, not nan"),
     "device": ({"device": "TPU"}, "Unknown device 'TPU'"),
