@@ -11,7 +11,7 @@ import click
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, OutputError
 from onnxamp._report.parts import Report
-from onnxamp._report.terminal import print_report
+from onnxamp._report.terminal import fitted, print_report
 from onnxamp._report.text import printable
 from onnxamp._runtime.custom_ops import custom_ops
 
@@ -51,7 +51,7 @@ def new_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
                     raise
                 is_usage = isinstance(error, (ArgumentError, ArgumentTypeError))
                 kind = click.UsageError if is_usage else click.ClickException
-                raise kind(printable(str(error))) from None
+                raise kind(fitted(printable(str(error)), "Error: ")) from None
 
         return click.command(name)(guarded)
 
@@ -61,7 +61,7 @@ def new_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
 def tell(warnings: Iterable[str]) -> None:
     """Print warnings on standard error, -q or not: a mistake in an option must not stay unseen."""
     for text in warnings:
-        click.echo(f"Warning: {printable(text)}", err=True)
+        click.echo(f"Warning: {fitted(printable(text), 'Warning: ')}", err=True)
 
 
 def show(options: dict[str, Any], report: Callable[[], Report], as_json: Callable[[], str]) -> None:

@@ -105,6 +105,12 @@ def as_text(report: Report, *, verbose: bool = False, more: str = " (-v shows al
     return _Shown(report, verbose, whole=False, brief=False, more=more)
 
 
+def fitted(text: str, behind: str = "") -> str:
+    """Text for standard error, folded if that is a terminal; ``behind`` stands in front of it."""
+    console = make_console(stderr=True)
+    return "\n".join(folded(text, console.width - len(behind))) if console.is_terminal else text
+
+
 def _columns() -> int:
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() else 0
