@@ -215,7 +215,7 @@ def plan_model(
     with declared_ops(settings.custom_ops):
         source = Model.of(model)
         if is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
-            return tune(source, settings, Search(tolerance, metric, samples)).plan
+            return tune_warned(source, settings, Search(tolerance, metric, samples)).plan
         settings = _measured(source, settings, samples)
         return make_plan(analyse(prepared(source, settings).graph, settings))
 

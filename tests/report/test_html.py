@@ -79,7 +79,7 @@ def data_of(html: str) -> dict[str, Any]:
 def test_a_full_page_has_all_sections() -> None:
     read = Reader(render(pages.everything()))
     assert read.headings == [
-        "along-title", "outputs-title", "more-metrics-title", "limits-title",
+        "along-title", "warnings-title", "outputs-title", "more-metrics-title", "limits-title",
         "large-weights-that-stay-float32-title", "weights-that-lost-elements-title", "nodes-and-weights-title",
         "notes-title", "nodes-title",
     ]  # fmt: skip
@@ -129,7 +129,7 @@ def test_terminal_and_page_advise_the_same() -> None:
     made = pages.conversion()
     made = replace(made, summary=replace(made.summary, fallbacks=(("n", "Det"), ("m", "Det"))))
     said = list(conversion_notes(made))
-    assert len(said) == 6
+    assert len(said) == 5
     console = Console(width=1000, file=io.StringIO())
     console.print(as_text(conversion_report(made, None)))
     words = Reader(render(conversion_page(made, None, None))).words
@@ -156,8 +156,8 @@ def test_sections_without_data_are_left_out() -> None:
         "outputs-title", "more-metrics-title", "limits-title", "notes-title",
     ]  # fmt: skip
     assert Reader(render(conversion_page(pages.conversion(0), None, None))).headings == [
-        "large-weights-that-stay-float32-title", "weights-that-lost-elements-title", "nodes-and-weights-title",
-        "notes-title",
+        "warnings-title", "large-weights-that-stay-float32-title", "weights-that-lost-elements-title",
+        "nodes-and-weights-title", "notes-title",
     ]  # fmt: skip
 
 
