@@ -3,7 +3,7 @@
 Functions are inlined, and redundant Casts removed; opset, defaults and patterns change on request.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Final
@@ -81,7 +81,8 @@ def unmatched(model: Model, options: Options) -> list[str]:
     named = (options.white_list, options.black_list, options.keep_high, options.force_low)
     if not any(named) and isinstance(options.keep_io_types, bool):
         return []
-    return list(find_overrides(prepare(model, options).graph, options).warnings)
+    asked = replace(options, rescale=False) if options.lacks_ranges else options  # which nothing has measured yet
+    return list(find_overrides(prepare(model, asked).graph, asked).warnings)
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:

@@ -145,6 +145,11 @@ def test_mistakes_are_told_at_once(command: str, options: tuple[str, str], said:
     assert said not in result.stdout
 
 
+def test_mistakes_beside_what_is_to_be_measured() -> None:
+    result = run("convert", named(), "--keep-fp32", "nosuchnode", "--rescale", "-q")
+    assert (result.exit_code, result.stderr) == (0, "Warning: The pattern 'nosuchnode' matches no node name.\n")
+
+
 def test_mistakes_are_told_at_once_in_python() -> None:
     """Level auto runs the model for as long as it takes; here it cannot."""
     model = onnx.load(named())

@@ -149,7 +149,7 @@ def convert(folder: Path, state: str, *arguments: str) -> subprocess.CompletedPr
 
 
 def test_a_result_that_does_not_load_keeps_what_the_runtime_names_in_float32(tmp_path: Path) -> None:
-    done = convert(tmp_path, refusing("'x_fp16' in read"), "--json")
+    done = convert(tmp_path, refusing("'x_fp16' in read"), "--format", "json")
     assert done.returncode == 0, done.stderr
     validation = json.loads(done.stdout)["validation"]
     assert validation["cure"]["nodes"] == ["first"]
