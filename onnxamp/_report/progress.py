@@ -1,7 +1,4 @@
-"""The progress of every command, on standard error: a bar on a terminal, and a line now and then elsewhere.
-
-In a notebook it is in the output of the cell.
-"""
+"""The progress of every command: a bar on a terminal, or in a notebook, and elsewhere a line now and then."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
