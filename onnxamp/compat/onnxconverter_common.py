@@ -190,8 +190,7 @@ def auto_convert_mixed_precision(
 ) -> ModelProto:
     """Convert as much to float16 as a function or tolerances accept.
 
-    Errors are measured op by op, and the converted model is judged (:func:`onnxamp.tune_model`). Ops whose Casts would
-    take longer than they save stay float32.
+    Errors are measured op by op, and the converted model is judged (:func:`onnxamp.tune_model`).
 
     Args:
         model: a ModelProto or a path; it is never changed.
@@ -221,8 +220,9 @@ def auto_convert_mixed_precision(
     if rtol is not None or atol is not None:
         rtol, atol = 1e-5 if rtol is None else rtol, 1e-8 if atol is None else atol
     judge = _judge(Model.of(model), validate_fn, rtol, atol)
-    proto, _ = _tuned(Model.of(model), feed_dict, judge, keep_io_types, None)
-    return proto
+    opened = Model.of(model)
+    plan = _tuned(opened, feed_dict, judge, keep_io_types, None).plan
+    return convert(opened, plan.options, plan).embedded()
 
 
 def auto_convert_mixed_precision_model_path(
@@ -281,7 +281,7 @@ def auto_convert_mixed_precision_model_path(
     else:
         judge = _judge(model, customized_validate_func, None, None)
     wanted: Provider = "cuda" if any("CUDA" in name for name in provider) else "cpu"
-    _, tuned = _tuned(model, input_feed, judge, keep_io_types, wanted)
+    tuned = _tuned(model, input_feed, judge, keep_io_types, wanted)
     target.parent.mkdir(parents=True, exist_ok=True)
     convert_to_file(model, Sink(target), tuned.plan.options, tuned.plan)
 
@@ -307,7 +307,7 @@ def _tuned(
     judge: Accept,
     keep_io_types: bool | Iterable[str],
     provider: Provider | None,
-) -> tuple[ModelProto, Tuned]:
+) -> Tuned:
     """The most low precision that is accepted; the relative error is only to be below 100 %.
 
     Raises:
@@ -318,7 +318,7 @@ def _tuned(
     warn(tuned.plan.warnings)
     if not tuned.held:
         raise ArgumentError(f"No conversion is accepted by {judge.name!r}.")
-    return convert(model, tuned.plan.options, tuned.plan).embedded(), tuned
+    return tuned
 
 
 export(__name__, __all__)
