@@ -10,10 +10,9 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 
 from onnx import ModelProto
 
-from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import Conversion, Converted, Sink, convert, convert_to_file
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._convert.raising import prepared
+from onnxamp._convert.upgrades import analyse_model
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
@@ -90,7 +89,9 @@ def convert_model(
         keep_functions: keep calls of model-local functions instead of inlining them.
         custom_ops: declarations of custom ops, whose float32 may then be low precision: a TOML file, a
             :class:`CustomOp`, or a list of them. :func:`custom_ops` also takes the library that runs them.
-        opset: upgrade the model to this opset first.
+        opset: the opset of the result: "auto" upgrades an old model to the least opset that lets more become low, where
+            that saves Casts or the type needs it, op by op and as far as results stay the same; "keep" never upgrades;
+            a number is the opset to upgrade to first.
         fold: first fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch
             normalisations into weights; upgrades the model if such an op needs a newer opset.
         rescale: first multiply constants by powers of two, exactly, so that values fit the low-precision type that
@@ -217,7 +218,7 @@ def plan_model(
         if is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
             return tune_warned(source, settings, Search(tolerance, metric, samples)).plan
         settings = _measured(source, settings, samples)
-        return make_plan(analyse(prepared(source, settings).graph, settings))
+        return make_plan(analyse_model(source, settings)[1])
 
 
 @overload

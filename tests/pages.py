@@ -118,7 +118,7 @@ def conversion(count: int = 30, **changes: object) -> Conversion:
     )
     hazard = HazardRow(label(2), OPS[2], low=False, reason="mask", detail="a sentinel lies before it")
     weight = PlanRow("w:value", "", "w", "value", 0, "initializer", low=True, reason="constant", detail="")
-    plan = Plan(Options(), (weight, *rows), (hazard,), 10, 1000, ("Nothing matches 'x.*'.",))
+    plan = Plan(Options(), 17, (weight, *rows), (hazard,), 10, 1000, ("Nothing matches 'x.*'.",))
     low = sum(map(is_low, range(count)))
     summary = Summary(
         {"low": low, "float32": count - low},

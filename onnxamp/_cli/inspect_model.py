@@ -9,11 +9,10 @@ import click
 
 from onnxamp._cli.common import new_command, show, tell
 from onnxamp._cli.options import conversion_options, format_option, model_argument, options_of
-from onnxamp._convert.analysis import analyse
-from onnxamp._convert.hints import fold_hint
+from onnxamp._convert.hints import fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._convert.raising import prepared
 from onnxamp._convert.summary import summarize
+from onnxamp._convert.upgrades import analyse_model
 from onnxamp._errors import OpsetError
 from onnxamp._graph.stats import operator_counts
 from onnxamp._model.model import Model
@@ -45,8 +44,7 @@ def command(model: Path, **options: Any) -> None:
             progress("analysing", number, len(levels))
             asked = options_of(options, level)
             try:
-                ready = prepared(opened, asked)
-                analysis = analyse(ready.graph, asked)
+                ready, analysis = analyse_model(opened, asked)
             except OpsetError:
                 if level == "O0":
                     raise
@@ -55,7 +53,8 @@ def command(model: Path, **options: Any) -> None:
                 counts = operator_counts(analysis.graph, analysis.graph.types)
             else:
                 plans[level] = (make_plan(analysis), dict(summarize(ready, analysis).nodes))
-                hints[level] = fold_hint(analysis)
+                told = (*ready.notes, *ready.refused, opset_hint(analysis), fold_hint(analysis))
+                hints[level] = " ".join(filter(None, told))
     tell(dict.fromkeys(text for plan, _ in plans.values() for text in plan.warnings))
     show(
         options,

@@ -15,6 +15,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
+from onnxamp._options.opsets import check_opset
 from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
@@ -254,6 +255,19 @@ class _Words(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
+class _Opset(click.ParamType[int | str]):
+    """A number, or one of the words that an opset can be."""
+
+    name = "opset"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number or the word."""
+        try:
+            return check_opset(int(value) if str(value).isdecimal() else str(value).lower())
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
+
+
 def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
     default = default_of(name)
     if spelled.words is not None:
@@ -268,8 +282,9 @@ def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
         return click.option(spelled.flag, name, flag_value=not default, default=default, help=spelled.help)
     if spelled.many:
         return click.option(spelled.flag, name, multiple=True, metavar=spelled.metavar, help=spelled.help)
-    kind = click.IntRange(1) if spelled.kind is int else spelled.kind
-    return click.option(spelled.flag, name, type=kind, metavar=spelled.metavar, help=spelled.help)
+    kind: Any = _Opset() if name == "opset" else click.IntRange(1) if spelled.kind is int else spelled.kind
+    shown = {} if default in (None, ()) else {"default": default, "show_default": True}
+    return click.option(spelled.flag, name, type=kind, metavar=spelled.metavar, help=spelled.help, **shown)
 
 
 conversion_options: Final = option_group(*(_conversion_option(*item) for item in COMMAND_LINE.items()))

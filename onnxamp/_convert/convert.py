@@ -2,7 +2,8 @@
 
     Model -> prepare -> Graph -> Problem -> Pins -> Decision -> Edits -> verified copy -> Sink
 
-:func:`onnxamp._convert.analysis.analyse` covers the steps from the Graph to the Edits, which only read the model.
+:func:`onnxamp._convert.analysis.analyse` covers the steps from the Graph to the Edits, which only read the model;
+:func:`onnxamp._convert.upgrades.analyse_model` runs it at the opset that pays.
 :func:`convert` applies the edits to a copy and verifies it; :func:`convert_to_file` writes that copy to a file.
 """
 
@@ -14,11 +15,12 @@ from typing import Final
 
 from onnx import ModelProto
 
-from onnxamp._convert.analysis import Analysis, analyse
+from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.hints import fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._convert.raising import low_note, prepared
+from onnxamp._convert.raising import low_note
 from onnxamp._convert.summary import Summary, summarize
+from onnxamp._convert.upgrades import Proof, analyse_model
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.copying import copied
@@ -64,7 +66,9 @@ class Converted:
 
 
 @no_collections()
-def convert(model: Model, options: Options, plan: Plan | None = None, *, deferred: bool = False) -> Converted:
+def convert(
+    model: Model, options: Options, plan: Plan | None = None, *, deferred: bool = False, proof: Proof | None = None
+) -> Converted:
     """Convert a copy of a model.
 
     Args:
@@ -72,14 +76,14 @@ def convert(model: Model, options: Options, plan: Plan | None = None, *, deferre
         options: the options of the conversion.
         plan: decisions to repeat.
         deferred: leave large weights as they are until :func:`onnxamp._model.saving.save_model` streams them.
+        proof: judges an upgrade to a newer opset that nobody asked for.
 
     Raises:
         ArgumentError: the level is "auto", and there is no plan. Others as :func:`onnxamp.convert_model`.
     """
     if options.level == Level.AUTO and plan is None:
         raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
-    ready = prepared(model, options)
-    analysis = analyse(ready.graph, options, plan.decisions() if plan else None)
+    ready, analysis = analyse_model(model, options, plan, proof)
     _LOG.info(
         "decided at level %s: %d of %d variables are %s, %d new Casts", options.level, sum(analysis.decision.low),
         len(analysis.decision.low), options.dtype, len(analysis.edits.casts),
@@ -200,7 +204,9 @@ class Sink:
 
 
 @no_collections()
-def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | None = None) -> Conversion:
+def convert_to_file(
+    model: Model, sink: Sink, options: Options, plan: Plan | None = None, proof: Proof | None = None
+) -> Conversion:
     """Convert a model that was read from a file, and write the result whole or not at all.
 
     An unchanged model is copied byte by byte where its weights may stay where they are.
@@ -213,11 +219,12 @@ def convert_to_file(model: Model, sink: Sink, options: Options, plan: Plan | Non
     assert source is not None
     target = sink.destination(stored)
     kept = frozenset() if target.exists() and target.samefile(source) else stored.files
-    converted = convert(model, options, plan, deferred=True)
+    converted = convert(model, options, plan, deferred=True, proof=proof)
     analysis = converted.analysis
     summary = summarize(converted.prepared, analysis, plan)
     external = sink.is_external(stored, summary.low_weight_bytes - 2 * converted.prepared.widened)
     hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis))))
+    hints += converted.prepared.refused
     hints += tuple(filter(None, (low_note(analysis.graph, options), *analysis.problem.overrides.notes)))
     notes = (*converted.prepared.notes, *hints) if converted.changed else hints
     is_beside = source.absolute().parent.resolve() == target.resolve().parent

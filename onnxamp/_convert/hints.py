@@ -7,45 +7,38 @@ from collections.abc import Mapping
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.upgrades import held_back
 from onnxamp._decide.pins import find_pins
 from onnxamp._decide.precision import CutProblem
 from onnxamp._decide.verdicts import Reason
-from onnxamp._dtypes import FLOAT, LOW_TYPES, retyped
+from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.signature import newer_versions
+from onnxamp._graph.view import ABSENT
 from onnxamp._options.options import Level
 from onnxamp._rewrite.fold.fold import reachable, told
 from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import find_folds
 from onnxamp._rewrite.plan_edits import plan_edits
-from onnxamp._target.kernels import freedom
+from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
 
 
 def opset_hint(analysis: Analysis) -> str | None:
-    """How many Casts a newer opset saves, if nodes stay float32 only because of the model's opset; None if none do.
+    """How many Casts a newer opset saves, where options keep the model from it; None if none do, or it is upgraded.
 
     The hint names the first opset at which all those ops that ever get a low-precision kernel have one.
     """
-    if analysis.options.level == Level.O0:
+    options, graph = analysis.options, analysis.graph
+    if options.level == Level.O0 or options.opset == "auto":
         return None
-    graph, newer, first = analysis.graph, 0, dict[tuple[str, int], int]()
-    held_back = [node for node in graph.nodes if _is_held_back(analysis, node)]
-    for node in held_back:
-        assert node.signature is not None
-        key = (node.key, node.signature.since)
-        if key not in first:
-            first[key] = _first_opset(analysis, node)
-        newer = max(newer, first[key])
-    current = graph.book.opsets[""]
+    held, current = held_back(analysis), graph.book.opsets[""]
+    newer = max(held.first.values(), default=0)
     if newer <= current:
         return None
-    able = (node for node in held_back if node.signature and first[node.key, node.signature.since])
-    freed = {node.index: frozenset({Reason.NO_KERNEL}) for node in able}
+    reach = plan_upgrade(graph, newer)
+    if reach.obstacle is not None:
+        return f"Opset {newer} has low-precision kernels for {', '.join(held.ops)}, but {reach.obstacle}."
     before = len(analysis.edits.casts)
-    saved = before - _casts_without(analysis, freed)
-    ops = ", ".join(sorted({key for (key, _), version in first.items() if version}))
+    saved, ops = before - held.casts_without(), ", ".join(held.ops)
     if saved > 0:
         return (
             f"{saved} of {before} new Casts vanish with --opset {newer}, which brings low-precision kernels for {ops}."
@@ -59,7 +52,7 @@ def fold_hint(analysis: Analysis) -> str | None:
     if options.folds or options.level == Level.O0:
         return None
     folds = graph.ask(find_folds, with_weights=False)
-    opset = reachable(graph, folds, options.target, None)
+    opset = reachable(graph, folds, options.target, options.highest_opset(graph.book.opsets[""]))
     folds = [fold for fold in folds if fold.opset <= opset]
     if not folds:
         return None
@@ -93,35 +86,6 @@ def _casts_without(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -
     pins = find_pins(problem, freed=freed)
     decision = CutProblem(problem, pins).decide()
     return len(plan_edits(problem, decision).casts)
-
-
-def _is_held_back(analysis: Analysis, node: Node) -> bool:
-    """Whether the node is float32 because the model's opset has no kernel, or no schema, for low precision."""
-    if node.signature is None or node.signature.domain:
-        return False
-    layout = analysis.ports.layouts.get(node.index)
-    bound = layout.bound if layout is not None else {}
-    variables = analysis.ports.of_node.get(node.index, {})
-    for variable in variables.values():
-        pin = analysis.pins.verdicts.get(analysis.ports.root(variable))
-        if pin is not None and pin.reason is Reason.NO_KERNEL and pin.variable == variable:
-            return True
-    pinned = op_facts().pinned_parameters.get(node.key, frozenset())
-    return any(kind == FLOAT and p not in variables and p not in pinned for p, kind in bound.items())
-
-
-def _first_opset(analysis: Analysis, node: Node) -> int:
-    """First opset at which all of the node's float32 parameters can be low on the target; 0 if there is none."""
-    options, bound = analysis.options, analysis.ports.layouts[node.index].bound
-    params = [param for param, kind in bound.items() if kind == FLOAT]
-    assert node.signature is not None
-    for signature in newer_versions(node.signature):
-        low = retyped(FLOAT, options.low)
-        if not params or any(low not in signature.params.get(param, ()) for param in params):
-            continue
-        if not freedom(options.target, node.key, signature, bound, params, options.low, node.proto).high:
-            return signature.since
-    return 0
 
 
 def _told_as_decomposed(folds: list[Fold]) -> str:

@@ -17,7 +17,7 @@ from onnxamp._model.storage import write_file
 from onnxamp._options.options import Options
 from onnxamp._public import Shown
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Version of the JSON format."""
 CONSTANTS: Final = ("initializer", "Constant")
 """What stands for the op in rows about constants."""
@@ -58,6 +58,7 @@ class Plan(Shown):
 
     Attributes:
         options: the options that were used; replaying the plan ignores their lists.
+        opset: the opset that the model had, or was upgraded to, when this was decided.
         rows: one per precision variable.
         hazards: where low precision is known to break or lose values.
         casts: number of new Casts.
@@ -73,6 +74,7 @@ class Plan(Shown):
     """
 
     options: Options
+    opset: int
     rows: tuple[PlanRow, ...]
     hazards: tuple[HazardRow, ...]
     casts: int
@@ -115,9 +117,9 @@ class Plan(Shown):
             OutputError: the file cannot be written.
         """
         data = {
-            "format": FORMAT, "options": self.options.as_json(), "rows": [asdict(row) for row in self.rows],
-            "hazards": [asdict(row) for row in self.hazards], "casts": self.casts, "cost": self.cost,
-            "warnings": self.warnings,
+            "format": FORMAT, "options": self.options.as_json(), "opset": self.opset,
+            "rows": [asdict(row) for row in self.rows], "hazards": [asdict(row) for row in self.hazards],
+            "casts": self.casts, "cost": self.cost, "warnings": self.warnings,
         }  # fmt: skip
         write_file(Path(path), (json.dumps(data, indent=1) + "\n").encode())
 
@@ -149,8 +151,8 @@ def make_plan(analysis: Analysis) -> Plan:
         if analysis.ports.of_node.get(h.node)
     )
     return Plan(
-        analysis.options, tuple(rows), hazards, len(analysis.edits.casts), analysis.decision.cost,
-        analysis.pins.warnings,
+        analysis.options, graph.book.opsets[""], tuple(rows), hazards, len(analysis.edits.casts),
+        analysis.decision.cost, analysis.pins.warnings,
     )  # fmt: skip
 
 
@@ -187,7 +189,7 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         rows = tuple(PlanRow(**row) for row in data["rows"])
         hazards = tuple(HazardRow(**row) for row in data["hazards"])
         options, warnings = Options.from_json(data["options"]), tuple(data["warnings"])
-        return Plan(options, rows, hazards, int(data["casts"]), int(data["cost"]), warnings)
+        return Plan(options, int(data["opset"]), rows, hazards, int(data["casts"]), int(data["cost"]), warnings)
     except OSError as error:
         raise ArgumentError(f"Cannot read the plan {str(path)!r}: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:

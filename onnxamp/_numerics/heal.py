@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -22,6 +23,7 @@ from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import TOLERANCES
+from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.loading import Loaded, load_file, the_loader
@@ -77,8 +79,9 @@ def convert_validated(
         As :func:`onnxamp._convert.convert.convert_to_file` and :meth:`Comparison.compare`.
     """
     the_loader().start()
+    proof = UpgradeProof(validation.comparison, partial(validation.progress, "checking the upgrade"))
     try:
-        return _attempt(model, sink, options, validation, plan)
+        return _attempt(model, sink, options, validation, plan, proof)
     except _RefusedError as error:
         refused = error
     failure = refused.report
@@ -86,12 +89,14 @@ def convert_validated(
     _LOG.info("the result failed its validation: %s", why)
     if plan is not None or not validation.heals:
         validation.failed.parent.mkdir(parents=True, exist_ok=True)
-        made = convert_to_file(model, replace(sink, target=validation.failed), options, plan)
+        made = convert_to_file(model, replace(sink, target=validation.failed), options, plan, proof)
         return made, replace(failure, result=str(validation.failed))
+    if proof.has_refused:
+        options = replace(options, opset="keep")
     for level, wanted, cure in _ways(model, sink, options, validation, refused):
         how = replace(validation, layers=False) if wanted.level == Level.O0 else validation
         with suppress(_RefusedError):
-            made, report = _attempt(model, sink, wanted, how, None)
+            made, report = _attempt(model, sink, wanted, how, None, proof)
             casts = made.summary.casts_before + made.summary.casts_added - made.summary.casts_removed
             told = replace(
                 cure, applied=True, failure=why, first_bad=failure.first_bad, level=level, casts=(refused.casts, casts)
@@ -149,7 +154,7 @@ def _casts(model: Model) -> int:
 
 
 def _attempt(
-    model: Model, sink: Sink, options: Options, validation: Validation, plan: Plan | None
+    model: Model, sink: Sink, options: Options, validation: Validation, plan: Plan | None, proof: UpgradeProof
 ) -> tuple[Conversion, DiffReport]:
     """Convert, and put the result in its place if it passes or cannot be compared.
 
@@ -174,7 +179,7 @@ def _attempt(
         if not report.passed and not report.skipped:
             raise _RefusedError(reports[0], _casts(result))
 
-    made = convert_to_file(model, replace(sink, approve=approve), options, plan)
+    made = convert_to_file(model, replace(sink, approve=approve), options, plan, proof)
     return made, reports[0]
 
 

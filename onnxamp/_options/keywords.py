@@ -6,6 +6,7 @@ from typing import Literal, TypedDict
 from onnxamp._dtypes import DtypeLike
 from onnxamp._ops.custom import CustomOpsLike
 from onnxamp._options.lists import PresetName
+from onnxamp._options.opsets import OpsetWord
 from onnxamp._options.options import Rule, TargetName
 from onnxamp._options.rescaling import Rescaling
 
@@ -31,7 +32,7 @@ class OptionKeywords(TypedDict, total=False):
     from_dtype: DtypeLike | Literal["auto"] | None
     custom_ops: CustomOpsLike | None
     keep_functions: bool
-    opset: int | None
+    opset: int | OpsetWord
     fold: bool
     rescale: bool
     rescaling: Rescaling | None

@@ -20,6 +20,7 @@ from onnxamp._ops.custom import CustomOp, as_json, custom_ops_of
 from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, compiled
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
+from onnxamp._options.opsets import OpsetWord, check_opset
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._target.kernels import TARGETS, check_target
 
@@ -123,7 +124,10 @@ class Options:
         kind=str,
     )  # fmt: skip
     keep_functions: bool = _option(False, "--keep-functions", "Do not inline model-local functions.")
-    opset: int | None = _option(None, "--opset", "Upgrade the model to this opset first.", metavar="N")
+    opset: int | OpsetWord = _option(
+        "auto", "--opset", "Opset to upgrade to first; with auto the one that saves Casts or that the type needs, if"
+        " any; with keep none.", metavar="auto|keep|N",
+    )  # fmt: skip
     fold: bool = _option(False, "--fold", "First fold decomposed normalisations, Gelu and Softmax into single ops.")
     rescale: bool = _option(
         False, "--rescale", "First multiply constants by powers of two, so that values fit the low-precision type that"
@@ -145,6 +149,7 @@ class Options:
             "low_weights": checked_texts("low_weights", self.low_weights),
             "target": check_target(self.target),
             "from_dtype": self.from_dtype if self.from_dtype in (None, "auto") else low_type(self.from_dtype).name,
+            "opset": check_opset(self.opset),
         }
         if self.keep_io_types is None:
             raise ArgumentTypeError("keep_io_types must be a bool or a list of names, not None.")
@@ -237,6 +242,10 @@ class Options:
     def takes_samples(self) -> bool:
         """Whether samples have a use, at any level."""
         return self.rescale or self.data_max is not None
+
+    def highest_opset(self, current: int) -> int | None:
+        """The opset beyond which a model of opset ``current`` must not be upgraded; None if there is none."""
+        return None if self.opset == "auto" else current if self.opset == "keep" else int(self.opset)
 
     @cached_property
     def keep_patterns(self) -> tuple[re.Pattern[str], ...]:

@@ -37,7 +37,7 @@ def inspection_report(
         model: the model.
         operators: (op type, precision) -> number of nodes.
         plans: level -> the plan, and the number of nodes by precision.
-        hints: level -> what folding would save.
+        hints: level -> what comes before, and what folding or another opset would save.
         with_decisions: show each decision without -v, too.
     """
     decisions = (

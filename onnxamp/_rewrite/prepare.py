@@ -20,9 +20,9 @@ from onnxamp._model.model import Model
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.casts import remove_idle_casts
 from onnxamp._rewrite.fold import fold_graph
-from onnxamp._rewrite.opset import upgrade
 from onnxamp._rewrite.pairs import remove_pairs
 from onnxamp._rewrite.rescale import rescale_graph
+from onnxamp._rewrite.upgrade.upgrade import upgraded
 
 _FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT}
 
@@ -39,6 +39,7 @@ class Prepared:
         pairs: number of redundant pairs of Casts that went.
         casts: number of all Casts that went: those of pairs, idle ones and duplicates.
         widened: bytes that its weights take more than those of the model.
+        refused: upgrades to newer opsets that were not taken, and why, in sentences.
     """
 
     graph: Graph
@@ -47,6 +48,7 @@ class Prepared:
     pairs: int = 0
     casts: int = 0
     widened: int = 0
+    refused: tuple[str, ...] = ()
 
 
 def prepare(model: Model, options: Options) -> Prepared:
@@ -97,13 +99,13 @@ def with_casts(model: Model, options: Options) -> Prepared:
     proto = model.proto
     if proto.functions and not options.keep_functions and options.level != Level.O0:
         proto = inline(proto, notes)
-    inlined = proto
-    if options.opset is not None:
-        proto = upgrade(proto, options.opset, notes)
-    requested = proto is not inlined
+    requested = False
+    if isinstance(options.opset, int):
+        graph = _at_opset(_graph(model, proto), options.opset, notes)
+        requested, proto = graph.model is not proto, graph.model
     if options.level != Level.O0 or options.freeze_defaults:
         proto = _frozen(proto, options.freeze_defaults, notes)
-    graph = model.ask(graph_of) if proto is model.proto else Graph.of(proto, model.folder)
+    graph = _graph(model, proto)
     if options.folds:
         folded = fold_graph(graph, options)
         requested, graph = requested or folded.graph is not graph, folded.graph
@@ -113,6 +115,21 @@ def with_casts(model: Model, options: Options) -> Prepared:
         requested, graph = requested or rescaled.graph is not graph, rescaled.graph
         notes += rescaled.notes
     return Prepared(graph, tuple(notes), requested)
+
+
+def _graph(model: Model, proto: ModelProto) -> Graph:
+    """The graph of the model's proto, or of another that was made of it."""
+    return model.ask(graph_of) if proto is model.proto else Graph.of(proto, model.folder)
+
+
+def _at_opset(graph: Graph, opset: int, notes: list[str]) -> Graph:
+    """The graph at an opset, if its own is older; adds a sentence to ``notes``."""
+    result, current = upgraded(graph, opset), graph.book.opsets[""]
+    if result is graph:
+        notes.append(f"The model already has opset {current}; --opset {opset} changes nothing.")
+    else:
+        notes.append(f"Upgraded from opset {current} to {opset}.")
+    return result
 
 
 def inline(model: ModelProto, notes: list[str]) -> ModelProto:

@@ -41,7 +41,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 MASK: Final = "switches"
 """Name of the new input, unless the model uses it already."""
 
-_WHERE: Final = 9
+WHERE_OPSET: Final = 9
 """Opset that introduced Where."""
 
 _TOGETHER: Final = 64
@@ -102,10 +102,10 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType, *, hol
 
     Complexity: linear in nodes and weight bytes.
     """
-    if (version := opset_imports(model)[""]) < _WHERE:
+    if (version := opset_imports(model)[""]) < WHERE_OPSET:
         raise OpsetError(
             f"The model's opset {version} has no Where, which choosing precisions by data needs: convert it with"
-            f" opset={_WHERE} (--opset {_WHERE}) or newer."
+            f" opset={WHERE_OPSET} (--opset {WHERE_OPSET}) or newer."
         )
     view = Graph.of(model)
     nodes = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 import onnx
 import onnx.inliner
 from onnx import NodeProto, helper
 
-from onnxamp._dtypes import BFLOAT16, ELEM_NUMBERS, LowType, retyped
+from onnxamp._dtypes import BFLOAT16, ELEM_NUMBERS, FLOAT, LOW_TYPES, LowType, retyped
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, infer_types
@@ -31,6 +31,8 @@ from onnxamp._ops.signature import Signature, lookup
 PROVIDERS = ("cuda", "cpu")
 TARGETS = (*PROVIDERS, "any")
 """Where the result will run; "any" allows what ONNX allows, with or without a kernel."""
+
+_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 
 Binding = Mapping[str, str]
 """Type parameter -> type."""
@@ -99,6 +101,12 @@ def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
         )
         for op, rows in data["kernels"].items()
     }
+
+
+def float_types(provider: str, key: str, since: int) -> set[str]:
+    """Float types that kernels of this version of the op take anywhere."""
+    rows = (row for row in kernel_table(provider).get(key, ()) if row.covers(since))
+    return {name for row in rows for names in row.types.values() for name in names if name in _FLOATS}
 
 
 def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:

@@ -22,10 +22,12 @@ from onnx import ModelProto
 
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import convert
-from onnxamp._convert.raising import prepared
+from onnxamp._convert.upgrades import analyse_model
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.accept import Accept, AcceptLike
+from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rows import listed_outputs
 from onnxamp._ops.custom import declared_ops
@@ -37,6 +39,7 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
+from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._target.roofline import DEFAULT_DEVICE, Device, device_called
 from onnxamp._tuning.estimate import Estimate, bound_shapes
 from onnxamp._tuning.job import TIMES, Job
@@ -191,14 +194,16 @@ def tune(model: Model, options: Options, search: Search) -> Tuned:
     backend = choose_backend(search.provider)
     samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
     options = with_ranges(model, options, samples, search.provider)
-    graph = prepared(model, options).graph
+    usual = replace(options, level=Level.O2)
+    proof = UpgradeProof(Comparison.of(model, samples, None, backend.provider, budget=search.budget))
+    upgraded, _ = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
+    graph = upgraded.graph
     estimate = Estimate(
         graph, device, bound_shapes(graph, check_inputs(graph.model, samples[0]) if len(samples) else {})
     )
     space = find_space(graph, options, estimate)
     live = find_live(graph, samples)
     _LOG.info("tuning %d nodes on %d samples, metric %s", len(space.tunable), len(samples), judge.name)
-    usual = replace(options, level=Level.O2)
     space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
     state = TuningState("")
     ready = model if graph.model is model.proto else Model(graph.model, graph.folder)
@@ -215,7 +220,9 @@ def tune(model: Model, options: Options, search: Search) -> Tuned:
         state = load_state(fingerprint(words, ready, samples), Path(search.state))
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
         job = Job(ready, space, samples, judge, state, backend, Path(folder), search.budget)
-        return _tuned(job, search, live, device)
+        tuned = _tuned(job, search, live, device)
+    plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *upgraded.refused))
+    return replace(tuned, plan=plan) if upgraded.refused else tuned
 
 
 def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Device) -> Tuned:

@@ -14,10 +14,9 @@ from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.copying import copy_without
-from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute
-from onnxamp._rewrite.opset import upgrade
 from onnxamp._rewrite.prepare import inline
+from onnxamp._rewrite.upgrade.upgrade import upgraded
 from onnxamp.train._gradients.forward_pass import find_path
 from onnxamp.train._gradients.normalisations import RUNNING
 from onnxamp.train._gradients.writer import MIN_OPSET
@@ -60,16 +59,15 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> Forward:
     """The model in training mode, with its functions inlined, at ``opset`` or later.
 
     Raises:
-        OpsetError: onnx cannot convert it to that opset.
+        OpsetError: a node cannot follow to that opset.
         ModelError: a running statistic of a BatchNormalization is not an initializer.
         GradientError: the shape of a dropout mask is unknown, or a dropout ratio is computed.
     """
     notes: list[str] = []
     if model.functions:
         model = inline(model, notes)
-    if opset_imports(model)[""] < opset:
-        model = upgrade(model, opset, notes)
-    graph = Graph.of(model)
+    graph = upgraded(Graph.of(model), opset)
+    model = graph.model
     result = copy_without(model, "node")
     names, shapes = NewNames(graph.all_names()), graph.ask(symbolic_shapes)
     statistics: dict[str, str] = {}

@@ -217,7 +217,7 @@ BAD_TYPES = {
     "keep_io_types": {"keep_io_types": "X"},
     "keep_high of numbers": {"keep_high": [1]},
     "rule": {"rule": "low"},
-    "opset": {"opset": "17"},
+    "opset": {"opset": 17.0},
     "opset bool": {"opset": True},
     "keep_high": {"keep_high": 1},
     "force_low": {"force_low": None},
@@ -318,7 +318,9 @@ def test_invalid_models(text: str) -> None:
 def test_bfloat16_needs_opset_13() -> None:
     model = parse(TEXT, opset=12, ir=7)
     with pytest.raises(onnxamp.OpsetError, match="--opset 13"):
-        onnxamp.convert_model(model, dtype="bfloat16")
+        onnxamp.convert_model(model, dtype="bfloat16", opset="keep")
+    result = onnxamp.convert_model(model, dtype="bfloat16")
+    assert result == onnxamp.convert_model(model, dtype="bfloat16", opset=13)
     assert weight_types(onnxamp.convert_model(model, dtype="bfloat16", opset=13)) == {TensorProto.BFLOAT16}
     assert onnxamp.convert_model(model, "O0", dtype="bfloat16") == model
 

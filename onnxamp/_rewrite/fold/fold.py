@@ -3,9 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._model.copying import copied
@@ -15,10 +13,8 @@ from onnxamp._patterns.forms import form_table
 from onnxamp._rewrite.fold.apply import apply_folds
 from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import find_folds
-from onnxamp._rewrite.opset import upgrade
-from onnxamp._target.kernels import kernel_table
-
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+from onnxamp._rewrite.upgrade.upgrade import upgraded
+from onnxamp._target.kernels import float_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +28,18 @@ class Folded:
 def fold_graph(graph: Graph, options: Options) -> Folded:
     """Fold decomposed patterns into the standard ops that they are; the same graph where there is nothing to fold.
 
-    The model is upgraded where an op needs it, no further than ``options.opset``.
+    The model is upgraded where an op needs it, as far as ``options.opset`` allows.
 
     Raises:
         ModelError: the model breaks a rule of ONNX.
     """
-    target, ceiling = options.target, options.opset
-    possible = find_folds(graph, with_weights=False)
     current, notes = graph.book.opsets[""], list[str]()
+    target, ceiling = options.target, options.highest_opset(current)
+    possible = find_folds(graph, with_weights=False)
     wanted = reachable(graph, possible, target, ceiling)
     if wanted > current:
         try:
-            upgraded = upgrade(graph.model, wanted, [])
-            graph = Graph.of(upgraded, graph.folder)
+            graph = upgraded(graph, wanted)
             needed = told([fold for fold in possible if current < fold.opset <= wanted])
             notes.append(f"Upgraded from opset {current} to {wanted}, for the sake of {needed}.")
         except OpsetError as error:
@@ -80,15 +75,9 @@ def _losers(graph: Graph, folds: Sequence[Fold], target: str, opset: int) -> lis
     for key, signature in staying.items():
         newer = lookup("", key, opset) if signature is not None and not signature.domain else None
         if signature is not None and newer is not None and newer is not signature:
-            lost = _float_types(target, key, signature.since) - _float_types(target, key, newer.since)
+            lost = float_types(target, key, signature.since) - float_types(target, key, newer.since)
             found += [key] if lost else []
     return sorted(found)
-
-
-def _float_types(target: str, key: str, since: int) -> set[str]:
-    """Float types that kernels of this version of the op take anywhere."""
-    rows = (row for row in kernel_table(target).get(key, ()) if row.covers(since))
-    return {name for row in rows for names in row.types.values() for name in names if name in _FLOATS}
 
 
 def _why_late(graph: Graph, late: Sequence[Fold], target: str, ceiling: int | None) -> str:
@@ -96,7 +85,7 @@ def _why_late(graph: Graph, late: Sequence[Fold], target: str, ceiling: int | No
     opset = min(fold.opset for fold in late)
     text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that takes opset {opset}"
     if ceiling is not None and opset > ceiling:
-        return f"{text}, and --opset {ceiling} is asked for."
+        return f"{text}, and --opset {'keep' if ceiling == graph.book.opsets[''] else ceiling} is asked for."
     losers = _losers(graph, late, target, opset)
     return f"{text}, where {', '.join(losers)} would lose kernels on {target}." if losers else f"{text}."
 

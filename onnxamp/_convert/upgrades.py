@@ -1,0 +1,337 @@
+"""The opset that a model is converted at: its own, or the least that lets what is wanted become low precision.
+
+Nodes are held back where the model's version of an op has no schema or no kernel for low precision, and a newer one
+has. The model is upgraded, and the problem solved again; the upgrade stays if Casts go or such nodes become low, and if
+the caller, who may run both, finds that the float32 model still computes the same.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from onnxamp._convert.analysis import Analysis, analyse
+from onnxamp._convert.plan import Plan
+from onnxamp._convert.raising import prepared as raised
+from onnxamp._decide.pins import find_pins
+from onnxamp._decide.precision import CutProblem
+from onnxamp._decide.verdicts import Reason
+from onnxamp._dtypes import FLOAT, retyped
+from onnxamp._errors import OpsetError
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.types import bind
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.model import Model
+from onnxamp._ops.facts import op_facts
+from onnxamp._ops.signature import lookup, newer_versions
+from onnxamp._options.options import Level, Options
+from onnxamp._rewrite.plan_edits import plan_edits
+from onnxamp._rewrite.prepare import Prepared
+from onnxamp._rewrite.upgrade.steps import newest_loaded, steps_of
+from onnxamp._rewrite.upgrade.upgrade import Obstacle, Upgrade, plan_upgrade
+from onnxamp._target.kernels import PROVIDERS, float_types, freedom, runs_on
+
+Proof = Callable[[Graph], str | None]
+"""Tells what is wrong with an upgraded float32 model, in a clause; None if it computes what the original does."""
+
+
+def analyse_model(
+    model: Model, options: Options, plan: Plan | None = None, proof: Proof | None = None, least: int = 1
+) -> tuple[Prepared, Analysis]:
+    """Prepare a model and decide its precision, at the opset that ``options.opset`` asks for or that pays.
+
+    Args:
+        model: the model.
+        options: the options of the conversion.
+        plan: decisions to repeat, at the opset that they were made for.
+        proof: judges an upgrade that nobody asked for.
+        least: the opset that the caller needs, whether it pays or not.
+
+    Raises:
+        OpsetError: an opset that was asked for, or that the low-precision type needs, cannot be reached.
+        Others as :func:`onnxamp._rewrite.prepare.prepare` and :func:`onnxamp._convert.analysis.analyse`.
+    """
+    prepared = raised(model, options)
+    current = prepared.graph.book.opsets[""]
+    if options.opset != "auto" or options.level == Level.O0:
+        return prepared, analyse(prepared.graph, options, plan.decisions() if plan else None)
+    if plan is not None:
+        if plan.opset > current:
+            note = f"Upgraded from opset {current} to {plan.opset}, as the plan says."
+            prepared = _Choice(prepared, options, proof).at(plan.opset)
+            prepared = replace(prepared, notes=(*prepared.notes, note))
+        return prepared, analyse(prepared.graph, options, plan.decisions())
+    choice = _Choice(prepared, options, proof)
+    needed = max(options.low.min_opset, least)
+    if current < needed:
+        choice.need(needed)
+    return choice.best()
+
+
+_WORTH: Final = 1
+"""Nodes that must become low, or Casts that must go, for each node that loses its kernel on the target."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The search for the opset of one prepared model."""
+
+    original: Prepared
+    options: Options
+    proof: Proof | None
+    base: Prepared = field(init=False)
+    """The model at the least opset that it can be converted at."""
+    refused: list[str] = field(default_factory=list)
+    """Upgrades that are not taken, in sentences."""
+    plans: dict[int, Upgrade] = field(default_factory=dict)
+    """Opset -> the upgrade to it."""
+
+    def __post_init__(self) -> None:
+        self.base = self.original
+
+    @property
+    def current(self) -> int:
+        """The opset of the model as it came."""
+        return self.original.graph.book.opsets[""]
+
+    def at(self, opset: int) -> Prepared:
+        """The model upgraded to an opset that it can reach."""
+        plan = self.plan(opset)
+        if plan.obstacle is not None:
+            raise OpsetError(f"The model cannot be upgraded to opset {opset}: {plan.obstacle}.")
+        return replace(self.original, graph=plan.apply())
+
+    def plan(self, opset: int) -> Upgrade:
+        """What the upgrade to an opset takes."""
+        if opset not in self.plans:
+            self.plans[opset] = plan_upgrade(self.original.graph, opset)
+        return self.plans[opset]
+
+    def need(self, opset: int) -> None:
+        """Let an opset be the least.
+
+        Raises:
+            OpsetError: the model cannot reach it.
+        """
+        try:
+            self.base = self.at(opset)
+        except OpsetError as error:
+            what = f"{self.options.low.name} needs" if opset == self.options.low.min_opset else "This needs"
+            raise OpsetError(f"{what} opset {opset} or newer. {error}") from None
+
+    def best(self) -> tuple[Prepared, Analysis]:
+        """The prepared model and its analysis at the opset that pays."""
+        before = analyse(self.base.graph, self.options)
+        held = held_back(before)
+        candidates = sorted({opset for opset in held.first.values() if opset}, reverse=True)
+        if not candidates or not held.may_pay():
+            return self.settled(self.base, before, ())
+        reach = self.plan(candidates[0])
+        obstacle = reach.obstacle
+        for opset in candidates:
+            if opset > reach.opset:
+                continue
+            if (lost := lost_kernel(self.base.graph, opset, self.options.target)) is not None:
+                obstacle = lost
+                continue
+            found = self.attempt(opset, before, held)
+            if found is not None:
+                return self.settled(*found, self.stories(before, found[1], held, obstacle))
+        return self.settled(self.base, before, self.stories(before, before, held, obstacle))
+
+    def attempt(self, opset: int, before: Analysis, held: "HeldBack") -> tuple[Prepared, Analysis] | None:
+        """The model at an opset, or at the least that does as much; None if it does not pay, or changes results."""
+        prepared = self.at(opset)
+        after = analyse(prepared.graph, self.options)
+        lowered = held.lowered(after)
+        fallen = len(set(after.pins.fallbacks)) - len(set(before.pins.fallbacks))
+        fewer = len(before.edits.casts) - len(after.edits.casts)
+        if fewer <= 0 and before.graph.exact.issuperset(lowered):  # moving data in low precision alone wins nothing
+            return None
+        if max(len(lowered), fewer) < _WORTH * fallen:
+            what = f"{fallen} nodes would lose their kernels on {self.options.target}"
+            self.refused.append(f"Not upgraded to opset {opset}, where {what}.")
+            return None
+        enough = max((held.first[node] for node in lowered), default=opset)
+        if enough < opset:
+            less = self.at(enough)
+            other = analyse(less.graph, self.options)
+            as_low = len(held.lowered(other)) >= len(lowered)
+            if as_low and len(other.edits.casts) <= len(after.edits.casts):
+                opset, prepared, after = enough, less, other
+        return (prepared, after) if self.is_proven(prepared.graph) else None
+
+    def is_proven(self, graph: Graph) -> bool:
+        """Whether the upgraded model computes what it did, as far as anybody can tell."""
+        why = self.proof(graph) if self.proof is not None else None
+        if why is not None:
+            self.refused.append(f"Not upgraded to opset {graph.book.opsets['']}, where {why}.")
+        return why is None
+
+    def settled(self, prepared: Prepared, analysis: Analysis, notes: Iterable[str]) -> tuple[Prepared, Analysis]:
+        """The outcome, with its notes.
+
+        Raises:
+            OpsetError: it is the least opset, and not even that one computes the same.
+        """
+        graph = prepared.graph
+        if graph is self.base.graph and graph is not self.original.graph:
+            if not self.is_proven(graph):
+                raise OpsetError(f"{self.options.low.name} needs a newer opset than {self.current}. {self.refused[-1]}")
+            notes = notes or (self._needed(),)
+        return replace(prepared, notes=(*prepared.notes, *notes), refused=tuple(self.refused)), analysis
+
+    def _needed(self) -> str:
+        text = f"Upgraded from opset {self.current} to {self.base.graph.book.opsets['']}"
+        is_first = self.current < self.options.low.min_opset
+        return f"{text}, the first with {self.options.low.name}." if is_first else f"{text}."
+
+    def stories(
+        self, before: Analysis, after: Analysis, held: "HeldBack", obstacle: Obstacle | None
+    ) -> tuple[str, ...]:
+        """What an upgrade brought, and what stopped it, in sentences."""
+        graph, told = after.graph, list[str]()
+        if graph is not before.graph:
+            ops = ", ".join(sorted({before.graph.nodes[node].key for node in held.lowered(after)}))
+            brings = f"brings {self.options.low.name} kernels for {ops}" if ops else ""
+            first, last = len(before.edits.casts), len(after.edits.casts)
+            saves = f"saves {first - last} of {first} new Casts" if last < first else ""
+            why = " and ".join(filter(None, (saves, brings)))
+            fallen = {after.graph.nodes[n].key for n in after.pins.fallbacks} - {
+                before.graph.nodes[n].key for n in before.pins.fallbacks
+            }
+            cost = f"; there, {self.options.target} has no kernel for {', '.join(sorted(fallen))}" if fallen else ""
+            told.append(f"Upgraded from opset {self.current} to {graph.book.opsets['']}, which {why}{cost}.")
+        elif graph is not self.original.graph:
+            told.append(self._needed())
+        if obstacle is not None:
+            told.append(f"A newer opset would lower more, but {obstacle}.")
+        return tuple(told)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """The nodes that are float32 because of the model's opset.
+
+    ``first`` tells for each the first opset at which the target has a kernel for it in low precision; 0: at none.
+    """
+
+    analysis: Analysis
+    first: Mapping[int, int]
+
+    @property
+    def ops(self) -> list[str]:
+        """The op types that a newer opset would help."""
+        return sorted({self.analysis.graph.nodes[node].key for node, opset in self.first.items() if opset})
+
+    def casts_without(self) -> int:
+        """Number of new Casts if kernels did not keep them in float32."""
+        problem = self.analysis.problem
+        freed = {node: frozenset({Reason.NO_KERNEL}) for node, opset in self.first.items() if opset}
+        return len(plan_edits(problem, CutProblem(problem, find_pins(problem, freed=freed)).decide()).casts)
+
+    def may_pay(self) -> bool:
+        """Whether low kernels may change anything. Where a schema lacks the type, only the newer one can tell."""
+        problem, ports = self.analysis.problem, self.analysis.ports
+        able = [node for node, opset in self.first.items() if opset]
+        if any(not ports.of_node.get(node) for node in able):
+            return True
+        pins = find_pins(problem, freed={node: frozenset({Reason.NO_KERNEL}) for node in able})
+        decision = CutProblem(problem, pins).decide()
+        exact = self.analysis.graph.exact
+        roots = {variable for node in able if node not in exact for variable in ports.of_node[node].values()}
+        fewer = len(plan_edits(problem, decision).casts) < len(self.analysis.edits.casts)
+        return fewer or any(decision.is_low(variable) for variable in roots)
+
+    def lowered(self, after: Analysis) -> list[int]:
+        """Those that are low in the analysis of the upgraded model."""
+        if after.graph is self.analysis.graph:
+            return []
+        names = {value.name: value.producer for value in after.graph.values}
+        nodes = ((node, next(filter(None, self.analysis.graph.nodes[node].proto.output), "")) for node in self.first)
+        found = ((node, after.ports.of_node.get(names.get(name, -1), {})) for node, name in nodes)
+        return [node for node, sides in found if any(after.decision.low[variable] for variable in sides.values())]
+
+
+def held_back(analysis: Analysis) -> HeldBack:
+    """The nodes that are float32 because of the model's opset, but for those that would be in any case.
+
+    Complexity: linear in nodes.
+    """
+    first = dict[tuple[str, int], int]()
+    found = dict[int, int]()
+    for node in analysis.graph.nodes if analysis.options.level != Level.O0 else ():
+        if not _is_held_back(analysis, node) or not _is_wanted(analysis, node):
+            continue
+        assert node.signature is not None
+        key = (node.key, node.signature.since)
+        if key not in first:
+            first[key] = _first_opset(analysis, node)
+        found[node.index] = first[key]
+    return HeldBack(analysis, found)
+
+
+def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
+    """A node that ONNX Runtime no longer runs in float32 at that opset; None if there is none.
+
+    What the target leaves to the CPU does run. What the CPU cannot run nobody without a device can, or validate.
+    """
+    current = graph.book.opsets[""]
+    places = {*((target,) if target in PROVIDERS else PROVIDERS), "cpu"}
+    for key, indices in graph.by_key.items():
+        node, steps = graph.nodes[indices[0]], steps_of(key, current, opset)
+        if not steps or node.signature is None or key in op_facts().kernel_free:
+            continue
+        op, version = steps[-1].op, steps[-1].version
+        newer = lookup("", op, opset)
+        if newer is None:
+            continue
+        if newer.has_function:
+            bound = bind(node.signature, [None if value == ABSENT else graph.types[value] for value in node.inputs])
+            before = {place for place in places if runs_on(place, key, node.signature, bound, node.proto)}
+            after = {place for place in places if runs_on(place, op, newer, bound, node.proto)}
+        else:
+            before = {place for place in places if FLOAT in float_types(place, key, node.signature.since)}
+            after = {place for place in places if FLOAT in float_types(place, op, version)}
+        if before and ("cpu" in before - after or not after):
+            return Obstacle(opset, node.label, key, "ONNX Runtime has no kernel for it there")
+    return None
+
+
+def _is_held_back(analysis: Analysis, node: Node) -> bool:
+    """Whether the node is float32 because the model's opset has no kernel, or no schema, for low precision."""
+    if node.signature is None or node.signature.domain:
+        return False
+    layout = analysis.ports.layouts.get(node.index)
+    bound = layout.bound if layout is not None else {}
+    variables = analysis.ports.of_node.get(node.index, {})
+    for variable in variables.values():
+        pin = analysis.pins.verdicts.get(analysis.ports.root(variable))
+        if pin is not None and pin.reason is Reason.NO_KERNEL and pin.variable == variable:
+            return True
+    pinned = op_facts().pinned_parameters.get(node.key, frozenset())
+    return any(kind == FLOAT and p not in variables and p not in pinned for p, kind in bound.items())
+
+
+def _is_wanted(analysis: Analysis, node: Node) -> bool:
+    """Whether lists and level leave the node low if it can be."""
+    options = analysis.options
+    if options.level == Level.O1:
+        return node.key in options.white or node.index in analysis.graph.exact
+    return options.level in (Level.O3, Level.AUTO) or node.key not in options.black
+
+
+def _first_opset(analysis: Analysis, node: Node) -> int:
+    """First opset at which all of the node's float32 parameters can be low on the target; 0 if there is none."""
+    options, bound = analysis.options, analysis.ports.layouts[node.index].bound
+    params = [param for param, kind in bound.items() if kind == FLOAT]
+    assert node.signature is not None
+    newest = newest_loaded()
+    for signature in newer_versions(node.signature):
+        if signature.since > newest:
+            break
+        low = retyped(FLOAT, options.low)
+        if not params or any(low not in signature.params.get(param, ()) for param in params):
+            continue
+        if not freedom(options.target, node.key, signature, bound, params, options.low, node.proto).high:
+            return signature.since
+    return 0

@@ -1,0 +1,44 @@
+"""Proof of upgrades: the float32 model at the newer opset computes what the original does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from onnxamp._graph.graph import Graph
+from onnxamp._model.model import Model
+from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.limits import Limits
+
+_SAME: Final = Limits(tolerance=1e-5)
+"""What the order of sums may change; another meaning of an attribute changes more."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeProof:
+    """Compares upgraded models with the original, each opset once.
+
+    Attributes:
+        comparison: has the original and its inputs, and keeps its outputs.
+        progress: called with the work that is done and all there is to do.
+    """
+
+    comparison: Comparison
+    progress: Callable[[int, int], None] | None = None
+    _verdicts: dict[int, str | None] = field(default_factory=dict)
+
+    def __call__(self, graph: Graph) -> str | None:
+        """What is wrong with the upgraded model, in a clause; None if nothing is, or the original does not run."""
+        opset = graph.book.opsets[""]
+        if opset not in self._verdicts:
+            upgraded = Model(graph.model, graph.folder, origin=self.comparison.reference.model)
+            exact = replace(self.comparison, limits=_SAME)
+            report = exact.compare(upgraded, layers=False, progress=self.progress)
+            why = report.failure or next(iter(report.warnings), "its outputs differ")
+            is_same = report.passed or report.skipped
+            self._verdicts[opset] = None if is_same else f"float32 results would change already: {why.rstrip('.')}"
+        return self._verdicts[opset]
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether an upgrade changed results."""
+        return any(self._verdicts.values())

@@ -1,0 +1,196 @@
+"""Rewrites of single nodes that a row of ``_data/upgrades.toml`` cannot say; each row names its own by ``call``.
+
+A rule takes a copy of the node, changes it, and returns the nodes that stand in its place, at the version that the step
+leads to.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from onnxamp._ops.facts import attribute
+from onnxamp._rewrite.upgrade.writer import Site, StuckError, set_attribute, take_attribute
+
+Rule = Callable[[NodeProto, Site], list[NodeProto]]
+
+
+def _type_number(proto: NodeProto, _: Site) -> list[NodeProto]:
+    """Cast-6 has the number of the type in place of its name."""
+    name = take_attribute(proto, "to", b"")
+    name = name.decode() if isinstance(name, bytes) else name
+    if isinstance(name, str):
+        types = dict(TensorProto.DataType.items())
+        if name.upper() not in types:
+            raise StuckError(f"it casts to {name!r}, which is no type")
+        name = types[name.upper()]
+    set_attribute(proto, "to", name)
+    return [proto]
+
+
+def _pads(proto: NodeProto, _: Site) -> list[NodeProto]:
+    """Pad-2 calls the paddings "pads"."""
+    set_attribute(proto, "pads", take_attribute(proto, "paddings"))
+    return [proto]
+
+
+def _one_input(proto: NodeProto, _: Site) -> list[NodeProto]:
+    """Split-2 has its sizes in the attribute alone."""
+    if len(proto.input) > 1 and proto.input[1]:
+        raise StuckError("its sizes are an input, which the op lacks there")
+    del proto.input[1:]
+    return [proto]
+
+
+def _whole_p(proto: NodeProto, _: Site) -> list[NodeProto]:
+    """The exponent of LpPool-2 is an integer."""
+    if attribute(proto, "kernel_shape") is None and proto.op_type == "LpPool":
+        raise StuckError("it has no kernel_shape")
+    p = take_attribute(proto, "p", 2.0)
+    if p != int(p):
+        raise StuckError(f"its exponent is {p:g}, which must be whole there")
+    set_attribute(proto, "p", int(p))
+    return [proto]
+
+
+def _broadcast(proto: NodeProto, site: Site) -> list[NodeProto]:
+    """From version 7 on, shapes are aligned at the end; ``axis`` gave the place of the second operand's first axis."""
+    is_broadcast, axis = take_attribute(proto, "broadcast", 0), take_attribute(proto, "axis")
+    if not is_broadcast or axis is None:
+        return [proto]
+    rank, other = site.rank_of(proto.input[0]), site.rank_of(proto.input[1])
+    start = axis + rank if axis < 0 else axis
+    return _widened(proto, site, other, rank - start)
+
+
+def _slope(proto: NodeProto, site: Site) -> list[NodeProto]:
+    """Slopes of PRelu-7 are aligned at the end; before, they were one for each channel, or one."""
+    shape = site.shape_of(proto.input[1])
+    if shape is not None and all(size == 1 for size in shape):
+        return [proto]
+    if site.rank_of(proto.input[1]) != 1:
+        return [proto]
+    return _widened(proto, site, 1, site.rank_of(proto.input[0]) - 1)
+
+
+def _widened(proto: NodeProto, site: Site, rank: int, wanted: int) -> list[NodeProto]:
+    """The node behind one that appends axes of size 1 to its second operand."""
+    if wanted <= rank:
+        return [proto]
+    wide = site.fresh(f"{proto.input[1]}/aligned")
+    node = helper.make_node("Unsqueeze", [proto.input[1]], [wide], site.fresh("align"), axes=list(range(rank, wanted)))
+    proto.input[1] = wide
+    return [node, proto]
+
+
+def _scales(proto: NodeProto, _: Site) -> list[NodeProto]:
+    """Upsample-7 has one list of scales."""
+    height, width = take_attribute(proto, "height_scale"), take_attribute(proto, "width_scale")
+    set_attribute(proto, "scales", [1.0, 1.0, float(height), float(width)])
+    return [proto]
+
+
+def _region(proto: NodeProto, site: Site) -> list[NodeProto]:
+    """Resize-11 has a region between data and scales, which only one of its modes reads, and a choice of pixels.
+
+    ONNX Runtime rounded coordinates of Resize-10 up where it made images smaller, and else down
+    (``GetNearestPixelFromOriginal`` in core/providers/cpu/tensor/upsamplebase.h: SIMPLE).
+    """
+    if attribute(proto, "mode") in (None, b"nearest") and site.node.key == "Resize":
+        scales = site.floats_of(proto.input[1])
+        if scales is None or min(scales) < 1 < max(scales):
+            raise StuckError(
+                "it takes the nearest pixel, which depends on scales that are unknown or both below and above 1"
+            )
+        if min(scales) < 1:
+            set_attribute(proto, "nearest_mode", "ceil")
+    empty = site.writer.constant(np.zeros(0, np.float32), site.named("roi"))
+    proto.input[:] = [proto.input[0], empty, proto.input[1]]
+    return [proto]
+
+
+def _sizes(proto: NodeProto, _: Site) -> list[NodeProto]:
+    """Resize-13 can leave out its region, and has either scales or sizes; before, what was not used was empty."""
+    names = [*proto.input]
+    if attribute(proto, "coordinate_transformation_mode") != b"tf_crop_and_resize":
+        names[1] = ""
+    if len(names) > 3 and names[3]:
+        names[2] = ""
+    proto.input[:] = names
+    return [proto]
+
+
+def _coerced(proto: NodeProto, site: Site) -> list[NodeProto]:
+    """From version 13 on, Softmax and its kin work along one axis; before, along it and all behind it as one."""
+    axis, shape = take_attribute(proto, "axis", 1), site.shape_of(proto.input[0])
+    if shape is not None and len(shape):
+        start = axis + len(shape) if axis < 0 else axis
+        wide = [position for position in range(start, len(shape)) if shape[position] != 1]
+        if len(wide) < 2 and start < len(shape):
+            set_attribute(proto, "axis", wide[0] if wide and len(shape) - 1 != wide[0] else -1)
+            return [proto]
+    elif axis == -1:
+        set_attribute(proto, "axis", -1)
+        return [proto]
+    data, result = proto.input[0], proto.output[0]
+    flat, done, shape_name = (site.fresh(name) for name in ("flat", "flat_result", "shape"))
+    flatten = helper.make_node("Flatten", [data], [flat], site.fresh("Flatten"), axis=axis)
+    measure = helper.make_node("Shape", [data], [shape_name], site.fresh("Shape"))
+    restore = helper.make_node("Reshape", [done, shape_name], [result], site.fresh("Reshape"))
+    proto.input[0], proto.output[0] = flat, done
+    set_attribute(proto, "axis", -1)
+    return [flatten, measure, proto, restore]
+
+
+def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
+    """From version 22 on, pools with ceil_mode leave out windows that begin in the padding behind the data.
+
+    The last window begins less than a stride behind the last that fits, so none does where a window is longer than a
+    stride and that padding together.
+    """
+    kernel = attribute(proto, "kernel_shape")
+    if attribute(proto, "ceil_mode") and attribute(proto, "auto_pad") in (None, b"NOTSET"):
+        ones = [1] * len(kernel)
+        strides, dilations = attribute(proto, "strides") or ones, attribute(proto, "dilations") or ones
+        behind = (attribute(proto, "pads") or [0] * 2 * len(kernel))[len(kernel) :]
+        if any((k - 1) * d + 1 < s + p for k, d, s, p in zip(kernel, dilations, strides, behind, strict=True)):
+            raise StuckError("ceil_mode leaves out windows that begin in the padding there")
+    return [proto]
+
+
+def _parts(proto: NodeProto, _: Site) -> list[NodeProto]:
+    """Split-18 is told the number of equal parts, which was that of the outputs."""
+    if len(proto.input) < 2 or not proto.input[1]:
+        set_attribute(proto, "num_outputs", len(proto.output))
+    return [proto]
+
+
+def _per_channel(proto: NodeProto, site: Site) -> list[NodeProto]:
+    """GroupNormalization-21 has a scale and a bias for each channel; before, for each group."""
+    shape, groups = site.shape_of(proto.input[0]), attribute(proto, "num_groups")
+    channels = shape[1] if shape is not None and len(shape) > 1 else None
+    if not isinstance(channels, int) or not groups or channels % groups:
+        raise StuckError(f"the number of channels of {proto.input[0]!r} is unknown")
+    if channels == groups:
+        return [proto]
+    nodes, count = list[NodeProto](), channels // groups
+    for position, name in ((1, "scale"), (2, "bias")):
+        column, table, every = (site.fresh(f"{name}/{part}") for part in ("column", "table", "channels"))
+        read, to = proto.input[position], site.writer.ints
+        nodes += [
+            helper.make_node("Reshape", [read, to([-1, 1], site.named("column"))], [column], site.fresh(f"{name}/1")),
+            helper.make_node("Expand", [column, to([1, count], site.named("times"))], [table], site.fresh(f"{name}/2")),
+            helper.make_node("Reshape", [table, to([-1], site.named("row"))], [every], site.fresh(f"{name}/3")),
+        ]
+        proto.input[position] = every
+    return [*nodes, proto]
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    "type_number": _type_number, "pads": _pads, "one_input": _one_input, "whole_p": _whole_p, "broadcast": _broadcast,
+    "slope": _slope, "scales": _scales, "region": _region, "sizes": _sizes, "coerced": _coerced, "parts": _parts,
+    "windows": _windows,
+    "per_channel": _per_channel,
+}  # fmt: skip
+"""The rules by the names that the table has for them."""

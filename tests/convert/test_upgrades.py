@@ -1,0 +1,129 @@
+"""The opset that ``--opset auto`` chooses: the least that lets what is wanted become low, and else the one there is."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from every import every
+from graphs.case import add_weights, parse
+from onnx import ModelProto
+
+import onnxamp
+from onnxamp._convert.convert import convert
+from onnxamp._graph.graph import Graph
+from onnxamp._model.model import Model
+from onnxamp._options.options import Options
+
+NETWORK = """(float[1,3,7,9] x) => (float[1,4,M,N] y) {
+    a = Conv <pads = [1,1,1,1]> (x, v) b = Clip <min = 0.0, max = 6.0> (a)
+    u = UPSAMPLE
+    c = Conv <pads = [1,1,1,1]> (u, w) y = Clip <min = 0.0, max = 6.0> (c) }"""
+WEIGHTS = {"v": (4, 3, 3, 3), "w": (4, 4, 3, 3)}
+
+
+def network(upsample: str = "Relu (b)", opset: int = 9) -> ModelProto:
+    return add_weights(parse(NETWORK.replace("UPSAMPLE", upsample), opset=opset, ir=4), WEIGHTS)
+
+
+def opset_of(model: ModelProto) -> int:
+    return next(entry.version for entry in model.opset_import if entry.domain == "")
+
+
+def run(model: ModelProto) -> np.ndarray:
+    x = np.random.default_rng(3).standard_normal((1, 3, 7, 9)).astype(np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+def notes(model: ModelProto, level: str = "O2", **options: object) -> str:
+    prepared = convert(Model.of(model), Options.of(level, options)).prepared
+    return " ".join((*prepared.notes, *prepared.refused))
+
+
+def test_the_least_opset_that_saves_the_casts() -> None:
+    result = onnxamp.convert_model(network())
+    assert opset_of(result) == 12, "the first with a float16 Clip"
+    assert sum(node.op_type == "Cast" for node in result.graph.node) == 2
+    assert (
+        notes(network())
+        == "Upgraded from opset 9 to 12, which saves 2 of 4 new Casts and brings float16 kernels for Clip."
+    )
+    assert opset_of(onnxamp.convert_model(network(), opset="keep")) == 9
+
+
+def test_bfloat16_takes_the_opset_of_its_kernels() -> None:
+    result = onnxamp.convert_model(network(), dtype="bfloat16")
+    assert opset_of(result) == 22
+    assert {tensor.data_type for tensor in result.graph.initializer if len(tensor.dims) == 4} == {
+        onnx.TensorProto.BFLOAT16
+    }
+
+
+def test_nothing_is_upgraded_where_nothing_is_won() -> None:
+    model = add_weights(parse("(float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) y = Relu (a) }", opset=9, ir=4),
+                        {"w": (4, 4)})  # fmt: skip
+    assert opset_of(onnxamp.convert_model(model)) == 9
+    old = parse("(float[2,4] x) => (float[2,4] y) { y = Exp (x) }", opset=9, ir=4)
+    for dtype in ("float16", "bfloat16"):
+        assert onnxamp.convert_model(old, dtype=dtype) == old
+    assert onnxamp.convert_model(network(), "O0") == network()
+
+
+@every(2, mode=["nearest", "linear"], scales=["1, 1, 2, 2", "1, 1, 1.7, 2.3", "1, 1, 3, 1"], opset=[7, 9])
+def test_upsample_keeps_its_coordinates(mode: str, scales: str, opset: int) -> None:
+    """The case of a segmentation network: its hint named an opset at which the model computed something else."""
+    call = f'Upsample <mode = "{mode}", scales = [{", ".join(f"{float(s)}" for s in scales.split(","))}]> (b)'
+    if opset == 9:
+        call = f'Constant <value = float[4] {{{scales}}}> () u = Upsample <mode = "{mode}"> (b, s)'
+        model = network(call.replace(" u =", "\n u ="), 9)
+        model.graph.node[2].output[0] = "s"
+    else:
+        model = network(call, 7)
+    expected = run(model)
+    for newest in (13, 18, 22):
+        np.testing.assert_allclose(
+            run(onnxamp.convert_model(model, "O0", opset=newest)), expected, rtol=1e-5, atol=1e-6
+        )
+
+
+def test_what_stops_an_upgrade_is_told() -> None:
+    text = (
+        NETWORK.replace("y = Clip", "z, m = Dropout (c) q = Add (z, m) y = Clip")
+        .replace("> (c)", "> (q)")
+        .replace("UPSAMPLE", "Relu (b)")
+    )
+    model = add_weights(parse(text.replace("z, m = Dropout (q)", "z, m = Dropout (c)"), opset=9, ir=4), WEIGHTS)
+    assert "A newer opset would lower more, but" in notes(model)
+    assert "(Dropout) cannot follow to opset 10" in notes(model)
+    assert opset_of(onnxamp.convert_model(model)) == 9
+    with pytest.raises(onnxamp.OpsetError, match=r"bfloat16 needs opset 13.*\(Dropout\) cannot follow to opset 10"):
+        onnxamp.convert_model(model, dtype="bfloat16")
+
+
+def test_a_plan_repeats_the_upgrade_that_was_chosen() -> None:
+    for dtype in ("float16", "bfloat16"):
+        plan = onnxamp.plan_model(network(), dtype=dtype)
+        assert plan.opset == {"float16": 12, "bfloat16": 22}[dtype]
+        assert onnxamp.apply_plan(network(), plan) == onnxamp.convert_model(network(), dtype=dtype)
+
+
+def test_an_upgrade_that_changes_results_is_not_taken() -> None:
+    asked = []
+
+    def disproves(graph: Graph) -> str:
+        asked.append(graph.book.opsets[""])
+        return "it computes something else"
+
+    found = convert(Model.of(network()), Options.of(), proof=disproves)
+    assert asked == [12]
+    assert opset_of(found.proto) == 9
+    assert found.prepared.refused == ("Not upgraded to opset 12, where it computes something else.",)
+
+
+def test_wrong_opsets() -> None:
+    for wrong in ("newest", 0, 9999):
+        with pytest.raises(onnxamp.ArgumentError):
+            onnxamp.convert_model(network(), opset=wrong)
+    for wrong in (None, True, 13.0):
+        with pytest.raises(onnxamp.ArgumentTypeError, match="'auto', 'keep' or an integer"):
+            onnxamp.convert_model(network(), opset=wrong)

@@ -1,0 +1,46 @@
+"""Upgrades are proven: float32 before and after gives the same numbers, or the upgrade is not taken."""
+
+import onnx
+from graphs.case import add_weights, parse
+
+from onnxamp._graph.graph import Graph
+from onnxamp._model.model import Model
+from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.proof import UpgradeProof
+from onnxamp._rewrite.upgrade.upgrade import upgraded
+from onnxamp._runtime.samples import random_samples
+
+TEXT = """(float[1,2,5,7] x) => (float[1,2,M,N] y) {
+    s = Constant <value = float[4] {1, 1, 1.7, 2.3}> () u = Upsample <mode = "linear"> (x, s) y = Conv (u, w) }"""
+
+
+def test_the_numbers_of_an_upgrade_are_compared_once() -> None:
+    model = Model(add_weights(parse(TEXT, opset=9, ir=4), {"w": (2, 2, 1, 1)}))
+    ran = []
+    comparison = Comparison.of(model, random_samples(model, 2, seed=1), None, "cpu")
+    proof = UpgradeProof(comparison, lambda done, total: ran.append((done, total)))
+    right = upgraded(Graph.of(model.proto), 13)
+    assert proof(right) is None
+    assert not proof.has_refused
+    times = len(ran)
+    assert times > 0
+    assert proof(right) is None
+    assert len(ran) == times
+
+
+def test_other_coordinates_are_found_out() -> None:
+    model = Model(add_weights(parse(TEXT, opset=9, ir=4), {"w": (2, 2, 1, 1)}))
+    proof = UpgradeProof(Comparison.of(model, random_samples(model, 1, seed=1), None, "cpu"))
+    wrong = onnx.ModelProto.FromString(upgraded(Graph.of(model.proto), 13).model.SerializeToString())
+    resize = next(node for node in wrong.graph.node if node.op_type == "Resize")
+    for item in resize.attribute:
+        if item.name == "coordinate_transformation_mode":
+            item.s = b"half_pixel"
+    assert "float32 results would change already" in str(proof(Graph.of(wrong)))
+    assert proof.has_refused
+
+
+def test_a_model_that_does_not_run_proves_nothing() -> None:
+    model = Model(parse("(float[2] x) => (float[2] y) { y = own.Unknown (x) }", opset=9, ir=4, domains={"own": 1}))
+    proof = UpgradeProof(Comparison.of(model, random_samples(model, 1, seed=1), None, "cpu"))
+    assert proof(upgraded(Graph.of(model.proto), 13)) is None
