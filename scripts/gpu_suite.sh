@@ -26,5 +26,7 @@ for file in $(grep -rl --include='test_*.py' 'mark\.cuda' tests | sort | grep -v
     code=$?
     [ "$code" -eq 0 ] || { echo "FAILED ($code): $file"; status=1; }
 done
+echo "== how CUDA computes float16"
+timeout 60 "$python" scripts/ask_engine.py cuda --check || status=1
 timeout "${BENCHMARK_SECONDS:-380}" "$python" benchmarks/gpu.py --check "$@" || status=1
 exit "$status"

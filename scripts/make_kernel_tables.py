@@ -1,7 +1,8 @@
-"""Write onnxamp/_data/kernels/{cuda,cpu}.json: the kernels of ONNX Runtime, with their opsets and types.
+"""Write onnxamp/_data/kernels/{cuda,cpu,webgpu}.json: the kernels of ONNX Runtime, with their opsets and types.
 
     python scripts/make_kernel_tables.py               read the registry of the installed onnxruntime
     python scripts/make_kernel_tables.py --from DIR    read raw dumps of it, DIR/cuda.json and DIR/cpu.json
+    python scripts/make_kernel_tables.py --plugin webgpu    read that of a plugin provider, and write its table alone
 
 A raw dump holds one row per registration: {"domain", "op", "since", "until", "types"}. A table holds one
 line per op:
@@ -14,7 +15,7 @@ is not restricted. Rows are merged only where that changes nothing in what they 
 com.ms.internal.nhwc and com.microsoft.nchwc are dropped: ONNX Runtime's own optimizer writes them, so no
 model holds them.
 
-Nothing is written unless both tables could be made.
+Nothing is written unless all of these tables could be made.
 """
 
 import argparse
@@ -28,9 +29,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+PLUGINS = {"webgpu": "WebGpuExecutionProvider"}
 INTERNAL_DOMAINS = {"com.ms.internal.nhwc", "com.microsoft.nchwc"}
 OPEN_ENDED = 2**31 - 1  # what the registry calls a range without an end
-TABLES = Path(__file__).resolve().parents[1] / "onnxamp" / "_data" / "kernels"
+ROOT = Path(__file__).resolve().parents[1]
+TABLES = ROOT / "onnxamp" / "_data" / "kernels"
 
 # type parameter -> the element types that it may have, by name or by index
 Types = Mapping[str, frozenset]
@@ -156,36 +159,56 @@ def print_registry() -> None:
     if hasattr(ort, "preload_dlls"):  # CUDA's libraries may be pip's; what it prints is no part of the registry
         with redirect_stdout(sys.stderr):
             ort.preload_dlls()
-    rows = []
-    for kernel in get_all_opkernel_def():
-        since, until = kernel.version_range
-        rows.append(
-            {
-                "provider": kernel.provider,
-                "domain": kernel.domain,
-                "op": kernel.op_name,
-                "since": since,
-                "until": None if until == OPEN_ENDED else until,
-                "types": {name: sorted(types) for name, types in kernel.type_constraints.items()},
-            }
-        )
-    print(json.dumps({"onnxruntime": ort.__version__, "kernels": rows}))
+    print(json.dumps({"onnxruntime": ort.__version__, "kernels": [_row(kernel) for kernel in get_all_opkernel_def()]}))
+
+
+def _row(kernel: object) -> dict:
+    since, until = kernel.version_range
+    return {
+        "provider": kernel.provider,
+        "domain": kernel.domain,
+        "op": kernel.op_name,
+        "since": since,
+        "until": None if until == OPEN_ENDED else until,
+        "types": {name: sorted(types) for name, types in kernel.type_constraints.items()},
+    }
+
+
+def read_plugin(name: str) -> dict[str, dict]:
+    """Read the registry of a plugin provider, which has to be installed and to work here."""
+    import onnxruntime as ort  # noqa: PLC0415 - reading dumps needs no onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_registered_ep_kernel_defs  # noqa: PLC0415
+
+    sys.path.insert(0, str(ROOT))
+    from onnxamp import OnnxAmpError  # noqa: PLC0415
+    from onnxamp._runtime.plugins import engine_called  # noqa: PLC0415
+
+    try:
+        provider = engine_called(name).provider
+    except OnnxAmpError as error:
+        raise UnreadableError(str(error)) from error
+    rows = [_row(kernel) for kernel in get_registered_ep_kernel_defs(provider)]
+    return {name: {"onnxruntime": ort.__version__, "provider": provider, "kernels": rows}}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make both tables; the exit code is 0, or 1 with nothing written."""
+    """Make the tables; the exit code is 0, or 1 with nothing written."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--from", dest="dumps", type=Path, metavar="DIR", help="read the raw dumps in DIR")
     parser.add_argument(
         "--to", dest="tables", type=Path, metavar="DIR", default=TABLES, help="write the tables into DIR"
     )
+    parser.add_argument("--plugin", choices=list(PLUGINS), help="read the registry of this plugin provider")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:
         print_registry()
         return 0
     try:
-        dumps = read_runtime() if options.dumps is None else read_dumps(options.dumps)
+        if options.plugin is not None:
+            dumps = read_plugin(options.plugin)
+        else:
+            dumps = read_runtime() if options.dumps is None else read_dumps(options.dumps)
     except UnreadableError as error:
         print(error, file=sys.stderr)
         return 1

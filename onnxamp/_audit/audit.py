@@ -43,7 +43,7 @@ def audit_model(
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        target: where the model will run: "cuda", "cpu", or "any" (ignores kernels).
+        target: where the model will run: "cuda", "cpu", "webgpu", or "any" (ignores kernels).
         base_dir: folder of a ModelProto's external data; a path says it itself.
         shapes: input name -> shape, for estimates. Unknown dimensions count as 64 otherwise.
 

@@ -63,7 +63,7 @@ class Audit(Shown):
     """Everything that is known about a model before it runs.
 
     Attributes:
-        target: "cuda", "cpu" or "any".
+        target: "cuda", "cpu", "webgpu" or "any".
         opsets: domain -> version, with "" for ai.onnx.
         nodes: one record per node.
         findings: errors first, then warnings, then notes.

@@ -93,7 +93,7 @@ class Plan(Shown):
 
     @property
     def target(self) -> str:
-        """Where the result will run: "cuda", "cpu" or "any"."""
+        """Where the result will run: "cuda", "cpu", "webgpu" or "any"."""
         return self.options.target
 
     def decisions(self) -> dict[str, bool]:

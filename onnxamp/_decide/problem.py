@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
+from onnxamp._decide.accumulators import accumulator_hazards
 from onnxamp._decide.hazards import find_hazards
 from onnxamp._decide.masks import sentinel_paths
 from onnxamp._decide.overrides import Overrides, find_overrides
@@ -81,7 +82,9 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         fused = [nodes for nodes in (*activations, *norms) if listed.isdisjoint(nodes)]  # a list splits a fusion
         groups = [*fused, *folds, *(sentinels if options.hazards else ())]
     ports = find_variables(graph, options, groups, overrides.low_weights if judged else frozenset())
-    hazards = graph.ask(find_hazards, low) if judged else []
+    hazards: list[Hazard] = []
+    if judged:
+        hazards = [*graph.ask(find_hazards, low), *graph.ask(accumulator_hazards, low, options.target)]
     unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
     constant_fed = _constant_fed(graph, unfit, lookups=options.level != Level.O3)
     batch_norms = frozenset(norm for _, norm in folds)

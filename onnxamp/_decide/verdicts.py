@@ -18,6 +18,7 @@ class Reason(Enum):
     DECOMPOSED = "decomposed pattern"
     INDEX = "index path"
     REDUCTION = "large reduction"
+    ACCUMULATION = "float16 accumulator"
     FUSION = "runtime fusion"
     QDQ = "quantized unit"
     MEASURED = "measured"

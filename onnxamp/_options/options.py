@@ -25,7 +25,7 @@ from onnxamp._options.rescaling import Rescaling
 from onnxamp._target.kernels import TARGETS, check_target
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
-TargetName = Literal["cuda", "cpu", "any"]
+TargetName = Literal["cuda", "cpu", "webgpu", "any"]
 Rule = Callable[[NodeProto], str | None]
 """A callback that returns "low", "high", or None for no opinion."""
 

@@ -211,8 +211,8 @@ def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]
 
 
 def short_provider(name: str) -> str:
-    """``CUDA`` for ``CUDAExecutionProvider``."""
-    return name.removesuffix("ExecutionProvider")
+    """``CUDA`` for ``CUDAExecutionProvider``, ``WEBGPU`` for ``WebGpuExecutionProvider``."""
+    return name.removesuffix("ExecutionProvider").upper()
 
 
 def stays_on_device(kind: str) -> bool:

@@ -1,6 +1,6 @@
 """Kernels of the target: which precisions of a node can run, as pins and implications for the cut.
 
-The tables are ONNX Runtime's kernel registries (``_data/kernels/*.json``, written by
+The tables are ONNX Runtime's kernel registries, that of WebGPU a plugin's (``_data/kernels/*.json``, written by
 ``scripts/make_kernel_tables.py``). A row covers schema version ``sv`` if ``since == sv``, or if ``until`` is given and
 ``since <= sv <= until``; a row without ``until`` matches exactly. This is ONNX Runtime's own rule
 (``KernelRegistry::VerifyKernelDef``), and leaves 13 CUDA ops of opset 22 without a kernel.
@@ -28,7 +28,7 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import kernel_limit
 from onnxamp._ops.signature import Signature, lookup
 
-PROVIDERS = ("cuda", "cpu")
+PROVIDERS = ("cuda", "cpu", "webgpu")
 TARGETS = (*PROVIDERS, "any")
 """Where the result will run; "any" allows what ONNX allows, with or without a kernel."""
 
@@ -90,7 +90,7 @@ def check_target(target: object) -> str:
 
 @cache
 def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
-    """Op key -> kernels of a provider ("cuda" or "cpu")."""
+    """Op key -> kernels of a provider ("cuda", "cpu" or "webgpu")."""
     text = resources.files("onnxamp").joinpath(f"_data/kernels/{provider}.json").read_text(encoding="utf-8")
     data = json.loads(text)
     names = data["types"]

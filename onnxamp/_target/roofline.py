@@ -75,6 +75,13 @@ def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
     )
 
 
+def terms_of(node: Node, shapes: Sequence[Shape | None]) -> int | None:
+    """How many products each element of the output sums up; None for ops that do not, and where sizes are unknown."""
+    flops = _FLOPS.get(node.key)
+    sizes = shapes[node.input(1)] if flops is not None and node.input(1) != ABSENT else None
+    return None if flops is None or sizes is None or None in sizes else flops(node, shapes) // 2
+
+
 def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
     """A multiplication and an addition per element of the first factor's last axis."""
     return 2 * _axis(shapes[node.input(0)], -1)

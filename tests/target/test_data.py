@@ -18,6 +18,7 @@ DUMPS = ROOT.parent / "shared" / "kernels"
 SCRIPT = ROOT / "scripts" / "make_kernel_tables.py"
 LISTS = ("default", "fast", "mindspore", "paddle")
 TABLES = ("cpu", "cuda")
+PLUGINS = ("webgpu",)
 
 needs_dumps = pytest.mark.skipif(not DUMPS.is_dir(), reason="the raw dumps do not lie beside the repository")
 
@@ -107,10 +108,10 @@ def test_white_ops_can_run_low_on_cuda():
 # Kernel tables
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [*TABLES, *PLUGINS])
 def test_table_is_well_formed(name, script):
     table = kernels(name)
-    assert table["provider"] == script.PROVIDERS[name]
+    assert table["provider"] == (script.PROVIDERS | script.PLUGINS)[name]
     assert table["types"] == sorted(set(table["types"]))
     assert list(table["kernels"]) == sorted(table["kernels"])
     used = set()
@@ -125,7 +126,16 @@ def test_table_is_well_formed(name, script):
     assert used == set(range(len(table["types"])))
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.webgpu
+@pytest.mark.parametrize("name", PLUGINS)
+def test_table_of_a_plugin_is_what_its_registry_says(name, script, tmp_path):
+    if version(ort.__version__) != version(kernels(name)["onnxruntime"]):
+        pytest.skip("the table is of another onnxruntime")
+    assert script.main(["--plugin", name, "--to", str(tmp_path)]) == 0
+    assert (tmp_path / f"{name}.json").read_text() == (DATA / "kernels" / f"{name}.json").read_text()
+
+
+@pytest.mark.parametrize("name", [*TABLES, *PLUGINS])
 def test_table_names_existing_ops(name, known_ops):
     assert set(kernels(name)["kernels"]) <= known_ops
 

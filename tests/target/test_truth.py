@@ -53,6 +53,12 @@ def test_predictions_hold_on_cuda(name: str) -> None:
     assert compared(name, "cuda", "cuda", "any") == []
 
 
+@pytest.mark.webgpu
+@every(name=ZOO, parts=4)
+def test_predictions_hold_on_webgpu(name: str) -> None:
+    assert compared(name, "webgpu", "webgpu") == []
+
+
 def test_refusals_are_predicted_and_seen() -> None:
     """The comparison would notice: a float32 Relu loads, a bfloat16 MaxPool does not."""
     good = parse("(float[1,2,4,4] x) => (float[1,2,4,4] y) { y = Relu (x) }")

@@ -1,0 +1,65 @@
+"""Hazards of a target that sums up float16 in float16: long products lose digits, and means overflow on their way."""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Final
+
+from onnxamp._decide.verdicts import Hazard, Reason
+from onnxamp._dtypes import FLOAT16, LowType
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._target.profiles import Profile, profile_of
+from onnxamp._target.roofline import terms_of
+
+_BEARABLE: Final = 5e-3
+"""Relative error of one product from which on it stays float32: half of what a whole model may have (1e-2)."""
+
+_USUAL: Final = 64
+"""Magnitude of activations that means and norms should bear."""
+
+
+def accumulator_hazards(graph: Graph, low: LowType, target: str) -> list[Hazard]:
+    """Nodes whose sums the target cannot hold in float16, in node order.
+
+    Complexity: linear in nodes.
+    """
+    profile = profile_of(target)
+    if profile is None or low is not FLOAT16:
+        return []
+    found = [*_long_products(graph, profile), *_overflowing_sums(graph, profile)]
+    return sorted(found, key=lambda hazard: hazard.node)
+
+
+def _long_products(graph: Graph, profile: Profile) -> Iterator[Hazard]:
+    """Products of so many terms that their float16 sum is off by more than is bearable."""
+    lossy = {op: fact for op, fact in profile.products.items() if fact.accumulator == "float16"}
+    for node in graph.nodes_of(frozenset(lossy)):
+        terms = terms_of(node, graph.shapes)
+        if terms is not None and (error := lossy[node.key].error(terms)) > _BEARABLE:
+            text = f"{profile.name} sums up {terms:,} products in float16, with an error of about {error:.1%}"
+            yield Hazard(node.index, Reason.ACCUMULATION, text)
+
+
+def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:
+    """Means and norms over so many elements that their sum, or that of squares, may leave the range."""
+    risky = frozenset(op for op, fact in profile.sums.items() if fact.overflows)
+    for node in graph.nodes_of(risky):
+        count = _summed(graph, node)
+        if count is None or count * _USUAL > FLOAT16.max_finite:
+            many = "many" if count is None else f"{count:,}"
+            yield Hazard(node.index, Reason.ACCUMULATION, f"{profile.name} keeps the sum of {many} elements in float16")
+
+
+def _summed(graph: Graph, node: Node) -> int | None:
+    """Elements that make one element of a reduction or a global pooling; None if sizes are unknown."""
+    if ABSENT in (node.input(0), node.outputs[0]):
+        return None
+    before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
+    if node.key == "AveragePool":
+        kernel = next((item.ints for item in node.proto.attribute if item.name == "kernel_shape"), ())
+        return prod(kernel)
+    if before is None or after is None:
+        return None
+    sizes, left = ([size for size in shape if size is not None] for shape in (before, after))
+    same = len(before) - len(sizes) == len(after) - len(left)  # what is unknown, as a batch, is not summed up
+    return prod(sizes) // max(prod(left), 1) if same else None

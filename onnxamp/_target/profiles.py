@@ -1,0 +1,79 @@
+"""How targets compute float16: what accumulates sums and products, from ``_data/targets``.
+
+``scripts/ask_engine.py`` writes a profile from an engine's answers, and explains the fields. One whose engine has not
+been asked says where its facts are from.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import sqrt
+from typing import Any, Final
+
+from onnxamp._dtypes import FLOAT16
+from onnxamp._ops.tables import read_table
+
+PROFILED: Final = ("cuda", "cpu", "webgpu")
+"""Targets that have a profile."""
+
+_TERMS: Final = 4096
+"""Terms of the sums whose error ``growth`` tells."""
+
+_ROUNDING: Final = FLOAT16.epsilon / 5
+"""Relative L2 error of rounding a normally distributed number once, as measured: 2.06e-4 in float16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """How an op sums up float16.
+
+    Attributes:
+        accumulator: "float32" or "float16".
+        growth: error of a sum of 4,096 random terms over that of rounding it once.
+        order: "sequential" for one accumulator, "parallel" for several, "float32" if it does not matter.
+        overflows: whether a result in range becomes infinite because a sum on the way to it is not in range.
+    """
+
+    accumulator: str
+    growth: float = 1.0
+    order: str = "parallel"
+    overflows: bool = False
+
+    def error(self, terms: int) -> float:
+        """Relative L2 error to expect of a sum of random terms: that of a random walk grows with its root."""
+        if self.accumulator == "float32":
+            return _ROUNDING
+        return _ROUNDING * max(1.0, self.growth * sqrt(terms / _TERMS))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What is known of a target.
+
+    Attributes:
+        seen: whether an engine was asked; otherwise its facts are from documentation.
+        source: which engine, or which documentation.
+        values: what becomes of overflow and subnormals, and whether types are honoured.
+        products, sums: by op, how it accumulates.
+    """
+
+    name: str
+    seen: bool
+    source: str
+    values: Mapping[str, Any]
+    products: Mapping[str, Accumulation]
+    sums: Mapping[str, Accumulation]
+
+
+@cache
+def profile_of(target: str) -> Profile | None:
+    """The profile of a target; None for "any", of which nothing is known."""
+    if target not in PROFILED:
+        return None
+    data = read_table(f"targets/{target}")
+    products: dict[str, Accumulation] = {}
+    for name, row in data["products"].items():  # "Conv 3x3": the worst form of an op counts
+        op, fact = name.split(" ")[0], Accumulation(**row)
+        products[op] = max(fact, products.get(op, fact), key=lambda one: one.growth)
+    sums = {name: Accumulation(**row) for name, row in data["sums"].items()}
+    return Profile(target, data["seen"], data["source"], data["values"], products, sums)

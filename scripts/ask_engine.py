@@ -1,0 +1,323 @@
+"""Ask an engine how it computes float16, and write the answers to onnxamp/_data/targets/ENGINE.toml.
+
+    python scripts/ask_engine.py webgpu             ask WebGPU (an engine is a provider, as --provider takes it)
+    python scripts/ask_engine.py cuda --check       ask CUDA, and compare with what the file says
+
+Each question is a float16 graph of one or two nodes whose answer tells arithmetics apart:
+
+growth      error of a sum of 4,096 random terms, over the error of rounding the exact sum once: about 1 if terms are
+            summed up in float32, about 40 if one float16 accumulator takes them one after the other
+order       "sequential" if the result is, bit for bit, that of one accumulator that rounds each product and each sum;
+            "float32" if growth is small; else "parallel": several accumulators, or a tree
+overflows   a mean or a norm whose result is in range, but whose sum is not, becomes Inf or NaN
+errors      largest error of an elementwise op over all float16 numbers, over that of rounding a result of the same size
+            (of 1 if it is smaller); 0.5 is right
+left_to_cpu what the engine has no float16 kernel for (opset 21)
+"""
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import NodeProto, helper, numpy_helper
+from scipy import special
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from onnxamp import OnnxAmpError  # noqa: E402 - behind the path that it is found on
+from onnxamp._runtime.engines import engine_name  # noqa: E402
+from onnxamp._runtime.session import assigned_nodes, choose_provider, make_session, run  # noqa: E402
+
+TARGETS = ROOT / "onnxamp" / "_data" / "targets"
+TERMS = 4096
+FLOAT16, FLOAT32 = np.float16, np.float32
+Array = np.ndarray[Any, Any]
+
+
+class LeftToCpuError(OnnxAmpError):
+    """The engine has no kernel for a question."""
+
+
+def ask(
+    provider: str, nodes: Sequence[NodeProto], feeds: Mapping[str, Array], weights: Mapping[str, Array] | None = None
+) -> Array:
+    """The value ``y`` of a graph of nodes.
+
+    Raises:
+        LeftToCpuError: the engine did not run them.
+    """
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in feeds.items()
+    ]
+    output = onnx.ValueInfoProto(name="y")
+    initializers = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
+    graph = helper.make_graph(nodes, "question", inputs, [output], initializers)
+    opset = 23 if any(item.op_type == "RMSNormalization" for item in nodes) else 21
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    session = make_session(model, provider, record=True)
+    asked = {item.op_type for item in nodes}
+    if provider != "cpu" and any(where == "CPU" and op in asked for where, op, _ in assigned_nodes(session)):
+        raise LeftToCpuError(f"{provider} leaves {', '.join(sorted(asked))} to the CPU")
+    return np.asarray(run(session, feeds)["y"])
+
+
+# Sums: by op, the nodes that sum up the terms of x (with weights w, where there are products).
+
+node = helper.make_node
+AXES = {"a": np.array([1])}
+
+
+def product(kind: str, terms: Array, factors: Array) -> tuple[NodeProto, Array, dict[str, Array]]:
+    """A node that sums up products of terms [K] with the columns of factors [K, N]; input, and weights."""
+    size, columns = factors.shape
+    if kind in ("Conv 1x1", "Conv 3x3"):
+        side = int(kind[-1])
+        used = size // side**2 * side**2
+        channels = used // side**2
+        x = terms[:used].reshape(1, channels, side, side)
+        filters = np.ascontiguousarray(factors[:used].T).reshape(-1, *x.shape[1:])
+        return node("Conv", ["x", "w"], ["y"]), x, {"w": filters}
+    if kind == "ConvTranspose":
+        return node(kind, ["x", "w"], ["y"]), terms.reshape(1, size, 1, 1), {"w": factors.reshape(size, columns, 1, 1)}
+    if kind == "Einsum":
+        return node(kind, ["x", "w"], ["y"], equation="mk,kn->mn"), terms[None], {"w": factors}
+    return node(kind, ["x", "w"], ["y"]), terms[None], {"w": factors}
+
+
+PRODUCTS = ("MatMul", "Gemm", "Conv 1x1", "Conv 3x3", "ConvTranspose", "Einsum")
+
+SUMS: Mapping[str, tuple[str, Mapping[str, Any], bool]] = {
+    "ReduceSum": ("ReduceSum", {}, True),
+    "ReduceMean": ("ReduceMean", {}, True),
+    "ReduceSumSquare": ("ReduceSumSquare", {}, True),
+    "ReduceL1": ("ReduceL1", {}, True),
+    "ReduceL2": ("ReduceL2", {}, True),
+    "ReduceLogSumExp": ("ReduceLogSumExp", {}, True),
+    "GlobalAveragePool": ("GlobalAveragePool", {}, False),
+    "AveragePool": ("AveragePool", {"kernel_shape": [64, 64]}, False),
+    "CumSum": ("CumSum", {}, True),
+}
+"""Op -> op type, attributes, and whether it takes axes; the others take images."""
+
+TRUTH = {
+    "ReduceSum": np.sum, "ReduceMean": np.mean, "GlobalAveragePool": np.mean, "AveragePool": np.mean,
+    "ReduceSumSquare": lambda x: np.sum(x**2), "ReduceL1": lambda x: np.sum(np.abs(x)),
+    "ReduceL2": lambda x: sqrt(np.sum(x**2)), "ReduceLogSumExp": lambda x: np.log(np.sum(np.exp(x))),
+    "CumSum": np.sum,
+}  # fmt: skip
+
+OVERFLOWS: Mapping[str, float] = {"ReduceMean": 300, "GlobalAveragePool": 300, "AveragePool": 300, "ReduceL2": 30,
+                                  "ReduceLogSumExp": 12}  # fmt: skip
+"""Op -> a number; of 4,096 such terms the result is in range, but not their sum, or that of squares or exponentials."""
+
+NORMS: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "LayerNormalization": (("s",), (1, TERMS)),
+    "RMSNormalization": (("s",), (1, TERMS)),
+    "InstanceNormalization": (("s1", "b1"), (1, 1, 64, 64)),
+    "Softmax": ((), (1, TERMS)),
+    "LogSoftmax": ((), (1, TERMS)),
+}
+"""Op -> its further inputs, and the shape of x."""
+
+ELEMENTWISE = {
+    "Exp": np.exp, "Log": np.log, "Sqrt": np.sqrt, "Tanh": np.tanh, "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "Reciprocal": lambda x: 1 / x, "Erf": special.erf, "Sin": np.sin, "Cos": np.cos,
+    "Softplus": lambda x: np.logaddexp(0, x),
+}  # fmt: skip
+
+
+def one_accumulator(terms: Array, factors: Array) -> Array:
+    """One float16 accumulator per column, which rounds each product and each sum."""
+    total = np.zeros(factors.shape[1], FLOAT16)
+    for term, row in zip(terms, factors, strict=True):
+        total += (FLOAT32(term) * row.astype(FLOAT32)).astype(FLOAT16)
+    return total
+
+
+def growth(found: Array, exact: Array) -> float:
+    """Error over that of rounding the exact numbers once."""
+    rounded = np.linalg.norm(exact.astype(FLOAT16).astype(np.float64) - exact)
+    return float(np.linalg.norm(found.ravel().astype(np.float64) - exact) / rounded)
+
+
+def ask_product(provider: str, kind: str) -> dict[str, Any]:
+    """How an op sums up products."""
+    random = np.random.default_rng(0)
+    terms, factors = (random.standard_normal(shape).astype(FLOAT16) for shape in ((TERMS,), (TERMS, 64)))
+    op, x, weights = product(kind, terms, factors)
+    used = x.size
+    found = ask(provider, [op], {"x": x}, weights)
+    grown = growth(found, terms[:used].astype(np.float64) @ factors[:used].astype(np.float64))
+    is_exact = np.array_equal(found.ravel(), one_accumulator(terms[:used], factors[:used]))
+    order = "sequential" if is_exact or grown > 30 else "float32" if grown < 1.5 else "parallel"
+    return {"accumulator": "float32" if order == "float32" else "float16", "order": order, "growth": round(grown, 1)}
+
+
+def ask_sum(provider: str, kind: str) -> dict[str, Any]:
+    """How an op sums up its input."""
+    op_type, attributes, has_axes = SUMS[kind]
+    inputs = ["x", "a"] if has_axes else ["x"]
+    shape = (64, TERMS) if has_axes else (1, 64, 64, 64)
+    axes = {"a": np.array(1) if kind == "CumSum" else np.array([1])} if has_axes else {}
+    op = node(op_type, inputs, ["y"], **attributes)
+    x = np.random.default_rng(0).standard_normal(shape).astype(FLOAT16)
+    if kind == "ReduceSumSquare":
+        x /= 4
+    found = ask(provider, [op], {"x": x}, axes)
+    found = found[:, -1] if kind == "CumSum" else found
+    rows = x.reshape(64, TERMS).astype(np.float64)
+    grown = growth(found, np.array([TRUTH[kind](row) for row in rows]))
+    answer = {"accumulator": "float32" if grown < 1.5 else "float16", "growth": round(grown, 1)}
+    if kind in OVERFLOWS:
+        large = ask(provider, [op], {"x": np.full(shape, OVERFLOWS[kind], FLOAT16)}, axes)
+        answer["overflows"] = not bool(np.isfinite(large).all())
+        answer["accumulator"] = "float16" if answer["overflows"] else answer["accumulator"]
+    return answer
+
+
+def ask_norm(provider: str, kind: str) -> dict[str, Any]:
+    """Whether an op that normalises keeps its sums in float32."""
+    names, shape = NORMS[kind]
+    x = np.tile(np.array([300, -300], FLOAT16), TERMS // 2).reshape(shape)
+    values = {"s": np.ones(TERMS, FLOAT16), "s1": np.ones(1, FLOAT16), "b1": np.zeros(1, FLOAT16)}
+    if not names:
+        x = np.zeros(shape, FLOAT16)
+    found = ask(provider, [node(kind, ["x", *names], ["y"])], {"x": x}, {name: values[name] for name in names})
+    truth = {"Softmax": 1 / TERMS, "LogSoftmax": -np.log(TERMS)}.get(kind, np.sign(x.astype(FLOAT32)))
+    is_right = bool(np.allclose(found.astype(FLOAT32), truth, rtol=2e-3))
+    return {"accumulator": "float32" if is_right else "float16"}
+
+
+def ask_elementwise(provider: str, kind: str) -> float:
+    """The largest error over all float16 numbers whose result is finite."""
+    every = np.arange(2**16, dtype=np.uint16).view(FLOAT16)
+    with np.errstate(all="ignore"):
+        exact = ELEMENTWISE[kind](every.astype(np.float64))
+        right = exact.astype(FLOAT16)
+        kept = np.isfinite(right) & np.isfinite(every) & np.isfinite(exact)
+    found = ask(provider, [node(kind, ["x"], ["y"])], {"x": every[kept]})
+    size = 2.0 ** np.floor(np.log2(np.maximum(np.abs(exact[kept]), 1)))
+    return round(float(np.max(np.abs(found.astype(np.float64) - exact[kept]) / size) * 2**10), 1)
+
+
+def ask_values(provider: str) -> dict[str, Any]:
+    """What becomes of values beside sums."""
+    large = {"x": np.full(8, 300, FLOAT16)}
+    square = node("Mul", ["x", "x"], ["q"])
+    overflow = ask(provider, [node("Mul", ["x", "x"], ["y"])], large)[0]
+    chain = ask(provider, [square, node("Div", ["q", "x"], ["y"])], large)[0]
+    tiny = ask(provider, [node("Mul", ["x", "one"], ["y"])], {"x": np.full(8, 1e-6, FLOAT16)}, {"one": FLOAT16(1)})[0]
+    return {
+        "overflow": "Inf" if np.isinf(overflow) else "NaN" if np.isnan(overflow) else "saturates",
+        "subnormals": "kept" if tiny else "flushed",
+        "honours_types": bool(np.isinf(chain)),
+    }
+
+
+def float32_noise(provider: str) -> float:
+    """Largest relative L2 error of products and of a Softmax in float32."""
+    random = np.random.default_rng(0)
+    terms, factors = (random.standard_normal(shape).astype(FLOAT32) for shape in ((TERMS,), (TERMS, 64)))
+    worst = 0.0
+    for kind in ("MatMul", "Conv 1x1"):
+        op, x, weights = product(kind, terms, factors)
+        exact = terms.astype(np.float64) @ factors.astype(np.float64)
+        found = ask(provider, [op], {"x": x}, weights).ravel()
+        worst = max(worst, float(np.linalg.norm(found - exact) / np.linalg.norm(exact)))
+    return float(f"{worst:.1e}")
+
+
+def answers(provider: str) -> dict[str, Any]:
+    """All answers of an engine; ops that it cannot run are left out."""
+    questions = {
+        "products": {kind: partial(ask_product, provider, kind) for kind in PRODUCTS},
+        "sums": {kind: partial(ask_sum, provider, kind) for kind in SUMS},
+        "normalisations": {kind: partial(ask_norm, provider, kind) for kind in NORMS},
+        "errors": {kind: partial(ask_elementwise, provider, kind) for kind in ELEMENTWISE},
+    }
+    found: dict[str, Any] = {"values": ask_values(provider)}
+    for part, asked in questions.items():
+        found[part] = {}
+        for kind, question in asked.items():
+            try:
+                found[part][kind] = question()
+            except OnnxAmpError as error:
+                print(f"{kind}: {error}", file=sys.stderr)
+                found["values"].setdefault("left_to_cpu", []).append(kind)
+    found["values"]["float32_noise"] = float32_noise(provider)
+    return found
+
+
+def as_toml(provider: str, found: Mapping[str, Any]) -> str:
+    """The text of a profile."""
+    lines = [
+        f"# How {provider} computes float16. Written by scripts/ask_engine.py, which explains the fields.",
+        "seen = true",
+        f'source = "asked {engine_name(provider, "float32")}, onnxruntime {onnxruntime.__version__}"',
+    ]
+    for part, rows in found.items():
+        lines += ["", f"[{part}]", *(f"{_key(name)} = {_value(row)}" for name, row in rows.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if name.isidentifier() else f'"{name}"'
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_value(item)}" for name, item in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+def differences(said: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Where answers differ from a profile; errors may differ by half, as devices sum up in different orders."""
+    lines = []
+    for part in ("values", "products", "sums", "normalisations"):
+        for name in sorted(said.get(part, {}).keys() & found[part].keys()):
+            one, other = said[part][name], found[part][name]
+            pairs = one.items() if isinstance(one, dict) else [(name, one)]
+            for fact, expected in pairs:
+                actual = other.get(fact) if isinstance(other, dict) else other
+                is_number = isinstance(expected, float) and not isinstance(expected, bool)
+                if actual != expected and not (is_number and expected / 2 <= actual <= expected * 2):
+                    lines.append(f"{part}, {name}: {fact} is {actual}, the profile says {expected}")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask, and write or compare; the exit code is 0, or 1 if nothing could be asked or something differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("provider", help="the engine, as --provider takes it")
+    parser.add_argument("--check", action="store_true", help="compare with the profile, and write nothing")
+    parser.add_argument("--to", type=Path, metavar="DIR", default=TARGETS, help="write the profile into DIR")
+    options = parser.parse_args(argv)
+    try:
+        choose_provider(options.provider)
+    except OnnxAmpError as error:
+        print(error, file=sys.stderr)
+        return 1
+    found = answers(options.provider)
+    if not options.check:
+        path = options.to / f"{options.provider}.toml"
+        path.write_text(as_toml(options.provider, found), encoding="utf-8", newline="\n")
+        return 0
+    lines = differences(tomllib.loads((options.to / f"{options.provider}.toml").read_text(encoding="utf-8")), found)
+    print("\n".join(lines) or f"{options.provider} computes as its profile says.")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

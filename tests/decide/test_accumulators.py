@@ -1,0 +1,51 @@
+"""Hazards of a target that accumulates in float16."""
+
+import numpy as np
+import pytest
+from graphs.case import parse
+from onnx import ModelProto, numpy_helper
+
+import onnxamp
+
+
+def product(terms: int) -> ModelProto:
+    model = parse(f"(float[2, {terms}] x) => (float[2, 8] y) {{ [product] y = MatMul (x, w) }}")
+    weights = np.random.default_rng(0).standard_normal((terms, 8)).astype(np.float32) / terms**0.5
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    return model
+
+
+def reasons(model: ModelProto, target: str, level: str = "O2", dtype: str = "float16") -> dict[str, str]:
+    plan = onnxamp.plan_model(model, level=level, target=target, dtype=dtype)
+    return {hazard.node: hazard.reason for hazard in plan.hazards}
+
+
+@pytest.mark.parametrize(("terms", "kept"), [(64, False), (1024, False), (2048, True), (4096, True)])
+def test_long_products_stay_float32_where_they_are_summed_up_in_float16(terms: int, kept: bool) -> None:
+    assert reasons(product(terms), "webgpu") == ({"product": "float16 accumulator"} if kept else {})
+    assert reasons(product(terms), "cuda") == reasons(product(terms), "any") == {}
+    assert reasons(product(terms), "webgpu", dtype="bfloat16") == {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "kept"),
+    [("1, 8, 7, 7", False), ("N, 8, 7, 7", False), ("1, 8, 64, 64", True), ("1, 8, H, W", True)],
+)
+def test_a_pooling_stays_float32_if_its_sum_may_overflow(shape: str, kept: bool) -> None:
+    model = parse(f"(float[{shape}] x) => (float[a, b, c, d] y) {{ [pool] y = GlobalAveragePool (x) }}")
+    assert reasons(model, "webgpu", "O3") == ({"pool": "float16 accumulator"} if kept else {})
+    assert reasons(model, "cuda", "O3") == {}
+
+
+@pytest.mark.webgpu
+def test_what_is_kept_for_webgpu_passes_there() -> None:
+    model = parse("""(float[1, 2, 64, 64] x) => (float[1, 2, 1, 1] y) <float big = {300}> {
+        b = Add (x, big) [pool] y = GlobalAveragePool (b) }""")
+    feeds = {"x": np.zeros((1, 2, 64, 64), np.float32)}
+    passed = {
+        target: onnxamp.diff_models(
+            model, onnxamp.convert_model(model, level="O3", target=target), feeds, provider="webgpu"
+        ).passed
+        for target in ("cuda", "webgpu")
+    }
+    assert passed == {"cuda": False, "webgpu": True}

@@ -1,0 +1,70 @@
+"""What is known of targets' float16 arithmetic, and whether an engine still computes so."""
+
+import importlib.util
+from types import ModuleType
+
+import pytest
+from repository import ROOT
+
+from onnxamp._target.kernels import TARGETS
+from onnxamp._target.profiles import PROFILED, Accumulation, profile_of
+
+SCRIPT = ROOT / "scripts" / "ask_engine.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ask_engine", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_target_but_any_has_a_profile_with_its_source() -> None:
+    assert set(TARGETS) - set(PROFILED) == {"any"}
+    assert profile_of("any") is None
+    for target in PROFILED:
+        profile = profile_of(target)
+        assert profile is not None
+        assert profile.source
+        assert profile.seen is (target != "cuda")
+        assert {"MatMul", "Gemm", "Conv", "ConvTranspose"} <= set(profile.products)
+
+
+def test_a_sum_in_float16_grows_with_the_root_of_its_terms() -> None:
+    walk = Accumulation("float16", growth=43.3)
+    assert walk.error(4096) == pytest.approx(8.5e-3, rel=0.01)
+    assert walk.error(1024) == pytest.approx(walk.error(4096) / 2)
+    assert Accumulation("float32").error(1 << 20) == pytest.approx(2.0e-4, rel=0.03)
+    assert walk.error(1) == Accumulation("float32").error(1)
+
+
+def test_the_worst_form_of_an_op_counts() -> None:
+    profile = profile_of("webgpu")
+    assert profile is not None
+    assert profile.products["Conv"].growth == max(43.3, 43.6)
+
+
+def test_answers_that_differ_are_named(script: ModuleType) -> None:
+    said = {"values": {"overflow": "Inf"}, "products": {"MatMul": {"accumulator": "float32", "growth": 1.0}}}
+    found = {"values": {"overflow": "NaN"}, "products": {"MatMul": {"accumulator": "float32", "growth": 1.9}}}
+    empty = {"sums": {}, "normalisations": {}}
+    assert script.differences(said, found | empty) == ["values, overflow: overflow is NaN, the profile says Inf"]
+    found["products"]["MatMul"]["growth"] = 2.1
+    assert script.differences(said, found | empty)[1:] == ["products, MatMul: growth is 2.1, the profile says 1.0"]
+
+
+def test_the_cpu_computes_as_its_profile_says(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["cpu", "--check"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.webgpu
+def test_webgpu_computes_as_its_profile_says(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["webgpu", "--check"]) == 0, capsys.readouterr().out
+
+
+def test_an_engine_that_is_missing_cannot_be_asked(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["onnxruntime-ep-none"]) == 1
+    assert "is not installed" in capsys.readouterr().err
