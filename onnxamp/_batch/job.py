@@ -186,7 +186,8 @@ def _validated(
     """Convert a model, and write what passes its validation; where nothing is cured, what fails goes elsewhere."""
     limits = tuned_limits(options.tolerance, options.conversion.dtype) if plan else None
     validation = Validation(
-        Comparison.of(model, samples, limits, options.provider), job.failed, None, heals=options.cures,
+        Comparison.of(model, samples, limits, options.provider, target=options.conversion.target), job.failed, None,
+        heals=options.cures,
         sampling=_sampling(options, job, model), seconds=options.cure_seconds, progress=lambda *_: None,
     )  # fmt: skip
     conversion = plan.options if plan else options.conversion

@@ -109,7 +109,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     if samples is not None and validates:
         limits = tuned_limits(given["tolerance"], options.dtype) if _is_tuned(options, plan) else Limits()
         limits = replace(limits, accept=given["accept"])
-        comparison = Comparison.of(model, samples, limits, provider, metric=given["metric"])
+        comparison = Comparison.of(model, samples, limits, provider, metric=given["metric"], target=options.target)
     tuned = validation = None
     with progress_bar(quiet=given["quiet"]) as progress:
         if _is_tuned(options, plan):

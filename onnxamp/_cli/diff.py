@@ -34,6 +34,7 @@ from onnxamp._report.html.page import diff_page
 from onnxamp._report.machine import diff_json, load_diff
 from onnxamp._report.progress import Told, progress_bar
 from onnxamp._runtime.samples import Samples
+from onnxamp._target.kernels import TARGETS
 
 _LIMITS: Final = {
     "tolerance": ("rel_l2", "Largest relative L2 error [float32 1e-5, float16 1e-2, bfloat16 5e-2]."),
@@ -62,6 +63,8 @@ _LIMITS: Final = {
     click.option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
     for name, (_, text) in _LIMITS.items()
 ))  # fmt: skip
+@click.option("--target", type=click.Choice(TARGETS), default="cuda", show_default=True,
+              help="Whose arithmetic is emulated: webgpu sums up float16 in float16, others in float32.")  # fmt: skip
 @click.option("--budget", metavar="MB", type=click.IntRange(1), default=128, show_default=True,
               help="Memory for values and weights that are held at a time, besides the models.")  # fmt: skip
 @click.option("--save", type=FILE, help="Write the comparison as JSON.")
@@ -109,7 +112,7 @@ def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]
         report = diff_models(
             original, result, samples, layers=options["layers"] or bool(options["html"]), limits=limits,
             provider=provider_of(options), budget=options["budget"] * 2**20, progress=partial(progress, "comparing"),
-            metric=options["metric"],
+            metric=options["metric"], target=options["target"],
         )  # fmt: skip
         is_shown = not options["quiet"] or options["html"] or options["save"]
         if is_shown and not options["no_cure"] and not report.passed and not report.skipped:
@@ -124,7 +127,7 @@ def _cure(
     """A conversion of the original that would pass; None if it is not in float32, or nothing is low precision."""
     if report.reference_lowest != "float32" or report.lowest == "float32":
         return None
-    recipe = Recipe(Options(dtype=report.lowest), sampling_arguments(options))
+    recipe = Recipe(Options(dtype=report.lowest, target=options["target"]), sampling_arguments(options))
     assert result.path is not None
     target = result.path.with_name(f"{result.path.stem}_cured.onnx")
     trial = Trial(samples, limits, provider_of(options), options["budget"] * 2**20, options["metric"],

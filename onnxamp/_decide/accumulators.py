@@ -7,9 +7,9 @@ from typing import Final
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT16, LowType
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.terms import terms_of
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._target.profiles import Profile, profile_of
-from onnxamp._target.roofline import terms_of
+from onnxamp._ops.profiles import Profile, profile_of
 
 _BEARABLE: Final = 5e-3
 """Relative error of one product from which on it stays float32: half of what a whole model may have (1e-2)."""

@@ -106,8 +106,9 @@ def cure_conversion(
     model = Model.of(original)
     if comparison is None:
         comparison = Comparison.of(
-            model, trial.samples, trial.limits, trial.provider, budget=trial.budget, metric=trial.metric
-        )
+            model, trial.samples, trial.limits, trial.provider, budget=trial.budget, metric=trial.metric,
+            target=recipe.options.target,
+        )  # fmt: skip
     search = _Search(model, recipe, trial, comparison, monotonic() + trial.seconds, 0 if failed is None else 1)
     nodes: tuple[str, ...] = ()
     report = search.compare(nodes, layers=True) if failed is None else failed

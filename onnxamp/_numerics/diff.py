@@ -17,6 +17,7 @@ from onnxamp._numerics.rows import listed_outputs
 from onnxamp._numerics.tally import Tally, finished, nan_inputs
 from onnxamp._numerics.tokens import find_parting, token_outputs
 from onnxamp._numerics.walk import SideBySide, Walked
+from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import (
     Executable,
@@ -33,6 +34,7 @@ from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET, run_alone
 from onnxamp._runtime.values import Feed
+from onnxamp._target.kernels import check_target
 
 _LOG: Final = logging.getLogger("onnxamp")
 
@@ -53,6 +55,7 @@ def diff_models(
     progress: Progress | None = None,
     metric: DiffMetric = "auto",
     accept: AcceptLike | None = None,
+    target: str = "cuda",
 ) -> DiffReport:
     """Run two models on the same samples and compare what they compute.
 
@@ -79,6 +82,7 @@ def diff_models(
             (TopK, NonMaxSuppression, ...).
         accept: a function of the outputs of the reference and of the result, by name, that returns True or False; or
             "package:function". It judges each sample in place of the default limits; ``limits`` hold besides.
+        target: whose arithmetic is emulated: "webgpu" sums up float16 in float16, all others in float32.
 
     Returns:
         The comparison. ``passed`` is the verdict, ``outputs`` hold what was measured, ``first_bad`` names where the
@@ -104,7 +108,9 @@ def diff_models(
         limits = replace(limits, accept=Accept.of(accept))
     opened, other = Model.of(reference), Model.of(result)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
-    comparison = Comparison.of(opened, samples, limits, provider, whole=whole, budget=budget, metric=metric)
+    comparison = Comparison.of(
+        opened, samples, limits, provider, whole=whole, budget=budget, metric=metric, target=target
+    )
     return comparison.compare(other, layers=layers or None, progress=progress)
 
 
@@ -136,13 +142,15 @@ class Comparison:
         whole: bool | None = None,
         budget: int = BUDGET,
         metric: DiffMetric = "auto",
+        target: str = "cuda",
     ) -> "Comparison":
         """Arguments and errors as :func:`diff_models`."""
         chosen, limits = choose_provider(provider), limits or Limits()
         limits.check(entry.name for entry in reference.proto.graph.output)
         whole = chosen != "cpu" if whole is None else whole
         home = "cpu" if is_plugin(chosen) else chosen
-        executable = Executable(reference, home, home == "cpu", whole and home == chosen, budget)
+        arithmetic = emulated_arithmetic(check_target(target)) if chosen == "cpu" else None
+        executable = Executable(reference, home, home == "cpu", whole and home == chosen, budget, arithmetic=arithmetic)
         if metric not in get_args(DiffMetric):
             raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join(get_args(DiffMetric))}.")
         return cls(executable, chosen, whole, samples, limits, listed_outputs(reference, metric))
@@ -165,7 +173,9 @@ class Comparison:
         """As :func:`diff_models`; ``layers`` is None to compare layers only if outputs miss their limits."""
         one = self.reference
         origin = one if result.origin is one.model else None
-        other = Executable(result, self.provider, self.provider == "cpu", self.whole, one.budget, origin)
+        other = Executable(
+            result, self.provider, self.provider == "cpu", self.whole, one.budget, origin, one.arithmetic
+        )
         report = self._compared(other, bool(layers), progress)
         if layers is None and not report.passed and report.outputs:
             deep = self._compared(other, True, progress)
@@ -225,8 +235,9 @@ class Comparison:
         lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
         if self.whole and lowest != "float32" and self.provider == "cpu":
             raise ArgumentError(f"whole=True on CPU would hide what {lowest} does: leave it out, for emulation.")
+        ran_on = engine_name(self.provider, lowest, self.reference.arithmetic)
         return replace(
-            report, lowest=lowest, ran_on=engine_name(self.provider, lowest), reference_lowest=reference.lowest,
+            report, lowest=lowest, ran_on=ran_on, reference_lowest=reference.lowest,
             notes=_unmatched(reference, result),
         )  # fmt: skip
 

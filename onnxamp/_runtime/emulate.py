@@ -18,7 +18,8 @@ low sequence or optional        the same of float32, without a pair: its element
 call of a model-local function  its body, inlined
 ==============================  ============================================================================
 
-It cannot show the order of accumulation, kernels that accumulate in low precision, and fusions that skip a rounding.
+It cannot show the order of accumulation, and fusions that skip a rounding. For targets that accumulate in low
+precision, :mod:`onnxamp._runtime.accumulate` adds to it.
 Model inputs that are model outputs as well, and inputs of sequence type, pass through as they are fed.
 """
 
@@ -27,15 +28,19 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxamp._dtypes import LOW_ELEMS, LOW_TYPES
+from onnxamp._dtypes import FLOAT16, LOW_ELEMS, LOW_TYPES
 from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.names import NewNames
+from onnxamp._graph.shapes import Shape
+from onnxamp._graph.terms import terms_of
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
 from onnxamp._model.copying import BaseDir, copy_fields
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._ops.profiles import Profile
+from onnxamp._runtime.accumulate import Accumulator
 from onnxamp._runtime.rounding import Rounder
 from onnxamp._runtime.upcast import upcast_attribute, upcast_sparse, upcast_tensor, upcast_type
 
@@ -79,11 +84,16 @@ def emulate_graph(
     hollow: Container[str] = (),
     rounds: bool = True,
     keeps: Container[str] = (),
+    arithmetic: Profile | None = None,
+    shapes: Sequence[Shape | None] = (),
 ) -> ModelProto:
     """:func:`emulate` of a model without functions that is resolved already; :func:`without_rounding` if asked.
 
     Without rounding, the inputs and outputs that ``keeps`` names have the types of the model, with Casts behind or in
     front of them; but not those of sequences, of initializers, and of inputs with a default.
+
+    With ``arithmetic``, float16 sums are off as they are on that target (:mod:`onnxamp._runtime.accumulate`);
+    ``shapes``, by value, tell how long they are.
     """
     low = {low.tensor: low.elem for low in LOW_TYPES.values()}
     elems = [None if type_name is None else low.get(type_name) for type_name in view.types]
@@ -91,7 +101,10 @@ def emulate_graph(
     result = ModelProto()
     copy_fields(view.model, result, but={"graph", "functions"})
     names = NewNames(view.all_names())
-    job = _Job(view, elems, names, Rounder(names), base_dir, hollow, rounds)
+    accumulator = None
+    if arithmetic is not None:
+        accumulator = Accumulator(arithmetic, names, opset_imports(view.model).get("", 1))
+    job = _Job(view, elems, names, Rounder(names), base_dir, hollow, rounds, accumulator, shapes)
     job.kept = frozenset() if rounds else _signature(view, elems, keeps)
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
@@ -131,6 +144,8 @@ class _Job:
     base_dir: BaseDir
     hollow: Container[str]
     rounds: bool
+    accumulator: Accumulator | None
+    shapes: Sequence[Shape | None]
     targets: dict[int, GraphProto] = field(default_factory=dict)
     """Scope index -> the graph to fill."""
     renamed: dict[int, str] = field(default_factory=dict)
@@ -214,7 +229,14 @@ def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
         if casts or bits:
             job.rounder.cast(target, raw, name, TensorProto.FLOAT)
         else:
-            job.rounder.round(target, raw, name, elem)
+            job.rounder.round(target, _accumulated(job, node, target, added, raw, elem), name, elem)
+
+
+def _accumulated(job: _Job, node: Node, target: GraphProto, added: NodeProto, raw: str, elem: int) -> str:
+    """What the target's accumulator makes of a node's float32 result."""
+    if job.accumulator is None or elem != FLOAT16.elem or not job.accumulator.applies(added):
+        return raw
+    return job.accumulator.add(target, added, raw, terms_of(node, job.shapes))
 
 
 def _bits(job: _Job, target: GraphProto, value: int, name: str) -> str:

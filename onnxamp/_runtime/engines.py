@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._model.model import Model
+from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.device import device_name
 from onnxamp._runtime.observe import Observed, observe
 from onnxamp._runtime.pieces import Runner
@@ -76,6 +77,8 @@ class Executable:
     budget: int = BUDGET
     origin: "Executable | None" = None
     """What the model was converted from: sizes of values that both have are taken from there."""
+    arithmetic: Profile | None = None
+    """The target whose float16 sums are emulated; None for float32 sums."""
     _observed: Observed | None = None
     _runner: Runner | None = None
     _session: WholeModel = field(init=False)
@@ -96,6 +99,7 @@ class Executable:
         observed = observe(
             self.model.proto, self.model.folder, feeds, emulated=self.emulated, provider=self.provider,
             before=self._observed, like=self.origin.prepare(feeds).flow if self.origin else None,
+            arithmetic=self.arithmetic,
         )  # fmt: skip
         if self._runner is None or observed is not self._observed:
             self._observed, self._runner = observed, Runner(observed.flow, self.provider)
@@ -141,14 +145,15 @@ class OutputCache:
             self.kept[number], self.room = outputs, self.room - size
 
 
-def engine_name(provider: Provider, lowest: str) -> str:
+def engine_name(provider: Provider, lowest: str, arithmetic: Profile | None = None) -> str:
     """What computed, as reports name it: "CUDA (device)", "WebGPU on device", "CPU", "CPU, emulated float16"."""
     if provider == "cuda":
         return f"CUDA ({device_name()})"
     if is_plugin(provider):
         engine = engine_called(provider)
         return f"{engine.title} on {engine.device}"
-    return "CPU" if lowest == "float32" else f"CPU, emulated {lowest}"
+    whose = "" if arithmetic is None else f" of {arithmetic.name}"
+    return "CPU" if lowest == "float32" else f"CPU, emulated {lowest}{whose}"
 
 
 def part_of(progress: Progress | None, part: int, parts: int, together: int = 1) -> Progress | None:

@@ -21,6 +21,8 @@ from onnxamp._graph.view import View
 from onnxamp._graph.wiring import wire
 from onnxamp._model.copying import copy_fields
 from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._ops.profiles import Profile
+from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.values import Feed, as_typed
@@ -104,10 +106,12 @@ def flow_of(
     emulated: bool,
     shapes: Mapping[str, Sequence[int]] | None = None,
     like: Flow | None = None,
+    arithmetic: Profile | None = None,
 ) -> Flow:
     """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined.
 
     Args:
+        arithmetic: the target whose float16 sums are emulated; None for float32 sums.
         like: the flow of what the model was converted from, whose sizes and ranks serve instead of inference.
     """
     written = shell.model
@@ -115,7 +119,8 @@ def flow_of(
     low, lowest = _low_values(graph), lowest_precision(graph.types)
     own = frozenset(graph.scopes[0].names)
     if lowest != "float32" and emulated:
-        written = emulate_graph(graph, hollow=shell.weights)
+        sizes = graph.shapes_of(shapes or {}) if arithmetic is not None else ()
+        written = emulate_graph(graph, hollow=shell.weights, arithmetic=arithmetic, shapes=sizes)
         graph = Graph.of(written)
     types, main = graph.types, graph.scopes[0]
     defaults = {value.name for value in graph.overridable()}
@@ -222,6 +227,8 @@ def origin(flow: Flow, name: str) -> tuple[str, int]:
     if node.op_type != "Cast" or attribute(node, "to") not in LOW_ELEMS:
         return name, maker
     exact = node.input[0]
+    behind = flow.nodes[flow.maker[exact]].metadata_props if exact in flow.maker else ()
+    exact = next((item.value for item in behind if item.key == EXACT), exact)
     if exact in flow.maker:
         return exact, first if exact in flow.own else flow.maker[exact]
     return exact if exact in flow.inputs else name, first

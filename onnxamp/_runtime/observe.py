@@ -9,6 +9,7 @@ from onnx import ModelProto, helper
 
 from onnxamp._graph.inline import inline_functions
 from onnxamp._model.copying import copied, copy_without
+from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.flow import Flow, flow_of
 from onnxamp._runtime.pieces import Runner
@@ -37,6 +38,7 @@ def observe(
     provider: Provider = "cpu",
     before: Observed | None = None,
     like: Flow | None = None,
+    arithmetic: Profile | None = None,
 ) -> Observed:
     """Prepare a model for a sample.
 
@@ -48,6 +50,7 @@ def observe(
         provider: where conditions are computed.
         before: the result for an earlier sample, which is returned if this one takes the same branches.
         like: the flow of what the model was converted from.
+        arithmetic: as for :func:`~onnxamp._runtime.flow.flow_of`.
 
     Raises:
         ModelError, OpsetError, ExternalDataError: as :func:`~onnxamp._runtime.flow.make_flow`.
@@ -58,7 +61,8 @@ def observe(
     shell, taken = settle(model, base_dir, feeds, emulated=emulated, provider=provider)
     if before is not None and before.choices == taken:
         return before
-    return Observed(flow_of(shell, emulated=emulated, shapes=shapes_of(feeds), like=like), taken)
+    flow = flow_of(shell, emulated=emulated, shapes=shapes_of(feeds), like=like, arithmetic=arithmetic)
+    return Observed(flow, taken)
 
 
 def shapes_of(feeds: Mapping[str, Feed]) -> dict[str, tuple[int, ...]]:

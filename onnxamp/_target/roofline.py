@@ -4,16 +4,16 @@ Time = max(bytes / bandwidth, flops / throughput), in microseconds, without the 
 nothing, and look-ups read the rows that they return, not their table.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from typing import Final
 
 from onnxamp._errors import ArgumentError
-from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape, elements
+from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.terms import expected_terms
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._ops.facts import op_facts
 from onnxamp._ops.tables import read_table
 
 DEFAULT_DEVICE: Final = "A100"
@@ -69,44 +69,5 @@ def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
     read = [value for port, value in enumerate(node.inputs) if value != ABSENT and port not in tables]
     touched = sum(elements(shapes[value]) for value in (*read, *node.outputs) if value != ABSENT)
     written = sum(elements(shapes[value]) for value in node.outputs if value != ABSENT)
-    flops = _FLOPS.get(node.key)
-    return Work(
-        (touched + written * bool(tables)) * trips, written * (flops(node, shapes) if flops is not None else 1) * trips
-    )
-
-
-def terms_of(node: Node, shapes: Sequence[Shape | None]) -> int | None:
-    """How many products each element of the output sums up; None for ops that do not, and where sizes are unknown."""
-    flops = _FLOPS.get(node.key)
-    sizes = shapes[node.input(1)] if flops is not None and node.input(1) != ABSENT else None
-    return None if flops is None or sizes is None or None in sizes else flops(node, shapes) // 2
-
-
-def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
-    """A multiplication and an addition per element of the first factor's last axis."""
-    return 2 * _axis(shapes[node.input(0)], -1)
-
-
-def _gemm(node: Node, shapes: Sequence[Shape | None]) -> int:
-    return 2 * _axis(shapes[node.input(0)], 0 if attribute(node.proto, "transA") else -1)
-
-
-def _conv(node: Node, shapes: Sequence[Shape | None]) -> int:
-    """A multiplication and an addition per element of a filter."""
-    weight = shapes[node.input(1)]
-    return 2 * prod(_axis(weight, axis) for axis in range(1, len(weight))) if weight else 2
-
-
-def _axis(shape: Shape | None, axis: int) -> int:
-    size = shape[axis] if shape and len(shape) > max(axis, 0) else None
-    return DEFAULT_DIMENSION if size is None else size
-
-
-_FLOPS: Final[Mapping[str, Callable[[Node, Sequence[Shape | None]], int]]] = {
-    "MatMul": _inner,
-    "com.microsoft::FusedMatMul": _inner,
-    "Gemm": _gemm,
-    "Conv": _conv,
-    "ConvTranspose": _conv,
-}
-"""Op -> floating-point operations per element of its output; 1 for all others."""
+    terms = expected_terms(node, shapes)
+    return Work((touched + written * bool(tables)) * trips, written * (1 if terms is None else 2 * terms) * trips)

@@ -65,6 +65,15 @@ class Profile:
     sums: Mapping[str, Accumulation]
 
 
+def emulated_arithmetic(target: str) -> Profile | None:
+    """The profile of a target whose float16 sums differ from float32 sums; None for others."""
+    profile = profile_of(target)
+    if profile is None:
+        return None
+    facts = (*profile.products.values(), *profile.sums.values())
+    return profile if any(fact.accumulator == "float16" for fact in facts) else None
+
+
 @cache
 def profile_of(target: str) -> Profile | None:
     """The profile of a target; None for "any", of which nothing is known."""

@@ -6,8 +6,8 @@ from types import ModuleType
 import pytest
 from repository import ROOT
 
+from onnxamp._ops.profiles import PROFILED, Accumulation, profile_of
 from onnxamp._target.kernels import TARGETS
-from onnxamp._target.profiles import PROFILED, Accumulation, profile_of
 
 SCRIPT = ROOT / "scripts" / "ask_engine.py"
 

@@ -1,0 +1,59 @@
+"""How many products the elements of matrix products and convolutions sum up."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Final
+
+from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import attribute
+
+
+def terms_of(node: Node, shapes: Sequence[Shape | None]) -> int | None:
+    """How many products each element of the output sums up; None for other ops, and where sizes are unknown."""
+    factor = shapes[node.input(1)] if node.key in _TERMS and node.input(1) != ABSENT else None
+    return None if factor is None or None in factor else expected_terms(node, shapes)
+
+
+def expected_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
+    """As :func:`terms_of`, with a guess for sizes that are unknown."""
+    terms = _TERMS.get(node.key)
+    return None if terms is None else terms(node, shapes)
+
+
+def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
+    return _axis(shapes[node.input(0)], -1)
+
+
+def _gemm(node: Node, shapes: Sequence[Shape | None]) -> int:
+    return _axis(shapes[node.input(0)], 0 if attribute(node.proto, "transA") else -1)
+
+
+def _conv(node: Node, shapes: Sequence[Shape | None]) -> int:
+    """The elements of a filter."""
+    weight = shapes[node.input(1)]
+    return prod(_axis(weight, axis) for axis in range(1, len(weight))) if weight else 1
+
+
+def _transposed(node: Node, shapes: Sequence[Shape | None]) -> int:
+    """The input channels of a group, times the elements of a filter that meet one element of the output."""
+    weight = shapes[node.input(1)]
+    if not weight:
+        return 1
+    kernel = prod(_axis(weight, axis) for axis in range(2, len(weight)))
+    skipped = prod(attribute(node.proto, "strides") or ()) * (attribute(node.proto, "group") or 1)
+    return max(1, _axis(weight, 0) * kernel // skipped)
+
+
+def _axis(shape: Shape | None, axis: int) -> int:
+    size = shape[axis] if shape and len(shape) > max(axis, 0) else None
+    return DEFAULT_DIMENSION if size is None else size
+
+
+_TERMS: Final[Mapping[str, Callable[[Node, Sequence[Shape | None]], int]]] = {
+    "MatMul": _inner,
+    "com.microsoft::FusedMatMul": _inner,
+    "Gemm": _gemm,
+    "Conv": _conv,
+    "ConvTranspose": _transposed,
+}

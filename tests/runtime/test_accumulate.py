@@ -1,0 +1,129 @@
+"""Emulated float16 accumulators beside simulated ones, which round step by step, and beside WebGPU's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs.case import parse
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import onnxamp
+from onnxamp._graph.graph import Graph
+from onnxamp._ops.profiles import emulated_arithmetic
+from onnxamp._runtime.emulate import emulate_graph
+from onnxamp._runtime.session import make_session, run
+
+Array = NDArray[Any]
+WEBGPU = emulated_arithmetic("webgpu")
+GENERATOR = np.random.default_rng(0)
+TERMS: dict[str, Callable[..., Array]] = {
+    "normal": GENERATOR.standard_normal,
+    "positive": lambda shape: np.abs(GENERATOR.standard_normal(shape)),
+    "rectified": lambda shape: np.maximum(GENERATOR.standard_normal(shape), 0),
+    "heavy-tailed": lambda shape: GENERATOR.standard_t(2.5, shape),
+}
+
+
+def model_of(op_type: str, x: Array, weights: dict[str, Array], **attributes: Any) -> ModelProto:
+    node = helper.make_node(op_type, ["x", *weights], ["y"], **attributes)
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, x.shape)]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)
+    held = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph([node], "sum", ports, [result], held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def emulated(model: ModelProto, x: Array, *, rounds: bool = True) -> Array:
+    graph = Graph.of(model)
+    arithmetic = WEBGPU if rounds else None
+    written = emulate_graph(graph, rounds=rounds, arithmetic=arithmetic, shapes=graph.shapes_of({"x": x.shape}))
+    return np.asarray(run(make_session(written), {"x": x.astype(np.float32)})["y"], np.float64)
+
+
+def one_accumulator(x: Array, w: Array) -> Array:
+    total = np.zeros((len(x), w.shape[1]), np.float16)
+    for column, row in zip(x.T, w, strict=True):
+        products = column[:, None].astype(np.float32) * row.astype(np.float32)
+        total += products.astype(np.float16)
+    return total.astype(np.float64)
+
+
+def error(found: Array, exact: Array) -> float:
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("weights", ["normal", "positive"])
+@pytest.mark.parametrize("terms", [9, 64, 300, 768, 2048])
+@pytest.mark.parametrize("kind", TERMS)
+def test_the_error_is_that_of_one_accumulator(kind: str, weights: str, terms: int) -> None:
+    x, w = (TERMS[name](shape).astype(np.float16) for name, shape in ((kind, (16, terms)), (weights, (terms, 64))))
+    model = model_of("MatMul", x, {"w": w})
+    exact = x.astype(np.float64) @ w.astype(np.float64)
+    real = error(one_accumulator(x, w), exact)
+    assert real / 2.5 < error(emulated(model, x), exact) < real * 2.5
+
+
+def test_ones_stop_at_2048_as_there() -> None:
+    x = np.ones((1, 4096), np.float16)
+    assert emulated(model_of("MatMul", x, {"w": np.ones((4096, 8), np.float16)}), x).tolist() == [[2048] * 8]
+
+
+@pytest.mark.parametrize("value", [0, np.inf, -np.inf, np.nan])
+def test_what_is_no_number_and_zero_stay(value: float) -> None:
+    x = np.array([[value, 0, 0]], np.float16)
+    found = emulated(model_of("MatMul", x, {"w": np.ones((3, 1), np.float16)}), x)
+    np.testing.assert_array_equal(found, [[value]])
+
+
+SUMS = {
+    "ReduceMean": (np.full((1, 4096), 300), {"axes": [1]}, 300.0),
+    "GlobalAveragePool": (np.full((1, 1, 64, 64), 300), {}, 300.0),
+    "AveragePool": (np.full((1, 1, 64, 64), 300), {"kernel_shape": [64, 64]}, 300.0),
+    "ReduceL2": (np.full((1, 4096), 30), {"axes": [1]}, 1920.0),
+    "ReduceLogSumExp": (np.full((1, 4096), 12), {"axes": [1]}, 20.3),
+}
+
+
+@pytest.mark.parametrize("op", SUMS)
+def test_a_sum_overflows_before_it_is_divided(op: str) -> None:
+    large, attributes, exact = SUMS[op]
+    model = model_of(op, large, {}, **attributes)
+    assert emulated(model, large, rounds=False).ravel() == pytest.approx(exact, rel=1e-2)
+    assert np.isinf(emulated(model, large)).all()
+    small = large / 32
+    assert emulated(model, small).ravel() == pytest.approx(emulated(model, small, rounds=False).ravel(), rel=1e-2)
+
+
+def test_a_report_names_the_arithmetic_and_the_node_whose_sum_overflows() -> None:
+    model = parse("""(float[1, 2, 64, 64] x) => (float[1, 2, 1, 1] y) <float big = {300}> {
+        b = Add (x, big) [pool] y = GlobalAveragePool (b) }""")
+    low, feeds = onnxamp.convert_model(model, level="O3"), {"x": np.zeros((1, 2, 64, 64), np.float32)}
+    assert onnxamp.diff_models(model, low, feeds, provider="cpu").passed
+    found = onnxamp.diff_models(model, low, feeds, provider="cpu", target="webgpu")
+    assert found.ran_on == "CPU, emulated float16 of webgpu"
+    assert found.first_bad is not None
+    assert found.first_bad.node == "pool"
+
+
+PRODUCTS: dict[str, tuple[tuple[int, ...], dict[str, tuple[int, ...]], dict[str, Any]]] = {
+    "MatMul": ((16, 768), {"w": (768, 64)}, {}),
+    "Gemm": ((16, 768), {"w": (64, 768), "b": (64,)}, {"transB": 1, "alpha": 0.5}),
+    "Conv": ((1, 64, 14, 14), {"w": (32, 64, 3, 3), "b": (32,)}, {"pads": [1, 1, 1, 1]}),
+    "Conv of groups": ((1, 64, 14, 14), {"w": (64, 1, 3, 3)}, {"group": 64}),
+    "ConvTranspose": ((1, 256, 7, 7), {"w": (256, 16, 1, 1)}, {}),
+}
+
+
+@pytest.mark.webgpu
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_the_error_is_that_of_webgpu(name: str) -> None:
+    shape, weights, attributes = PRODUCTS[name]
+    random = np.random.default_rng(0)
+    x = random.standard_normal(shape).astype(np.float16)
+    held = {key: random.standard_normal(size).astype(np.float16) for key, size in weights.items()}
+    model = model_of(name.split(maxsplit=1)[0], x, held, **attributes)
+    exact = emulated(model, x, rounds=False)
+    real = error(run(make_session(model, "webgpu"), {"x": x})["y"].astype(np.float64), exact)
+    assert real / 2 < error(emulated(model, x), exact) < real * 2
