@@ -10,6 +10,7 @@ growth      error of a sum of 4,096 random terms, over the error of rounding the
 order       "sequential" if the result is, bit for bit, that of one accumulator that rounds each product and each sum;
             "float32" if growth is small; else "parallel": several accumulators, or a tree
 overflows   a mean or a norm whose result is in range, but whose sum is not, becomes Inf or NaN
+cancels     a normalisation subtracts large numbers in float16, so that it loses digits where the mean is large
 errors      largest error of an elementwise op over all float16 numbers, over that of rounding a result of the same size
             (of 1 if it is smaller); 0.5 is right
 left_to_cpu what the engine has no float16 kernel for (opset 21)
@@ -186,7 +187,7 @@ def ask_sum(provider: str, kind: str) -> dict[str, Any]:
 
 
 def ask_norm(provider: str, kind: str) -> dict[str, Any]:
-    """Whether an op that normalises keeps its sums in float32."""
+    """Whether an op that normalises keeps its sums in float32, and what it subtracts."""
     names, shape = NORMS[kind]
     x = np.tile(np.array([300, -300], FLOAT16), TERMS // 2).reshape(shape)
     values = {"s": np.ones(TERMS, FLOAT16), "s1": np.ones(1, FLOAT16), "b1": np.zeros(1, FLOAT16)}
@@ -195,7 +196,15 @@ def ask_norm(provider: str, kind: str) -> dict[str, Any]:
     found = ask(provider, [node(kind, ["x", *names], ["y"])], {"x": x}, {name: values[name] for name in names})
     truth = {"Softmax": 1 / TERMS, "LogSoftmax": -np.log(TERMS)}.get(kind, np.sign(x.astype(FLOAT32)))
     is_right = bool(np.allclose(found.astype(FLOAT32), truth, rtol=2e-3))
-    return {"accumulator": "float32" if is_right else "float16"}
+    answer = {"accumulator": "float32" if is_right else "float16"}
+    if names:
+        x = (200 + np.random.default_rng(0).integers(-8, 9, shape) / 8).astype(FLOAT16)
+        found = ask(provider, [node(kind, ["x", *names], ["y"])], {"x": x}, {name: values[name] for name in names})
+        wide = x.astype(np.float64)
+        centred = wide if kind == "RMSNormalization" else wide - wide.mean()
+        exact = centred / np.sqrt(np.mean(centred**2) + 1e-5)
+        answer["cancels"] = growth(found, exact.ravel()) > 4
+    return answer
 
 
 def ask_elementwise(provider: str, kind: str) -> float:

@@ -1,4 +1,4 @@
-"""Hazards of a target that sums up float16 in float16: long products lose digits, and means overflow on their way."""
+"""Hazards of a target that sums up float16 in float16: long products lose digits, means overflow on their way."""
 
 from collections.abc import Iterator
 from math import prod
@@ -26,7 +26,7 @@ def accumulator_hazards(graph: Graph, low: LowType, target: str) -> list[Hazard]
     profile = profile_of(target)
     if profile is None or low is not FLOAT16:
         return []
-    found = [*_long_products(graph, profile), *_overflowing_sums(graph, profile)]
+    found = [*_long_products(graph, profile), *_overflowing_sums(graph, profile), *_cancelling(graph, profile)]
     return sorted(found, key=lambda hazard: hazard.node)
 
 
@@ -48,6 +48,12 @@ def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:
         if count is None or count * _USUAL > FLOAT16.max_finite:
             many = "many" if count is None else f"{count:,}"
             yield Hazard(node.index, Reason.ACCUMULATION, f"{profile.name} keeps the sum of {many} elements in float16")
+
+
+def _cancelling(graph: Graph, profile: Profile) -> Iterator[Hazard]:
+    """Normalisations that subtract the mean in float16: where it is large, little of the result is left."""
+    for node in graph.nodes_of(profile.cancelling):
+        yield Hazard(node.index, Reason.ACCUMULATION, f"{profile.name} subtracts the mean in float16")
 
 
 def _summed(graph: Graph, node: Node) -> int | None:

@@ -55,6 +55,7 @@ class Profile:
         source: which engine, or which documentation.
         values: what becomes of overflow and subnormals, and whether types are honoured.
         products, sums: by op, how it accumulates.
+        cancelling: normalisations that subtract the mean in float16.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Profile:
     values: Mapping[str, Any]
     products: Mapping[str, Accumulation]
     sums: Mapping[str, Accumulation]
+    cancelling: frozenset[str]
 
 
 def emulated_arithmetic(target: str) -> Profile | None:
@@ -85,4 +87,5 @@ def profile_of(target: str) -> Profile | None:
         op, fact = name.split(" ")[0], Accumulation(**row)
         products[op] = max(fact, products.get(op, fact), key=lambda one: one.growth)
     sums = {name: Accumulation(**row) for name, row in data["sums"].items()}
-    return Profile(target, data["seen"], data["source"], data["values"], products, sums)
+    cancelling = frozenset(name for name, row in data["normalisations"].items() if row.get("cancels"))
+    return Profile(target, data["seen"], data["source"], data["values"], products, sums, cancelling)

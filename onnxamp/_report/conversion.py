@@ -35,7 +35,7 @@ _HAZARDS: Final = {
     "decomposed pattern": "Part of a decomposed op, whose inner values leave the range of low precision",
     "index path": "Indices, positions or sizes carried in floats",
     "large reduction": "A sum over very many elements",
-    "float16 accumulator": "The target would keep a long sum in float16",
+    "float16 accumulator": "The target would sum up or subtract in float16",
     "quantized unit": "The runtime fuses it into integer kernels",
     "runtime fusion": "A Cast here would be absorbed by a fusion of the runtime",
 }
