@@ -40,6 +40,6 @@ class Costs:
 
 @cache
 def costs_on(target: str) -> Costs:
-    """The costs on a target: "cuda", "cpu" or "any"."""
+    """The costs on a target: "cuda", "cpu", "webgpu" or "any"."""
     row: Mapping[str, float] = read_table("costs")[target]
     return Costs(round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH), row["memory"])
