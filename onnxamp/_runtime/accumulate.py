@@ -36,7 +36,7 @@ _LONG: Final = 256
 """Terms up to which none is lost in a sum: it has at most that many times the size of one."""
 
 _WHERE: Final = 9
-"""Opset that introduced Where."""
+"""Opset that introduced Where; for older models nothing is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,12 @@ class Accumulator:
 
     def applies(self, node: NodeProto) -> bool:
         """Whether the target accumulates the op in float16, so that :meth:`add` has something to do."""
+        if self.opset < _WHERE:
+            return False
         key = op_key(node)
         product, total = self.profile.products.get(key), self.profile.sums.get(key)
         if product is not None and product.accumulator == "float16":
-            return self.opset >= _WHERE and len(node.input) > 1
+            return len(node.input) > 1
         return total is not None and total.overflows
 
     def add(self, graph: GraphProto, node: NodeProto, raw: str, terms: int | None) -> str:

@@ -127,3 +127,10 @@ def test_the_error_is_that_of_webgpu(name: str) -> None:
     exact = emulated(model, x, rounds=False)
     real = error(run(make_session(model, "webgpu"), {"x": x})["y"].astype(np.float64), exact)
     assert real / 2 < error(emulated(model, x), exact) < real * 2
+
+
+def test_models_without_where_are_emulated_with_float32_sums() -> None:
+    large = np.full((1, 4096), 300)
+    model = model_of("ReduceMean", large, {}, axes=[1])
+    model.opset_import[0].version = 8
+    assert emulated(model, large).item() == 300
