@@ -11,8 +11,8 @@ op on squared inputs. Terms below half a step of a large sum are lost, so that a
 
     s = 2^p sqrt(q / K), with p digits: 2^11 in float16.
 
-It costs about a second run of the op. ``tests/runtime/test_accumulate.py`` holds it against an accumulator that is
-simulated step by step.
+It costs about a second run of the op if that is long. ``tests/runtime/test_accumulate.py`` holds it against an
+accumulator that is simulated step by step.
 
 Sums that a mean or a norm divides or takes the root of later are rounded before that, so that they overflow as there.
 """
@@ -31,6 +31,9 @@ from onnxamp._ops.profiles import Profile
 
 EXACT: Final = "onnxamp.exact"
 """Key of the metadata that name the float32 result behind an accumulated value."""
+
+_SHORT: Final = 64
+"""Terms up to which q is taken to be y^2, as it is on average: the squares would cost more than they tell."""
 
 _LONG: Final = 256
 """Terms up to which none is lost in a sum: it has at most that many times the size of one."""
@@ -77,12 +80,14 @@ class Accumulator:
         return result
 
     def _product(self, made: "_Writer", node: NodeProto, raw: str, terms: int, growth: float) -> str:
-        squares = _of_squares(made, node)
         size = terms * (growth / _GROWTH) ** 2
-        ratio = made("Div", squares, made("Mul", raw, raw))
-        grown = made("Sqrt", made("Add", made("Mul", ratio, made.number(size / 6)), made.number(size / 3)))
-        residual = made("Sub", raw, made.rounded(raw))
-        kept = raw
+        residual, kept = made("Sub", raw, made.rounded(raw)), raw
+        if terms <= _SHORT:
+            grown = made.number(sqrt(size / 2))
+        else:
+            squares = _of_squares(made, node)
+            ratio = made("Div", squares, made("Mul", raw, raw))
+            grown = made("Sqrt", made("Add", made("Mul", ratio, made.number(size / 6)), made.number(size / 3)))
         if terms > _LONG:
             most = made("Sqrt", made("Mul", squares, made.number(4.0**_DIGITS / terms)))
             share = made("Div", raw, most)
