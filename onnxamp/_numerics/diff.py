@@ -292,10 +292,10 @@ def noise_floor(
 
 def _left_to_cpu(result: Executable) -> str | None:
     """A sentence about the nodes that the engine left to the CPU."""
-    nodes, left = result.left_to_cpu()
+    left = result.left_to_cpu()
     listed = [f"{op} ({times})" for op, times in left.most_common(5)]
     more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
-    return f"The engine left {left.total()} of {nodes} nodes to the CPU: {', '.join(listed)}{more}." if left else None
+    return f"The engine left {left.total()} nodes to the CPU: {', '.join(listed)}{more}." if left else None
 
 
 def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:

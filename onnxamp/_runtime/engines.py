@@ -54,12 +54,11 @@ class WholeModel:
         types = {item.name: item.type for item in entries}
         return run(session, {name: as_typed(feed, types[name]) for name, feed in feeds.items() if name in types})
 
-    def left_to_cpu(self) -> tuple[int, Counter[str]]:
-        """The nodes of the session, and those by op that a plugin provider left to the CPU; nothing before a run."""
+    def left_to_cpu(self) -> Counter[str]:
+        """By op, the nodes of the session that a plugin provider left to the CPU; nothing before a run."""
         if not self._sessions or not is_plugin(self.provider):
-            return 0, Counter()
-        nodes = assigned_nodes(self._sessions[0])
-        return len(nodes), Counter(op for provider, op, _ in nodes if provider == "CPU")
+            return Counter()
+        return Counter(op for provider, op, _ in assigned_nodes(self._sessions[0]) if provider == "CPU")
 
 
 @dataclass(slots=True)
@@ -83,7 +82,7 @@ class Executable:
     _runner: Runner | None = None
     _session: WholeModel = field(init=False)
 
-    def left_to_cpu(self) -> tuple[int, Counter[str]]:
+    def left_to_cpu(self) -> Counter[str]:
         """As :meth:`WholeModel.left_to_cpu`, of the model run whole."""
         return self._session.left_to_cpu()
 
