@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final, NamedTuple
 
-from onnxamp._decide.exponents import ZERO, Problem, Relation
+from onnxamp._decide.relations import ZERO, Problem, Relation
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import body_sources, body_targets, carried, inner_type
@@ -18,7 +18,7 @@ from onnxamp._ops.exponents import ALL, ExponentRule, ScaledAttribute, Sum, expo
 from onnxamp._ops.facts import op_facts
 
 _BORDER: Final = 8
-"""Cost of a Mul behind an input or in front of an output, in constants that change."""
+"""Cost of a node that is added, at the model's interface or behind a logarithm, in constants that change."""
 
 _LARGE: Final = 4096
 """Elements from which on a constant with several readers is multiplied for all of them alike, if that is possible."""
@@ -50,6 +50,7 @@ class Equations:
         values: value -> its variable; values that are no float32 have none.
         uses: (node, input position) that reads a constant -> its variable.
         attributes: attributes that move along.
+        logarithms: nodes that turn a factor into a summand -> the variable of what they read.
     """
 
     graph: Graph
@@ -58,6 +59,7 @@ class Equations:
     values: dict[int, int] = field(default_factory=dict)
     uses: dict[tuple[int, int], int] = field(default_factory=dict)
     attributes: list[Moved] = field(default_factory=list)
+    logarithms: dict[int, int] = field(default_factory=dict)
 
     def relate(self, owner: int, terms: Iterable[tuple[int, int]]) -> None:
         """Add a relation that a node poses."""
@@ -218,6 +220,9 @@ def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
     for port, variable in floats:
         if port not in named:
             made.relate(node.index, ((variable, 1),))
+    if rule.logarithm and ports[False, 0] > ZERO:
+        made.logarithms[node.index] = ports[False, 0]
+        made.problem.costs[ports[False, 0]] = made.problem.costs.get(ports[False, 0], 0) + _BORDER
     for name, item in (rule.attributes or {}).items():
         made.attributes.append(_moved(node, name, item, ports))
 

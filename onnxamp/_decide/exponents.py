@@ -16,17 +16,12 @@ repaired by another variable of it, until all hold again. A move that makes the 
 Complexity: linear in the terms of all relations for propagation and for each sweep of moves, of which there are few.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import gcd
 from typing import Final
 
-ZERO: Final = 0
-"""The variable that is 0."""
-
-Relation = Sequence[tuple[int, int]]
-"""(variable, coefficient) pairs whose sum of products is 0."""
+from onnxamp._decide.relations import ABSENT, ZERO, Classes, Problem, Window, find_forced
 
 _OVER: Final = 1 << 40
 _UNDER: Final = 1 << 24
@@ -37,47 +32,9 @@ _SWEEPS: Final = 12
 _TARGETS: Final = 6
 """Sweeps of moves, and exponents that a move tries because they make a neighbour zero."""
 
-_CHANGES: Final = 1 << 7
-"""Variables that one move may change."""
-
-_MERGES: Final = 16
-"""Passes over relations to merge what they make equal; what is left stays a relation."""
-
-_FAR: Final = 1 << 10
-"""Exponents beyond this stand for no end of a window."""
-
-ABSENT: Final = -1
-"""No relation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The exponents that a variable wants."""
-
-    least: int
-    most: int
-
-
-@dataclass(slots=True)
-class Problem:
-    """What is known of the exponents.
-
-    Attributes:
-        count: number of variables, ZERO included.
-        relations: what holds among them.
-        windows: variable -> what it wants.
-        costs: variable -> cost of an exponent that is not 0.
-    """
-
-    count: int = 1
-    relations: list[Relation] = field(default_factory=list)
-    windows: dict[int, Window] = field(default_factory=dict)
-    costs: dict[int, int] = field(default_factory=dict)
-
-    def variable(self) -> int:
-        """A new variable."""
-        self.count += 1
-        return self.count - 1
+_CHANGES: Final = 1 << 12
+_FEW_CHANGES: Final = 24
+"""Variables that one move may change, for one that is out of its window, and for any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,134 +57,34 @@ class Solution:
 
 def solve(problem: Problem) -> Solution:
     """The exponents of a problem; the module says which."""
-    forced = _forced(problem)
-    classes = _Classes.of(problem, forced)
+    forced = find_forced(problem)
+    classes = Classes.of(problem, forced)
     search = _Search(classes, [0] * len(classes.windows))
     search.run()
-    return Solution([0 if c == ZERO else search.exponents[c] for c in classes.of_variable], forced)
+    return Solution([search.exponents[c] * multiple for c, multiple in classes.of_variable], forced)
 
 
-def _forced(problem: Problem) -> dict[int, tuple[int, int]]:
-    """Variables that must be 0: the last one of a relation all others of which are. Linear in terms."""
-    uses: list[list[int]] = [[] for _ in range(problem.count)]
-    left = []
-    for index, relation in enumerate(problem.relations):
-        left.append(len({variable for variable, _ in relation}))
-        for variable in {variable for variable, _ in relation}:
-            uses[variable].append(index)
-    forced: dict[int, tuple[int, int]] = {}
-    pending = deque([(ZERO, ZERO)])
-    alone = [index for index, count in enumerate(left) if count == 1]
-    for index in alone:
-        _force(problem.relations[index], index, ZERO, forced, pending)
-    while pending:
-        variable, _ = pending.popleft()
-        for index in uses[variable]:
-            left[index] -= 1
-            if left[index] == 1:
-                _force(problem.relations[index], index, variable, forced, pending)
-    return forced
-
-
-def _force(
-    relation: Relation, index: int, cause: int, forced: dict[int, tuple[int, int]], pending: deque[tuple[int, int]]
-) -> None:
-    for variable, coefficient in relation:
-        if variable != ZERO and variable not in forced and coefficient:
-            forced[variable] = index, cause
-            pending.append((variable, cause))
-
-
-@dataclass(slots=True)
-class _Classes:
-    """Variables that must be equal as one, and the relations among such classes. Class ZERO is 0."""
-
-    of_variable: list[int]
-    relations: list[dict[int, int]]
-    windows: list[Window | None]
-    costs: list[int]
-
-    @classmethod
-    def of(cls, problem: Problem, forced: dict[int, tuple[int, int]]) -> "_Classes":
-        """Merge variables that relations make equal, and add to ``forced`` what is 0 only then."""
-        union = _Union(list(range(problem.count)))
-        for variable in forced:
-            union.zeros[variable] = ABSENT
-        rows = list(enumerate(problem.relations))
-        for turn in range(_MERGES):
-            before = len(rows)
-            rows = [(index, row) for index, row in rows if not union.merge(index, row)]
-            if len(rows) == before and turn:
-                break
-            rows.reverse()
-        roots = [union.root(variable) for variable in range(problem.count)]
-        for variable, root in enumerate(roots):
-            if root in union.zeros and variable not in forced and variable != ZERO:
-                forced[variable] = union.zeros[root], ZERO
-        names: dict[int, int] = {ZERO: ZERO}
-        of_variable = [ZERO if root in union.zeros else names.setdefault(root, len(names)) for root in roots]
-        combined = (union.combined(row) for _, row in sorted(rows, key=lambda item: item[0]))
-        relations = [{names[root]: number for root, number in row.items()} for row in combined if row]
-        windows: list[Window | None] = [None] * len(names)
-        for variable, window in problem.windows.items():
-            windows[of_variable[variable]] = _both(windows[of_variable[variable]], window)
-        costs = [0] * len(names)
-        for variable, cost in problem.costs.items():
-            costs[of_variable[variable]] += cost
-        return cls(of_variable, relations, windows, costs)
-
-
-@dataclass(slots=True)
-class _Union:
-    """Variables that are equal, as a forest, and the roots that are 0, each with the relation that says so."""
-
-    parents: list[int]
-    zeros: dict[int, int] = field(default_factory=lambda: {ZERO: ABSENT})
-
-    def root(self, variable: int) -> int:
-        """What stands for a variable and all that equal it."""
-        parents = self.parents
-        while parents[variable] != variable:
-            parents[variable] = parents[parents[variable]]
-            variable = parents[variable]
-        return variable
-
-    def combined(self, relation: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """A relation among roots, without what is 0, in lowest terms."""
-        row: Counter[int] = Counter()
-        for variable, coefficient in relation:
-            row[self.root(variable)] += coefficient
-        rest = {root: number for root, number in row.items() if number and root not in self.zeros}
-        divisor = gcd(*rest.values())
-        return {root: number // divisor for root, number in rest.items()}
-
-    def merge(self, index: int, relation: Relation) -> bool:
-        """Merge what the relation makes equal; whether it says nothing else."""
-        row = self.combined(relation)
-        if len(row) == 1:
-            self.zeros[next(iter(row))] = index
-        elif len(row) == 2 and set(row.values()) == {1, -1}:
-            low, high = sorted(row)
-            self.parents[high] = low
-        return len(row) < 2 or (set(row.values()) == {1, -1} and len(row) == 2)
-
-
-def _both(one: Window | None, other: Window) -> Window:
-    return other if one is None else Window(max(one.least, other.least), min(one.most, other.most))
+def _ends(window: Window, multiple: int) -> tuple[int, int, int]:
+    """Exponents at which a multiple enters and leaves the window, and the next one, for the sake of halves."""
+    least, most = (window.least, window.most) if multiple > 0 else (-window.most, -window.least)
+    first = -(-least // abs(multiple))
+    return first, first + 1, most // abs(multiple)
 
 
 @dataclass(slots=True)
 class _Search:
     """Moves from exponents that satisfy all relations to better ones that do."""
 
-    classes: _Classes
+    classes: Classes
     exponents: list[int]
     uses: list[list[int]] = field(init=False)
     """Class -> relations that it is in."""
     leaves: list[int] = field(init=False)
     """Relation -> a class that is in no other, and can take up whatever the relation lacks; ZERO if there is none."""
-    ends: list[tuple[int, int]] = field(init=False)
-    """Class -> the ends of its window."""
+    bounds: list[tuple[tuple[int, int, int], ...]] = field(init=False)
+    """Class -> (multiple, least, most) of its windows."""
+    ends: list[frozenset[int]] = field(init=False)
+    """Class -> where its windows begin and end."""
     touches: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -236,13 +93,15 @@ class _Search:
             for member in row:
                 self.uses[member].append(index)
         self.leaves = [self.leaf(row) for row in self.classes.relations]
-        self.ends = [(-_FAR, _FAR) if w is None else (w.least, w.most) for w in self.classes.windows]
+        windows = self.classes.windows
+        self.bounds = [tuple((m, w.least, w.most) for m, w in held.items()) for held in windows]
+        self.ends = [frozenset(end for m, w in held.items() for end in _ends(w, m)) for held in windows]
         self.touches = [_TOUCH * cost for cost in self.classes.costs]
 
     def leaf(self, relation: Mapping[int, int]) -> int:
         """The leaf of a relation: one that has a cost of its own, where there are several."""
         found = [c for c, number in relation.items() if len(self.uses[c]) == 1 and abs(number) == 1]
-        return max(found, key=lambda c: (self.classes.costs[c] > 0, self.classes.windows[c] is None), default=ZERO)
+        return max(found, key=lambda c: (self.classes.costs[c] > 0, not self.classes.windows[c]), default=ZERO)
 
     def run(self) -> None:
         """Move what costs something, and what is near it, until nothing improves; then neighbours together."""
@@ -266,19 +125,24 @@ class _Search:
 
     def cost(self, member: int, exponent: int) -> int:
         """What a class costs at an exponent."""
-        least, most = self.ends[member]
         cost = abs(exponent)
         if exponent:
             cost += self.touches[member]
-        if exponent < least:
-            return cost + _OVER * (least - exponent)
-        return cost + _UNDER * (exponent - most) if exponent > most else cost
+        for multiple, least, most in self.bounds[member]:
+            own = multiple * exponent
+            if own < least:
+                cost += _OVER * (least - own)
+            elif own > most:
+                cost += _UNDER * (own - most)
+        return cost
 
     def improve(self, member: int, *, together: bool) -> Iterable[int]:
         """Make the best move of a class; the classes that it changed."""
-        best, gain = dict[int, int](), 0
+        best, gain, now = dict[int, int](), 0, self.cost(member, self.exponents[member])
         for target in self.targets(member):
-            changes = self.move(member, target, together=together) or self.move(member, target, together=not together)
+            changes = self.move(member, target, together=together)
+            if changes is None and now >= _UNDER:
+                changes = self.move(member, target, together=not together)
             if changes is None:
                 continue
             saved = sum(self.cost(c, self.exponents[c]) - self.cost(c, new) for c, new in changes.items())
@@ -291,10 +155,9 @@ class _Search:
     def targets(self, member: int) -> Iterator[int]:
         """Other exponents that are worth a try: 0, the ends of the window, and what lets neighbours be zero or fit."""
         wanted: Counter[int] = Counter({0: len(self.exponents)})
-        now, (least, most) = self.exponents[member], self.ends[member]
-        for end in {least, least + 1, most}:
-            if abs(end) < _FAR - 1:
-                wanted[end] += len(self.exponents)
+        now = self.exponents[member]
+        for end in self.ends[member]:
+            wanted[end] += len(self.exponents)
         for row in self.uses[member]:
             relation = self.classes.relations[row]
             for other, coefficient in relation.items():
@@ -302,7 +165,7 @@ class _Search:
                     continue
                 for aim in {0, *self.ends[other]}:
                     step = coefficient * (self.exponents[other] - aim)
-                    if abs(aim) < _FAR and step % relation[member] == 0:
+                    if step % relation[member] == 0:
                         wanted[now + step // relation[member]] += 1
         wanted.pop(now, None)
         likely = sorted(wanted, key=lambda target: (-wanted[target], abs(target), target))
@@ -314,6 +177,7 @@ class _Search:
         Leaves are changed first; ``together``, what costs least, so that neighbours move along.
         """
         changes, pending = {member: target}, [member]
+        most = _CHANGES if self.cost(member, self.exponents[member]) >= _UNDER else _FEW_CHANGES
         while pending:
             moved = pending.pop()
             for row in self.uses[moved]:
@@ -321,7 +185,7 @@ class _Search:
                 if repair is None:
                     continue
                 other, new = repair
-                if other == ZERO or len(changes) > _CHANGES:
+                if other == ZERO or len(changes) > most:
                     return None
                 changes[other] = new
                 pending.append(other)

@@ -6,13 +6,15 @@ from math import frexp, isfinite
 from typing import Final
 
 from onnxamp._decide.equations import Equations, find_equations, is_stored
-from onnxamp._decide.exponents import ZERO, Relation, Solution, Window, solve
+from onnxamp._decide.exponents import Solution, solve
 from onnxamp._decide.hazards import find_hazards
+from onnxamp._decide.relations import ZERO, Relation, Window
 from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT, LowType
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
+from onnxamp._ops.exponents import exponent_rules
 from onnxamp._options.options import Options
 from onnxamp._options.rescaling import Rescaling, Scaled, Unfit
 
@@ -165,15 +167,15 @@ def _wanted(graph: Graph, low: LowType, measured: Mapping[int, float]) -> dict[i
     hazards = (hazard for hazard in graph.ask(find_hazards, low) if hazard.reason not in _HARMLESS)
     kept = {hazard.node for hazard in hazards}
     return {
-        value: _window(number, low, _SMALL)
+        value: _window(number, low.max_finite / HEADROOM, low, _SMALL)
         for value, number in measured.items()
         if graph.types[value] == FLOAT and graph.values[value].producer not in kept
     }
 
 
-def _window(largest: float, low: LowType, small: int) -> Window:
-    """The exponents with which a value fits and keeps its small elements."""
-    least = _ceil_log2(largest / (low.max_finite / HEADROOM))
+def _window(largest: float, limit: float, low: LowType, small: int) -> Window:
+    """The exponents with which a value stays below a limit and keeps its small elements."""
+    least = _ceil_log2(largest / limit)
     room = -_ceil_log2(2.0**small / largest)
     tiny = largest < _TINY * low.smallest_normal
     return Window(least, max(room if tiny else max(room, 0), least))
@@ -191,10 +193,10 @@ def _constant_windows(equations: Equations, low: LowType) -> None:
         value = graph.nodes[use[0]].inputs[use[1]]
         stats = graph.constants.stats(value)
         if variable > ZERO and stats is not None and stats.largest_number:
-            magnitude = abs(stats.largest_number)
-            least = _ceil_log2(magnitude / low.max_finite)
-            room = -_ceil_log2(2.0**_SMALL_WEIGHT / magnitude)
-            problem.windows[variable] = Window(least, max(room, 0, least))
+            window = _window(abs(stats.largest_number), low.max_finite, low, _SMALL_WEIGHT)
+            rule = exponent_rules().get(graph.nodes[use[0]].key)
+            is_factor = stats.uniform is not None and rule is not None and not rule.same
+            problem.windows[variable] = window if is_factor else Window(window.least, max(window.most, 0))
 
 
 def _unfit(

@@ -73,6 +73,7 @@ class ExponentRule:
     needs: tuple[int, ...] = ()
     without: tuple[int, ...] = ()
     outputs: int | None = None
+    logarithm: bool = False
     when: Mapping[str, Sequence[Any]] | None = None
 
     def holds(self, node: NodeProto) -> bool:
@@ -108,7 +109,7 @@ def exponent_rules() -> Mapping[str, ExponentRule]:
             {name: ScaledAttribute(parse_sum(item["by"]), item.get("default"))
              for name, item in row.get("attributes", {}).items()},
             row.get("power"), tuple(row.get("needs", ())), tuple(row.get("without", ())), row.get("outputs"),
-            row.get("when"),
+            row.get("logarithm", False), row.get("when"),
         )  # fmt: skip
         rules |= dict.fromkeys(row["ops"], rule)
     return rules

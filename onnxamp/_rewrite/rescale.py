@@ -6,13 +6,14 @@ range.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._decide.equations import Equations, find_equations
-from onnxamp._decide.exponents import ZERO
+from onnxamp._decide.relations import ZERO
 from onnxamp._decide.rescaling import complete
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
@@ -46,6 +47,7 @@ def rescale_graph(graph: Graph, rescaling: Rescaling) -> Rescaled:
     editor.constants()
     editor.attributes()
     editor.borders()
+    editor.logarithms()
     editor.finish()
     return Rescaled(Graph.of(editor.model, graph.folder), tuple(editor.notes(rescaling)))
 
@@ -62,7 +64,7 @@ class _Editor:
         }
         self.added: dict[int, list[tuple[int, NodeProto]]] = {}
         """Scope -> new nodes, and the position of the node before which each goes."""
-        self.touched = self.split = self.moved = self.muls = 0
+        self.touched = self.split = self.moved = self.muls = self.adds = 0
         self.lost: dict[str, int] = {}
         """Constant -> number of its elements that left float32's range."""
 
@@ -175,6 +177,20 @@ class _Editor:
             self.add(0, place, helper.make_node("Mul", [ends[0], factor], [ends[1]], name=f"{inner}_by"))
             self.muls += 1
 
+    def logarithms(self) -> None:
+        """Add what a factor becomes behind a logarithm."""
+        for node, variable in self.equations.logarithms.items():
+            if not self.exponents[variable]:
+                continue
+            proto, scope = self.proto(node), self.graph.nodes[node].scope
+            name = proto.output[0]
+            inner, offset = self.names.fresh(f"{name}_scaled"), self.names.fresh(f"{name}_offset")
+            proto.output[0] = inner
+            tensor = numpy_helper.from_array(np.array(self.exponents[variable] * log(2), np.float32))
+            self.add(scope, node + 1, helper.make_node("Constant", [], [offset], name=offset, value=tensor))
+            self.add(scope, node + 1, helper.make_node("Add", [inner, offset], [name], name=f"{inner}_add"))
+            self.adds += 1
+
     def add(self, scope: int, before: int, node: NodeProto) -> None:
         """Note a new node."""
         self.added.setdefault(scope, []).append((before, node))
@@ -205,6 +221,8 @@ class _Editor:
         extra = f", of which {self.split} in a second copy" if self.split else ""
         muls = f" {_count(self.muls, 'Mul')} at the model's interface." if self.muls else ""
         yield f"{what}. Multiplied {' and '.join(filter(None, done))}{extra}.{muls}"
+        if self.adds:
+            yield f"{_count(self.adds, 'Add')} behind logarithms: there, results differ by a rounding."
         for name, count in self.lost.items():
             what = f"{_count(count, 'element')} of {name!r}"
             yield f"{what} left float32's range when multiplied: results differ slightly."

@@ -215,3 +215,22 @@ def test_ranges_are_asked_for_before_anything_runs(decoder: ModelProto) -> None:
         onnxamp.convert_model(decoder, "O3", samples=IDS)
     with pytest.raises(onnxamp.ArgumentTypeError, match="rescaling"):
         onnxamp.convert_model(decoder, "O3", rescaling=3)
+
+
+def test_logarithms_take_an_add() -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    net (float[2,8] x) => (float[2,8] y) {
+      h = MatMul (x, w)
+      p = Mul (h, h)
+      b = Add (p, floor)
+      y = Log (b)
+    }
+    """
+    model = model_of(text, ("w", (8, 8), 1e4))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1e4, np.float32), "floor"))
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)}
+    result = onnxamp.convert_model(model, "O3", rescale=True, samples=feeds)
+    assert ops(result).count("Add") == 2
+    assert floats_of(result) == {TensorProto.FLOAT16}
+    assert error_of(model, result, feeds) < 2e-3

@@ -3,7 +3,8 @@
 import itertools
 from random import Random
 
-from onnxamp._decide.exponents import ZERO, Problem, Window, solve
+from onnxamp._decide.exponents import solve
+from onnxamp._decide.relations import ZERO, Problem, Window
 
 
 def over(problem: Problem, exponents: tuple[int, ...]) -> int:

@@ -10,7 +10,8 @@ from onnx import ModelProto
 from strategies import all_ops, random_model
 
 from onnxamp._decide.equations import find_equations
-from onnxamp._decide.exponents import Window, solve
+from onnxamp._decide.exponents import solve
+from onnxamp._decide.relations import Window
 from onnxamp._decide.rescaling import rows_of
 from onnxamp._graph.graph import Graph
 from onnxamp._options.rescaling import Rescaling
@@ -47,6 +48,8 @@ def check(model: ModelProto, feeds: dict[str, Any], rng: Random) -> int:
     rescaled = rescale_graph(graph, rescaling)
     found = run_original(rescaled.graph.model, feeds)
     assert found is not None
+    if any("logarithms" in note for note in rescaled.notes):
+        return 0
     assert all(map(same_bits, expected, found)) or any("float32's range" in note for note in rescaled.notes)
     return len(rescaling.scaled)
 

@@ -1,0 +1,177 @@
+"""Relations among integer exponents: what they force to be 0, and what they make a multiple of something else.
+
+All sweeps are linear in the terms of the relations.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Final
+
+ZERO: Final = 0
+"""The variable that is 0."""
+
+Relation = Sequence[tuple[int, int]]
+"""(variable, coefficient) pairs whose sum of products is 0."""
+
+_MERGES: Final = 16
+"""Passes over relations to merge what they make equal; what is left stays a relation."""
+
+ABSENT: Final = -1
+"""No relation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The exponents that a variable wants."""
+
+    least: int
+    most: int
+
+
+@dataclass(slots=True)
+class Problem:
+    """What is known of the exponents.
+
+    Attributes:
+        count: number of variables, ZERO included.
+        relations: what holds among them.
+        windows: variable -> what it wants.
+        costs: variable -> cost of an exponent that is not 0.
+    """
+
+    count: int = 1
+    relations: list[Relation] = field(default_factory=list)
+    windows: dict[int, Window] = field(default_factory=dict)
+    costs: dict[int, int] = field(default_factory=dict)
+
+    def variable(self) -> int:
+        """A new variable."""
+        self.count += 1
+        return self.count - 1
+
+
+def find_forced(problem: Problem) -> dict[int, tuple[int, int]]:
+    """Variables that must be 0: the last one of a relation all others of which are. Linear in terms."""
+    uses: list[list[int]] = [[] for _ in range(problem.count)]
+    left = []
+    for index, relation in enumerate(problem.relations):
+        left.append(len({variable for variable, _ in relation}))
+        for variable in {variable for variable, _ in relation}:
+            uses[variable].append(index)
+    forced: dict[int, tuple[int, int]] = {}
+    pending = deque([(ZERO, ZERO)])
+    alone = [index for index, count in enumerate(left) if count == 1]
+    for index in alone:
+        _force(problem.relations[index], index, ZERO, forced, pending)
+    while pending:
+        variable, _ = pending.popleft()
+        for index in uses[variable]:
+            left[index] -= 1
+            if left[index] == 1:
+                _force(problem.relations[index], index, variable, forced, pending)
+    return forced
+
+
+def _force(
+    relation: Relation, index: int, cause: int, forced: dict[int, tuple[int, int]], pending: deque[tuple[int, int]]
+) -> None:
+    for variable, coefficient in relation:
+        if variable != ZERO and variable not in forced and coefficient:
+            forced[variable] = index, cause
+            pending.append((variable, cause))
+
+
+@dataclass(slots=True)
+class Classes:
+    """Variables that are multiples of one another as one, and the relations among such classes. Class ZERO is 0."""
+
+    of_variable: list[tuple[int, int]]
+    """Variable -> its class, and the multiple of it that the variable is."""
+    relations: list[dict[int, int]]
+    windows: list[dict[int, Window]]
+    """Class -> by multiple of it: what all variables want that are this multiple."""
+    costs: list[int]
+
+    @classmethod
+    def of(cls, problem: Problem, forced: dict[int, tuple[int, int]]) -> "Classes":
+        """Merge what relations make a multiple of another; what is 0 only then is added to ``forced``."""
+        union = _Union([(variable, 1) for variable in range(problem.count)])
+        for variable in forced:
+            union.zeros[variable] = ABSENT
+        rows = list(enumerate(problem.relations))
+        for turn in range(_MERGES):
+            before = len(rows)
+            rows = [(index, row) for index, row in rows if not union.merge(index, row)]
+            if len(rows) == before and turn:
+                break
+            rows.reverse()
+        roots = [union.root(variable) for variable in range(problem.count)]
+        for variable, (root, _) in enumerate(roots):
+            if root in union.zeros and variable not in forced and variable != ZERO:
+                forced[variable] = union.zeros[root], ZERO
+        names: dict[int, int] = {ZERO: ZERO}
+        kept = [(ZERO, 1) if root in union.zeros else (root, multiple) for root, multiple in roots]
+        of_variable = [(names.setdefault(root, len(names)), multiple) for root, multiple in kept]
+        combined = (union.combined(row) for _, row in sorted(rows, key=lambda item: item[0]))
+        relations = [{names[root]: number for root, number in row.items()} for row in combined if row]
+        windows: list[dict[int, Window]] = [{} for _ in names]
+        for variable, window in problem.windows.items():
+            member, multiple = of_variable[variable]
+            windows[member][multiple] = _both(windows[member].get(multiple), window)
+        costs = [0] * len(names)
+        for variable, cost in problem.costs.items():
+            costs[of_variable[variable][0]] += cost
+        return cls(of_variable, relations, windows, costs)
+
+
+@dataclass(slots=True)
+class _Union:
+    """Variables that are multiples of one another, as a forest, and the roots that are 0."""
+
+    parents: list[tuple[int, int]]
+    """Variable -> another one, and the multiple of it that this one is; a root has itself."""
+    zeros: dict[int, int] = field(default_factory=lambda: {ZERO: ABSENT})
+    """Root -> the relation that says that it is 0."""
+
+    def root(self, variable: int) -> tuple[int, int]:
+        """What stands for a variable and all that are tied to it, and the multiple of it that the variable is."""
+        parents, path = self.parents, []
+        while parents[variable][0] != variable:
+            path.append(variable)
+            variable = parents[variable][0]
+        multiple = 1
+        for below in reversed(path):
+            multiple *= parents[below][1]
+            parents[below] = variable, multiple
+        return variable, multiple
+
+    def combined(self, relation: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """A relation among roots, without what is 0, in lowest terms."""
+        row: Counter[int] = Counter()
+        for variable, coefficient in relation:
+            root, multiple = self.root(variable)
+            row[root] += coefficient * multiple
+        rest = {root: number for root, number in row.items() if number and root not in self.zeros}
+        divisor = gcd(*rest.values())
+        return {root: number // divisor for root, number in rest.items()}
+
+    def merge(self, index: int, relation: Relation) -> bool:
+        """Merge what the relation ties; whether it says nothing else."""
+        row = self.combined(relation)
+        if len(row) == 1:
+            self.zeros[next(iter(row))] = index
+        elif len(row) == 2:
+            (one, a), (other, b) = sorted(row.items())
+            if abs(b) == 1:
+                self.parents[other] = one, -a * b
+            elif abs(a) == 1:
+                self.parents[one] = other, -a * b
+            else:
+                return False
+        return len(row) <= 2
+
+
+def _both(one: Window | None, other: Window) -> Window:
+    return other if one is None else Window(max(one.least, other.least), min(one.most, other.most))
