@@ -195,3 +195,23 @@ def test_a_small_decoder_is_tuned(tmp_path: Path) -> None:
     assert "failure" not in run
     assert run["low"] > 0.3
     assert run["peak"] >= run["anonymous"] > 0
+
+
+@pytest.mark.parametrize("name", ["decoder", "encoder-decoder", "vae-decoder", "mel front end"])
+def test_overflow_is_removed(name: str) -> None:
+    import rescale
+
+    facts = rescale.facts_of(name)
+    assert rescale.broken(facts) == []
+    assert facts["plain"]["error"] is None
+    picture = ET.fromstring(rescale.draw([facts]))
+    kinds = [circle.get("class") for circle in picture.iter("{http://www.w3.org/2000/svg}circle")]
+    assert {"before", "after"} == set(kinds)
+
+
+def test_broken_promises_of_rescaling_are_named() -> None:
+    import rescale
+
+    worse = {"casts": 9, "float32": ["n"], "error": 3e-3}
+    facts = {"model": "m", "bits": False, "rescaled": worse, "islands": {"casts": 9}, "small": {"error": 1e-3}}
+    assert len(rescale.broken(facts)) == 4
