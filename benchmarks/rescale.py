@@ -57,7 +57,7 @@ def measured(model: ModelProto, feeds: Facts, options: Facts) -> dict[str, Any]:
 def ranges(model: ModelProto, feeds: Facts) -> dict[str, float]:
     """The largest magnitude of each value of a float32 model."""
     found = largest_magnitudes(Model.of(model), as_samples(feeds, model), "cpu")
-    return {name: found[name] for node in model.graph.node for name in node.output if found.get(name)}
+    return {name: float(f"{found[name]:.3g}") for node in model.graph.node for name in node.output if found.get(name)}
 
 
 def in_float32(model: ModelProto, options: Facts) -> ModelProto:
@@ -176,6 +176,13 @@ def _panel(row: Facts, top: int) -> list[str]:
     return lines
 
 
+def _written(rows: Sequence[Facts]) -> str:
+    """The results as JSON, a figure of each model per line."""
+    models = (",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in row.items()) for row in rows)
+    body = ",\n".join(f" {{\n  {text}\n }}" for text in models)
+    return f'{{"onnxruntime": {json.dumps(onnxruntime.__version__)}, "models": [\n{body}\n]}}\n'
+
+
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
@@ -197,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _say(f"  {way:9}{one['casts']:4} Casts {len(one['float32']):4} float32 nodes   error {error:.2e}")
     if given.out is not None or not given.models:
         out = given.out or ROOT / "benchmarks" / "results" / "rescale.json"
-        out.write_text(json.dumps({"onnxruntime": onnxruntime.__version__, "models": rows}, indent=1) + "\n")
+        out.write_text(_written(rows))
     if not given.models and given.out is None:
         (ROOT / "docs" / "rescale.svg").write_text(draw(rows), encoding="utf-8")
     problems = [text for row in rows for text in broken(row)]

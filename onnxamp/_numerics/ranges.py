@@ -7,11 +7,13 @@ from dataclasses import replace
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import find_rescaling
 from onnxamp._dtypes import FLOAT
+from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.measure import measure
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
+from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
@@ -77,7 +79,12 @@ def largest_magnitudes(
     largest: dict[str, float] = {}
     for number, sample in enumerate(samples):
         feeds = check_inputs(model.proto, sample)
-        for name, magnitude in _magnitudes(executable.prepare(feeds), feeds).items():
+        try:
+            found = _magnitudes(executable.prepare(feeds), feeds)
+        except RuntimeFailure as error:
+            text = "The ranges of values cannot be measured"
+            raise RuntimeFailure(input_failure(text, error, samples, number, model)) from error
+        for name, magnitude in found.items():
             largest[name] = max(magnitude, largest.get(name, 0.0))
         if progress is not None:
             progress(number + 1, len(samples))
