@@ -32,6 +32,8 @@ LOST = {
     "large_constant": {"large_constant"},
     # ONNX Runtime does not know this form of Gelu: its last factor went into FusedMatMul, and is float32 with its Pow.
     "Pow": {"gelu_tanh"},
+    # What is cast to double is not rounded: the Transpose that FusedMatMul takes in stays float32.
+    "double": {"cast_to_double_beside_low_readers"},
 }
 
 

@@ -9,7 +9,6 @@ looking away, :mod:`onnxamp._model.repair` repaired before.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from math import prod
 from typing import Any, Final
 
 import onnx
@@ -19,23 +18,17 @@ from onnx import (
     GraphProto,
     ModelProto,
     NodeProto,
-    SparseTensorProto,
-    TensorProto,
-    TypeProto,
-    ValueInfoProto,
-    helper,
 )
 
 from onnxamp._errors import ModelError, OpsetError
 from onnxamp._model.protos import PLAIN, all_nodes, default_domain, node_bodies, opset_imports
-from onnxamp._model.weights import stored_bytes
+from onnxamp._model.wellformed_values import check_entry, check_sparse, check_tensor, check_type, utf8
 from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.signature import Signature, SignatureBook
 
 MAX_NESTING: Final = 32
 """Levels of nested graphs: protobuf reads 100 levels of messages, and each graph takes three."""
 
-_ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 _NEWEST: Final = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": onnx.defs.onnx_ml_opset_version()}
 """Domain -> newest opset that the installed onnx knows."""
 
@@ -50,7 +43,6 @@ _FIELDS: Final[Mapping[int, str]] = {
 _HELD: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
 """Fields that must be set: a number or a text that is left out is 0 or empty."""
 _VALUES: Final = frozenset(_FIELDS.values())
-_DATA: Final = ("float_data", "int32_data", "int64_data", "string_data", "double_data", "uint64_data")
 
 
 def check_wellformed(model: ModelProto) -> bool:
@@ -107,7 +99,7 @@ def _check_versions(model: ModelProto) -> None:
     if model.ir_version < 0:
         raise ModelError(f"The model has the IR version {model.ir_version}: it is damaged.")
     for entry in (*model.opset_import, *(item for function in model.functions for item in function.opset_import)):
-        domain = default_domain(_text(entry.domain, "the domain of an opset"))
+        domain = default_domain(utf8(entry.domain, "the domain of an opset"))
         if domain in _NEWEST and entry.version > _NEWEST[domain]:
             raise OpsetError(
                 f"The model needs {domain or 'ai.onnx'} opset {entry.version}, but the installed onnx"
@@ -125,8 +117,8 @@ def check_functions(functions: Sequence[FunctionProto]) -> None:
     """
     calls: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for function in functions:
-        domain = default_domain(_text(function.domain, "the domain of a function"))
-        called = calls.setdefault((domain, _text(function.name, "the name of a function")), set())
+        domain = default_domain(utf8(function.domain, "the domain of a function"))
+        called = calls.setdefault((domain, utf8(function.name, "the name of a function")), set())
         called.update((default_domain(node.domain), node.op_type) for node in all_nodes(function.node))
     try:
         TopologicalSorter(calls).prepare()
@@ -155,13 +147,13 @@ class _Checker:
             graph, depth, opaque = stack.pop()
             if depth > MAX_NESTING:
                 raise ModelError(f"The model nests graphs more than {MAX_NESTING} deep.")
-            _text(graph.name, "the name of a graph")
+            utf8(graph.name, "the name of a graph")
             for tensor in graph.initializer:
                 check_tensor(tensor)
             for sparse in graph.sparse_initializer:
-                _check_sparse(sparse)
+                check_sparse(sparse)
             for entry in (*graph.input, *graph.output, *graph.value_info):
-                _check_entry(entry)
+                check_entry(entry)
             defined, read = {tensor.name for tensor in graph.initializer}, set[str]()
             count = len(graph.initializer)
             for node in graph.node:
@@ -177,7 +169,7 @@ class _Checker:
     def function(self, function: FunctionProto) -> None:
         """Check a model-local function."""
         for name in (*function.input, *function.output, *function.attribute):
-            _text(name, "a name of a function")
+            utf8(name, "a name of a function")
         for node in function.node:
             for body, opaque in self.node(node, node.input[:], node.output[:], opaque=False):
                 self.graphs(body, 1, opaque=opaque)
@@ -209,8 +201,8 @@ class _Checker:
         return [(body, within) for body in bodies]
 
     def _attribute(self, node: NodeProto, item: AttributeProto) -> None:
-        where = f"Attribute {_text(item.name, f'an attribute of {_label(node)}')!r} of {_label(node)!r}"
-        if _text(item.ref_attr_name, "the name of an attribute"):
+        where = f"Attribute {utf8(item.name, f'an attribute of {_label(node)}')!r} of {_label(node)!r}"
+        if utf8(item.ref_attr_name, "the name of an attribute"):
             if not self.in_function:
                 raise ModelError(f"{where} refers to an attribute of a function, but is in none.")
             return
@@ -229,9 +221,9 @@ class _Checker:
         for tensor in (*([item.t] if item.HasField("t") else []), *item.tensors):
             check_tensor(tensor, where)
         for sparse in (*([item.sparse_tensor] if item.HasField("sparse_tensor") else []), *item.sparse_tensors):
-            _check_sparse(sparse)
+            check_sparse(sparse)
         for kind in (*([item.tp] if item.HasField("tp") else []), *item.type_protos):
-            _check_type(kind, where)
+            check_type(kind, where)
 
 
 def _plain_bytes(item: AttributeProto) -> bytes | None:
@@ -240,10 +232,10 @@ def _plain_bytes(item: AttributeProto) -> bytes | None:
 
 
 def _check_names(node: NodeProto) -> None:
-    _text(node.domain, "the domain of a node")
-    _text(node.op_type, "the op type of a node")
+    utf8(node.domain, "the domain of a node")
+    utf8(node.op_type, "the op type of a node")
     for name in (node.name, *node.input, *node.output):
-        _text(name, f"a name at a {node.op_type} node")
+        utf8(name, f"a name at a {node.op_type} node")
 
 
 def _check_node(node: NodeProto, signature: Signature) -> None:
@@ -294,81 +286,5 @@ def _check_bodies(node: NodeProto, bodies: Sequence[GraphProto], signature: Sign
             raise ModelError(f"Node {_label(node)!r} (Scan) cannot scan so many of its {len(body.input)} inputs.")
 
 
-def check_tensor(tensor: TensorProto, where: str = "") -> None:
-    """Refuse a tensor whose data do not match its type and shape. External data are not looked at.
-
-    Raises:
-        ModelError: they do not match; the message calls an unnamed tensor ``where``.
-    """
-    name = _text(tensor.name, "the name of a weight")
-    what = f"The weight {name!r}" if name or not where else where
-    _text(tensor.doc_string, "the documentation of a weight")
-    elem, shape = tensor.data_type, tuple(tensor.dims[:])
-    if elem not in _ELEMS:
-        raise ModelError(f"{what} is of element type {elem}, which onnx {onnx.__version__} lacks.")
-    if min(shape, default=0) < 0 or tensor.HasField("segment"):
-        raise ModelError(f"{what} has the shape {shape}, or is a segment of a tensor: that cannot be read.")
-    if tensor.data_location == TensorProto.EXTERNAL:
-        return
-    held = [name for name in _DATA if len(getattr(tensor, name))]
-    if tensor.HasField("raw_data"):
-        found, wanted, unit = len(tensor.raw_data), stored_bytes(tensor), "bytes"
-        fits = not held and found == wanted and elem != TensorProto.STRING
-    else:
-        own = helper.tensor_dtype_to_field(elem)
-        found, wanted, unit = len(getattr(tensor, own)), _numbers(tensor), "elements"
-        fits = held in ([], [own]) and found == wanted
-    if not fits:
-        raise ModelError(
-            f"{what} does not hold the {wanted} {unit} that its shape {shape} says, or not in the field of its type."
-        )
-
-
-def _numbers(tensor: TensorProto) -> int:
-    """Entries of the typed data field: one per element, or one per byte for packed types."""
-    count = prod(tensor.dims)
-    if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
-        return 2 * count
-    return min(count, stored_bytes(tensor)) if tensor.data_type != TensorProto.STRING else count
-
-
-def _check_sparse(sparse: SparseTensorProto) -> None:
-    what = f"The sparse weight {_text(sparse.values.name, 'the name of a weight')!r}"
-    for tensor in (sparse.values, sparse.indices):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            raise ModelError(f"{what} is stored outside the model file: no runtime reads that.")
-        check_tensor(tensor, what)
-    if min(sparse.dims, default=0) < 0 or len(sparse.values.dims) != 1:
-        raise ModelError(f"{what} has the shape {tuple(sparse.dims)} and values of {tuple(sparse.values.dims)}.")
-    count, rank = sparse.values.dims[0], len(sparse.dims)
-    if sparse.indices.data_type != TensorProto.INT64 or tuple(sparse.indices.dims) not in ((count,), (count, rank)):
-        raise ModelError(f"{what} has {count} values, but other indices.")
-
-
-def _check_entry(entry: ValueInfoProto) -> None:
-    _check_type(entry.type, f"{_text(entry.name, 'the name of a value')!r}")
-
-
-def _check_type(kind: TypeProto, where: str) -> None:
-    """Refuse a declared element type that onnx does not define; it may be unknown (0)."""
-    while (form := kind.WhichOneof("value")) in ("sequence_type", "optional_type", "map_type"):
-        part: Any = getattr(kind, form)
-        kind = part.value_type if form == "map_type" else part.elem_type
-    if form not in ("tensor_type", "sparse_tensor_type"):
-        return
-    leaf = kind.tensor_type if form == "tensor_type" else kind.sparse_tensor_type
-    if leaf.elem_type not in _ELEMS and leaf.elem_type != TensorProto.UNDEFINED:
-        raise ModelError(f"{where} is of element type {leaf.elem_type}, which onnx {onnx.__version__} lacks.")
-    for dim in leaf.shape.dim:
-        _text(dim.dim_param, f"the name of a dimension of {where}")
-
-
 def _label(node: NodeProto) -> str:
     return node.name or next((name for name in node.output if name), node.op_type)
-
-
-def _text(found: Any, what: str) -> str:
-    """The text, which protobuf returns as bytes if it is not UTF-8."""
-    if not isinstance(found, str):
-        raise ModelError(f"The model is damaged: {what} is not UTF-8: {found[:60]!r}.")
-    return found

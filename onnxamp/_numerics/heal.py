@@ -17,6 +17,7 @@ from typing import Final
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import RuntimeFailure
+from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
@@ -192,7 +193,9 @@ def load_result(result: Model, original: Model, place: Provider | None) -> Loade
         place: the provider, if it is the one that the result is meant for: kernels that another lacks are no fault.
     """
     found = load_file(result, place)
-    return Loaded() if found.fault and load_file(original, place).fault else found
+    if found.fault and original.path is not None:
+        return Loaded() if load_file(original, place, in_text=is_text(original.path)).fault else found
+    return found
 
 
 def _unloadable(compared: Comparison, sink: Sink, options: Options, loaded: Loaded) -> DiffReport:

@@ -296,9 +296,10 @@ class _Maker:
             assert producer is not None
             reads = [key for key in self.graph.uses[value] if key[0] not in self.edits.removed]
             name = self.graph.values[value].name
-            if self.graph.results[value] or not self.graph.uses[value]:
+            returned = self.graph.results[value]
+            if any(self.edits.results.get(key, name) == name for key in returned):
                 continue
-            if all(self.edits.inputs.get(key, name) != name for key in reads):
+            if (returned or self.graph.uses[value]) and all(self.edits.inputs.get(key, name) != name for key in reads):
                 self.edits.removed.add(producer.index)
 
     def idle_casts(self) -> None:

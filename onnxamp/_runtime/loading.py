@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from onnx import ModelProto
 
-from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.weights import external_tensor, stored_bytes
 from onnxamp._runtime.session import Provider, provider_options
@@ -107,13 +106,12 @@ class Loader:
             _await(process)
 
 
-def load_file(model: Model, provider: Provider | None) -> Loaded:
-    """:meth:`Loader.load` the file of a model; one in text as the binary file that it stands for.
+def load_file(model: Model, provider: Provider | None, *, in_text: bool = False) -> Loaded:
+    """:meth:`Loader.load` the file of a model; one in text is loaded as the binary file that it stands for.
 
     To resolve the graph of a large model, its weights are not read.
     """
     assert model.path is not None
-    in_text = is_text(model.path)
     if not in_text and (provider is not None or model.path.stat().st_size < _LARGE):
         return the_loader().load(model.path, provider)
     with TemporaryDirectory(prefix="onnxamp-") as folder:

@@ -83,7 +83,7 @@ def _() -> None:
     found = signature(amp.build_train_network)
     assert found[:5] == ["network", "optimizer", "loss_fn=None", "level='O0'", "boost_level='O0'"]
     assert {item.partition("=")[0] for item in found[5:]} == {
-        "cast_model_type", "keep_batchnorm_fp32", "loss_scale_manager", "dtype", "seed", "**unknown",
+        "cast_model_type", "keep_batchnorm_fp32", "loss_scale_manager", "dtype", "provider", "seed", "**unknown",
     }  # fmt: skip
 
 

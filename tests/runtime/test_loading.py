@@ -107,9 +107,9 @@ def stand_in(folder: Path, state: str) -> Path:
 def test_a_model_in_text_is_loaded_as_the_file_that_it_stands_for(provider: str | None, tmp_path: Path) -> None:
     path = tmp_path / "m.onnxtxt"
     path.write_text('<ir_version: 8, opset_import: ["" : 17]> m (float[2] x) => (float[2] y) { y = Neg (x) }')
-    assert load_file(Model.read(path), provider).fault == ""
+    assert load_file(Model.read(path), provider, in_text=True).fault == ""
     path.write_text('<ir_version: 8, opset_import: ["" : 17]> m (bfloat16[2] x) => (bfloat16[2] y) { y = Exp (x) }')
-    assert bool(load_file(Model.read(path), provider).fault) == (provider == "cpu")
+    assert bool(load_file(Model.read(path), provider, in_text=True).fault) == (provider == "cpu")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes end without signals")

@@ -1,0 +1,91 @@
+"""Are tensors and declared types well formed? Part of :mod:`onnxamp._model.wellformed`."""
+
+from math import prod
+from typing import Any, Final
+
+import onnx
+from onnx import SparseTensorProto, TensorProto, TypeProto, ValueInfoProto, helper
+
+from onnxamp._errors import ModelError
+from onnxamp._model.weights import stored_bytes
+
+_ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+_DATA: Final = ("float_data", "int32_data", "int64_data", "string_data", "double_data", "uint64_data")
+
+
+def check_tensor(tensor: TensorProto, where: str = "") -> None:
+    """Refuse a tensor whose data do not match its type and shape. External data are not looked at.
+
+    Raises:
+        ModelError: they do not match; the message calls an unnamed tensor ``where``.
+    """
+    name = utf8(tensor.name, "the name of a weight")
+    what = f"The weight {name!r}" if name or not where else where
+    utf8(tensor.doc_string, "the documentation of a weight")
+    elem, shape = tensor.data_type, tuple(tensor.dims[:])
+    if elem not in _ELEMS:
+        raise ModelError(f"{what} is of element type {elem}, which onnx {onnx.__version__} lacks.")
+    if min(shape, default=0) < 0 or tensor.HasField("segment"):
+        raise ModelError(f"{what} has the shape {shape}, or is a segment of a tensor: that cannot be read.")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return
+    held = [name for name in _DATA if len(getattr(tensor, name))]
+    if tensor.HasField("raw_data"):
+        found, wanted, unit = len(tensor.raw_data), stored_bytes(tensor), "bytes"
+        fits = not held and found == wanted and elem != TensorProto.STRING
+    else:
+        own = helper.tensor_dtype_to_field(elem)
+        found, wanted, unit = len(getattr(tensor, own)), _numbers(tensor), "elements"
+        fits = held in ([], [own]) and found == wanted
+    if not fits:
+        raise ModelError(
+            f"{what} does not hold the {wanted} {unit} that its shape {shape} says, or not in the field of its type."
+        )
+
+
+def _numbers(tensor: TensorProto) -> int:
+    """Entries of the typed data field: one per element, or one per byte for packed types."""
+    count = prod(tensor.dims)
+    if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
+        return 2 * count
+    return min(count, stored_bytes(tensor)) if tensor.data_type != TensorProto.STRING else count
+
+
+def check_sparse(sparse: SparseTensorProto) -> None:
+    """Refuse a sparse tensor whose parts do not fit together, or lie outside the model file."""
+    what = f"The sparse weight {utf8(sparse.values.name, 'the name of a weight')!r}"
+    for tensor in (sparse.values, sparse.indices):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise ModelError(f"{what} is stored outside the model file: no runtime reads that.")
+        check_tensor(tensor, what)
+    if min(sparse.dims, default=0) < 0 or len(sparse.values.dims) != 1:
+        raise ModelError(f"{what} has the shape {tuple(sparse.dims)} and values of {tuple(sparse.values.dims)}.")
+    count, rank = sparse.values.dims[0], len(sparse.dims)
+    if sparse.indices.data_type != TensorProto.INT64 or tuple(sparse.indices.dims) not in ((count,), (count, rank)):
+        raise ModelError(f"{what} has {count} values, but other indices.")
+
+
+def check_entry(entry: ValueInfoProto) -> None:
+    """Refuse a declaration whose name is no text, or whose type onnx does not define."""
+    check_type(entry.type, f"{utf8(entry.name, 'the name of a value')!r}")
+
+
+def check_type(kind: TypeProto, where: str) -> None:
+    """Refuse a declared element type that onnx does not define; it may be unknown (0)."""
+    while (form := kind.WhichOneof("value")) in ("sequence_type", "optional_type", "map_type"):
+        part: Any = getattr(kind, form)
+        kind = part.value_type if form == "map_type" else part.elem_type
+    if form not in ("tensor_type", "sparse_tensor_type"):
+        return
+    leaf = kind.tensor_type if form == "tensor_type" else kind.sparse_tensor_type
+    if leaf.elem_type not in _ELEMS and leaf.elem_type != TensorProto.UNDEFINED:
+        raise ModelError(f"{where} is of element type {leaf.elem_type}, which onnx {onnx.__version__} lacks.")
+    for dim in leaf.shape.dim:
+        utf8(dim.dim_param, f"the name of a dimension of {where}")
+
+
+def utf8(found: Any, what: str) -> str:
+    """The text, which protobuf returns as bytes if it is not UTF-8."""
+    if not isinstance(found, str):
+        raise ModelError(f"The model is damaged: {what} is not UTF-8: {found[:60]!r}.")
+    return found
