@@ -16,6 +16,7 @@ _COMMANDS: Final = {
     "bench": "Time MODELS in turns on the same inputs, compare them with the first, and explain slowdowns.",
     "train": "Train MODEL in mixed precision, and write the trained model.",
     "inspect": "Show what is in MODEL, what each level would do, and why.",
+    "view": "Write an HTML page of what converting MODEL would do, without running it.",
     "lists": "Show the white and black lists of PRESETS [all], with the source of each entry.",
 }
 """Command -> the first sentence of its help, known without importing it."""

@@ -28,7 +28,7 @@ from onnxamp._model.formats import is_text
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
 from onnxamp._model.saving import WeightConverter, copy_file, save_model
-from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data
+from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data, weight_bytes
 from onnxamp._options.options import Level, Options
 from onnxamp._public import Shown
 from onnxamp._rewrite.apply import apply_edits
@@ -223,10 +223,6 @@ def convert_to_file(
     analysis = converted.analysis
     summary = summarize(converted.prepared, analysis, plan)
     external = sink.is_external(stored, summary.low_weight_bytes - 2 * converted.prepared.widened)
-    hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis))))
-    hints += converted.prepared.refused
-    hints += tuple(filter(None, (low_note(analysis.graph, options), *analysis.problem.overrides.notes)))
-    notes = (*converted.prepared.notes, *hints) if converted.changed else hints
     is_beside = source.absolute().parent.resolve() == target.resolve().parent
     weights_stay = bool(stored.files) == external and sink.shard_bytes is None and (not external or is_beside)
     if converted.changed or not weights_stay or is_text(source):
@@ -240,4 +236,31 @@ def convert_to_file(
         copy_file(source, target, kept | stored.files, sink.approve)
         written, counts = stored.size, {}
     _LOG.info("wrote %s: %d bytes of weights", target, written)
+    notes = _notes(converted, plan)
     return Conversion(source, target, make_plan(analysis), summary, notes, counts, stored.size, written)
+
+
+@no_collections()
+def preview(model: Model, target: Path, options: Options, plan: Plan | None = None) -> tuple[Conversion, ModelProto]:
+    """What :func:`convert_to_file` would do, and the model that it would write to ``target``. Nothing is written.
+
+    Raises:
+        As :func:`convert`.
+    """
+    assert model.path is not None
+    converted = convert(model, options, plan)
+    summary = summarize(converted.prepared, converted.analysis, plan)
+    made = Conversion(
+        model.path, target, make_plan(converted.analysis), summary, _notes(converted, plan),
+        converted.weights.counts(), model.stock.size, weight_bytes(converted.proto),
+    )  # fmt: skip
+    return made, converted.proto
+
+
+def _notes(converted: Converted, plan: Plan | None) -> tuple[str, ...]:
+    """What was done besides, and which options would save Casts."""
+    analysis = converted.analysis
+    hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis))))
+    hints += converted.prepared.refused
+    hints += tuple(filter(None, (low_note(analysis.graph, analysis.options), *analysis.problem.overrides.notes)))
+    return (*converted.prepared.notes, *hints) if converted.changed else hints

@@ -69,6 +69,21 @@ def conversion_report(
     )
 
 
+def preview_report(made: Conversion, audit: Audit, command: str) -> parts.Report:
+    """What a conversion would do; ``command`` makes it, and ``audit`` is of the model that it would write."""
+    plan, nodes = made.plan, _by_precision(made.summary.nodes, made.plan.dtype)
+    low, floats = nodes.get(plan.dtype, 0) + nodes.get("mixed", 0), sum(nodes.values()) - nodes.get("no floats", 0)
+    sentence = f"Level {plan.level} puts {low:,} of {count(floats, 'float node')} in {plan.dtype}."
+    why = () if any(row.low for row in plan.rows) else (_why_nothing(made),)
+    return replace(
+        conversion_report(made, None, audit),
+        task=f"view, {plan.level} {plan.dtype} for {plan.target}",
+        verdict=parts.Verdict(parts.Status.UNKNOWN, sentence, (*why, "Nothing ran, and no model was written.")),
+        models=(str(made.source),),
+        steps=(parts.Step("This command converts the model, and compares the result with the original.", command),),
+    )
+
+
 def conversion_notes(made: Conversion) -> Iterator[str]:
     """What is worth knowing about a conversion, in sentences."""
     yield from made.notes

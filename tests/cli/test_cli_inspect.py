@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from commands import CLASSIFIER, NORM, run, saved, small
+from commands import CLASSIFIER, NORM, report_of, run, saved, small
 from graphs.case import parse
 
 import onnxamp
@@ -77,6 +77,45 @@ def test_inspect_of_a_model_too_old_for_bfloat16() -> None:
     assert result.exit_code == 0
     assert "No level applies" in result.output
     assert "No level applies" not in run("inspect", path, "--dtype", "bfloat16").output
+
+
+def test_view_writes_the_page_of_a_conversion_and_nothing_else() -> None:
+    path = saved(NORM)
+    result = run("view", path, "--level", "o3")
+    assert result.exit_code == 0, result.output
+    assert sorted(found.name for found in Path().iterdir()) == ["model.html", "model.onnx"]
+    page = Path("model.html").read_text(encoding="utf-8")
+    assert "onnxamp convert model.onnx -o model_fp16.onnx --level O3" in page
+    made = run("convert", path, "--level", "O3", "--no-validate", "--format", "json")
+    told = report_of(run("view", path, "--level", "O3", "--format", "json"))
+    assert told["summary"] == report_of(made)["summary"]
+    nodes = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])["nodes"]
+    assert {"project", "square", "divide"} <= set(nodes["name"])
+    assert len(nodes["casts"]) == told["plan"]["casts"] > 0
+
+
+def test_view_shows_a_plan_with_its_reasons() -> None:
+    path = saved(NORM)
+    assert run("convert", path, "-q", "--rescale", "--save-plan", "plan.json").exit_code == 0
+    result = run("view", path, "--plan", "plan.json", "-o", "page.html", "--format", "json")
+    plan = json.loads(Path("plan.json").read_text(encoding="utf-8"))
+    assert report_of(result)["plan"]["rows"] == plan["rows"]
+    assert "--plan plan.json" in Path("page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--rescale",), "--rescale needs measured ranges"),
+        (("-o", "model.onnx"), "choose another name"),
+        (("--level", "auto"), "'auto' is not one of"),
+    ],
+)
+def test_view_refuses(options: tuple[str, ...], said: str) -> None:
+    result = run("view", small(), *options)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+    assert [path.name for path in Path().iterdir()] == ["model.onnx"]
 
 
 def test_lists() -> None:

@@ -44,6 +44,7 @@ COMMANDS = {
     "check": ("check", "model.onnx"),
     "tune": ("tune", "model.onnx", "-o", "tuned.onnx", "--samples", "1"),
     "inspect": ("inspect", "model.onnx"),
+    "view": ("view", "model.onnx"),
 }
 MODEL = """(float[batch,4] x) => (float[batch,4] y)
     <float[4,4] w = {1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4}, float two = {2}> {
@@ -80,6 +81,6 @@ def test_converting_unseen_reads_no_result(counts: dict[str, dict[str, int]]) ->
     assert "unseen.onnx" not in found
 
 
-@pytest.mark.parametrize("command", ["diff", "check", "tune", "inspect"])
+@pytest.mark.parametrize("command", ["diff", "check", "tune", "inspect", "view"])
 def test_every_command_reads_a_model_once(command: str, counts: dict[str, dict[str, int]]) -> None:
     assert counts[command]["model.onnx"] == 1

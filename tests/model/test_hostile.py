@@ -143,6 +143,7 @@ def test_mutated_models(
 
 COMMANDS = {
     "inspect": ("inspect", "--level", "O2"),
+    "view": ("view",),
     "check": ("check",),
     "static": ("check", "--static"),
     "convert": ("convert", "-o", "o.onnx", "--html", "r.html"),

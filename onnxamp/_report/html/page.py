@@ -12,7 +12,7 @@ from onnxamp._dtypes import LOW_TYPES, LowType
 from onnxamp._numerics.results import DiffReport, RunCheck
 from onnxamp._report.check import check_report, finding_items
 from onnxamp._report.comparison import diff_report
-from onnxamp._report.conversion import conversion_report
+from onnxamp._report.conversion import conversion_report, preview_report
 from onnxamp._report.html.nodes import Measured, NodeRow, ValueRow, join_nodes
 from onnxamp._report.html.plot import Plot, plot_of
 from onnxamp._report.parts import Report, section
@@ -67,6 +67,12 @@ def conversion_page(
     report = tuning_report(made, tuned, diff, audit=audit) if tuned else conversion_report(made, diff, audit)
     page = _page(_with_findings(report, audit), audit, diff.layers if diff else (), diff, made.plan)
     return replace(page, low=LOW_TYPES[made.plan.dtype], plot=plot_of(tuned) if tuned else None)
+
+
+def preview_page(made: Conversion, audit: Audit, command: str) -> Page:
+    """The page of a conversion that was not made. ``audit`` is of the model that ``command`` would write."""
+    page = _page(_with_findings(preview_report(made, audit, command), audit), audit, (), None, made.plan)
+    return replace(page, low=LOW_TYPES[made.plan.dtype])
 
 
 def diff_page(diff: DiffReport | None, audit: Audit | None = None) -> Page:

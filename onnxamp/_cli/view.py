@@ -1,0 +1,67 @@
+"""``onnxamp view``."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxamp._audit.audit import audit_model
+from onnxamp._cli.common import check_outputs, files_of, new_command, show, tell, write_page
+from onnxamp._cli.options import FILE, conversion_options, model_argument, options_of, report_options
+from onnxamp._convert.convert import preview
+from onnxamp._convert.plan import load_plan
+from onnxamp._dtypes import low_type
+from onnxamp._errors import ArgumentError
+from onnxamp._model.model import Model
+from onnxamp._numerics.cure import Recipe
+from onnxamp._report.conversion import preview_report
+from onnxamp._report.html.page import preview_page
+from onnxamp._report.machine import document
+
+_LEVELS = ("O0", "O1", "O2", "O3")
+
+
+@new_command("view")
+@model_argument
+@click.option("-o", "--output", type=FILE, help="Where to write the page [MODEL.html].")
+@click.option("--level", type=click.Choice(_LEVELS, case_sensitive=False), default="O2", show_default=True,
+              help="The level to show.")  # fmt: skip
+@conversion_options
+@click.option("--plan", "plan_file", type=FILE, help="Show a saved plan instead, of level auto or --rescale, too.")
+@report_options("report", "verdict")
+def command(model: Path, **options: Any) -> None:
+    """Write an HTML page of what converting MODEL would do, without running it.
+
+    The page draws the precision of each node along the model with all Casts, lists the nodes with their reasons, and
+    gives the command that converts the model so.
+
+    Exit codes: 0 the page was written; 1 the model cannot be read or converted; 2 wrong usage.
+    """
+    plan = load_plan(options["plan_file"]) if options["plan_file"] else None
+    asked = plan.options if plan else options_of(options)
+    if asked.lacks_ranges:
+        raise ArgumentError("--rescale needs measured ranges: view the plan that onnxamp convert --save-plan writes.")
+    opened = Model.read(model)
+    page = options["output"] or model.with_suffix(".html")
+    if page.is_dir():
+        page /= f"{model.stem}.html"
+    check_outputs([*files_of(opened), options["plan_file"]], [page])
+    target = model.with_name(f"{model.stem}_{low_type(asked.dtype).suffix}.onnx")
+    made, result = preview(opened, target, asked, plan)
+    if plan is not None:
+        made = replace(made, plan=plan)  # its reasons are those of the conversion that was planned
+        converts = shlex.join(
+            ["onnxamp", "convert", str(model), "-o", str(target), "--plan", str(options["plan_file"])]
+        )
+    else:
+        converts = Recipe(asked).command(str(model), str(target), ())
+    audit = audit_model(result, asked.target, base_dir=opened.folder)
+    write_page(preview_page(made, audit, converts), page)
+    tell(made.plan.warnings if plan is None else ())
+    show(
+        options,
+        lambda: replace(preview_report(made, audit, converts), models=(str(model), str(page))),
+        lambda: document("view", {"page": page, "plan": made.plan, "summary": made.summary}),
+    )
