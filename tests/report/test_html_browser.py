@@ -189,10 +189,13 @@ def test_pointing_at_a_candidate_tells_it(opened) -> None:
     assert "Candidate 3" in tip.inner_text()
 
 
-@pytest.mark.parametrize("width", [360, 820, 1400])
+@pytest.mark.parametrize("width", [360, 820, 1000, 1141, 1200, 1400])
 def test_candidates_fit(opened, width) -> None:
+    """The plot always; the table wherever it can."""
     tab = opened(tuning(), viewport={"width": width, "height": 800})
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    cut = tab.locator(".wide:has(table.candidate)").evaluate("one => one.scrollWidth - one.clientWidth")
+    assert (cut > 0) == (width == 360)
     plot = tab.locator("#front .ground").bounding_box()
     assert plot["width"] > 200
     for box in (mark.bounding_box() for mark in tab.locator("#front .candidate .mark").all()):
@@ -254,6 +257,19 @@ def test_the_command_is_copied(opened) -> None:
     tab.click("#copy")
     playwright.expect(tab.locator("#copy")).to_have_text("Copied")
     assert tab.evaluate("navigator.clipboard.readText()") == pages.failing().cure.command
+
+
+@pytest.mark.parametrize("has_clipboard", [True, False], ids=["clipboard", "selection"])
+def test_the_command_is_copied_without_permissions(opened, has_clipboard) -> None:
+    """As users open pages: from disk; and where the browser hides the clipboard from scripts."""
+    tab = opened(pages.everything())
+    if not has_clipboard:
+        tab.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    tab.click("#copy")
+    playwright.expect(tab.locator("#copy")).to_have_text("Copied")
+    tab.focus("#search")
+    tab.keyboard.press("Control+V")
+    assert tab.locator("#search").input_value() == pages.failing().cure.command
 
 
 def test_hostile_names_do_nothing(opened) -> None:

@@ -18,15 +18,17 @@ byId("theme").addEventListener("click", () => {
   stored(root.dataset.theme);
 });
 
+/** Pages from plain http, in frames and in viewers may have no clipboard; the selection can be copied there, or is left. */
 byId("copy")?.addEventListener("click", async () => {
   const command = byId("command");
+  let isCopied = true;
   try {
     await navigator.clipboard.writeText(command.textContent);
-    byId("copy").textContent = "Copied";
   } catch {
     getSelection().selectAllChildren(command);
-    byId("copy").textContent = "Selected";
+    isCopied = document.execCommand("copy");
   }
+  byId("copy").textContent = isCopied ? "Copied" : "Selected";
   setTimeout(() => { byId("copy").textContent = "Copy"; }, 1600);
 });
 
