@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
-from onnxamp._batch.job import FolderOptions, Job, JobResult, read_before, run_job
+from onnxamp._batch.job import FolderOptions, Job, JobResult, Paged, read_before, run_job
 from onnxamp._batch.pool import Crash, run_jobs
 from onnxamp._batch.state import Entry, Row, fingerprint, load_state, save_state
 from onnxamp._convert.convert import EXTERNAL_DATA
@@ -163,9 +163,12 @@ def convert_folder(
 
 def run_folder(
     options: FolderOptions, source: Path, target: Path, jobs: int | None, inputs: Path | None, told: Told | None,
-    *, retry: bool = False,
+    *, retry: bool = False, pages: Path | None = None, paged: Paged | None = None,
 ) -> FolderReport:  # fmt: skip
-    """:func:`convert_folder` with its options in one record; raises the same."""
+    """:func:`convert_folder` with its options in one record; raises the same.
+
+    ``paged`` writes the page of each result to the folder ``pages``. A result without one is made again.
+    """
     start = time.perf_counter()
     check_options(options, jobs)
     found = find_jobs(source, target, inputs)
@@ -174,12 +177,14 @@ def run_folder(
     except OSError as error:
         raise OutputError(f"Cannot create the folder {str(target)!r}: {error.strerror}.") from None
     prints, state = _fingerprints(options), load_state(target)
+    if pages is not None:
+        found = [replace(job, page=page_of(pages, job.name)) for job in found]
     rows, waiting = _known(found, state, prints, target, retry=retry)
     waiting.sort(key=_size, reverse=True)  # so that no worker starts a large one last
     workers = max(1, min(jobs or core_count(), len(waiting)))
     saved = time.monotonic()
     try:
-        with closing(_work(options, waiting, workers, len(rows), told)) as results:
+        with closing(_work(partial(run_job, options, paged), waiting, workers, len(rows), told)) as results:
             for result in results:
                 rows[result.row.name] = result.row
                 _LOG.info("%s: %s %s", result.row.name, result.row.outcome, result.row.message)
@@ -198,6 +203,11 @@ def run_folder(
     return FolderReport(source, target, workers, time.perf_counter() - start, tuple(rows[job.name] for job in found))
 
 
+def page_of(pages: Path, name: str) -> Path:
+    """The page of a model: its path below the folder of the pages."""
+    return pages / f"{name}.html"
+
+
 def _known(
     jobs: Sequence[Job], state: Mapping[str, Entry], prints: "_Prints", target: Path, *, retry: bool
 ) -> tuple[dict[str, Row], list[Job]]:
@@ -209,7 +219,7 @@ def _known(
             waiting.append(job)
         elif entry.row.has_failed and entry.is_current(target, prints.failure, needed):
             rows[job.name] = replace(entry.row, outcome="failed before", seconds=0.0)
-        elif not entry.row.has_failed and entry.is_current(target, prints.result, needed):
+        elif not entry.row.has_failed and entry.is_current(target, prints.result, needed) and job.is_paged:
             rows[job.name] = replace(entry.row, outcome="up to date", seconds=0.0)
         else:
             waiting.append(replace(job, cure=entry if entry.is_cure(target, prints.cure, needed) else None))
@@ -312,7 +322,7 @@ def _runtime() -> str:
 
 
 def _work(
-    options: FolderOptions, jobs: Sequence[Job], workers: int, before: int, told: Told | None
+    run: Callable[[Job], JobResult], jobs: Sequence[Job], workers: int, before: int, told: Told | None
 ) -> Generator[JobResult]:
     """The result of each job when it is done. What a worker that dies leaves behind is removed."""
     running: dict[int, str] = {}
@@ -328,7 +338,7 @@ def _work(
 
     threads = max(1, core_count() // workers)
     try:
-        with closing(run_jobs(partial(run_job, options), jobs, workers, threads, started)) as results:
+        with closing(run_jobs(run, jobs, workers, threads, started)) as results:
             for position, result in results:
                 del running[position]
                 finished += 1

@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,13 +20,17 @@ from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
 from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.results import DiffReport
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.custom_ops import custom_ops
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
+from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.tune import Search, tune
 
+Paged = Callable[[Conversion, DiffReport | None, Tuned | None, Path], None]
+"""Writes the page of a conversion to a path; workers import it, so it is a function of a module."""
 _TRANSIENT: Final = (OutputError, ExternalDataError, OSError, MemoryError)
 """Errors that the same files may not meet again."""
 
@@ -58,7 +62,7 @@ class FolderOptions:
 class Job:
     """One model: its name, its file, where the result goes, or what fails, its inputs, and the folder of the state.
 
-    ``cure`` is what an earlier run found to pass; None if nothing is known.
+    ``cure`` is what an earlier run found to pass; None if nothing is known. ``page`` is where its report goes.
     """
 
     name: str
@@ -68,6 +72,13 @@ class Job:
     inputs: Path | None
     home: Path
     cure: Entry | None = None
+    page: Path | None = None
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether no page is wanted, or there is one of the result that is there."""
+        page = self.page
+        return page is None or (page.exists() and page.stat().st_mtime_ns >= self.target.stat().st_mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +96,13 @@ class JobResult:
     may_pass: bool = False
 
 
-def run_job(options: FolderOptions, job: Job) -> JobResult:
-    """Run a job. Whatever goes wrong ends up in the row."""
+def run_job(options: FolderOptions, paged: Paged | None, job: Job) -> JobResult:
+    """Run a job, and let ``paged`` write its page. Whatever goes wrong ends up in the row."""
     start = time.perf_counter()
     read = read_before(job)
     try:
         with custom_ops(options.conversion.custom_ops, library=options.libraries):
-            result = _run(options, job)
+            result = _run(options, job, paged)
     except OnnxAmpError as error:
         result = _failure(job, read, Row(job.name, message=str(error)), error)
     except Exception as error:  # noqa: BLE001 - no model may break the others
@@ -113,7 +124,7 @@ def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) ->
     return JobResult(row, {**stamps(data, job.home), **read}, may_pass=isinstance(error, _TRANSIENT))
 
 
-def _run(options: FolderOptions, job: Job) -> JobResult:
+def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     model = Model.read(job.source)
     read = stamps({job.source, *model.stock.files, *_files(job.inputs)}, job.home)
     is_auto, measures = options.conversion.level == Level.AUTO, options.conversion.lacks_ranges
@@ -121,14 +132,17 @@ def _run(options: FolderOptions, job: Job) -> JobResult:
     if samples is not None and not is_auto:
         options = replace(options, conversion=with_ranges(model, options.conversion, samples, options.provider))
     job.target.parent.mkdir(parents=True, exist_ok=True)
-    plan, sink = None, Sink(job.target, options.external_data, options.shard_bytes)
+    tuned, diff, sink = None, None, Sink(job.target, options.external_data, options.shard_bytes)
     if is_auto:
-        plan = tune(model, options.conversion, Search(options.tolerance, options.metric, samples)).plan
+        tuned = tune(model, options.conversion, Search(options.tolerance, options.metric, samples))
+    plan = tuned.plan if tuned else None
     if samples is None or not options.validate:
         made = convert_to_file(model, sink, plan.options if plan else options.conversion, plan)
         row = replace(_row(job.name, made), inputs=samples.description if samples else "")
     else:
-        made, row = _validated(options, job, model, samples, sink, plan)
+        made, diff, row = _validated(options, job, model, samples, sink, plan)
+    if paged is not None and job.page is not None:
+        paged(made, diff, tuned, job.page)
     if row.has_failed:
         return JobResult(row, read)
     written = stamps({made.target, *data_files(load_model(made.target), folder_of(made.target))}, job.home)
@@ -182,12 +196,12 @@ def _row(name: str, made: Conversion) -> Row:
 
 def _validated(
     options: FolderOptions, job: Job, model: Model, samples: Samples, sink: Sink, plan: Plan | None
-) -> tuple[Conversion, Row]:
+) -> tuple[Conversion, DiffReport, Row]:
     """Convert a model, and write what passes its validation; where nothing is cured, what fails goes elsewhere."""
     limits = tuned_limits(options.tolerance, options.conversion.dtype) if plan else None
     validation = Validation(
-        Comparison.of(model, samples, limits, options.provider, target=options.conversion.target), job.failed, None,
-        heals=options.cures,
+        Comparison.of(model, samples, limits, options.provider, target=options.conversion.target), job.failed,
+        bool(job.page) or None, heals=options.cures,
         sampling=_sampling(options, job, model), seconds=options.cure_seconds, progress=lambda *_: None,
     )  # fmt: skip
     conversion = plan.options if plan else options.conversion
@@ -205,4 +219,4 @@ def _validated(
     elif not diff.passed and not diff.skipped:
         why = diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
         row = replace(row, outcome="failed", message=f"It failed its validation, and is in {made.target}: {why}")
-    return made, row
+    return made, diff, row

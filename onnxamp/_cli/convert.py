@@ -75,7 +75,7 @@ def command(model: Path, **options: Any) -> None:
 
     If MODEL is a folder, all models in it and below are converted to the folder OUTPUT, except those that are up to
     date there, and those that failed before and would fail again. --inputs is then a folder that may hold a NAME.npz
-    for each NAME.onnx.
+    for each NAME.onnx, and --html a folder, for a page per model and an index.
 
     Exit codes: 0 the result was written and, if the original runs here, agrees with it; 1 it could not be made, or
     failed its validation under --no-cure or --plan; 2 wrong usage.

@@ -7,7 +7,7 @@ from onnxamp._batch.state import Row as Outcome
 from onnxamp._report import parts
 from onnxamp._report.text import count, number, size
 
-_STATUSES: Final = {
+STATUSES: Final = {
     "converted": parts.Status.PASSED,
     "up to date": parts.Status.PASSED,
     "failed": parts.Status.FAILED,
@@ -54,7 +54,7 @@ def _row(row: Outcome) -> parts.Row:
     seconds = f"{row.seconds:.2f}" if row.seconds else ""
     known = (f"{row.low} of {row.nodes}", f"+{row.casts}", error, size(row.bytes_after))
     is_known = not row.has_failed or row.nodes
-    return parts.Row((row.name, row.outcome, *(known if is_known else ("",) * 4), seconds), _STATUSES[row.outcome])
+    return parts.Row((row.name, row.outcome, *(known if is_known else ("",) * 4), seconds), STATUSES[row.outcome])
 
 
 def _trace(row: Outcome) -> parts.Item:
@@ -62,7 +62,7 @@ def _trace(row: Outcome) -> parts.Item:
 
 
 def _verdict(report: FolderReport) -> parts.Verdict:
-    outcomes = ", ".join(f"{report.count(outcome)} {outcome}" for outcome in _STATUSES if report.count(outcome))
+    outcomes = ", ".join(f"{report.count(outcome)} {outcome}" for outcome in STATUSES if report.count(outcome))
     before, after = (sum(getattr(row, name) for row in report.rows) for name in ("bytes_before", "bytes_after"))
     processes = f"{report.jobs} process" + ("" if report.jobs == 1 else "es")
     effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -433,13 +434,54 @@ def test_quiet_prints_failures_alone() -> None:
     assert lines[1:] == ["Error: 1 of 2 models failed."]
 
 
+def index_of(path: str) -> list[tuple[str, str | None]]:
+    """The models of an index, and where it leads from each."""
+    text = Path(path).read_text(encoding="utf-8")
+    rows = re.findall(r'<th scope="row".*?</th>', text, re.DOTALL)
+    found = [(re.search(r'class="name">([^<]*)<', row), re.search(r'href="([^"]*)"', row)) for row in rows]
+    return [(name[1], link[1] if link else None) for name, link in found if name]
+
+
+@pytest.mark.usefixtures("forked")
+def test_pages_and_their_index() -> None:
+    models("a.onnx", "deep/b c#.onnx")
+    Path("in/text.onnx").write_text("<b>x")
+    assert run("convert", "in", "-o", "out", "--html", "out").exit_code == 1
+    assert files("out") == {
+        ".onnxamp.json", "a.onnx", "a.onnx.html", "deep/b c#.onnx", "deep/b c#.onnx.html", "index.html",
+    }  # fmt: skip
+    links = [("a.onnx", "a.onnx.html"), ("text.onnx", None), ("deep/b c#.onnx", "deep/b%20c%23.onnx.html")]
+    assert index_of("out/index.html") == links
+    page = Path("out/a.onnx.html").read_text(encoding="utf-8")
+    assert '"accumulated"' in page
+    assert "<b>x" not in Path("out/index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("forked")
+def test_pages_are_made_once() -> None:
+    """Results without one are made again, and the others are up to date."""
+    models("a.onnx", "b.onnx")
+
+    def outcomes() -> list[str]:
+        result = run("convert", "in", "-o", "out", "--html", "pages/all.html", "--format", "json")
+        return [row["outcome"] for row in json.loads(result.stdout)["report"]["rows"]]
+
+    assert run("convert", "in", "-o", "out", "-q").exit_code == 0
+    assert outcomes() == ["converted", "converted"]
+    assert files("pages") == {"a.onnx.html", "all.html", "b.onnx.html"}
+    assert outcomes() == ["up to date", "up to date"]
+    Path("pages/b.onnx.html").unlink()
+    assert outcomes() == ["up to date", "converted"]
+    assert index_of("pages/all.html") == [("a.onnx", "a.onnx.html"), ("b.onnx", "b.onnx.html")]
+
+
 WRONG = {
     "no output": ([], "name the folder for the results with -o OUTDIR"),
     "same folder": (["-o", "in"], "could replace originals"),
     "same folder by another name": (["-o", "in/../in"], "could replace originals"),
     "folder around it": (["-o", "."], "could replace originals"),
     "a file": (["-o", "in/a.onnx"], "is a file"),
-    "page": (["-o", "out", "--html", "x.html"], "--html is for a single model"),
+    "pages in a file": (["-o", "out", "--html", "in/a.onnx/index.html"], "is a file"),
     "plan": (["-o", "out", "--plan", "x.json"], "--plan is for a single model"),
     "saved plan": (["-o", "out", "--save-plan", "x.json"], "--save-plan is for a single model"),
     "pattern": (["-o", "out", "--keep-fp32", "("], "is not a regular expression"),

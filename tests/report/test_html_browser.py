@@ -10,6 +10,9 @@ import pages
 import pytest
 
 from onnxamp._audit.findings import Finding
+from onnxamp._batch.folder import FolderReport
+from onnxamp._batch.state import Row
+from onnxamp._report.html.folder import write_index
 from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.render import write
 from onnxamp._report.text import named
@@ -270,6 +273,44 @@ def test_the_command_is_copied_without_permissions(opened, has_clipboard) -> Non
     tab.focus("#search")
     tab.keyboard.press("Control+V")
     assert tab.locator("#search").input_value() == pages.failing().cure.command
+
+
+def folder_index(folder: Path) -> Path:
+    """Three models, of which one has a page and one failed; names are hostile."""
+    rows = (
+        Row("b.onnx", "converted", 5, 10, 2, 1e-3, bytes_after=4000, healed=pages.HOSTILE[1]),
+        Row(pages.HOSTILE[0], "failed", message=pages.HOSTILE[2]),
+        Row("a.onnx", "up to date", 9, 10, 12, 2e-5, bytes_after=90_000),
+    )
+    (folder / "b.onnx.html").write_text("<title>b</title>")
+    write_index(FolderReport(folder, folder, 1, 1.0, rows), folder / "index.html")
+    return folder / "index.html"
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_the_index_of_a_folder(browser, tmp_path, width) -> None:
+    tab = browser.new_page(viewport={"width": width, "height": 800})
+    complaints: list[str] = []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.goto(folder_index(tmp_path).as_uri())
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+    def names_by(*titles: str) -> list[str]:
+        for title in titles:
+            tab.get_by_role("button", name=title, exact=True).click()
+        return [text[0] for text in tab.locator("#models tbody th .name").all_inner_texts()]
+
+    assert names_by("error") == ["a", "b", "<"]
+    assert names_by("error") == ["b", "a", "<"]
+    assert names_by("new Casts") == ["b", "a", "<"]
+    assert names_by("weights", "weights") == ["a", "b", "<"]
+    assert names_by("result") == ["b", "<", "a"]
+    assert tab.locator("th[aria-sort]").inner_text() == "result"
+    assert tab.locator("#models a").count() == 1
+    tab.click("#models a")
+    assert tab.title() == "b"
+    assert complaints == []
+    tab.close()
 
 
 def test_hostile_names_do_nothing(opened) -> None:

@@ -60,6 +60,16 @@ def render_part(report: Report, tuned: Tuned | None = None) -> str:
     return made.render(report=report, plot=plot_of(tuned) if tuned else None, style=_scoped_style(), prefix=prefix)
 
 
+def render_index(report: Report, lines: Iterable[Any]) -> str:
+    """The index of a folder's pages; ``lines`` are those of :mod:`onnxamp._report.html.folder`."""
+    script, style = _static("index.js"), _static("page.css")
+    made = _environment().get_template("index.html.jinja")
+    return made.render(
+        report=report, lines=lines, prefix="", script=script, style=style,
+        script_hash=_hash(script), style_hash=_hash(style),
+    )  # fmt: skip
+
+
 @cache
 def _scoped_style() -> str:
     """The styles of the parts, nested in the class of the part."""

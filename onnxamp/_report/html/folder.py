@@ -1,0 +1,84 @@
+"""The pages of a folder of models: one per model, and an index with a table of them that sorts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from onnxamp._batch.folder import FolderReport, page_of
+from onnxamp._batch.state import Row
+from onnxamp._convert.convert import Conversion
+from onnxamp._errors import OutputError
+from onnxamp._model.storage import write_file
+from onnxamp._numerics.results import DiffReport
+from onnxamp._report.batch import STATUSES, batch_report
+from onnxamp._report.parts import Status
+from onnxamp._report.text import number, size
+from onnxamp._tuning.results import Tuned
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of the index, and the number by which it sorts; None sorts last."""
+
+    text: str
+    order: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A model of the index: its page, None where it has none, and what is said below its name."""
+
+    name: str
+    link: str | None
+    status: Status
+    outcome: str
+    remark: str
+    cells: tuple[Cell, ...]
+
+
+def write_job_page(made: Conversion, diff: DiffReport | None, tuned: Tuned | None, path: Path) -> None:
+    """Write the page of one model, and the folders that lead to it.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - only pages show it
+    from onnxamp._report.html.page import conversion_page  # noqa: PLC0415
+    from onnxamp._report.html.render import write  # noqa: PLC0415
+
+    _make(path.parent)
+    write(conversion_page(made, diff, audit_model(made.target, made.plan.target), tuned), path)
+
+
+def write_index(report: FolderReport, path: Path) -> None:
+    """Write the index, with links to the pages that are beside it.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    from onnxamp._report.html.render import render_index  # noqa: PLC0415 - only pages need jinja2
+
+    _make(path.parent)
+    lines = tuple(_line(row, path.parent) for row in report.rows)
+    text = render_index(batch_report(report), lines)
+    write_file(path, text.encode("utf-8", errors="backslashreplace"))
+
+
+def _line(row: Row, folder: Path) -> Line:
+    page = page_of(folder, row.name)
+    link = quote(page.relative_to(folder).as_posix()) if page.exists() else None
+    is_known = not row.has_failed or row.nodes > 0
+    cells = (
+        Cell("" if row.error is None else number(row.error), row.error),
+        Cell(f"{row.low:,} of {row.nodes:,}" if is_known else "", row.low / row.nodes if row.nodes else None),
+        Cell(f"+{row.casts:,}" if is_known else "", row.casts if is_known else None),
+        Cell(size(row.bytes_after) if is_known else "", row.bytes_after if is_known else None),
+    )
+    return Line(row.name, link, STATUSES[row.outcome], row.outcome, row.healed or row.message, cells)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot make the folder {str(folder)!r}: {error.strerror}.") from None
