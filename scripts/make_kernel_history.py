@@ -1,0 +1,138 @@
+"""Write onnxamp/_data/kernels/history.json: how ONNX Runtime's kernels differ from those of the newest release.
+
+    python scripts/make_kernel_history.py --dump DIR   add the registry of the installed onnxruntime to DIR
+    python scripts/make_kernel_history.py DIR          write the history of all releases in DIR
+
+Run the first once per release, in an environment with its onnxruntime-gpu and the libraries of CUDA, and with the last
+patch of each release. DIR then holds DIR/VERSION/{cuda,cpu}.json, in the form that make_kernel_tables.py reads, with the
+newest IR version and opset that the release loads.
+
+The history goes backwards: under each provider, a release maps the ops that differ from the release after it to their
+rows at the time, as in the tables of make_kernel_tables.py, or to null if it had no kernel of them. "sha256" is the hash
+of the table that results (:func:`fingerprint`), by provider.
+"""
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from make_kernel_tables import PROVIDERS, TABLES, UnreadableError, read_dumps, read_runtime, table
+
+# since, until, type parameter -> names of types
+Rows = list[tuple[int, int | None, Mapping[str, list[str]]]]
+
+ASK = """
+import json, onnx, onnxruntime
+from onnx import helper
+onnxruntime.set_default_logger_severity(4)
+def loads(ir, opset):
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    except Exception:
+        return False
+    return True
+print(json.dumps({"ir": max(n for n in range(8, 21) if loads(n, 17)),
+                  "opset": max(n for n in range(17, 41) if loads(8, n))}))
+"""
+
+
+def rows_of(dump: Mapping) -> dict[str, Rows]:
+    """Op -> the rows of its kernels, merged as in a table."""
+    made = json.loads(table(dump))
+    names = made["types"]
+    return {
+        op: [(since, until, {param: [names[i] for i in types] for param, types in accepted.items()})
+             for since, until, accepted in rows]
+        for op, rows in made["kernels"].items()
+    }  # fmt: skip
+
+
+def fingerprint(kernels: Mapping[str, Rows]) -> str:
+    """The hash of a table: of its ops, rows and names of types, whatever their order."""
+    ops = {op: sorted(json.dumps(row, sort_keys=True) for row in rows) for op, rows in kernels.items()}
+    return hashlib.sha256(json.dumps(ops, sort_keys=True).encode()).hexdigest()
+
+
+def minor(release: str) -> str:
+    """ "1.24" of "1.24.4"."""
+    return ".".join(release.split(".")[:2])
+
+
+def history(releases: Mapping[str, Mapping[str, Mapping]]) -> str:
+    """The text of the history of releases (version -> provider -> dump), the newest first."""
+    newest_first = sorted(releases, key=lambda release: [int(part) for part in release.split(".")], reverse=True)
+    tables = {release: {name: rows_of(dump) for name, dump in releases[release].items()} for release in newest_first}
+    every = {kind for made in tables.values() for ops in made.values() for rows in ops.values() for row in rows
+             for kinds in row[2].values() for kind in kinds}  # fmt: skip
+    types = sorted(every)
+    index = {name: number for number, name in enumerate(types)}
+    versions = [
+        f"{_json(minor(release))}:" + _json({
+            "release": release, "ir": releases[release]["cpu"]["ir"], "opset": releases[release]["cpu"]["opset"],
+            "sha256": {name: fingerprint(ops) for name, ops in sorted(tables[release].items())},
+        })
+        for release in newest_first
+    ]  # fmt: skip
+    parts = [f'{{"types":{_json(types)},\n"versions":{{\n', ",\n".join(versions), "}"]
+    for name in sorted(PROVIDERS):
+        steps = zip(newest_first, newest_first[1:], strict=False)
+        lines = [f"{_json(minor(old))}:{{\n" + ",\n".join(_changes(tables[new][name], tables[old][name], index)) + "}"
+                 for new, old in steps]  # fmt: skip
+        parts += [f',\n"{name}":{{\n', ",\n".join(lines), "}"]
+    return "".join((*parts, "}\n"))
+
+
+def _changes(new: Mapping[str, Rows], old: Mapping[str, Rows], index: Mapping[str, int]) -> list[str]:
+    """The ops that differ, one line each."""
+    changed = sorted(op for op in {*new, *old} if new.get(op) != old.get(op))
+    return [f"{_json(op)}:{_json(_numbered(old[op], index) if op in old else None)}" for op in changed]
+
+
+def _numbered(rows: Rows, index: Mapping[str, int]) -> list:
+    return [
+        [since, until, {param: [index[name] for name in names] for param, names in types.items()}]
+        for since, until, types in rows
+    ]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def dump_installed(folder: Path) -> None:
+    """Add the registry of the installed onnxruntime to a folder."""
+    limits = json.loads(subprocess.run([sys.executable, "-c", ASK], capture_output=True, check=True).stdout)
+    for name, dump in read_runtime().items():
+        path = folder / dump["onnxruntime"] / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**dump, **limits}), encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Dump a registry or write the history; the exit code is 0, or 1 with nothing written."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of dumps")
+    parser.add_argument("--dump", action="store_true", help="add the registry of the installed onnxruntime to DIR")
+    parser.add_argument("--to", type=Path, metavar="FILE", default=TABLES / "history.json", help="write FILE")
+    options = parser.parse_args(argv)
+    try:
+        if options.dump:
+            dump_installed(options.folder)
+            return 0
+        text = history({path.name: read_dumps(path) for path in options.folder.iterdir() if path.is_dir()})
+    except UnreadableError as error:
+        print(error, file=sys.stderr)
+        return 1
+    options.to.write_text(text, encoding="utf-8", newline="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
