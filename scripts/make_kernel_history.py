@@ -3,13 +3,13 @@
     python scripts/make_kernel_history.py --dump DIR   add the registry of the installed onnxruntime to DIR
     python scripts/make_kernel_history.py DIR          write the history of all releases in DIR
 
-Run the first once per release, in an environment with its onnxruntime-gpu and the libraries of CUDA, and with the last
-patch of each release. DIR then holds DIR/VERSION/{cuda,cpu}.json, in the form that make_kernel_tables.py reads, with the
-newest IR version and opset that the release loads.
+Run the first once per release, in an environment with its onnxruntime-gpu and the libraries of CUDA, and with the
+last patch of each release. DIR then holds DIR/VERSION/{cuda,cpu}.json, in the form that make_kernel_tables.py reads,
+with the newest IR version and opset that the release loads.
 
 The history goes backwards: under each provider, a release maps the ops that differ from the release after it to their
-rows at the time, as in the tables of make_kernel_tables.py, or to null if it had no kernel of them. "sha256" is the hash
-of the table that results (:func:`fingerprint`), by provider.
+rows at the time, as in the tables of make_kernel_tables.py, or to null if it had no kernel of them. "sha256" is the
+hash of the table that results (:func:`fingerprint`), by provider.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from make_kernel_tables import PROVIDERS, TABLES, UnreadableError, read_dumps, read_runtime, table
@@ -61,7 +62,7 @@ def fingerprint(kernels: Mapping[str, Rows]) -> str:
 
 
 def minor(release: str) -> str:
-    """ "1.24" of "1.24.4"."""
+    """The version of a release: "1.24" of "1.24.4"."""
     return ".".join(release.split(".")[:2])
 
 
@@ -82,7 +83,7 @@ def history(releases: Mapping[str, Mapping[str, Mapping]]) -> str:
     ]  # fmt: skip
     parts = [f'{{"types":{_json(types)},\n"versions":{{\n', ",\n".join(versions), "}"]
     for name in sorted(PROVIDERS):
-        steps = zip(newest_first, newest_first[1:], strict=False)
+        steps = pairwise(newest_first)
         lines = [f"{_json(minor(old))}:{{\n" + ",\n".join(_changes(tables[new][name], tables[old][name], index)) + "}"
                  for new, old in steps]  # fmt: skip
         parts += [f',\n"{name}":{{\n', ",\n".join(lines), "}"]

@@ -12,6 +12,7 @@ from onnxamp._audit.device_placement import place_nodes
 from onnxamp._audit.faults import import_faults, type_faults
 from onnxamp._audit.findings import Audit, Casts, Finding, NodeFacts
 from onnxamp._audit.hazards import low_hazards
+from onnxamp._audit.releases import loads_from, release_faults
 from onnxamp._audit.weights import weight_findings, weight_types
 from onnxamp._convert.hints import decomposed
 from onnxamp._dtypes import FLOAT, LOW_TYPES
@@ -43,7 +44,8 @@ def audit_model(
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        target: where the model will run: "cuda", "cpu", "webgpu", or "any" (ignores kernels).
+        target: where the model will run: "cuda", "cpu" or "webgpu"; "cuda" and "cpu" also of a version of ONNX Runtime
+            ("cuda@1.24"); "auto" for the installed one; or "any" (ignores kernels).
         base_dir: folder of a ModelProto's external data; a path says it itself.
         shapes: input name -> shape, for estimates. Unknown dimensions count as 64 otherwise.
 
@@ -64,7 +66,7 @@ def audit_model(
         >>> [finding for finding in audit.findings if finding.severity == "error"]
         []
     """
-    check_target(target)
+    target = check_target(target)
     if isinstance(model, ModelProto):  # whatever is wrong with it becomes a finding
         source = Model(model, None if base_dir is None else Path(base_dir))
     else:
@@ -82,13 +84,21 @@ def audit_model(
     placement = place_nodes(graph, sizes, target, {fault.node for fault in faults})
     casts, redundant = cast_traffic(graph, sizes)
     findings = [Finding("note", "schema", "", "", note, "") for note in prepared.notes]
-    findings += [*import_faults(proto, graph), *contents, *faults, *placement.findings, *redundant]
+    findings += [
+        *import_faults(proto, graph),
+        *contents,
+        *faults,
+        *release_faults(graph, proto, target),
+        *placement.findings,
+        *redundant,
+    ]
     if all(finding.severity != "error" for finding in contents):  # the weights can be read
         findings += low_hazards(graph, sizes)
         text = decomposed(graph)
         findings += [Finding("note", "fold", "", "", text, _FOLD)] if text else []
+    since = loads_from(graph, proto, target)
     nodes = tuple(_node_facts(graph, placement.providers))
-    return Audit(target, graph.book.opsets, nodes, _ordered(findings), casts, weight_types(proto))
+    return Audit(target, graph.book.opsets, nodes, _ordered(findings), casts, weight_types(proto), since)
 
 
 def _ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -19,6 +19,7 @@ from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._target.kernels import carries, kernel_table, runs_on
+from onnxamp._target.versions import cpu_of, device_of, version_of
 
 NONE: Final = "none"
 """Provider of a node that nothing runs."""
@@ -57,37 +58,58 @@ def place_nodes(graph: Graph, shapes: Sequence[Shape | None], target: str, broke
     if target == "any":
         return Placement([""] * len(graph.nodes), _unknown_ops(graph))
     places = _by_kernels(graph, target)
-    shaping = host_nodes(graph, shapes, [place.provider for place in places], target)
+    shaping = host_nodes(graph, shapes, [found.provider for found in places], device_of(target))
     folded = _folded(graph)
     providers, findings, copied = [], _unknown_ops(graph), set[int]()
-    for node, place in zip(graph.nodes, places, strict=True):
-        falls_back, on_host = place.kind == "fallback", node.index in shaping
+    for node, found in zip(graph.nodes, places, strict=True):
+        falls_back, on_host = found.kind == "fallback", node.index in shaping
         is_once = falls_back and not on_host and node.index in folded
-        providers.append("CPU" if on_host else "" if is_once else place.provider)
-        if place.text and node.label not in broken and not (is_once or (falls_back and on_host)):
-            findings.append(Finding(place.severity, place.kind, node.label, node.key, place.text, place.action))
+        providers.append("CPU" if on_host else "" if is_once else found.provider)
+        if found.text and node.label not in broken and not (is_once or (falls_back and on_host)):
+            findings.append(Finding(found.severity, found.kind, node.label, node.key, found.text, found.action))
             if falls_back:
                 copied.add(node.index)
-    if target != "cpu":
+    if device_of(target) != "cpu":
         findings += _summary(graph, shapes, copied, len(shaping))
     return Placement(providers, findings)
 
 
-def _by_kernels(graph: Graph, target: str) -> list[Place]:
-    """Where each node would run if only kernels counted."""
-    known: dict[object, Place] = {}
-    places = []
+@dataclass(frozen=True, slots=True)
+class Typing:
+    """A node that stands for all of its kind and types.
+
+    Attributes:
+        bound: type parameter -> type.
+        flowing: the types of its inputs and outputs.
+        wrapped: whether it reads float16: without a kernel it runs in float32 between Casts.
+    """
+
+    node: Node
+    bound: Mapping[str, str]
+    flowing: frozenset[str]
+    wrapped: bool
+
+
+def distinct_typings(graph: Graph, target: str) -> tuple[list[object], dict[object, Typing]]:
+    """The typing of each node, as a key that is None where kernels do not matter, and a node for every key."""
+    keys, examples = list[object](), dict[object, Typing]()
     for node in graph.nodes:
         if node.signature is None or graph.scopes[node.scope].opaque or node.key in op_facts().kernel_free:
-            places.append(Place(""))
+            keys.append(None)
             continue
-        bound, flowing = _bound(graph, node), _io_types(graph, node)
+        bound = _bound(graph, node)
         wrapped = any(value != ABSENT and graph.types[value] == FLOAT16.tensor for value in node.inputs)
-        key = _typing(target, node, bound), wrapped
-        if key not in known:
-            known[key] = _place(target, node, bound, flowing, wrapped=wrapped)
-        places.append(known[key])
-    return places
+        keys.append((_typing(target, node, bound), wrapped))
+        if keys[-1] not in examples:
+            examples[keys[-1]] = Typing(node, bound, frozenset(_io_types(graph, node)), wrapped)
+    return keys, examples
+
+
+def _by_kernels(graph: Graph, target: str) -> list[Place]:
+    """Where each node would run if only kernels counted."""
+    keys, examples = distinct_typings(graph, target)
+    known = {key: place(target, example) for key, example in examples.items()}
+    return [Place("") if key is None else known[key] for key in keys]
 
 
 def _unknown_ops(graph: Graph) -> list[Finding]:
@@ -122,54 +144,57 @@ def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
 
     Attributes and optional inputs count only if a function body may run instead, or the target's kernel has limits.
     """
-    counts = (node.signature is not None and node.signature.has_function) or has_kernel_limits(target, node.key)
+    counts = (node.signature is not None and node.signature.has_function) or has_kernel_limits(
+        device_of(target), node.key
+    )
     present = tuple(bool(name) for name in node.proto.input) if counts else ()
     body = tuple(item.SerializeToString() for item in node.proto.attribute) if counts else ()
     return node.key, id(node.signature), tuple(sorted(bound.items())), present, body
 
 
-def _place(target: str, node: Node, bound: Mapping[str, str], flowing: set[str], *, wrapped: bool) -> Place:
-    """Where a node of this typing runs; a ``wrapped`` one in float32 between Casts if no kernel takes float16."""
+def place(target: str, example: Typing) -> Place:
+    """Where nodes of this typing run; ``wrapped`` ones in float32 between Casts if no kernel takes float16."""
+    node, bound, flowing = example.node, example.bound, example.flowing
     signature, key = node.signature, node.key
     assert signature is not None
     if key in op_facts().control_flow:
         return _control_flow(target, node, flowing)
-    providers = tuple(dict.fromkeys((target, "cpu")))
-    at = f"op version {signature.since}, {_precision(flowing)}"
-    refused = kernel_limit(target, node.proto)
-    for provider in providers if refused is None else ("cpu",):
+    providers = tuple(dict.fromkeys((target, cpu_of(target))))
+    version = f", ONNX Runtime {version_of(target)}" if version_of(target) else ""
+    at = f"op version {signature.since}, {_precision(flowing)}{version}"
+    refused = kernel_limit(device_of(target), node.proto)
+    for provider in providers if refused is None else (cpu_of(target),):
         if any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
             return _runs(provider, target, node, bound, at, refused)
     has_body = signature.has_function and any(runs_on(p, key, signature, bound, node.proto) for p in providers)
     if has_body or signature.declared:
-        return Place(target.upper())
+        return Place(_home(target))
     raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
-    if wrapped and any(kernel.takes(signature, raised) for kernel in kernel_table("cpu").get(key, ())):
+    if example.wrapped and any(kernel.takes(signature, raised) for kernel in kernel_table(cpu_of(target)).get(key, ())):
         text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
         if refused is not None:
-            text = f"{target.upper()} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
-        if target == "cpu":
+            text = f"{_home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
+        if device_of(target) == "cpu":
             text = f"no float16 kernel ({at}): runs in float32, between Casts"
         return Place("CPU", "warning", "fallback", text, _advice(target, node, raised, refused))
     if signature.has_function:
         text = f"no kernel ({at}), and perhaps none for some node of its function body"
         return Place("", "warning", "kernel", text, "Load the model once to see, or keep the op in float32.")
-    text = (
-        f"no kernel ({at}) on {' or '.join(map(str.upper, providers))}: the model will not load, or fail when it runs"
-    )
+    where = " or ".join(map(_home, providers))
+    text = f"no kernel ({at}) on {where}: the model will not load, or fail when it runs"
     return Place(NONE, "error", "kernel", text, _cure(target, node, bound))
 
 
 def _runs(provider: str, target: str, node: Node, bound: Mapping[str, str], at: str, refused: str | None) -> Place:
     if provider == target:
-        return Place(provider.upper())
-    text = f"no kernel on {target.upper()} ({at}): runs on CPU, with its data copied there and back"
+        return Place(_home(provider))
+    text = f"no kernel on {_home(target)} ({at}): runs on CPU, with its data copied there and back"
     if refused is not None:
-        text = f"{target.upper()} leaves it to CPU ({refused}): its data is copied there and back"
+        text = f"{_home(target)} leaves it to CPU ({refused}): its data is copied there and back"
     return Place("CPU", "warning", "fallback", text, _advice(target, node, bound, refused))
 
 
-def _control_flow(target: str, node: Node, flowing: set[str]) -> Place:
+def _control_flow(target: str, node: Node, flowing: frozenset[str]) -> Place:
     """Control flow runs where its kernel is; the nodes of its subgraphs run where theirs are."""
     assert node.signature is not None
     for low in LOW_TYPES.values():
@@ -178,13 +203,18 @@ def _control_flow(target: str, node: Node, flowing: set[str]) -> Place:
             if not carries(target, node.key, node.signature, name):
                 text = f"no kernel of opset {node.signature.since} passes on {low.name} values: the model will not load"
                 return Place(NONE, "error", "kernel", text, "Keep what it passes on in float32, or use float16.")
-    for provider in dict.fromkeys((target, "cpu")):
+    for provider in dict.fromkeys((target, cpu_of(target))):
         if any(kernel.covers(node.signature.since) for kernel in kernel_table(provider).get(node.key, ())):
-            return Place(provider.upper())
+            return Place(_home(provider))
     return Place("")
 
 
-def _precision(flowing: set[str]) -> str:
+def _home(target: str) -> str:
+    """The target's provider, as reports name it."""
+    return device_of(target).upper()
+
+
+def _precision(flowing: frozenset[str]) -> str:
     """The element types at a node, floats first: "float16" or "float16 with int64"."""
     names = sorted({readable_types(name) for name in flowing}, key=lambda name: ("float" not in name, name))
     return " with ".join(names) if names else "no types known"
@@ -196,15 +226,15 @@ def _advice(target: str, node: Node, bound: Mapping[str, str], refused: str | No
     assert signature is not None
     if refused is not None:
         return "If it costs too much, export it another way: no precision brings it back."
-    rows = kernel_table(target).get(node.key, ()) if target != "cpu" else ()
+    rows = kernel_table(target).get(node.key, ()) if device_of(target) != "cpu" else ()
     raised = {param: _raised(found) for param, found in bound.items()}
     if any(kernel.takes(signature, raised) for kernel in rows):
-        return f"Keep it float32 (--keep-fp32 NAME): {target.upper()} has a kernel for that."
+        return f"Keep it float32 (--keep-fp32 NAME): {_home(target)} has a kernel for that."
     older = [kernel for kernel in rows if kernel.since < signature.since and _admits(kernel.types, bound)]
     if older:
         version = signature.since - 1
-        return f"{target.upper()} has a kernel for older versions of the op: export with opset {version} or lower."
-    if target == "cpu":
+        return f"{_home(target)} has a kernel for older versions of the op: export with opset {version} or lower."
+    if device_of(target) == "cpu":
         return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
     return "It falls back in every precision: if it costs too much, replace the op."
 
@@ -214,7 +244,7 @@ def _cure(target: str, node: Node, bound: Mapping[str, str]) -> str:
     signature = node.signature
     assert signature is not None
     raised = {param: _raised(found) for param, found in bound.items()}
-    providers = dict.fromkeys((target, "cpu"))
+    providers = dict.fromkeys((target, cpu_of(target)))
     if any(k.takes(signature, raised) for p in providers for k in kernel_table(p).get(node.key, ())):
         also = " or use float16" if any(BFLOAT16.tensor in found for found in bound.values()) else ""
         return f"Keep it float32 (--keep-fp32 NAME){also}."

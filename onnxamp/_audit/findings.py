@@ -58,17 +58,32 @@ class Casts:
     redundant: int
 
 
+@dataclass(frozen=True, slots=True)
+class LoadsFrom:
+    """Which versions of ONNX Runtime load a model on a target.
+
+    Attributes:
+        version: the oldest from which on all do, among those whose kernels are known ("1.20" is the oldest of these).
+        because: why the version before it does not; "" if it is the oldest.
+    """
+
+    version: str
+    because: str
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Audit(Shown):
     """Everything that is known about a model before it runs.
 
     Attributes:
-        target: "cuda", "cpu", "webgpu" or "any".
+        target: "cuda", "cpu", "webgpu" or "any", perhaps with a version of ONNX Runtime ("cuda@1.24").
         opsets: domain -> version, with "" for ai.onnx.
         nodes: one record per node.
         findings: errors first, then warnings, then notes.
         casts: estimated Cast traffic.
         weight_bytes: element type -> bytes of weights.
+        loads_from: which versions of ONNX Runtime load the model; None where the newest does not, or the target has
+            no versions.
 
     Example:
         >>> import onnxamp
@@ -83,3 +98,4 @@ class Audit(Shown):
     findings: tuple[Finding, ...]
     casts: Casts
     weight_bytes: Mapping[str, int]
+    loads_from: LoadsFrom | None = None

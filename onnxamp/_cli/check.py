@@ -10,24 +10,33 @@ import numpy as np
 
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, new_command, show, write_page
-from onnxamp._cli.options import custom_ops_option, model_argument, provider_of, report_options, run_options, samples_of
+from onnxamp._cli.options import (
+    Target,
+    custom_ops_option,
+    model_argument,
+    provider_of,
+    report_options,
+    run_options,
+    samples_of,
+)
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial, cure_run
 from onnxamp._numerics.results import RunCheck
+from onnxamp._options.options import COMMAND_LINE
 from onnxamp._report.check import check_json, check_report
 from onnxamp._report.html.page import check_page
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import is_plugin
-from onnxamp._target.kernels import TARGETS
 
 
 @new_command("check")
 @model_argument
-@click.option("--target", type=click.Choice(TARGETS), default="cuda", show_default=True,
-              help="Where the model will run; checks that its ops have kernels there.")  # fmt: skip
+@click.option("--target", type=Target(), default="cuda", show_default=True,
+              metavar=COMMAND_LINE["target"].metavar,
+              help="Where the model will run, as in cuda@1.24; checks that its ops have kernels there.")  # fmt: skip
 @click.option("--static", is_flag=True, help="Check without running the model.")
 @custom_ops_option
 @run_options()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
@@ -20,6 +21,7 @@ from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
+from onnxamp._target.kernels import check_target
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -268,6 +270,23 @@ class _Opset(click.ParamType[int | str]):
             self.fail(str(error), param, ctx)
 
 
+class Target(click.ParamType[str]):
+    """A target, perhaps with a version of ONNX Runtime."""
+
+    name = "target"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The target that is meant."""
+        try:
+            with warnings.catch_warnings(record=True, action="always") as caught:
+                target = check_target(str(value).lower())
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
+        for warning in caught:
+            click.echo(f"Warning: {warning.message}", err=True)
+        return target
+
+
 def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
     default = default_of(name)
     if spelled.words is not None:
@@ -282,7 +301,8 @@ def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
         return click.option(spelled.flag, name, flag_value=not default, default=default, help=spelled.help)
     if spelled.many:
         return click.option(spelled.flag, name, multiple=True, metavar=spelled.metavar, help=spelled.help)
-    kind: Any = _Opset() if name == "opset" else click.IntRange(1) if spelled.kind is int else spelled.kind
+    own: dict[str, Any] = {"opset": _Opset(), "target": Target()}
+    kind = own.get(name, click.IntRange(1) if spelled.kind is int else spelled.kind)
     shown = {} if default in (None, ()) else {"default": default, "show_default": True}
     return click.option(spelled.flag, name, type=kind, metavar=spelled.metavar, help=spelled.help, **shown)
 

@@ -22,6 +22,7 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits
 from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import Freedom, freedom
+from onnxamp._target.versions import device_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ class _Collector:
         if not variables or node.signature is None:
             return
         options, params = self.options, layout.params
-        types_decide = not node.signature.has_function and not has_kernel_limits(options.target, node.key)
+        types_decide = not node.signature.has_function and not has_kernel_limits(device_of(options.target), node.key)
         present = () if types_decide else tuple(bool(name) for name in node.proto.input)
         attributes = () if types_decide else tuple(item.SerializeToString() for item in node.proto.attribute)
         key = (layout, present, attributes)

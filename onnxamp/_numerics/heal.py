@@ -29,6 +29,7 @@ from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.loading import Loaded, load_file, the_loader
 from onnxamp._runtime.session import Provider, is_plugin
+from onnxamp._target.versions import device_of
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
@@ -166,7 +167,7 @@ def _attempt(
 
     def approve(written: Path) -> None:
         provider = validation.comparison.reference.provider
-        place = provider if provider == options.target and not is_plugin(provider) else None
+        place = provider if provider == device_of(options.target) and not is_plugin(provider) else None
         result = Model.read(written, model)
         loaded = load_result(result, model, place)
         if loaded.fault:

@@ -25,7 +25,7 @@ class OptionKeywords(TypedDict, total=False):
     init_max: float | None
     data_max: float | None
     keep_io_types: bool | Iterable[str]
-    target: TargetName
+    target: TargetName | str
     strict: bool
     hazards: bool
     freeze_defaults: bool | None

@@ -23,9 +23,11 @@ from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
 from onnxamp._options.opsets import OpsetWord, check_opset
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._target.kernels import TARGETS, check_target
+from onnxamp._target.versions import AUTO
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
 TargetName = Literal["cuda", "cpu", "webgpu", "any"]
+"""Targets by name; "auto", and a version of ONNX Runtime behind one ("cuda@1.24"), are strings, too."""
 Rule = Callable[[NodeProto], str | None]
 """A callback that returns "low", "high", or None for no opinion."""
 
@@ -108,7 +110,10 @@ class Options:
         True, "--io-types", "Types of the model's inputs and outputs; keep:NAME,... keeps those alone.",
         {"keep": True, "low": False}, metavar="[keep|low|keep:NAME,...]", named="keep",
     )  # fmt: skip
-    target: str = _option("cuda", "--target", "Where the result will run: its kernels limit what can be low.", TARGETS)
+    target: str = _option(
+        "cuda", "--target", "Where the result will run: its kernels limit what can be low. A version of ONNX Runtime may"
+        " follow (cuda@1.24); auto is the installed one.", metavar="|".join((*TARGETS, AUTO)), kind=str,
+    )  # fmt: skip
     strict: bool = _option(False, "--strict", "At O2, lower every op that is not black-listed.")
     hazards: bool = _option(True, "--no-hazards", "Do not keep known hazards in float32.")
     freeze_defaults: bool | None = _option(

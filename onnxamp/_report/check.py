@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
-from onnxamp._audit.findings import Audit, Finding
+from onnxamp._audit.findings import Audit, Finding, LoadsFrom
 from onnxamp._numerics.results import RunCheck, ValueCheck
 from onnxamp._ops.facts import op_facts
 from onnxamp._report import parts
@@ -14,6 +14,7 @@ from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ra
 from onnxamp._report.conversion import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.machine import document
 from onnxamp._report.text import count, magnitude, opset_text, size, tally
+from onnxamp._target.versions import device_of
 
 _ROWS: Final = 12
 """Values, and kinds of nodes, that the terminal shows without -v."""
@@ -110,13 +111,21 @@ def _figures(audit: Audit) -> tuple[parts.Figure, ...]:
         parts.Figure("weights", size(sum(audit.weight_bytes.values())), weights),
         *_providers(audit),
         parts.Figure("opset", opset_text(audit.opsets.items())),
+        *([parts.Figure("loads from", *_since(audit.loads_from))] if audit.loads_from else []),
+    )
+
+
+def _since(found: LoadsFrom) -> tuple[str, str]:
+    return (
+        f"ONNX Runtime {found.version} on",
+        f"not on {found.because}" if found.because else "the oldest that is known",
     )
 
 
 def _providers(audit: Audit) -> Iterator[parts.Figure]:
     """Where the nodes run, Casts and control flow among them."""
     placed = [node for node in audit.nodes if node.provider]
-    providers, home = Counter(node.provider for node in placed), audit.target.upper()
+    providers, home = Counter(node.provider for node in placed), device_of(audit.target).upper()
     if placed:
         others = [
             f"{times:,} without a kernel" if name == "none" else f"{times:,} on {name}"
@@ -131,7 +140,7 @@ def _providers(audit: Audit) -> Iterator[parts.Figure]:
 def _placement(audit: Audit) -> parts.Table:
     """Where op types run, and in which precision; those that the target does not run come first."""
     rows = Counter((node.op, node.provider, node.precision) for node in audit.nodes if node.provider)
-    home = audit.target.upper()
+    home = device_of(audit.target).upper()
     ranked = sorted(rows.items(), key=lambda row: (row[0][1] == home, -row[1], row[0]))
     cells = ((op, provider, precision, f"{n:,}") for (op, provider, precision), n in ranked)
     return parts.table(("op", "runs on", "precision", "nodes"), cells, right=(3,), shown=_ROWS, drop=())

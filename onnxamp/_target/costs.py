@@ -6,6 +6,7 @@ from functools import cache
 from typing import Final
 
 from onnxamp._ops.tables import read_table
+from onnxamp._target.versions import device_of
 
 LAUNCH: Final = 64
 """Fixed cost of a Cast in cost units: launching a kernel."""
@@ -40,6 +41,6 @@ class Costs:
 
 @cache
 def costs_on(target: str) -> Costs:
-    """The costs on a target: "cuda", "cpu", "webgpu" or "any"."""
-    row: Mapping[str, float] = read_table("costs")[target]
+    """The costs on a target: "cuda", "cpu", "webgpu" or "any"; versions of it cost the same."""
+    row: Mapping[str, float] = read_table("costs")[device_of(target)]
     return Costs(round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH), row["memory"])

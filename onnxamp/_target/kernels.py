@@ -27,6 +27,7 @@ from onnxamp._model.copying import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import kernel_limit
 from onnxamp._ops.signature import Signature, lookup
+from onnxamp._target.versions import AUTO, cpu_of, device_of, history, installed_target, known_versions, versioned
 
 PROVIDERS = ("cuda", "cpu", "webgpu")
 TARGETS = (*PROVIDERS, "any")
@@ -75,32 +76,55 @@ class Freedom:
 
 
 def check_target(target: object) -> str:
-    """``target`` if it is one of TARGETS.
+    """The target that is meant: one of TARGETS, or one with a version of ONNX Runtime, as in "cuda@1.24".
+
+    A patch release stands for its version, and "auto" for what is installed.
 
     Raises:
-        ArgumentError: it is not.
+        ArgumentError: there is no such target.
         ArgumentTypeError: it is not a string.
     """
     if not isinstance(target, str):
         raise ArgumentTypeError(f"target must be a string such as 'cuda', not {type(target).__name__}.")
-    if target not in TARGETS:
-        raise ArgumentError(f"Unknown target {target!r}: choose one of {', '.join(TARGETS)}.")
-    return target
+    if target == AUTO:
+        return installed_target()
+    device, at, version = target.partition("@")
+    if device not in TARGETS:
+        also = "or add a version of ONNX Runtime, as in 'cuda@1.24'"
+        raise ArgumentError(f"Unknown target {target!r}: choose one of {', '.join(TARGETS)} and {AUTO}, {also}.")
+    return versioned(device, version) if at else target
 
 
 @cache
 def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
-    """Op key -> kernels of a provider ("cuda", "cpu" or "webgpu")."""
-    text = resources.files("onnxamp").joinpath(f"_data/kernels/{provider}.json").read_text(encoding="utf-8")
+    """Op key -> kernels of a provider ("cuda", "cpu" or "webgpu"), as of now or of a version ("cuda@1.24")."""
+    device, at, version = provider.partition("@")
+    if at and version != known_versions()[-1]:
+        return _older_table(device, version)
+    text = resources.files("onnxamp").joinpath(f"_data/kernels/{device}.json").read_text(encoding="utf-8")
     data = json.loads(text)
-    names = data["types"]
-    return {
-        op: tuple(
-            Kernel(since, until, {param: frozenset(names[i] for i in numbers) for param, numbers in types.items()})
-            for since, until, types in rows
-        )
-        for op, rows in data["kernels"].items()
-    }
+    return {op: _kernels(rows, data["types"]) for op, rows in data["kernels"].items()}
+
+
+def _older_table(device: str, version: str) -> Mapping[str, tuple[Kernel, ...]]:
+    """The table of the version after this one, with the ops that differ; what is the same is shared."""
+    known = known_versions()
+    table = dict(kernel_table(f"{device}@{known[known.index(version) + 1]}"))
+    for op, rows in history()[device][version].items():
+        if rows is None:
+            del table[op]
+        else:
+            table[op] = _kernels(rows, history()["types"])
+    return table
+
+
+def _kernels(
+    rows: Sequence[tuple[int, int | None, Mapping[str, list[int]]]], names: Sequence[str]
+) -> tuple[Kernel, ...]:
+    return tuple(
+        Kernel(since, until, {param: frozenset(names[i] for i in numbers) for param, numbers in types.items()})
+        for since, until, types in rows
+    )
 
 
 def float_types(provider: str, key: str, since: int) -> set[str]:
@@ -117,7 +141,7 @@ def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto
         if not signature.has_function or any(kernel_table(name).get(key) for name in PROVIDERS):
             return True
     elif any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
-        return kernel_limit(provider, proto) is None
+        return kernel_limit(device_of(provider), proto) is None
     if not signature.has_function:
         return False
     types = tuple(_input_type(signature, bound, position, name) for position, name in enumerate(proto.input))
@@ -128,7 +152,7 @@ def carries(target: str, key: str, signature: Signature, type_name: str) -> bool
     """Whether a control-flow op's kernel on the target, or else on CPU, passes on values of the type."""
     if target == "any":
         return True
-    for provider in dict.fromkeys((target, "cpu")):
+    for provider in dict.fromkeys((target, cpu_of(target))):
         rows = [kernel for kernel in kernel_table(provider).get(key, ()) if kernel.covers(signature.since)]
         if rows:
             return any(row.takes(signature, {"V": type_name}) for row in rows)
@@ -155,11 +179,11 @@ def freedom(
     everything_high = (False,) * len(params)
     falls_back = everything_high not in legal
     typed_by_attribute = key in op_facts().dtype_attribute
-    if target != "cpu" and (not legal or (target == "any" and typed_by_attribute)):
+    if device_of(target) != "cpu" and (not legal or (target == "any" and typed_by_attribute)):
         # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
         if low is not BFLOAT16 and not typed_by_attribute:
             return Freedom(falls_back=True)
-        legal = _legal("cpu", key, signature, bound, params, low, proto)
+        legal = _legal(cpu_of(target), key, signature, bound, params, low, proto)
     only_low = falls_back and any(any(choice) for choice in legal)
     legal = legal | {everything_high}
     high = frozenset(p for i, p in enumerate(params) if not any(choice[i] for choice in legal))

@@ -1,0 +1,111 @@
+"""Targets of a version of ONNX Runtime, such as "cuda@1.24", and what that version has.
+
+``_data/kernels/history.json``, written by ``scripts/make_kernel_history.py``, holds what older registries had instead
+of the newest. Each version stands for the last of its patch releases.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from onnxamp._errors import ArgumentError
+from onnxamp._warnings import warn
+
+VERSIONED: Final = ("cuda", "cpu")
+"""Targets whose kernels are known by version of ONNX Runtime."""
+
+AUTO: Final = "auto"
+"""The target that stands for the installed ONNX Runtime."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The newest models that a version of ONNX Runtime loads.
+
+    Attributes:
+        ir_version: IR version of the file.
+        opset: version of ai.onnx.
+    """
+
+    ir_version: int
+    opset: int
+
+
+@cache
+def history() -> Mapping[str, Any]:
+    """The contents of ``history.json``."""
+    text = resources.files("onnxamp").joinpath("_data/kernels/history.json").read_text(encoding="utf-8")
+    data: Mapping[str, Any] = json.loads(text)
+    return data
+
+
+def known_versions() -> tuple[str, ...]:
+    """The versions of ONNX Runtime whose kernels are known, the oldest first."""
+    return tuple(reversed(history()["versions"]))
+
+
+def release(target: str) -> Release:
+    """What the ONNX Runtime of a target loads; the newest one if the target names none."""
+    facts = history()["versions"][version_of(target) or known_versions()[-1]]
+    return Release(facts["ir"], facts["opset"])
+
+
+def device_of(target: str) -> str:
+    """The target without its version: "cuda" of "cuda@1.24"."""
+    return target.partition("@")[0]
+
+
+def version_of(target: str) -> str:
+    """The version of ONNX Runtime that a target names, or ""."""
+    return target.partition("@")[2]
+
+
+def cpu_of(target: str) -> str:
+    """The CPU provider that stands by the target's provider: "cpu@1.24" for "cuda@1.24"."""
+    return "cpu" + "".join(target.partition("@")[1:])
+
+
+def versioned(device: str, version: str) -> str:
+    """The target of a device and a version of ONNX Runtime, which may name a patch release.
+
+    A version newer than all that are known gets the kernels of the newest, with a warning.
+
+    Raises:
+        ArgumentError: the device has no versions, or the version is unknown.
+    """
+    if device not in VERSIONED:
+        raise ArgumentError(f"The target {device!r} has no versions: only {' and '.join(VERSIONED)} have.")
+    known = known_versions()
+    parts = version.split(".")
+    wanted = ".".join(parts[:2])
+    if wanted in known:
+        return f"{device}@{wanted}"
+    if len(parts) > 1 and all(part.isdecimal() for part in parts[:2]) and _ordinal(wanted) > _ordinal(known[-1]):
+        warn([f"The kernels of ONNX Runtime {version} are not known yet: those of {known[-1]} are taken for them."])
+        return f"{device}@{known[-1]}"
+    raise ArgumentError(
+        f"Kernels of ONNX Runtime {version!r} are not known for the target {device!r}: choose a version from"
+        f" {known[0]} to {known[-1]}, as in '{device}@{known[-1]}'."
+    )
+
+
+def installed_target() -> str:
+    """The target of the installed ONNX Runtime: CUDA if it was built with that, or else the CPU.
+
+    Raises:
+        ArgumentError: ONNX Runtime is not installed, or its version is unknown.
+    """
+    try:
+        import onnxruntime as ort  # noqa: PLC0415 - only this target needs it
+    except ImportError as error:
+        message = f"The target 'auto' is that of the installed onnxruntime, which cannot be imported: {error}."
+        raise ArgumentError(message) from error
+    device = "cuda" if "CUDAExecutionProvider" in ort.get_available_providers() else "cpu"
+    return versioned(device, ort.__version__)
+
+
+def _ordinal(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,188 @@
+"""Targets of a version of ONNX Runtime: their tables, their names, and what is said of models for them."""
+
+import importlib.util
+import json
+import sys
+
+import onnx
+import pytest
+from commands import run
+from graphs.case import parse
+from repository import ROOT
+
+import onnxamp
+from onnxamp import ArgumentError, Options, OptionWarning, audit_model, convert_model
+from onnxamp._target.kernels import check_target, kernel_table
+from onnxamp._target.versions import history, installed_target, known_versions, release
+
+
+@pytest.fixture(scope="module")
+def script():
+    folder = ROOT / "scripts"
+    sys.path.insert(0, str(folder))
+    try:
+        spec = importlib.util.spec_from_file_location("make_kernel_history", folder / "make_kernel_history.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
+    return module
+
+
+def names(kernels):
+    """A table as the script holds it."""
+    return {
+        op: [(row.since, row.until, {param: sorted(types) for param, types in row.types.items()}) for row in rows]
+        for op, rows in kernels.items()
+    }
+
+
+# The tables
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("version", known_versions())
+def test_tables_are_reconstructed_exactly(script, device, version):
+    wanted = history()["versions"][version]["sha256"][device]
+    assert script.fingerprint(names(kernel_table(f"{device}@{version}"))) == wanted
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_newest_version_is_the_table_of_the_target_itself(device):
+    assert kernel_table(device) == kernel_table(f"{device}@{known_versions()[-1]}")
+    newest = json.loads((ROOT / f"onnxamp/_data/kernels/{device}.json").read_text(encoding="utf-8"))["onnxruntime"]
+    assert newest == history()["versions"][known_versions()[-1]]["release"]
+
+
+def test_versions_are_all_releases_in_order():
+    assert known_versions() == tuple(f"1.{minor}" for minor in range(20, 32))
+    loaded = [release(f"cpu@{version}") for version in known_versions()]
+    assert [item.opset for item in loaded] == sorted(item.opset for item in loaded)
+    assert [item.ir_version for item in loaded] == sorted(item.ir_version for item in loaded)
+
+
+def test_the_history_of_small_dumps(script):
+    def dump(release, *kernels):
+        made = {"onnxruntime": release, "ir": 10, "opset": 21}
+        rows = [{"domain": "", "op": op, "since": 1, "until": None, "types": {"T": types}} for op, types in kernels]
+        return {name: {**made, "provider": provider, "kernels": rows} for name, provider in script.PROVIDERS.items()}
+
+    old = dump("1.9.1", ("A", ["a"]), ("B", ["a"]), ("D", ["b"]))
+    new = dump("1.10.0", ("A", ["a", "c"]), ("B", ["a"]), ("C", ["a"]))
+    made = json.loads(script.history({"1.9.1": old, "1.10.0": new}))
+    assert list(made["versions"]) == ["1.10", "1.9"]
+    types = made["types"]
+    assert made["cuda"] == {"1.9": {"A": [[1, None, {"T": [types.index("a")]}]], "C": None,
+                                    "D": [[1, None, {"T": [types.index("b")]}]]}}  # fmt: skip
+
+
+# Their names
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("cuda", "cuda"),
+        ("any", "any"),
+        ("cuda@1.24", "cuda@1.24"),
+        ("cpu@1.24.3", "cpu@1.24"),
+        ("cuda@1.31", "cuda@1.31"),
+    ],
+)
+def test_a_target_may_name_a_version(given, meant):
+    assert check_target(given) == Options(target=given).target == meant
+    assert Options.from_json(Options(target=given).as_json()).target == meant
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("cuda@1.19", "'1.19' are not known for the target 'cuda': choose a version from 1.20 to 1.31"),
+        ("cuda@", "choose a version"),
+        ("cuda@newest", "choose a version"),
+        ("any@1.24", "'any' has no versions: only cuda and cpu have"),
+        ("tpu@1.24", "Unknown target 'tpu@1.24': choose one of"),
+    ],
+)
+def test_unknown_versions_are_refused(target, message):
+    with pytest.raises(ArgumentError, match=message):
+        Options(target=target)
+
+
+def test_a_newer_version_gets_the_kernels_of_the_newest():
+    with pytest.warns(OptionWarning, match=r"ONNX Runtime 1\.99\.1 are not known yet: those of 1\.31 are taken"):
+        options = Options(target="cuda@1.99.1")
+    assert options.target == "cuda@1.31"
+
+
+def test_auto_is_what_is_installed():
+    import onnxruntime as ort
+
+    device = "cuda" if "CUDAExecutionProvider" in ort.get_available_providers() else "cpu"
+    assert check_target("auto") == installed_target() == f"{device}@{'.'.join(ort.__version__.split('.')[:2])}"
+
+
+# What they decide
+
+
+def test_a_conversion_keeps_to_the_kernels_of_its_version():
+    """CUDA has had bfloat16 kernels of Pow since 1.24."""
+    model = parse("(float[2,8] x, float[2,8] w) => (float[2,8] y) { h = Mul (x, w)\n y = Pow (h, w) }", 13)
+    for version, precision in (("1.23", "float32"), ("1.24", "bfloat16"), ("1.31", "bfloat16")):
+        made = convert_model(model, level="O3", dtype="bfloat16", target=f"cuda@{version}", hazards=False)
+        audit = audit_model(made, f"cuda@{version}")
+        assert {node.op: node.precision for node in audit.nodes}["Pow"] == precision
+        assert not [item for item in audit.findings if item.severity == "error"]
+    plan = onnxamp.plan_model(model, level="O3", dtype="bfloat16", target="cuda@1.23")
+    assert plan.target == onnxamp.Options.from_json(plan.options.as_json()).target == "cuda@1.23"
+
+
+def test_check_says_from_which_version_on_a_model_loads(tmp_path):
+    model = parse("(float[2,8] x) => (float[2,8] y) { y = Relu (x) }", 13)
+    found = audit_model(model, "cuda").loads_from
+    assert (found.version, found.because) == ("1.20", "")
+    model = parse("(float[2,8] x) => (float[2,8] y) { y = Relu (x) }", 23)
+    model.ir_version = 10
+    found = audit_model(model, "cuda@1.31").loads_from
+    assert found.version == "1.23"
+    assert found.because == "1.22: its opset is 23, and 22 the newest that is known"
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    assert "not on 1.22: its opset is 23" in run("check", path, "--static").output
+    told = json.loads(run("check", path, "--static", "--target", "cpu@1.30", "--format", "json").output)
+    assert told["static"]["loads_from"]["version"] == "1.23"
+    assert audit_model(model, "any").loads_from is None
+
+
+def test_check_refuses_what_a_version_does_not_load(tmp_path):
+    model = parse("(float[2,8] x) => (float[2,8] y) { y = Relu (x) }", 21)
+    model.ir_version = 11
+    errors = [item.text for item in audit_model(model, "cuda@1.20.2").findings if item.severity == "error"]
+    assert errors == ["ONNX Runtime 1.20 does not load it: its IR version is 11, and 10 the newest that is read"]
+    assert not [item for item in audit_model(model, "cuda").findings if item.severity == "error"]
+
+
+def test_kernels_decide_from_which_version_on_a_model_loads():
+    """bfloat16 kernels of Cos came with 1.27."""
+    model = parse("(bfloat16[2,8] x) => (bfloat16[2,8] y) { y = Cos (x) }", 22)
+    model.ir_version = 10
+    found = audit_model(model, "cuda").loads_from
+    assert (found.version, found.because) == (
+        "1.27",
+        "1.26: Cos: no kernel (op version 22, bfloat16, ONNX Runtime 1.26) on CUDA or CPU",
+    )
+    assert [item.kind for item in audit_model(model, "cuda@1.26").findings if item.severity == "error"] == ["kernel"]
+    assert not [item for item in audit_model(model, "cuda@1.27").findings if item.severity == "error"]
+    assert audit_model(model, "cpu").loads_from is None
+
+
+def test_the_command_line_takes_versions(tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(parse("(float[2,8] x) => (float[2,8] y) { y = Relu (x) }", 17), path)
+    done = run("convert", path, "-o", tmp_path / "low.onnx", "--target", "cpu@1.24.2", "--level", "O3")
+    assert "for cpu@1.24" in done.output
+    done = run("check", path, "--static", "--target", "cuda@1.77")
+    assert "Warning: The kernels of ONNX Runtime 1.77 are not known yet" in done.output
+    done = run("inspect", path, "--target", "cuda@1.2")
+    assert done.exit_code == 2
+    assert "choose a version from 1.20 to 1.31" in done.output
