@@ -45,7 +45,7 @@ class Placement:
 
 
 def place_nodes(graph: Graph, shapes: Sequence[Shape | None], target: str, broken: set[str]) -> Placement:
-    """The provider of every node on a target ("cuda", "cpu", "webgpu", or "any": unknown).
+    """The provider of every node on a target ("cuda", "cpu", "webgpu", one of a version, or "any": unknown).
 
     Args:
         graph: the model.

@@ -111,8 +111,8 @@ class Options:
         {"keep": True, "low": False}, metavar="[keep|low|keep:NAME,...]", named="keep",
     )  # fmt: skip
     target: str = _option(
-        "cuda", "--target", "Where the result will run: its kernels limit what can be low. A version of ONNX Runtime may"
-        " follow (cuda@1.24); auto is the installed one.", metavar="|".join((*TARGETS, AUTO)), kind=str,
+        "cuda", "--target", "Where the result will run: its kernels limit what can be low. A version of ONNX Runtime"
+        " may follow (cuda@1.24); auto is the installed one.", metavar="|".join((*TARGETS, AUTO)), kind=str,
     )  # fmt: skip
     strict: bool = _option(False, "--strict", "At O2, lower every op that is not black-listed.")
     hazards: bool = _option(True, "--no-hazards", "Do not keep known hazards in float32.")
