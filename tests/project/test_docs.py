@@ -1,5 +1,6 @@
 """Every command and every Python block of the documentation does what the page says."""
 
+import logging
 import re
 import shlex
 import shutil
@@ -48,6 +49,7 @@ RUNNABLE = [page for page in PAGES if any(block.kind in ("", "python") for block
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """What the pages name, in a place where they may write."""
+    monkeypatch.setattr(logging.getLogger("onnxamp"), "level", logging.NOTSET)  # pages may set it
     shutil.copytree(ROOT / "models", tmp_path / "models")
     shutil.copytree(GRAPHS, tmp_path / "graphs")
     monkeypatch.chdir(tmp_path)
