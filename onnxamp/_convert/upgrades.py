@@ -29,6 +29,7 @@ from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.upgrade.steps import newest_loaded, steps_of
 from onnxamp._rewrite.upgrade.upgrade import Obstacle, Upgrade, plan_upgrade
 from onnxamp._target.kernels import PROVIDERS, float_types, freedom, runs_on
+from onnxamp._target.versions import cpu_of, device_of, release
 
 Proof = Callable[[Graph], str | None]
 """Tells what is wrong with an upgraded float32 model, in a clause; None if it computes what the original does."""
@@ -276,7 +277,7 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     What the target leaves to the CPU does run. What the CPU cannot run nobody without a device can, or validate.
     """
     current = graph.book.opsets[""]
-    places = {*((target,) if target in PROVIDERS else PROVIDERS), "cpu"}
+    places = {target, cpu_of(target)} if device_of(target) in PROVIDERS else {*PROVIDERS}
     for key, indices in graph.by_key.items():
         node, steps = graph.nodes[indices[0]], steps_of(key, current, opset)
         if not steps or node.signature is None or key in op_facts().kernel_free:
@@ -325,7 +326,7 @@ def _first_opset(analysis: Analysis, node: Node) -> int:
     options, bound = analysis.options, analysis.ports.layouts[node.index].bound
     params = [param for param, kind in bound.items() if kind == FLOAT]
     assert node.signature is not None
-    newest = newest_loaded()
+    newest = min(newest_loaded(), release(analysis.options.target).opset)
     for signature in newer_versions(node.signature):
         if signature.since > newest:
             break
