@@ -257,7 +257,7 @@ class _Words(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-class _Opset(click.ParamType[int | str]):
+class _Opset(click.types.StringParamType):
     """A number, or one of the words that an opset can be."""
 
     name = "opset"
@@ -270,7 +270,7 @@ class _Opset(click.ParamType[int | str]):
             self.fail(str(error), param, ctx)
 
 
-class Target(click.ParamType[str]):
+class Target(click.types.StringParamType):
     """A target, perhaps with a version of ONNX Runtime."""
 
     name = "target"
