@@ -26,7 +26,6 @@ from onnxamp._target.kernels import TARGETS, check_target
 from onnxamp._target.versions import AUTO
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
-TargetName = Literal["cuda", "cpu", "webgpu", "any"]
 """Targets by name; "auto", and a version of ONNX Runtime behind one ("cuda@1.24"), are strings, too."""
 Rule = Callable[[NodeProto], str | None]
 """A callback that returns "low", "high", or None for no opinion."""
@@ -74,12 +73,9 @@ class Options:
         "default", "--lists", "Preset of white and black lists; 'onnxamp lists' shows them.", PRESETS
     )
     white_list: tuple[str, ...] = _option(
-        (),
-        "--white",
-        "Lower this op type, by its name in ONNX, MindSpore or Paddle. Repeatable.",
-        many=True,
+        (), "--white", "Lower this op type, by its name in ONNX, MindSpore or Paddle. Repeatable.", many=True,
         metavar="OP",
-    )
+    )  # fmt: skip
     black_list: tuple[str, ...] = _option(
         (), "--black", "Keep this op type in float32. Repeatable.", many=True, metavar="OP"
     )

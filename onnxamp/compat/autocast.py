@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from math import isinf
 from os import PathLike
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from onnx import ModelProto, NodeProto
@@ -213,14 +213,14 @@ def _refuse_plugins(*given: Iterable[str] | None) -> None:
         )
 
 
-def _opset(model: Model, wanted: int | None) -> int | None:
-    """The opset to upgrade to; None for the model's own."""
+def _opset(model: Model, wanted: int | None) -> int | Literal["keep"]:
+    """The opset to upgrade to; "keep" for the model's own."""
     own = opset_imports(model.proto)[""]
     if wanted is None:
-        return _OLDEST if own < _OLDEST else None
+        return _OLDEST if own < _OLDEST else "keep"
     if wanted < own:
         warn([f"opset={wanted} is not obeyed: the model's opset is {own}, and models are not taken back."])
-        return None
+        return "keep"
     return wanted
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from typing import get_args
 
 import onnx
 import pytest
@@ -12,8 +13,9 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp import ArgumentError, Options, OptionWarning, audit_model, convert_model
-from onnxamp._target.kernels import check_target, kernel_table
-from onnxamp._target.versions import history, installed_target, known_versions, release
+from onnxamp._options.keywords import TargetName
+from onnxamp._target.kernels import TARGETS, check_target, kernel_table
+from onnxamp._target.versions import AUTO, VERSIONED, history, installed_target, known_versions, release
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +188,8 @@ def test_the_command_line_takes_versions(tmp_path):
     done = run("inspect", path, "--target", "cuda@1.2")
     assert done.exit_code == 2
     assert "choose a version from 1.20 to 1.31" in done.output
+
+
+def test_every_target_can_be_written_down_with_its_type() -> None:
+    versions = {f"{device}@{version}" for device in VERSIONED for version in known_versions()}
+    assert {*get_args(TargetName)} == {*TARGETS, AUTO, *versions}
