@@ -173,7 +173,8 @@ def _can_scale(graph: Graph, value: int) -> bool:
 
 def _rule(graph: Graph, node: Node) -> ExponentRule | None:
     rule = exponent_rules().get(node.key) or moving_rule(node.proto, node.key)
-    if rule is None or not rule.holds(node.proto):
+    untyped = any(value != ABSENT and graph.types[value] is None for value in (*node.inputs, *node.outputs))
+    if rule is None or untyped or not rule.holds(node.proto):  # what has no known type may be a float without exponent
         return None
     return power_rule(graph.constants.uniform(node.input(rule.power))) if rule.power is not None else rule
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from every import every
+from graphs.case import parse
 from judge_numbers import run_original
 from onnx import ModelProto
 from strategies import all_ops, random_model
@@ -70,3 +71,9 @@ def test_random_models_have_exponents() -> None:
         generated = random_model(rng, size=8)
         counts.append(check(generated.model, generated.feeds, rng))
     assert sum(count > 0 for count in counts) > 10
+
+
+def test_values_of_unknown_type_have_no_exponent() -> None:
+    """Nor what is computed from them: nobody knows whether they are floats."""
+    model = parse("(float[2] x) => (float[2] y) { u = custom.Op (x) y = Sum (u, u) }", domains={"custom": 1})
+    assert all(row.value != "y" for row in random_rescaling(Graph.of(model), Random(0)).scaled)
