@@ -11,6 +11,7 @@ from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, new_command, show, write_page
 from onnxamp._cli.options import (
     FILE,
+    Target,
     accept_option,
     custom_ops_option,
     metric_option,
@@ -28,13 +29,12 @@ from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import Limits, apply_limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
-from onnxamp._options.options import Options
+from onnxamp._options.options import COMMAND_LINE, Options
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.html.page import diff_page
 from onnxamp._report.machine import diff_json, load_diff
 from onnxamp._report.progress import Told, progress_bar
 from onnxamp._runtime.samples import Samples
-from onnxamp._target.kernels import TARGETS
 
 _LIMITS: Final = {
     "tolerance": ("rel_l2", "Largest relative L2 error [float32 1e-5, float16 1e-2, bfloat16 5e-2]."),
@@ -63,7 +63,8 @@ _LIMITS: Final = {
     click.option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
     for name, (_, text) in _LIMITS.items()
 ))  # fmt: skip
-@click.option("--target", type=click.Choice(TARGETS), default="cuda", show_default=True,
+@click.option("--target", type=Target(), default="cuda", show_default=True,
+              metavar=COMMAND_LINE["target"].metavar,
               help="Whose arithmetic is emulated: webgpu sums up float16 in float16, others in float32.")  # fmt: skip
 @click.option("--budget", metavar="MB", type=click.IntRange(1), default=128, show_default=True,
               help="Memory for values and weights that are held at a time, besides the models.")  # fmt: skip

@@ -78,14 +78,15 @@ def emulated_arithmetic(target: str) -> Profile | None:
 
 @cache
 def profile_of(target: str) -> Profile | None:
-    """The profile of a target; None for "any", of which nothing is known."""
-    if target not in PROFILED:
+    """The profile of a target, of whatever version; None for "any", of which nothing is known."""
+    device = target.partition("@")[0]
+    if device not in PROFILED:
         return None
-    data = read_table(f"targets/{target}")
+    data = read_table(f"targets/{device}")
     products: dict[str, Accumulation] = {}
     for name, row in data["products"].items():  # "Conv 3x3": the worst form of an op counts
         op, fact = name.split(" ")[0], Accumulation(**row)
         products[op] = max(fact, products.get(op, fact), key=lambda one: one.growth)
     sums = {name: Accumulation(**row) for name, row in data["sums"].items()}
     cancelling = frozenset(name for name, row in data["normalisations"].items() if row.get("cancels"))
-    return Profile(target, data["seen"], data["source"], data["values"], products, sums, cancelling)
+    return Profile(device, data["seen"], data["source"], data["values"], products, sums, cancelling)
