@@ -76,7 +76,11 @@ def test_ops_from_before_opset_7_compute_what_their_documents_say(case: Case) ->
     agree([case.expected], found[:1])
 
 
-@every(case=[case for case in REFUSED if case.stops <= NEWEST])
+ERF_TAKES_INTEGERS = "tensor(int32)" in onnx.defs.get_schema("Erf", 13).type_constraints[0].allowed_type_strs
+"""As onnx 1.19 had it."""
+
+
+@every(case=[case for case in REFUSED if case.op != "Erf" or not ERF_TAKES_INTEGERS])
 def test_what_changes_in_meaning_is_not_upgraded(case: Case) -> None:
     upgrade = plan_upgrade(Graph.of(case.model()), NEWEST)
     assert upgrade.obstacle is not None
