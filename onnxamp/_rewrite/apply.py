@@ -193,9 +193,9 @@ def _lower_attribute(node: Node, proto: NodeProto, edits: Edits, convert: Conver
     if rule.attribute == "value":  # ConstantOfShape: float32 zeros without the attribute
         tensor = given.t if given is not None else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
         (low,) = convert([Weight(tensor, _saturation(edits, node.outputs[0]), proto.output[0])])
-        _set_attribute(proto, helper.make_attribute("value", low))
+        set_attribute(proto, helper.make_attribute("value", low))
     else:
-        _set_attribute(proto, helper.make_attribute(rule.attribute, edits.low.elem))
+        set_attribute(proto, helper.make_attribute(rule.attribute, edits.low.elem))
 
 
 def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Converter) -> None:
@@ -212,7 +212,8 @@ def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Convert
     proto.attribute.extend([*kept, helper.make_attribute("value", low)])
 
 
-def _set_attribute(proto: NodeProto, new: AttributeProto) -> None:
+def set_attribute(proto: NodeProto, new: AttributeProto) -> None:
+    """Put an attribute in the place of the one of its name, or at the end."""
     for item in proto.attribute:
         if item.name == new.name:
             item.CopyFrom(new)

@@ -10,7 +10,7 @@ from math import log
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._decide.equations import Equations, find_equations
 from onnxamp._decide.relations import ZERO
@@ -22,6 +22,7 @@ from onnxamp._model.copying import copied
 from onnxamp._model.weights import read_array
 from onnxamp._ops.facts import attribute
 from onnxamp._options.rescaling import Rescaling
+from onnxamp._rewrite.apply import set_attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class _Editor:
             result = float(np.ldexp(np.float32(number), -exponent))
             if np.float32(np.ldexp(np.float32(result), exponent)) != np.float32(number):
                 self.lost[f"{self.graph.nodes[item.node].label}.{item.name}"] = 1
-            _set_attribute(proto, helper.make_attribute(item.name, result))
+            set_attribute(proto, helper.make_attribute(item.name, result))
             self.moved += 1
 
     def borders(self) -> None:
@@ -244,11 +245,3 @@ def _set_value(proto: NodeProto, tensor: TensorProto) -> None:
     kept = [item for item in proto.attribute if not item.name.startswith("value")]
     del proto.attribute[:]
     proto.attribute.extend([*kept, helper.make_attribute("value", tensor)])
-
-
-def _set_attribute(proto: NodeProto, new: AttributeProto) -> None:
-    for item in proto.attribute:
-        if item.name == new.name:
-            item.CopyFrom(new)
-            return
-    proto.attribute.append(new)
