@@ -271,7 +271,52 @@ def loop_body(merged: gs.Variable, size: int) -> gs.Graph:
     return g
 
 
+NOTES, HARMONICS = 24, 16
+
+
+def text_encoder() -> gs.Graph:
+    """The first model of a toy pipeline for speech: letters in, features out."""
+    g = gs.Graph(name="text_encoder", opset=17)
+    ids = g.input("ids", np.int64, "batch", "letters")
+    x = g.op("Gather", "letters", g.weight("letters/table", 32, INNER, fan_in=1), ids)
+    for index in range(2):
+        name = f"block/{index}"
+        inner = g.gelu(f"{name}/gelu", g.linear(f"{name}/up", x, (INNER, INNER)))
+        x = g.op("Add", f"{name}/residual", x, g.linear(f"{name}/down", inner, (INNER, INNER)))
+        x = g.layer_norm(f"{name}/norm", x, INNER)
+    g.output(x, "features", np.float32, "batch", "letters", INNER)
+    return g
+
+
+def acoustic() -> gs.Graph:
+    """The second one: for each frame, scores of notes and the loudness."""
+    g = gs.Graph(name="acoustic", opset=17)
+    x = g.input("features", np.float32, "batch", "frames", INNER)
+    for index in range(3):
+        inner = g.op("Relu", f"block/{index}/relu", g.linear(f"block/{index}/linear", x, (INNER, INNER), gain=2**0.5))
+        x = g.op("Add", f"block/{index}/residual", x, inner)
+    g.output(g.linear("notes", x, (INNER, NOTES)), "notes", np.float32, "batch", "frames", NOTES)
+    loud = g.op("Sigmoid", "loudness/sigmoid", g.linear("loudness", x, (INNER, 1), gain=0.3))
+    g.output(loud, "loudness", np.float32, "batch", "frames", 1)
+    return g
+
+
+def vocoder() -> gs.Graph:
+    """The last one sums up phases of sines: after a thousand radians, low precision cannot tell where they are."""
+    g = gs.Graph(name="vocoder", opset=17)
+    notes = g.input("notes", np.int64, "batch", "samples")
+    loudness = g.input("loudness", np.float32, "batch", "samples", 1)
+    steps = g.op("Gather", "steps", g.uniform("steps/table", (NOTES, HARMONICS), 1.0, 2.0), notes)
+    steps = g.op("MatMul", "detuned", steps, g.uniform("detuned/weight", (HARMONICS, HARMONICS), 0.04, 0.1))
+    sines = g.op("Sin", "sines", g.op("CumSum", "phases", steps, 1))
+    audio = g.op("Mul", "audio", g.op("ReduceMean", "mix", sines, axes=[-1], keepdims=1), loudness)
+    g.output(audio, "audio", np.float32, "batch", "samples", 1)
+    return g
+
+
 MODELS = [classifier, encoder, decoder, unet, detector, recurrent]
+SPEECH = [text_encoder, acoustic, vocoder]
+"""The models of a pipeline, in a folder of their own."""
 
 
 def main() -> None:
@@ -279,10 +324,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("models"), help="folder to write to (default: models)")
     folder = parser.parse_args().out
-    folder.mkdir(parents=True, exist_ok=True)
-    for build in MODELS:
+    (folder / "speech").mkdir(parents=True, exist_ok=True)
+    for build in (*MODELS, *SPEECH):
         data = serialize(build())
-        path = folder / f"{build.__name__}.onnx"
+        path = folder / ("speech" if build in SPEECH else "") / f"{build.__name__}.onnx"
         path.write_bytes(data)
         print(path.name, len(data))
 

@@ -20,6 +20,7 @@ ROOMS = (
     "_numerics",
     "_extract",
     "_tuning",
+    "_pipeline",
     "_api",
     "_bench",
     "_batch",

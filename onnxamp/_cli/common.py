@@ -106,7 +106,7 @@ def target_of(
     if output is None:
         target = path.parent / name
     elif output.name == IN_FOLDER:
-        target = _made(output.parent) / name
+        target = made_folder(output.parent) / name
     else:
         target = output / name if output.is_dir() else output
     if is_same_file(path, target) and not options["in_place"]:
@@ -116,7 +116,12 @@ def target_of(
     return target
 
 
-def _made(folder: Path) -> Path:
+def made_folder(folder: Path) -> Path:
+    """The folder, which is there from now on.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -66,9 +66,21 @@ from onnxamp._tuning.tune import Search, tune
 def command(model: Path, **options: Any) -> None:
     """Convert as much of MODEL to low precision as its measured accuracy allows.
 
+    If MODEL is a manifest (NAME.toml) of models that work together, and of a function that runs them, all are converted
+    to the folder OUTPUT, under one tolerance. --save-plan is then a folder, too.
+
     Exit codes: 0 the result was written and meets the tolerance; 1 it could not be made or exceeds the tolerance;
     2 wrong usage.
     """
+    if model.suffix.lower() == ".toml":
+        from onnxamp._cli.pipeline import tune_manifest  # noqa: PLC0415 - only pipelines need it
+
+        tune_manifest(model, options)
+    else:
+        _tune(model, options)
+
+
+def _tune(model: Path, options: dict[str, Any]) -> None:
     asked, opened = options_of(options, Level.AUTO), Model.read(model)
     target = target_of(opened, options, asked.dtype, also=options["state"])
     early = unmatched(opened, asked)

@@ -116,12 +116,7 @@ class Plan(Shown):
         Raises:
             OutputError: the file cannot be written.
         """
-        data = {
-            "format": FORMAT, "options": self.options.as_json(), "opset": self.opset,
-            "rows": [asdict(row) for row in self.rows], "hazards": [asdict(row) for row in self.hazards],
-            "casts": self.casts, "cost": self.cost, "warnings": self.warnings,
-        }  # fmt: skip
-        write_file(Path(path), (json.dumps(data, indent=1) + "\n").encode())
+        write_file(Path(path), (json.dumps(plan_json(self), indent=1) + "\n").encode())
 
     def __str__(self) -> str:
         head = f"{self.level} {self.dtype} for {self.target}: {self.casts} new Casts, cost {self.cost}"
@@ -161,6 +156,27 @@ def _is_low(analysis: Analysis, node: int) -> bool:
     return any(analysis.decision.low[variable] for variable in analysis.ports.of_node[node].values())
 
 
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON values, for :func:`plan_of`."""
+    return {
+        "format": FORMAT, "options": plan.options.as_json(), "opset": plan.opset,
+        "rows": [asdict(row) for row in plan.rows], "hazards": [asdict(row) for row in plan.hazards],
+        "casts": plan.casts, "cost": plan.cost, "warnings": plan.warnings,
+    }  # fmt: skip
+
+
+def plan_of(data: Mapping[str, Any]) -> Plan:
+    """The plan that :func:`plan_json` made values of.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it did not. ArgumentError: its options make no sense.
+    """
+    rows = tuple(PlanRow(**row) for row in data["rows"])
+    hazards = tuple(HazardRow(**row) for row in data["hazards"])
+    options, warnings = Options.from_json(data["options"]), tuple(data["warnings"])
+    return Plan(options, int(data["opset"]), rows, hazards, int(data["casts"]), int(data["cost"]), warnings)
+
+
 def load_plan(path: str | PathLike[str]) -> Plan:
     """Read a plan that :meth:`Plan.save` wrote.
 
@@ -186,10 +202,7 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         data: Mapping[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ArgumentError(f"The plan {str(path)!r} has format {data['format']!r}; this onnxamp reads {FORMAT}.")
-        rows = tuple(PlanRow(**row) for row in data["rows"])
-        hazards = tuple(HazardRow(**row) for row in data["hazards"])
-        options, warnings = Options.from_json(data["options"]), tuple(data["warnings"])
-        return Plan(options, int(data["opset"]), rows, hazards, int(data["casts"]), int(data["cost"]), warnings)
+        return plan_of(data)
     except OSError as error:
         raise ArgumentError(f"Cannot read the plan {str(path)!r}: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:

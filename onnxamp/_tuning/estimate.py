@@ -106,7 +106,11 @@ class Estimate:
 
 def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | None]:
     """Shapes by value index for these inputs: as inferred, or else as declared with the inputs' sizes for names."""
-    given = {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
+    return shapes_at(graph, {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)})
+
+
+def shapes_at(graph: Graph, given: Mapping[str, tuple[int, ...]]) -> Sequence[Shape | None]:
+    """:func:`bound_shapes` for inputs of these shapes."""
     named: dict[str, int] = {}
     for entry in graph.model.graph.input:
         sizes = given.get(entry.name, ())

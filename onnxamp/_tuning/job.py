@@ -124,16 +124,8 @@ class Job:
         return {frozenset(unit.key for unit in units): self.state.local.worst} if self.space.tunable else {}
 
     def made(self, analysis: Analysis) -> Model:
-        """The model converted as an analysis says; on disk where its weights are too large for the memory.
-
-        It is valid until the next one is made.
-        """
-        graph, low = analysis.graph, analysis.options.low
-        if graph.folder is None or self.prepared.stock.size <= _IN_MEMORY:
-            return Model(Model(rewritten(analysis), graph.folder).embedded())
-        path, converter = self.folder / "converted.onnx", WeightConverter(low, graph.folder, deferred=True)
-        save_model(rewritten(analysis, converter), path, converter, external=True)
-        return Model.read(path)
+        """:func:`converted_model`; it is valid until the next one is made."""
+        return converted_model(analysis, self.prepared.stock.size, self.folder / "converted.onnx")
 
     def error(self, candidate: Candidate, plan: Plan) -> float:
         """The converted model's error on all samples."""
@@ -201,6 +193,18 @@ class Job:
     def solver(self) -> CandidateSolver:
         """The solver of the cut for error prices."""
         return CandidateSolver(self.space, self.base, self.broken)
+
+
+def converted_model(analysis: Analysis, size: int, path: Path) -> Model:
+    """The model converted as an analysis says; at ``path`` where its weights, of ``size`` bytes, are too large for the
+    memory.
+    """
+    graph, low = analysis.graph, analysis.options.low
+    if graph.folder is None or size <= _IN_MEMORY:
+        return Model(Model(rewritten(analysis), graph.folder).embedded())
+    converter = WeightConverter(low, graph.folder, deferred=True)
+    save_model(rewritten(analysis, converter), path, converter, external=True)
+    return Model.read(path)
 
 
 def _tie(base: Analysis, node: int) -> str | None:

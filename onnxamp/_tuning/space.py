@@ -161,6 +161,18 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
     return SearchSpace(all_low, tuple(tunable), tuple(followers), ambiguous, estimate, rest)
 
 
+def time_of(analysis: Analysis, estimate: Estimate) -> float:
+    """Microseconds per run of what an analysis decides: what :meth:`SearchSpace.time` is for its choices.
+
+    Complexity: linear in nodes and uses of values.
+    """
+    low, device, time = low_nodes(analysis), estimate.device, 0.0
+    for node in analysis.graph.nodes:
+        if launches := estimate.launches(node):
+            time += launches * LAUNCH_US + estimate.work(node).time(device, low=node.index in low)
+    return time + sum(map(estimate.cast_time, estimate.casts(analysis.ports, analysis.decision)))
+
+
 def low_nodes(analysis: Analysis) -> frozenset[int]:
     """Nodes with a low-precision port."""
     ports = ((node.index, _low_ports(analysis, node)) for node in analysis.graph.nodes)

@@ -3,9 +3,11 @@
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from graphs.case import add_weights, parse
 from onnx import TensorProto
+from repository import ROOT
 
 from onnxamp import Samples, tune_model
 from onnxamp._graph.graph import Graph
@@ -13,7 +15,7 @@ from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._target.roofline import Work, device_called
 from onnxamp._tuning.estimate import LAUNCH_US, Estimate, bound_shapes
-from onnxamp._tuning.space import find_space
+from onnxamp._tuning.space import find_space, time_of
 
 
 def estimate_of(text: str, **shapes: tuple[int, ...]) -> Estimate:
@@ -125,3 +127,16 @@ def test_what_there_was_no_time_to_try_is_verified() -> None:
     assert tuned.held
     assert chosen.nodes > 0
     assert chosen.error is None
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder", "recurrent"])
+def test_a_decision_costs_what_the_search_says_of_its_nodes(name: str) -> None:
+    """Two ways to the time of all that can be low: of a choice of the search, which counts some bytes of nodes that are
+    folded away, and of an analysis.
+    """
+    graph = Graph.of(onnx.load(ROOT / "models" / f"{name}.onnx"))
+    estimate = Estimate(graph, device_called("A100"), graph.shapes)
+    space = find_space(graph, Options.of("auto"), estimate)
+    low = {unit.key for unit in (*space.tunable, *space.followers)}
+    casts = estimate.casts(space.all_low.ports, space.all_low.decision)
+    assert time_of(space.all_low, estimate) == pytest.approx(space.time(low, casts), rel=1e-3)

@@ -1,0 +1,228 @@
+"""Which models work together, what runs them, and what may be lost: a manifest in TOML, or arguments of a function.
+
+.. code-block:: toml
+
+    function = "speech.py:synthesize"  # beside the manifest, or "package:function"
+    tolerance = 0.01                   # what all models together may lose
+    metric = "rel-l2"                  # where the function returns outputs: how they are compared
+    better = "lower"                   # where it returns a number: whether lower or higher is better
+    dtypes = ["float16", "bfloat16"]   # the low types to try
+    levels = ["O3", "O2", "O1", "auto"]
+
+    [options]                          # of all models, as onnxamp.convert_model takes them
+    target = "cuda"
+
+    [models]
+    text_encoder = "text_encoder.onnx"
+    vocoder = { path = "vocoder.onnx", dtypes = ["float16"], options = { keep_high = ["phases"] } }
+
+A model with ``dtypes = []`` stays as it is.
+"""
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, TypeAlias, get_args
+
+from onnxamp._dtypes import DtypeName, low_type
+from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._model.model import Model
+from onnxamp._numerics.accept import imported
+from onnxamp._options.options import Level, Options, check_level
+
+BETTER: Final = ("lower", "higher")
+"""Which of two numbers is the better one."""
+
+LEVELS: Final = (Level.O3, Level.O2, Level.O1, Level.AUTO)
+"""Levels that are tried."""
+
+_DECIDED: Final = frozenset({"level", "dtype", "rescale", "rescaling", "rule"})
+"""Options that the search sets, or that no file can hold."""
+
+Function: TypeAlias = Callable[[Mapping[str, Any]], Any]
+"""Runs the models, and returns a number or a dict of outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A model of a pipeline.
+
+    ``file`` is where its result goes in the folder for results; ``options`` are keywords as
+    :func:`onnxamp.convert_model` takes them.
+    """
+
+    name: str
+    model: Model
+    file: str
+    dtypes: tuple[str, ...]
+    levels: tuple[Level, ...]
+    options: Mapping[str, Any]
+
+    def asked(self, level: Level, dtype: str, **more: Any) -> Options:
+        """The options of a conversion."""
+        return Options.of(level, {**self.options, "dtype": dtype, **more})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a manifest says besides its models; None and () where it says nothing."""
+
+    function: str | Function | None = None
+    tolerance: float | None = None
+    metric: Any = None
+    better: str | None = None
+    dtypes: tuple[str, ...] | None = None
+    levels: tuple[str, ...] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def over(self, other: "Settings") -> "Settings":
+        """These settings, and those of the other where they say nothing."""
+        pairs = {item.name: (getattr(self, item.name), getattr(other, item.name)) for item in fields(self)}
+        values = {name: mine if mine is not None else theirs for name, (mine, theirs) in pairs.items()}
+        return Settings(**values | {"options": {**other.options, **self.options}})
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Models in the order of the manifest, and the function that runs them.
+
+    ``path`` is the manifest; ``called`` is the function's name.
+    """
+
+    members: tuple[Member, ...]
+    run: Function
+    called: str
+    tolerance: float = 1e-2
+    metric: Any = "auto"
+    better: str = "lower"
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.better not in BETTER:
+            raise ArgumentError(f"better must be 'lower' or 'higher', not {self.better!r}.")
+        if not self.members:
+            raise ArgumentError("A pipeline needs at least one model: name some under [models].")
+
+
+def make_pipeline(source: Any, given: Settings) -> Pipeline:
+    """The pipeline of a manifest, or of models by name; what is given overrides what the manifest says.
+
+    Raises:
+        ArgumentError: the manifest cannot be read, or says something impossible. ArgumentTypeError: it is neither.
+        ModelError: a model cannot be read.
+    """
+    if isinstance(source, Mapping):
+        settings, models, path = given, dict(source), None
+    elif isinstance(source, (str, Path)) or hasattr(source, "__fspath__"):
+        path = Path(source)
+        said, models = _read(path)
+        settings = given.over(said)
+    else:
+        raise ArgumentTypeError(
+            f"pipeline must be a manifest's path or a dict of models by name, not {type(source).__name__}."
+        )
+    run, called = _function(settings.function, None if given.function is not None else path)
+    folder = path.absolute().parent if path is not None else None
+    members = tuple(_member(name, entry, settings, folder) for name, entry in models.items())
+    _check_files(members)
+    tolerance = 1e-2 if settings.tolerance is None else settings.tolerance
+    return Pipeline(
+        members, run, called, tolerance, settings.metric or "auto", settings.better or "lower", path
+    )  # fmt: skip
+
+
+def _read(path: Path) -> tuple[Settings, dict[str, Any]]:
+    where = f"The manifest {str(path)!r}"
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ArgumentError(f"{where} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise ArgumentError(f"{where} is not TOML: {error}.") from None
+    known = [item.name for item in fields(Settings)]
+    _check_keys(where, data, [*known, "models"])
+    if not isinstance(data.get("models"), dict):
+        raise ArgumentError(f'{where} names no models: write NAME = "FILE.onnx" under [models].')
+    if not isinstance(data.get("function"), str):
+        raise ArgumentError(f'{where} names no function that runs the models: write function = "FILE.py:NAME".')
+    tolerance = data.get("tolerance")
+    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(tolerance, (int, float))):
+        raise ArgumentError(f"{where}: tolerance must be a number, not {tolerance!r}.")
+    return Settings(**{name: data[name] for name in known if name in data}), data["models"]
+
+
+def _check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    for name in found:
+        if name not in known:
+            near = get_close_matches(name, known, 1, 0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."
+            raise ArgumentError(f"{where} has no key {name!r}: {hint}")
+
+
+def _function(given: str | Function | None, manifest: Path | None) -> tuple[Function, str]:
+    """The function that runs the models, and its name; a file is looked for beside the manifest that names it."""
+    if given is None:
+        raise ArgumentError("A pipeline needs a function that runs its models: pass function.")
+    if not isinstance(given, str):
+        if not callable(given):
+            raise ArgumentTypeError(f"function must be a function or its name, not {type(given).__name__}.")
+        return given, str(getattr(given, "__qualname__", type(given).__name__))
+    if ":" not in given:
+        raise ArgumentError(f"The function {given!r} is not of the form 'package:function' or 'file.py:function'.")
+    file, _, name = given.rpartition(":")
+    is_beside = manifest is not None and file.endswith(".py")
+    return imported("function", f"{manifest.parent / file}:{name}" if is_beside and manifest else given), given
+
+
+def _member(name: str, entry: Any, settings: Settings, folder: Path | None) -> Member:
+    where = f"Model {name!r} of the pipeline"
+    own = entry if folder is not None and isinstance(entry, dict) else {"path": entry}
+    _check_keys(where, own, ("path", "dtypes", "levels", "options"))
+    options = {**settings.options, **_table(where, own.get("options", {}))}
+    if decided := sorted(_DECIDED & options.keys()):
+        raise ArgumentError(f"{where}: the search decides {', '.join(decided)}; dtypes and levels say what it tries.")
+    Options.of("O2", options)  # names what is wrong in them
+    dtypes = own.get("dtypes", settings.dtypes)
+    levels = own.get("levels", settings.levels)
+    source = own.get("path")
+    if folder is not None:
+        if not isinstance(source, str):
+            raise ArgumentError(f'{where} has no path: write path = "FILE.onnx".')
+        source = folder / source
+    return Member(
+        name, Model.of(source), _file(name, source, folder),
+        tuple(low_type(one).name for one in _list(where, "dtypes", get_args(DtypeName) if dtypes is None else dtypes)),
+        tuple(check_level(one) for one in _list(where, "levels", LEVELS if levels is None else levels)), options,
+    )  # fmt: skip
+
+
+def _table(where: str, options: Any) -> Mapping[str, Any]:
+    if not isinstance(options, Mapping):
+        raise ArgumentError(f"{where}: options must be a table, not {options!r}.")
+    return options
+
+
+def _list(where: str, what: str, found: Any) -> Iterable[str]:
+    if isinstance(found, str) or not isinstance(found, Iterable):
+        raise ArgumentError(f"{where}: {what} must be a list, not {found!r}.")
+    return found
+
+
+def _file(name: str, source: Any, folder: Path | None) -> str:
+    """The name of a result: where the model is, below the manifest's folder; else its name in the pipeline."""
+    if folder is not None:
+        relative = Path(source).absolute()
+        if relative.is_relative_to(folder) and ".." not in relative.parts:
+            return relative.relative_to(folder).as_posix()
+    return f"{name}.onnx"
+
+
+def _check_files(members: Iterable[Member]) -> None:
+    seen: dict[str, str] = {}
+    for member in members:
+        other = seen.setdefault(member.file, member.name)
+        if other != member.name:
+            raise ArgumentError(f"The models {other!r} and {member.name!r} are the same file: name it once.")

@@ -1,0 +1,187 @@
+"""The search: one model after another, by what it does to the pipeline per time that it saves.
+
+1. Each model alone, with all others in float32: its fastest choice with which the pipeline holds. Where a faster one
+   does not, level auto looks for something between the two, at a tolerance of the model's own outputs that is scaled
+   from what the pipeline made of that choice.
+2. Models are put in order: the least error per microsecond saved first, and what saves no time behind.
+3. In this order each model gets the fastest choice with which the pipeline holds together with all that is decided.
+
+So the tolerance is one budget for all: whoever comes first may use all of it. The last run of step 3 that held is a run
+with all models as they are decided.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from time import monotonic
+from typing import Final, TypeAlias
+
+from onnxamp._pipeline.choices import Choice, is_worth, rank
+from onnxamp._pipeline.results import Trial
+from onnxamp._pipeline.state import Measured
+
+SECONDS: Final = 600.0
+"""Time for a search, by default: a run of a pipeline may take many seconds."""
+
+RUNS: Final = 32
+"""Runs of the pipeline, by default."""
+
+_ALONE: Final = 0.6
+"""Share of time and runs after which no further model is measured alone: the others need the rest."""
+
+_REFINEMENTS: Final = 3
+"""Tolerances at which level auto is tried for a model, each time that it is looked at."""
+
+_AIM: Final = 0.7
+"""Share of the tolerance that level auto aims at: errors do not scale exactly."""
+
+_STEP: Final = 0.5
+"""Largest ratio of successive tolerances of level auto."""
+
+_FIRST: Final = 1e-3
+"""The first of them where nothing is known: no choice gave a finite error."""
+
+Measure: TypeAlias = Callable[[Mapping[str, Choice]], Measured]
+"""Runs the pipeline with these models converted."""
+
+Refine: TypeAlias = Callable[[str, Choice, float], Choice | None]
+"""Level auto for a model, with type and exponents as a choice has them, at a tolerance of its own outputs; None if it
+lowers nothing."""
+
+OwnError: TypeAlias = Callable[[str, Choice], float]
+"""The error of a choice on a model's own outputs."""
+
+Told: TypeAlias = Callable[[str, int, int], None]
+"""Called with the activity, the runs done, and their number."""
+
+
+@dataclass(slots=True)
+class PipelineSearch:
+    """Decides the choice of each model; ``float32`` and ``choices`` are by model, the latter fastest first."""
+
+    float32: Mapping[str, Choice]
+    choices: dict[str, list[Choice]]
+    refined: frozenset[str]
+    """Models for which level auto may be tried."""
+    tolerance: float
+    measure: Measure
+    refine: Refine
+    own_error: OwnError
+    progress: Told
+    runs: int = RUNS
+    seconds: float = SECONDS
+    allow_slower: bool = False
+    decided: dict[str, Choice] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    """Error of the pipeline when a model was decided, with all that were decided before."""
+    alone: dict[str, tuple[Choice, float]] = field(default_factory=dict)
+    """The fastest choice of a model with which the pipeline holds if all others are float32, and the error."""
+    trials: list[Trial] = field(default_factory=list)
+    stopped: bool = False
+    started: float = field(default_factory=monotonic)
+
+    def search(self) -> list[str]:
+        """Decide all models; returns their names in the order in which they were decided."""
+        for name in self.choices:
+            if self._spent() > _ALONE:
+                self.stopped = True
+                break
+            if (found := self.fit(name, {})) is not None:
+                self.alone[name] = found
+        error = 0.0
+        order = sorted(self.float32, key=self.rank)
+        for name in order:
+            if self._is_first(name):
+                found = self.alone.get(name)
+            else:
+                found = self.fit(name, self.decided) if name in self.alone or self.stopped else None
+            if found is not None:
+                self.decided[name], error = found
+            else:
+                self.decided[name] = self.float32[name]
+            self.errors[name] = error
+        return order
+
+    def _is_first(self, name: str) -> bool:
+        """Whether it was measured alone, and no other is low yet: then nothing new can be found."""
+        return name in self.alone and all(choice.is_float32 for choice in self.decided.values())
+
+    def rank(self, name: str) -> tuple[int, float]:
+        """Orders models: the least error per time saved first, then what saves bytes alone, then the rest."""
+        if name not in self.alone:
+            return 2, 0.0
+        choice, error = self.alone[name]
+        before = self.float32[name]
+        if (gain := before.time - choice.time) > 0:
+            return 0, error / gain
+        return 1, error / max(before.weights - choice.weights, 1)
+
+    def fit(self, name: str, decided: Mapping[str, Choice]) -> tuple[Choice, float] | None:
+        """The fastest choice of a model with which the pipeline holds, with others as decided; and the error."""
+        missed: list[tuple[Choice, float]] = []
+        held: tuple[Choice, float] | None = None
+        for choice in self._able(name, decided):
+            error = self.tried(name, choice, decided)
+            if error is None:
+                return held
+            if error <= self.tolerance:
+                held = choice, error
+                break
+            missed.append((choice, error))
+        if not missed or name not in self.refined:
+            return held
+        return self._refined(name, decided, missed, held)
+
+    def _able(self, name: str, decided: Mapping[str, Choice]) -> Sequence[Choice]:
+        """The choices to try: with others in low precision, none that is faster than the one that held alone."""
+        choices = self.choices.get(name, [])
+        if name not in self.alone or all(choice.is_float32 for choice in decided.values()):
+            return choices
+        fastest = self.alone[name][0]
+        return [choice for choice in choices if rank(choice) >= rank(fastest)]
+
+    def tried(self, name: str, choice: Choice, decided: Mapping[str, Choice]) -> float | None:
+        """The error of the pipeline with one more model converted; None if nothing may be run any more."""
+        if self._spent() >= 1:
+            self.stopped = True
+            return None
+        done = len(self.trials)
+        self.progress(f"trying {name}: {choice.label}", done, max(self.runs, done + 1))
+        found = self.measure({**decided, name: choice})
+        others = tuple(other for other, one in decided.items() if not one.is_float32)
+        held = found.error <= self.tolerance
+        self.trials.append(Trial(name, choice.label, others, found.error, held, choice.time, found.failure))
+        return found.error
+
+    def _refined(
+        self,
+        name: str,
+        decided: Mapping[str, Choice],
+        missed: Sequence[tuple[Choice, float]],
+        held: tuple[Choice, float] | None,
+    ) -> tuple[Choice, float] | None:
+        """The best of what held and what level auto finds between that and what missed."""
+        nearest, error = min(missed, key=lambda pair: pair[1])
+        own, last = (self.own_error(name, nearest) if isfinite(error) else None), inf
+        for _ in range(_REFINEMENTS):
+            is_known = own is not None and isfinite(own) and isfinite(error)
+            scaled = own * _AIM * self.tolerance / error if own is not None and is_known else _FIRST
+            last = min(scaled, _STEP * last)
+            choice = self.refine(name, nearest, last) if last > 0 else None
+            if choice is None or not (self.allow_slower or is_worth(choice, self.float32[name])):
+                return held
+            if held is not None and rank(choice) >= rank(held[0]):
+                return held
+            found = self.tried(name, choice, decided)
+            if found is None:
+                return held
+            if found <= self.tolerance:
+                self.choices[name] = sorted([*self.choices[name], choice], key=rank)
+                return choice, found
+            own, error = choice.own_error, found
+        return held
+
+    def _spent(self) -> float:
+        """The share of time or runs that is over."""
+        time = (monotonic() - self.started) / self.seconds if self.seconds else inf
+        return max(time, len(self.trials) / self.runs)

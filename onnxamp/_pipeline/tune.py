@@ -1,0 +1,304 @@
+"""Tuning of a pipeline: measure in float32, search, and write all models."""
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, Unpack
+
+from onnxamp._convert.convert import Conversion, Sink
+from onnxamp._convert.plan import Plan
+from onnxamp._convert.upgrades import analyse_model
+from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.model import ModelSource
+from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.proof import UpgradeProof
+from onnxamp._ops.custom import declared_ops
+from onnxamp._options.keywords import OptionKeywords
+from onnxamp._options.options import Level
+from onnxamp._pipeline.choices import Choice, Clock, choices_of
+from onnxamp._pipeline.manifest import Function, Pipeline, Settings, make_pipeline
+from onnxamp._pipeline.results import TunedMember, TunedPipeline
+from onnxamp._pipeline.runs import PipelineRuns
+from onnxamp._pipeline.search import RUNS, SECONDS, PipelineSearch, Told
+from onnxamp._pipeline.state import PipelineState, load_state, signature_of
+from onnxamp._pipeline.write import write_pipeline
+from onnxamp._runtime.session import Provider
+from onnxamp._runtime.side import BUDGET
+from onnxamp._target.roofline import DEFAULT_DEVICE, device_called
+from onnxamp._tuning.metric import MetricLike, make_metric
+from onnxamp._tuning.runs import choose_backend
+from onnxamp._tuning.tune import Search, tune
+from onnxamp._warnings import warn
+
+_LOG: Final = logging.getLogger("onnxamp")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineArguments:
+    """The arguments of a tuning besides the pipeline; see :func:`tune_pipeline` for each field."""
+
+    device: str = DEFAULT_DEVICE
+    provider: Provider | None = None
+    runs: int = RUNS
+    seconds: float = SECONDS
+    state: str | PathLike[str] | None = None
+    progress: Told | None = None
+    budget: int = BUDGET
+    allow_slower: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
+            raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
+
+
+def tune_pipeline(
+    pipeline: str | PathLike[str] | Mapping[str, ModelSource],
+    function: str | Function | None = None,
+    tolerance: float | None = None,
+    *,
+    output: str | PathLike[str] | None = None,
+    metric: MetricLike | None = None,
+    better: str | None = None,
+    dtypes: tuple[str, ...] | None = None,
+    levels: tuple[str, ...] | None = None,
+    device: str = DEFAULT_DEVICE,
+    provider: Provider | None = None,
+    runs: int = RUNS,
+    seconds: float = SECONDS,
+    state: str | PathLike[str] | None = None,
+    progress: Told | None = None,
+    budget: int = BUDGET,
+    allow_slower: bool = False,
+    **options: Unpack[OptionKeywords],
+) -> TunedPipeline:
+    """Decide for several models that work together how much of each becomes low precision, under one budget.
+
+    A function runs the models and returns a number, such as a word error rate, or outputs. It runs once in float32,
+    which records what each model is fed; then with one model after another converted, until the result is as fast as
+    the tolerance allows. See :doc:`/how-to/pipelines`.
+
+    Args:
+        pipeline: a manifest in TOML, or a dict of models by name (ModelProtos, paths, onnx-graphsurgeon Graphs).
+        function: called with the models by name, each with a method ``run(output_names, feeds)`` as sessions of ONNX
+            Runtime have it. It returns a number, or a dict of arrays by name, and must do the same in every call: seed
+            what is random. A name is "package:function" or "file.py:function". None for the manifest's.
+        tolerance: by how much the pipeline may be worse than in float32, in units of the number or of the metric; all
+            models together. None for the manifest's, or 1e-2.
+        output: folder for the converted models; None to write nothing.
+        metric: how outputs are compared with those of float32: as for :func:`tune_model`.
+        better: of two numbers, which is better: "lower", the default, or "higher".
+        dtypes: the low types to try; both by default. levels: the levels to try; all by default.
+        device: the device to estimate times for, such as "A100" or "H100".
+        provider: where converted models run: "cuda", as they are, or "cpu", emulated. None for CUDA if there is a
+            device.
+        runs: how often the pipeline may run besides twice in float32.
+        seconds: after so many, no further run is begun, and what was found until then counts.
+        state: a file that keeps measurements, so that an interrupted tuning resumes. The function needs a name then.
+        progress: called with the current activity, the runs done, and their number.
+        budget: bytes of values and weights that a run on the CPU holds at a time, besides the models themselves.
+        allow_slower: also take what is slower than float32 by the estimate, and has no smaller weights.
+        options: those of :func:`onnxamp.convert_model`, for all models, except dtype and rescale, which are found.
+
+    Returns:
+        What was decided and measured: for each model its plan, for :func:`apply_plan`. If nothing meets the tolerance,
+        all models stay float32.
+
+    Raises:
+        RuntimeFailure: the function fails in float32, or does not return the same in a second run.
+        ArgumentError: the manifest or an argument is wrong. ModelError: a model cannot be read.
+        OutputError: a result cannot be written. Then none is put in place.
+
+    Example:
+        >>> import onnxamp
+        >>> tuned = onnxamp.tune_pipeline("models/speech/pipeline.toml", tolerance=0.02, provider="cpu")
+        >>> {model.name: model.is_float32 for model in tuned.models}
+        {'text_encoder': False, 'acoustic': False, 'vocoder': True}
+        >>> encoder16 = onnxamp.apply_plan("models/speech/text_encoder.onnx", tuned["text_encoder"].plan)
+    """
+    said = Settings(function, tolerance, metric, better, dtypes, levels, options)
+    arguments = PipelineArguments(device, provider, runs, seconds, state, progress, budget, allow_slower)
+    tuned = run_tuning(make_pipeline(pipeline, said), arguments, None if output is None else Path(output))
+    warn(tuned.warnings)
+    return tuned
+
+
+def run_tuning(
+    pipeline: Pipeline, asked: PipelineArguments, output: Path | None = None, sink: Callable[[Path], Sink] = Sink
+) -> TunedPipeline:
+    """:func:`tune_pipeline` for arguments that are checked; ``sink`` says how to write a file.
+
+    Raises:
+        As :func:`tune_pipeline`.
+    """
+    with ExitStack() as stack:
+        for member in pipeline.members:
+            stack.enter_context(declared_ops(member.asked(Level.O2, "float16").custom_ops))
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True)))
+        job = _Job.of(pipeline, asked, folder)
+        search = job.searched()
+        if output is None:
+            return job.outcome(search, {}, None, None, "nothing was written")
+        ran: list[tuple[float | None, str]] = []
+        chosen = search.decided
+        job.progress("writing", 0, 0)
+        made = write_pipeline(
+            pipeline.members, chosen, output, sink, job.runs.backend.provider,
+            lambda paths: ran.append(job.approved(paths, chosen)),
+        )  # fmt: skip
+        return job.outcome(search, made, output, *ran[0])
+
+
+@dataclass(slots=True)
+class _Job:
+    """One tuning: what runs the pipeline, and what is known of it."""
+
+    runs: PipelineRuns
+    asked: PipelineArguments
+    state: PipelineState
+    noise: float = 0.0
+    order: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, asked: PipelineArguments, folder: Path) -> "_Job":
+        """Run the pipeline twice in float32."""
+        if asked.state is not None and not (":" in pipeline.called and isinstance(pipeline.metric, str)):
+            raise ArgumentError("A state file needs a function that has a name: write it as 'package:function'.")
+        metric = make_metric(pipeline.metric, pipeline.tolerance)
+        backend = choose_backend(asked.provider)
+        runs = PipelineRuns(pipeline, backend, metric, folder, asked.budget)
+        path = None if asked.state is None else Path(asked.state)
+        state = load_state(signature_of(pipeline, metric.name, repr(backend)) if path else "", path)
+        job = cls(runs, asked, state)
+        job.progress("running in float32", 0, asked.runs)
+        runs.start()
+        noise = state.run({}, lambda: runs.measure({})).error
+        if noise > job.tolerance:
+            raise RuntimeFailure(
+                f"The function {pipeline.called!r} does not return the same twice: two runs in float32 differ by"
+                f" {noise:.2g}, more than the tolerance of {job.tolerance:g}. Seed what is random in it."
+            )
+        job.noise = noise
+        return job
+
+    @property
+    def tolerance(self) -> float:
+        """The largest accepted error."""
+        return self.runs.metric.tolerance
+
+    def progress(self, activity: str, done: int, total: int) -> None:
+        """Tell what is being done."""
+        if self.asked.progress is not None:
+            self.asked.progress(activity, done, total)
+
+    def searched(self) -> PipelineSearch:
+        """The search, done."""
+        runs, asked = self.runs, self.asked
+        device, provider = device_called(asked.device), runs.backend.reference
+        clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
+        float32, choices = dict[str, Choice](), dict[str, list[Choice]]()
+        for member in runs.pipeline.members:
+            name = member.name
+            self.progress(f"looking at {name}", 0, asked.runs)
+            samples = runs.samples(name)
+            proof = UpgradeProof(Comparison.of(member.model, samples, None, provider, budget=asked.budget))
+            float32[name], choices[name] = choices_of(
+                member, samples, clocks[name], provider, proof, allow_slower=asked.allow_slower
+            )
+
+        def refined(name: str, like: Choice, tolerance: float) -> Choice | None:
+            """Level auto for a model."""
+            return self._refined(name, like, tolerance, clocks[name])
+
+        search = PipelineSearch(
+            float32, choices, frozenset(m.name for m in runs.pipeline.members if Level.AUTO in m.levels),
+            self.tolerance, lambda chosen: self.state.run(chosen, lambda: runs.measure(chosen)), refined,
+            lambda name, choice: runs.own_error(name, choice, make_metric("auto", 1.0)), self.progress, asked.runs,
+            asked.seconds, asked.allow_slower,
+        )  # fmt: skip
+        self.order = tuple(search.search())
+        _LOG.info("tuned a pipeline of %d models in %d runs", len(float32), len(search.trials))
+        return search
+
+    def _refined(self, name: str, like: Choice, tolerance: float, clock: Clock) -> Choice | None:
+        member = next(one for one in self.runs.pipeline.members if one.name == name)
+        options = like.plan.options
+        asked = member.asked(
+            Level.AUTO, options.dtype, **({"rescale": True, "rescaling": options.rescaling} if options.rescale else {})
+        )
+        self.progress(f"tuning {name} at {tolerance:.2g}", len(self.state.runs), self.asked.runs)
+
+        def find() -> tuple[Plan, float]:
+            search = Search(
+                tolerance, samples=self.runs.samples(name), device=self.asked.device, provider=self.asked.provider,
+                budget=self.asked.budget, allow_slower=self.asked.allow_slower,
+            )  # fmt: skip
+            tuned = tune(member.model, asked, search)
+            return tuned.plan, tuned.error
+
+        words = f"{name} {tolerance!r} {asked.keywords()} {self.asked.device} {self.asked.allow_slower}"
+        plan, error = self.state.plan(words, find)
+        _, analysis = analyse_model(member.model, plan.options, plan)
+        choice = clock.choice(analysis, tolerance=tolerance, error=error, plan=plan)
+        return choice if choice.nodes else None
+
+    def approved(self, paths: Mapping[str, Path], chosen: Mapping[str, Choice]) -> tuple[float | None, str]:
+        """The error of a run with the files that were written; else why there was none.
+
+        Raises:
+            RuntimeFailure: they do not run where they are meant to, or miss the tolerance.
+        """
+        self.progress("running what was written", 0, 0)
+        found, name = self.runs.written(paths), self.runs.backend.provider
+        if found.failure and self.runs.backend.emulated:
+            return None, f"on {name.upper()}: {found.failure.rstrip('.')}"
+        if found.error > self.tolerance and any(not choice.is_float32 for choice in chosen.values()):
+            raise RuntimeFailure(
+                f"As written, the pipeline is {found.error:.3g} worse than in float32, more than the tolerance of"
+                f" {self.tolerance:g}: {found.failure or 'sessions of ONNX Runtime compute something else'}. Nothing"
+                " was put in place."
+            )
+        return found.error, ""
+
+    def outcome(
+        self,
+        search: PipelineSearch,
+        made: Mapping[str, Conversion],
+        output: Path | None,
+        written: float | None,
+        note: str,
+    ) -> TunedPipeline:
+        """What is returned."""
+        runs, pipeline, state, chosen = self.runs, self.runs.pipeline, self.state, search.decided
+        last = state.run(chosen, lambda: runs.measure(chosen))
+        members = tuple(
+            _member(search, name, choice, runs.calls[name].count, made.get(name), member.model.label)
+            for member in pipeline.members
+            for name, choice in [(member.name, chosen[member.name])]
+        )
+        lowest = next((one.plan.dtype for one in chosen.values() if not one.is_float32), "float32")
+        metric = "" if runs.value is not None else runs.metric.name
+        said = (f"{name}: {text}" for name, one in chosen.items() for text in one.plan.warnings)
+        return TunedPipeline(
+            members, self.order, pipeline.path, output, pipeline.called, metric, pipeline.better,
+            self.tolerance, runs.value, last.value, last.error, last.error <= self.tolerance, self.noise,
+            runs.backend.name(lowest), written, note, state.made, len(state.recalled),
+            search.stopped, self.asked.device, tuple(search.trials), tuple(dict.fromkeys(said)),
+        )  # fmt: skip
+
+
+def _member(
+    search: PipelineSearch, name: str, choice: Choice, calls: int, made: Conversion | None, source: str
+) -> TunedMember:
+    """A model as it was decided."""
+    before = search.float32[name]
+    alone = search.alone.get(name)
+    return TunedMember(
+        name, source, None if made is None else made.target, choice.plan, choice.label, choice.exponents, calls,
+        alone[1] if alone is not None and alone[0] is choice else None, search.errors[name], before.time, choice.time,
+        before.weights if made is None else made.bytes_before, choice.weights if made is None else made.bytes_after,
+        0 if choice.is_float32 else choice.nodes,
+    )  # fmt: skip

@@ -1,0 +1,81 @@
+"""Writing the models of a pipeline: all are written beside their targets and judged there, then all take their places.
+
+A result that is refused leaves everything as it was. What is put in place, model by model, are renamed files, so each
+is whole at every moment.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from onnxamp._convert.convert import Conversion, Sink, convert_to_file
+from onnxamp._errors import OutputError, RuntimeFailure
+from onnxamp._model.model import Model
+from onnxamp._numerics.heal import load_result
+from onnxamp._pipeline.choices import Choice
+from onnxamp._pipeline.manifest import Member
+from onnxamp._runtime.session import Provider, is_plugin
+from onnxamp._target.versions import device_of
+
+Approve = Callable[[Mapping[str, Path]], None]
+"""Judges the files of all models before they are put in their places; raises if they are refused."""
+
+
+def write_pipeline(
+    members: Sequence[Member], chosen: Mapping[str, Choice], folder: Path, sink: Callable[[Path], Sink],
+    provider: Provider, approve: Approve,
+) -> dict[str, Conversion]:  # fmt: skip
+    """Write all models of a pipeline into a folder.
+
+    Args:
+        members: the models.
+        chosen: what each becomes.
+        folder: where they go, each under its own name.
+        sink: how to write a file.
+        provider: where models ran.
+        approve: judges the files.
+
+    Raises:
+        RuntimeFailure: ONNX Runtime does not load a result. OutputError: something cannot be written.
+        Others as :func:`onnxamp._convert.convert.convert_to_file`, and what ``approve`` raises.
+    """
+    made: dict[str, Conversion] = {}
+
+    def written(left: Sequence[Member], shown: Mapping[str, Path]) -> None:
+        """Write the models that are left; the files of the others are ``shown``."""
+        if not left:
+            approve(shown)
+            return
+        member, choice = left[0], chosen[left[0].name]
+        target = folder / member.file
+        _make(target.parent)
+
+        def go_on(path: Path) -> None:
+            _check_loads(member, choice, path, provider)
+            written(left[1:], {**shown, member.name: path})
+
+        how = replace(sink(target), approve=go_on)
+        plan = None if choice.is_float32 else choice.plan
+        made[member.name] = convert_to_file(member.model, how, choice.plan.options, plan)
+
+    written(members, {})
+    return made
+
+
+def _check_loads(member: Member, choice: Choice, path: Path, provider: Provider) -> None:
+    """Let ONNX Runtime load a file, in a process of its own."""
+    options = choice.plan.options
+    place = provider if provider == device_of(options.target) and not is_plugin(provider) else None
+    loaded = load_result(Model.read(path, member.model), member.model, place)
+    if loaded.fault:
+        raise RuntimeFailure(
+            f"{loaded.by} does not load the model {member.name!r} at {choice.label}: {loaded.fault}. Nothing was"
+            " written; leave that choice out with levels or dtypes of the model in the manifest."
+        )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot make the folder {str(folder)!r}: {error.strerror}.") from None
