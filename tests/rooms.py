@@ -6,6 +6,7 @@ ROOMS = (
     "_errors",
     "_warnings",
     "_dtypes",
+    "_workers",
     "_ops",
     "_model",
     "_graph",

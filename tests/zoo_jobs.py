@@ -4,6 +4,9 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
 
 
 def square_or_die(item: int | str) -> int:
@@ -24,3 +27,46 @@ def slow(item: float) -> float:
 
 def process(_: object) -> tuple[int, str]:
     return os.getpid(), os.environ["ONNXAMP_THREADS"]
+
+
+def square_of_number(item: object) -> float:
+    if isinstance(item, str):
+        raise ValueError(item)  # noqa: TRY004
+    return float(item) ** 2  # type: ignore[arg-type]
+
+
+def counter() -> Callable[[object], int]:
+    """Counts the items that one worker had."""
+    numbers = count(1)
+    return lambda _: next(numbers)
+
+
+def unmakable() -> Callable[[object], object]:
+    raise ValueError("cannot be made")
+
+
+def die_on(folder: str, times: int, item: str) -> str:
+    """A file says how often a worker died of the item."""
+    died = len(list(Path(folder).glob(f"{item}-*")))
+    if item.startswith("bad") and died < times:
+        Path(folder, f"{item}-{died}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item.upper()
+
+
+def home(folder: str, item: int) -> str:
+    """The machine of the cluster that runs this, when two items are at work."""
+    import ray
+
+    Path(folder, f"begun-{item}").touch()
+    while len(list(Path(folder).glob("begun-*"))) < 2:
+        time.sleep(0.01)
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def wait_for(folder: str, item: int) -> int:
+    """Tells that it has begun, and waits for a word."""
+    Path(folder, f"begun-{item}").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+    return item

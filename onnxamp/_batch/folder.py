@@ -1,9 +1,8 @@
 """Converting all models of a folder: find them, skip what is up to date, hand the rest to workers, and remember."""
 
 import logging
-import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -12,19 +11,20 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
-from onnxamp._batch.job import FolderOptions, Job, JobResult, Paged, read_before, run_job
-from onnxamp._batch.pool import Crash, run_jobs
+from onnxamp._batch.find import find_jobs, size_of
+from onnxamp._batch.job import FolderOptions, Job, JobResult, Paged, failed, jobs_of, read_before
 from onnxamp._batch.state import Entry, Row, fingerprint, load_state, save_state
 from onnxamp._convert.convert import EXTERNAL_DATA
 from onnxamp._errors import ArgumentError, OutputError
 from onnxamp._model.staging import sweep
-from onnxamp._model.threads import core_count
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._public import Shown
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._warnings import warn
+from onnxamp._workers.executor import Crash, Failed, Work, run
+from onnxamp._workers.place import Place
 
 _LOG: Final = logging.getLogger("onnxamp")
 _OF_FILES: Final = ("external_data", "shard_bytes")
@@ -89,6 +89,7 @@ def convert_folder(
     level: LevelName = "O2",
     *,
     jobs: int | None = None,
+    cluster: str | None = None,
     external_data: str = "auto",
     shard_bytes: int | None = None,
     tolerance: float = 1e-2,
@@ -116,6 +117,8 @@ def convert_folder(
         dst: the folder for the results; created if it is missing.
         level: see :func:`convert_file`, as for ``external_data``, ``shard_bytes``, ``metric`` and ``options``.
         jobs: worker processes, which share the processor's cores; by default one per core.
+        cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address. All its machines
+            must see the folders. None for processes of this machine, without Ray.
         external_data: "auto", "always" or "never".
         shard_bytes: bytes per data file.
         tolerance: for level "auto" only: the largest error to accept.
@@ -156,13 +159,13 @@ def convert_folder(
         dict(dims or {}), provider, libraries=active_libraries(),
     )  # fmt: skip
     data = Path(inputs) if inputs is not None else None
-    report = run_folder(asked, Path(src), Path(dst), jobs, data, told, retry=retry)
+    report = run_folder(asked, Path(src), Path(dst), Place(jobs, cluster), data, told, retry=retry)
     warn(f"{row.name}: {warning}" for row in report.rows for warning in row.warnings)
     return report
 
 
 def run_folder(
-    options: FolderOptions, source: Path, target: Path, jobs: int | None, inputs: Path | None, told: Told | None,
+    options: FolderOptions, source: Path, target: Path, place: Place, inputs: Path | None, told: Told | None,
     *, retry: bool = False, pages: Path | None = None, paged: Paged | None = None,
 ) -> FolderReport:  # fmt: skip
     """:func:`convert_folder` with its options in one record; raises the same.
@@ -170,7 +173,7 @@ def run_folder(
     ``paged`` writes the page of each result to the folder ``pages``. A result without one is made again.
     """
     start = time.perf_counter()
-    check_options(options, jobs)
+    check_options(options)
     found = find_jobs(source, target, inputs)
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -180,12 +183,12 @@ def run_folder(
     if pages is not None:
         found = [replace(job, page=page_of(pages, job.name)) for job in found]
     rows, waiting = _known(found, state, prints, target, retry=retry)
-    waiting.sort(key=_size, reverse=True)  # so that no worker starts a large one last
-    workers = max(1, min(jobs or core_count(), len(waiting)))
-    saved = time.monotonic()
+    waiting.sort(key=size_of, reverse=True)  # so that no worker starts a large one last
+    used, saved = 1, time.monotonic()
     try:
-        with closing(_work(partial(run_job, options, paged), waiting, workers, len(rows), told)) as results:
-            for result in results:
+        with closing(_work(partial(jobs_of, options, paged), waiting, place, len(rows), told)) as results:
+            for result, count in results:
+                used = count
                 rows[result.row.name] = result.row
                 _LOG.info("%s: %s %s", result.row.name, result.row.outcome, result.row.message)
                 state.pop(result.row.name, None)
@@ -200,7 +203,7 @@ def run_folder(
     finally:
         if waiting:
             save_state(target, state)
-    return FolderReport(source, target, workers, time.perf_counter() - start, tuple(rows[job.name] for job in found))
+    return FolderReport(source, target, used, time.perf_counter() - start, tuple(rows[job.name] for job in found))
 
 
 def page_of(pages: Path, name: str) -> Path:
@@ -226,15 +229,13 @@ def _known(
     return rows, waiting
 
 
-def check_options(options: FolderOptions, jobs: int | None) -> None:
+def check_options(options: FolderOptions) -> None:
     """Refuse wrong options before the first model is read.
 
     Raises:
         ArgumentError: an option has an impossible value, or cannot be used for a folder.
         RuntimeFailure: CUDA is asked for, and cannot be used.
     """
-    if jobs is not None and jobs < 1:
-        raise ArgumentError(f"jobs must be at least 1, but is {jobs}.")
     if options.external_data not in EXTERNAL_DATA:
         raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {options.external_data!r}.")
     if options.conversion.rule is not None:
@@ -242,58 +243,6 @@ def check_options(options: FolderOptions, jobs: int | None) -> None:
     if options.validate and options.provider is not None:
         choose_provider(options.provider)
     is_auto(options.conversion.level, options.tolerance, None, options.metric)
-
-
-def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Job]:
-    """The models below a folder, sorted by name, without hidden ones and those below ``target``.
-
-    Raises:
-        ArgumentError: there is none, or results could replace originals.
-    """
-    if not source.is_dir():
-        raise ArgumentError(f"{str(source)!r} is not a folder.")
-    if target.exists() and not target.is_dir():
-        raise ArgumentError(f"The output {str(target)!r} is a file: results of a folder go to a folder.")
-    if inputs is not None and not inputs.is_dir():
-        raise ArgumentError(f"The inputs {str(inputs)!r} are not a folder: models of a folder need one.")
-    home = target.resolve()
-    if source.resolve() == home or source.resolve().is_relative_to(home):
-        raise ArgumentError(
-            f"Results in {str(target)!r} could replace originals in {str(source)!r}: use another folder."
-        )
-    jobs = []
-    for path in _models(source, home):
-        name = path.relative_to(source)
-        jobs.append(
-            Job(name.as_posix(), path, target / name, target / "failed" / name, _inputs_of(name, inputs), target)
-        )
-    if not jobs:
-        raise ArgumentError(f"There is no *.onnx file below {str(source)!r}.")
-    if inputs is not None and all(job.inputs is None for job in jobs):
-        raise ArgumentError(
-            f"{str(inputs)!r} holds inputs of none of the models: those of {jobs[0].name} would be in"
-            f" {Path(jobs[0].name).with_suffix('.npz').as_posix()}."
-        )
-    return jobs
-
-
-def _models(source: Path, without: Path) -> Iterator[Path]:
-    for folder, below, files in os.walk(source):
-        here = Path(folder)
-        below[:] = sorted(name for name in below if name[0] != "." and (here / name).resolve() != without)
-        yield from (here / name for name in sorted(files) if name[0] != "." and name.lower().endswith(".onnx"))
-
-
-def _inputs_of(name: Path, inputs: Path | None) -> Path | None:
-    """The inputs of a model: an npz file, Polygraphy's JSON, or a folder of them."""
-    if inputs is None:
-        return None
-    kinds = (inputs / name.with_suffix(suffix) for suffix in (".npz", ".json", ""))
-    return next((path for path in kinds if path.exists()), None)
-
-
-def _size(job: Job) -> int:
-    return job.source.stat().st_size if job.source.is_file() else 0
 
 
 class _Prints(NamedTuple):
@@ -322,11 +271,13 @@ def _runtime() -> str:
 
 
 def _work(
-    run: Callable[[Job], JobResult], jobs: Sequence[Job], workers: int, before: int, told: Told | None
-) -> Generator[JobResult]:
-    """The result of each job when it is done. What a worker that dies leaves behind is removed."""
+    work: Work, jobs: Sequence[Job], place: Place, before: int, told: Told | None
+) -> Generator[tuple[JobResult, int]]:
+    """The result of each job when it is done, and the number of workers. What those leave that die is removed."""
     running: dict[int, str] = {}
     finished, total = before, before + len(jobs)
+    if not jobs:
+        return
 
     def tell(row: Row | None = None) -> None:
         if told is not None:
@@ -336,19 +287,24 @@ def _work(
         running[position] = jobs[position].name
         tell()
 
-    threads = max(1, core_count() // workers)
     try:
-        with closing(run_jobs(run, jobs, workers, threads, started)) as results:
-            for position, result in results:
+        with place.workers(len(jobs)) as workers, closing(run(workers, work, jobs, started=started)) as results:
+            for position, found in results:
                 del running[position]
                 finished += 1
-                job = jobs[position]
-                if isinstance(result, Crash):
-                    sweep(job.target)
-                    row, read = Row(job.name, message=str(result)), read_before(job)
-                    result = JobResult(row, read, may_pass=result.was_ended)  # noqa: PLW2901
-                yield result
+                result = _result(jobs[position], found)
+                yield result, workers.count
                 tell(result.row)
     finally:
         for position in running:
             sweep(jobs[position].target)
+
+
+def _result(job: Job, found: JobResult | Failed | Crash) -> JobResult:
+    """What became of a job, in whatever way it ended."""
+    if isinstance(found, Failed):
+        return failed(job, found.error)
+    if isinstance(found, Crash):
+        sweep(job.target)
+        return JobResult(Row(job.name, message=str(found)), read_before(job), may_pass=found.was_ended)
+    return found

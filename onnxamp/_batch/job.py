@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,19 +97,36 @@ class JobResult:
     may_pass: bool = False
 
 
+def jobs_of(options: FolderOptions, paged: Paged | None) -> Callable[[Job], JobResult]:
+    """The work of a folder: what is done with each job."""
+    return partial(run_job, options, paged)
+
+
 def run_job(options: FolderOptions, paged: Paged | None, job: Job) -> JobResult:
-    """Run a job, and let ``paged`` write its page. Whatever goes wrong ends up in the row."""
+    """Run a job, and let ``paged`` write its page. Whatever goes wrong ends up in the row.
+
+    Raises:
+        MemoryError: the memory does not suffice.
+    """
     start = time.perf_counter()
     read = read_before(job)
     try:
         with custom_ops(options.conversion.custom_ops, library=options.libraries):
             result = _run(options, job, paged)
+    except MemoryError:  # another machine may have more
+        raise
     except OnnxAmpError as error:
         result = _failure(job, read, Row(job.name, message=str(error)), error)
     except Exception as error:  # noqa: BLE001 - no model may break the others
-        row = Row(job.name, message=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
-        result = _failure(job, read, row, error)
+        result = failed(job, error)
     return replace(result, row=replace(result.row, seconds=time.perf_counter() - start))
+
+
+def failed(job: Job, error: Exception) -> JobResult:
+    """What becomes of a job that an unexpected error ended."""
+    trace = "".join(traceback.format_exception(error))
+    row = Row(job.name, message=f"{type(error).__name__}: {error}", trace=trace)
+    return _failure(job, read_before(job), row, error)
 
 
 def read_before(job: Job) -> Mapping[str, Stamp]:

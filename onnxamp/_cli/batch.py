@@ -11,7 +11,7 @@ import click
 from onnxamp._batch.folder import FolderProgress, Told, run_folder
 from onnxamp._batch.job import FolderOptions
 from onnxamp._cli.common import IN_FOLDER, show
-from onnxamp._cli.options import options_of, provider_of
+from onnxamp._cli.options import options_of, place_of, provider_of
 from onnxamp._errors import ArgumentError
 from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.html.folder import write_index, write_job_page
@@ -48,7 +48,7 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
         not options["no_cure"], options["cure_time"], active_libraries(),
     )  # fmt: skip
     with _progress(quiet=options["quiet"]) as progress:
-        report = run_folder(folder_options, source, options["output"], options["jobs"], options["inputs"], progress,
+        report = run_folder(folder_options, source, options["output"], place_of(options), options["inputs"], progress,
                             retry=options["retry"], pages=index.parent if index else None,
                             paged=write_job_page)  # fmt: skip
     if index:

@@ -18,6 +18,7 @@ from onnxamp._cli.options import (
     model_argument,
     options_of,
     output_options,
+    place_options,
     provider_of,
     run_options,
     samples_of,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 @accept_option
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
 @run_options()
-@click.option("--jobs", type=click.IntRange(1), help="Worker processes for a folder of models [one per core].")
+@place_options
 @click.option("--retry", is_flag=True, help="A folder of models: try again what failed before for the same reason.")
 @click.option("--no-cure", is_flag=True, help="If the result fails its validation, write it as NAME.failed.onnx"
               " instead of keeping more nodes in float32.")  # fmt: skip
@@ -89,7 +90,7 @@ def command(model: Path, **options: Any) -> None:
 
 
 def _convert(path: Path, given: dict[str, Any]) -> None:
-    if of_folder := [flag for flag in ("jobs", "retry") if given[flag]]:
+    if of_folder := [flag for flag in ("jobs", "cluster", "retry") if given[flag]]:
         raise ArgumentError(f"--{of_folder[0]} is for a folder of models.")
     validates = not given["no_validate"]
     if given["accept"] is not None and not validates and given["level"] != Level.AUTO:

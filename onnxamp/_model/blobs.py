@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError
 from onnxamp._model.lowering import ConversionCounts, Scratch, lower
-from onnxamp._model.threads import core_count, thread_limit
 from onnxamp._model.weights import DataLocation
+from onnxamp._workers.threads import core_count, thread_limit
 
 PIECE: Final = 4 << 20
 """Bytes that a thread reads at a time: enough to hide the overhead of Python, few enough to stay in the processor's

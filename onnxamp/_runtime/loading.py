@@ -10,7 +10,6 @@ of models, and ends when this process ends.
 import atexit
 import json
 import os
-import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -27,6 +26,7 @@ from onnxamp._model.weights import external_tensor, stored_bytes
 from onnxamp._runtime.session import Provider, provider_options
 from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.starting import reason
+from onnxamp._workers.executor import ending
 
 _LARGE: Final = 16 << 20
 """Bytes from which on a file is large."""
@@ -141,11 +141,3 @@ def the_loader() -> Loader:
     loader = Loader()
     atexit.register(loader.end)
     return loader
-
-
-def ending(code: int | None) -> str:
-    """How a process ended, as a predicate; ``code`` is its exit code, negative for a signal."""
-    if code is None or code >= 0:
-        return f"ended with exit code {code}"
-    name = next((item.name for item in signal.Signals if item == -code), f"signal {-code}")
-    return f"was ended by {name}"

@@ -150,7 +150,7 @@ def make_session(
         provider: "cuda", "cpu", or a plugin provider.
         optimize: run all graph optimisations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
-        threads: threads that one operator may use; 0 for ONNXAMP_THREADS (:mod:`onnxamp._model.threads`) or ONNX
+        threads: threads that one operator may use; 0 for ONNXAMP_THREADS (:mod:`onnxamp._workers.threads`) or ONNX
             Runtime's own choice.
         spin: let threads busy-wait for the next operator: fastest, but at the cost of other processes.
         profile_to: prefix of the profile file to write; None for no profile.

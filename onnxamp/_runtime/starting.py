@@ -18,9 +18,9 @@ from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import has_external_data
 from onnxamp._model.storage import data_files, folder_of, load_model
-from onnxamp._model.threads import thread_limit
 from onnxamp._runtime.custom_ops import register_libraries
 from onnxamp._runtime.spill import is_large, save_spilled
+from onnxamp._workers.threads import thread_limit
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -1,7 +1,6 @@
 """A folder of models: workers that die, what is up to date, the table, and how a run ends."""
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -14,15 +13,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import zoo_jobs
 from commands import CLASSIFIER, MODELS, NORM, run, saved, small
 from stored import inline
 
 import onnxamp
-from onnxamp._batch.pool import Crash, run_jobs
 from onnxamp._batch.state import NAME
-from onnxamp._model.threads import THREADS, thread_limit
-from onnxamp._runtime.session import make_session
 
 UNIX = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 
@@ -31,16 +26,6 @@ UNIX = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are forked off a process that has imported everything, which is quicker than to start each anew."""
-    context = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
-    context.set_forkserver_preload(
-        ["onnxruntime", "onnxamp._batch.job", "onnx_ir.external_data", "scipy.sparse.csgraph"]
-    )
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
 
 
 FAULTS = """
@@ -95,63 +80,6 @@ def files(root: str) -> set[str]:
 
 def convert(**options: object) -> onnxamp.FolderReport:
     return onnxamp.convert_folder("in", "out", jobs=1, **options)
-
-
-# --- workers ----------------------------------------------------------------------------------------------------
-
-
-@UNIX
-@pytest.mark.usefixtures("forked")
-def test_a_worker_that_dies_takes_no_other_item_with_it() -> None:
-    items = [1, "segfault", 2, "killed", "left", 3, 4]
-    found = dict(run_jobs(zoo_jobs.square_or_die, items, 2, 1, lambda _: None))
-    crashes = {1: Crash(-signal.SIGSEGV), 3: Crash(-signal.SIGKILL), 4: Crash(3)}
-    assert found == {0: 1, 2: 4, 5: 9, 6: 16} | crashes
-    assert [str(found[position]).split(":")[0].rstrip(".") for position in crashes] == [
-        "The worker process was ended by SIGSEGV",
-        "The worker process was ended by SIGKILL",
-        "The worker process ended with exit code 3",
-    ]
-
-
-def test_workers_are_other_processes_are_kept_and_know_their_share() -> None:
-    found = [result for _, result in run_jobs(zoo_jobs.process, range(5), 2, 3, lambda _: None)]
-    assert {threads for _, threads in found} == {"3"}
-    assert len({pid for pid, _ in found}) <= 2
-    assert os.getpid() not in {pid for pid, _ in found}
-
-
-@pytest.mark.usefixtures("forked")
-def test_every_item_is_said_to_be_started() -> None:
-    started: list[int] = []
-    assert (
-        [position for position, _ in run_jobs(zoo_jobs.square_or_die, [5, 6], 1, 1, started.append)]
-        == started
-        == [0, 1]
-    )
-
-
-@pytest.mark.usefixtures("forked")
-def test_closing_ends_workers_at_work() -> None:
-    running = run_jobs(zoo_jobs.slow, [0.0, 3600.0], 2, 1, lambda _: None)
-    assert next(running) == (0, 0.0)
-    running.close()  # would wait for an hour
-
-
-@pytest.mark.parametrize(("text", "limit"), [(None, 0), ("3", 3)])
-def test_threads_are_limited_by_the_environment(text: str | None, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(THREADS, raising=False)
-    if text:
-        monkeypatch.setenv(THREADS, text)
-    assert thread_limit() == limit
-    assert make_session(onnx.load(CLASSIFIER)).get_session_options().intra_op_num_threads == limit
-    assert make_session(onnx.load(CLASSIFIER), threads=1).get_session_options().intra_op_num_threads == 1
-
-
-def test_a_limit_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(THREADS, "many")
-    with pytest.raises(onnxamp.ArgumentError, match="must be a number of threads, not 'many'"):
-        thread_limit()
 
 
 # --- the folder -------------------------------------------------------------------------------------------------

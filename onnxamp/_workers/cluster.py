@@ -1,0 +1,225 @@
+"""Worker processes of a Ray cluster: one actor each, so that what it has made serves all its items.
+
+Ray starts processes, moves data, and notices what dies. Whom an item goes to is decided in
+:mod:`onnxamp._workers.executor`, and here: an item whose worker died goes to another machine if one is free.
+"""
+
+import logging
+import os
+import pickle
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from onnxamp._errors import ArgumentError, MissingPackageError, RuntimeFailure
+from onnxamp._workers.executor import Crash, Station, Work
+from onnxamp._workers.threads import THREADS, core_count
+
+LOCAL: Final = "local"
+"""The address that starts a cluster on this machine, for as long as it is needed."""
+
+_ATTEMPTS: Final = 3
+"""Workers that may die of one item."""
+_GRACE: Final = 10.0
+"""Seconds in which killed workers are expected to be gone."""
+_PATIENCE: Final = 300.0
+"""Seconds in which a cluster must find room for a worker."""
+_STILLBORN: Final = 20
+"""Workers that may be lost, with their machines, before they have started."""
+_STORE: Final = 512 << 20
+"""Bytes of shared memory of a cluster that is started here."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """An actor: where it is ("" until it has started), and the item that it works on."""
+
+    actor: Any
+    node: str = ""
+    address: str = ""
+    position: int = -1
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Workers of a cluster. There may be fewer than ``count`` at times: machines come and go.
+
+    Attributes:
+        count: how many workers to have.
+        threads: the processors that each of them takes, and the value of ONNXAMP_THREADS there.
+        gpus: the GPUs that each of them takes.
+    """
+
+    ray: Any
+    count: int
+    threads: int
+    gpus: int = 0
+    is_own: bool = False
+    """Whether the connection was made here, and ends with this."""
+    attempts: int = _ATTEMPTS
+    _work: Any = None
+    """(number of the work, reference to it)"""
+    _number: int = 0
+    _starting: dict[Any, _Member] = field(default_factory=dict)
+    _idle: list[_Member] = field(default_factory=list)
+    _busy: dict[Any, _Member] = field(default_factory=dict)
+    _stillborn: int = 0
+    _left: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """By position: machines where a worker died of the item."""
+
+    def begin(self, work: Work) -> None:
+        """As :meth:`Workers.begin`: the work is put once, and each machine fetches it once."""
+        try:
+            pickled = self.ray.cloudpickle.dumps(work)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ArgumentError(f"The cluster cannot be sent what workers need ({error}).") from None
+        self._number += 1
+        self._work = self._number, [self.ray.put(pickled)]
+        self._left.clear()
+        self._fill()
+
+    def free(self) -> int:
+        """As :meth:`Workers.free`."""
+        return len(self._idle)
+
+    def give(self, position: int, item: Any) -> None:
+        """As :meth:`Workers.give`."""
+        left = self._left.get(position, set())
+        place = next((place for place, member in enumerate(self._idle) if member.node not in left), -1)
+        member = self._idle.pop(place)
+        member.position = position
+        self._busy[member.actor.do.remote(*self._work, item)] = member
+
+    def wait(self) -> list[tuple[int, Any]]:
+        """As :meth:`Workers.wait`.
+
+        Raises:
+            RuntimeFailure: the cluster has no room for a single worker.
+        """
+        patience = None if self._busy or self._idle else _PATIENCE
+        ready, _ = self.ray.wait([*self._busy, *self._starting], timeout=patience)
+        if not ready:
+            raise RuntimeFailure(
+                f"The cluster had no room for a worker of {self.threads} processors within {_PATIENCE:.0f} seconds."
+            )
+        return [done for reference in ready for done in self._taken(reference)]
+
+    def _taken(self, reference: Any) -> list[tuple[int, Any]]:
+        """The result of an item; nothing of a worker that has started."""
+        if reference in self._starting:
+            member = self._starting.pop(reference)
+            try:
+                member.node, member.address = self.ray.get(reference)
+                self._idle.append(member)
+            except self.ray.exceptions.RayError as error:
+                self._stillborn += 1
+                if getattr(error, "actor_init_failed", False) or self._stillborn > _STILLBORN:
+                    raise RuntimeFailure(f"Workers of the cluster do not start: {_line(error)}.") from error
+                self._fill()
+            return []
+        member = self._busy.pop(reference)
+        try:
+            result = self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as error:  # what it made cannot be sent, say
+            raise RuntimeFailure(f"A worker of the cluster failed: {_line(error.cause or error)}.") from error
+        except self.ray.exceptions.RayError as error:
+            logging.getLogger("onnxamp").info("a worker on %s died: %s", member.address, error)
+            self._left[member.position].add(member.node)
+            self.ray.kill(member.actor)
+            result = Crash(None, member.address)
+            self._fill()
+        else:
+            self._idle.append(member)
+        return [(member.position, result)]
+
+    def _fill(self) -> None:
+        """Ask for workers where some are missing."""
+        kind = self.ray.remote(num_cpus=self.threads, num_gpus=self.gpus, max_restarts=0)(_Actor)
+        for _ in range(self.count - len(self._starting) - len(self._idle) - len(self._busy)):
+            actor = kind.remote(self.threads, str(Path.cwd()))
+            self._starting[actor.home.remote()] = _Member(actor)
+
+    def stop(self) -> None:
+        """As :meth:`Workers.stop`."""
+        busy, self._busy = self._busy, {}
+        for member in busy.values():
+            self.ray.kill(member.actor)
+        if busy:
+            self.ray.wait(list(busy), num_returns=len(busy), timeout=_GRACE)
+
+    def close(self) -> None:
+        """End all workers, and the connection if it was made for them."""
+        self.stop()
+        for member in (*self._idle, *self._starting.values()):
+            self.ray.kill(member.actor)
+        self._idle.clear()
+        self._starting.clear()
+        self._work = None
+        if self.is_own:
+            self.ray.shutdown()
+
+
+class _Actor:
+    """A worker process."""
+
+    def __init__(self, threads: int, folder: str) -> None:
+        os.environ[THREADS] = str(threads)
+        with suppress(OSError):  # relative paths mean what they mean to the main process
+            os.chdir(folder)
+        self._station, self._number = Station(), 0
+
+    def home(self) -> tuple[str, str]:
+        """The machine: its id, and its address."""
+        ray = _ray()
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+
+    def do(self, number: int, work: list[Any], item: Any) -> Any:
+        """The result of an item of a work, which is fetched when its first item comes."""
+        if number != self._number:
+            self._station.turn_to(_ray().get(work[0]))
+            self._number = number
+        return self._station.do(item)
+
+
+def connect(address: str, jobs: int | None, most: int | None = None, gpus: int = 0) -> Cluster:
+    """Connect to a cluster, or start one on this machine; a connection that is there is used.
+
+    Args:
+        address: "local", or what ``ray.init`` takes: "auto", HOST:PORT, ray://HOST:PORT.
+        jobs: number of workers; None for one per processor.
+        most: workers that can be used.
+        gpus: the GPUs that each of them takes.
+
+    Raises:
+        MissingPackageError: Ray is not installed. RuntimeFailure: there is no cluster, or it has no processors.
+    """
+    ray = _ray()
+    is_own = not ray.is_initialized()
+    if is_own:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        own = {"num_cpus": jobs or core_count(), "object_store_memory": _STORE} if address == LOCAL else {}
+        try:
+            ray.init(address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR, **own)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RuntimeFailure(f"Cannot connect to the Ray cluster {address!r}: {_line(error)}.") from error
+    processors = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    total, largest = sum(processors), max(processors, default=0)
+    if not largest:
+        raise RuntimeFailure(f"The Ray cluster {address!r} has no processors.")
+    count = max(1, min(jobs or total, most or total))
+    threads = max(1, min(total // (jobs or total), largest))
+    return Cluster(ray, count, threads, gpus, is_own)
+
+
+def _ray() -> Any:
+    try:
+        import ray  # noqa: PLC0415 - it is an extra
+    except ImportError:
+        raise MissingPackageError("--cluster needs Ray: install it with 'pip install onnxamp[ray]'.") from None
+    return ray
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

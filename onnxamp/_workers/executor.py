@@ -1,0 +1,204 @@
+"""Handing out work to processes that may die: one loop for those of this machine and those of a cluster.
+
+A *work* is a function that makes another one: it runs once in each worker, which keeps what it made for all items. So
+what all items need (models, sessions, options) is sent once, and an item is small. A worker has one item at a time, and
+the next is taken from its source when a worker is free: memory depends on the number of workers, not on that of items.
+
+If a worker dies, only the item that it worked on is affected: it is given to others, elsewhere if possible, and at last
+its result is a :class:`Crash`.
+"""
+
+import pickle
+import signal
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Final, Protocol, TypeAlias
+
+Work: TypeAlias = Callable[[], Callable[[Any], Any]]
+"""Makes the function that is called with each item; it must be possible to pickle it, with what it is made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A worker died.
+
+    Attributes:
+        code: its exit code, negative for a signal; None if it is not known, as on other machines.
+        where: the machine; "" for this one.
+        attempts: how many workers died of the same item.
+    """
+
+    code: int | None
+    where: str = ""
+    attempts: int = 1
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether others may have ended it: the system, which ran out of memory, or the user."""
+        return self.code is None or -self.code in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM))
+
+    def __str__(self) -> str:
+        if self.where:
+            died = f"The worker process on {self.where} died"
+            before = f", the last of {self.attempts} that tried" if self.attempts > 1 else ""
+            return f"{died}{before}: it crashed or ran out of memory; Ray's logs there say more."
+        end = ending(self.code)
+        more = ": perhaps it ran out of memory; fewer --jobs need less" if end.endswith("SIGKILL") else ""
+        return f"The worker process {end}{more}."
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The function raised an error; the worker lives on."""
+
+    error: Exception
+
+
+class Workers(Protocol):
+    """Worker processes. :func:`run` is how they are used."""
+
+    @property
+    def count(self) -> int:
+        """How many there are, at most."""
+
+    @property
+    def attempts(self) -> int:
+        """How many workers may die of one item."""
+
+    def begin(self, work: Work) -> None:
+        """Let all workers turn to this work.
+
+        Raises:
+            ArgumentError: it cannot be sent to them.
+        """
+
+    def free(self) -> int:
+        """How many have nothing to do."""
+
+    def give(self, position: int, item: Any) -> None:
+        """Give an item to one that is free."""
+
+    def wait(self) -> list[tuple[int, Any]]:
+        """Wait until something happens; returns (position, result) of what was done, :class:`Crash` included."""
+
+    def stop(self) -> None:
+        """End the workers that are at work, and forget what they have."""
+
+
+def run(
+    workers: Workers,
+    work: Work,
+    items: Iterable[Any],
+    *,
+    started: Callable[[int], None] = lambda _: None,
+    window: int | None = None,
+) -> Generator[tuple[int, Any]]:
+    """Yield (position, result) when an item is done, whatever the order.
+
+    The result is what the work's function returned, :class:`Failed` if it raised an error, or :class:`Crash`. Closing
+    the generator ends the workers that are at work.
+
+    Args:
+        work: what to do.
+        items: taken one by one, when a worker is free.
+        started: called with the position of each item when a worker gets it.
+        window: how far an item may be ahead of the oldest one that is not done, which bounds what has to wait for that.
+
+    Raises:
+        ArgumentError: the work cannot be sent to the workers. RuntimeFailure: the cluster has no workers.
+    """
+    source, waiting = enumerate(items), deque[tuple[int, Any]]()
+    busy, died = dict[int, Any](), Counter[int]()
+    workers.begin(work)
+    try:
+        while True:
+            if not waiting:
+                waiting.extend(islice(source, 1))
+            if not waiting and not busy:
+                return
+            if waiting and workers.free() and _is_near(waiting[0][0], busy, window):
+                position, item = waiting.popleft()
+                busy[position] = item
+                workers.give(position, item)
+                started(position)
+                continue
+            for position, result in workers.wait():
+                item = busy.pop(position)
+                died[position] += _may_pass(result)
+                if 0 < died[position] < workers.attempts and _may_pass(result):
+                    waiting.appendleft((position, item))
+                else:
+                    yield position, replace(result, attempts=died[position]) if isinstance(result, Crash) else result
+    finally:
+        workers.stop()
+
+
+def _is_near(position: int, busy: Iterable[int], window: int | None) -> bool:
+    return window is None or position - min(busy, default=position) < window
+
+
+def _may_pass(result: Any) -> bool:
+    """Whether another worker may do better."""
+    return isinstance(result, Crash) or (isinstance(result, Failed) and isinstance(result.error, MemoryError))
+
+
+_AHEAD: Final = 16
+"""Items per worker that may be done before the oldest one that is not."""
+
+
+def run_in_order(
+    workers: Workers, work: Work, items: Iterable[Any], *, done: Callable[[int, Any], None] = lambda *_: None
+) -> Iterator[Any]:
+    """The results in the order of the items; ``done`` is called with each as soon as it is there.
+
+    Raises:
+        As :func:`run`, and the first error that the work's function raised, in the order of the items.
+    """
+    ready, first = dict[int, Any](), 0
+    with closing(run(workers, work, items, window=_AHEAD * workers.count)) as results:
+        for position, result in results:
+            done(position, result)
+            ready[position] = result
+            while first in ready:
+                now = ready.pop(first)
+                if isinstance(now, Failed):
+                    raise now.error
+                first += 1
+                yield now
+
+
+@dataclass(slots=True)
+class Station:
+    """What a worker process has: the function of the present work."""
+
+    _function: Callable[[Any], Any] | None = None
+    _fault: Exception | None = None
+
+    def turn_to(self, pickled: bytes) -> None:
+        """Turn to another work; an error is that of each of its items."""
+        self._function = self._fault = None
+        try:
+            self._function = pickle.loads(pickled)()  # noqa: S301 - it comes from the main process
+        except Exception as error:  # noqa: BLE001 - the main process decides what it means
+            self._fault = error
+
+    def do(self, item: Any) -> Any:
+        """The result of an item."""
+        if self._function is None:
+            assert self._fault is not None
+            return Failed(self._fault)
+        try:
+            return self._function(item)
+        except Exception as error:  # noqa: BLE001 - the main process decides what it means
+            return Failed(error)
+
+
+def ending(code: int | None) -> str:
+    """How a process ended, as a predicate; ``code`` is its exit code, negative for a signal."""
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    name = next((item.name for item in signal.Signals if item == -code), f"signal {-code}")
+    return f"was ended by {name}"

@@ -1,0 +1,153 @@
+"""Worker processes of this machine. They are spawned, never forked: threads of ONNX Runtime do not survive a fork."""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, NoReturn
+
+from onnxamp._errors import ArgumentError
+from onnxamp._workers.executor import Crash, Station, Work
+from onnxamp._workers.threads import THREADS
+
+_GRACE: Final = 10.0
+"""Seconds that workers get to remove half-written files."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    position: int = -1
+    work: bytes = b""
+    """The work that it has turned to."""
+
+
+@dataclass(slots=True)
+class Processes:
+    """Processes that are started when they are needed, and kept for further work.
+
+    Attributes:
+        count: how many.
+        threads: the value of ONNXAMP_THREADS in each of them.
+    """
+
+    count: int
+    threads: int
+    attempts: int = 1
+    """What crashes here would crash again, and what runs out of memory, too."""
+    _work: bytes = b""
+    _idle: list[_Worker] = field(default_factory=list)
+    _busy: dict[Connection, _Worker] = field(default_factory=dict)
+
+    def begin(self, work: Work) -> None:
+        """As :meth:`Workers.begin`."""
+        try:
+            self._work = pickle.dumps(work)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ArgumentError(
+                f"Worker processes cannot be sent what they need ({error}): functions must be importable by name."
+            ) from None
+
+    def free(self) -> int:
+        """As :meth:`Workers.free`."""
+        return self.count - len(self._busy)
+
+    def give(self, position: int, item: Any) -> None:
+        """As :meth:`Workers.give`."""
+        while True:
+            worker = self._idle.pop() if self._idle else _start(self.threads)
+            with contextlib.suppress(OSError):  # it died while idle: the next one gets the item
+                worker.pipe.send((self._work if worker.work is not self._work else None, item))
+                worker.position, worker.work = position, self._work
+                self._busy[worker.pipe] = worker
+                return
+
+    def wait(self) -> list[tuple[int, Any]]:
+        """As :meth:`Workers.wait`."""
+        done = []
+        for worker in [self._busy[pipe] for pipe in wait(list(self._busy)) if isinstance(pipe, Connection)]:
+            del self._busy[worker.pipe]
+            try:
+                result = worker.pipe.recv()
+            except (EOFError, OSError):
+                worker.process.join()
+                result = Crash(worker.process.exitcode)
+            else:
+                self._idle.append(worker)
+            done.append((worker.position, result))
+        return done
+
+    def stop(self) -> None:
+        """As :meth:`Workers.stop`; those that are busy get time to remove half-written files."""
+        busy = list(self._busy.values())
+        self._busy.clear()
+        _end(busy, terminated=True)
+
+    def close(self) -> None:
+        """End all workers."""
+        self.stop()
+        idle, self._idle = self._idle, []
+        _end(idle, terminated=False)
+
+
+def _start(threads: int) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+    with _interrupts_blocked():
+        process.start()
+    theirs.close()  # else we would not notice the death of the worker
+    return _Worker(process, ours)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Workers inherit this. Ctrl-C reaches every process of a terminal, but the main process decides what ends."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(workers: Sequence[_Worker], *, terminated: bool) -> None:
+    """End workers; those that are still there after the grace period are killed."""
+    for worker in workers:
+        worker.pipe.close()
+        if terminated:
+            worker.process.terminate()
+    deadline = time.monotonic() + _GRACE
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.exitcode is None:
+            worker.process.kill()
+            worker.process.join()
+
+
+def _serve(pipe: Connection, threads: int) -> None:
+    """What a worker does: work on one item after the other until the main process closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems that cannot block it
+    signal.signal(signal.SIGTERM, _leave)
+    os.environ[THREADS] = str(threads)
+    station = Station()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            work, item = pipe.recv()
+            if work is not None:
+                station.turn_to(work)
+            pipe.send(station.do(item))
+
+
+def _leave(*_: object) -> NoReturn:
+    """Unwind the stack, which removes temporary files."""
+    raise SystemExit(128 + signal.SIGTERM)
