@@ -18,7 +18,7 @@ from onnxamp._runtime.custom_ops import custom_ops
 if TYPE_CHECKING:
     from onnxamp._convert.convert import Conversion
     from onnxamp._model.model import Model
-    from onnxamp._numerics.results import DiffReport
+    from onnxamp._numerics.results import DiffReport, LayerDiff
     from onnxamp._report.html.page import Page
     from onnxamp._tuning.results import Tuned
 
@@ -82,13 +82,17 @@ def write_page(page: "Page", path: Path) -> None:
 
 
 def write_conversion_page(
-    made: "Conversion", result: "Model", validation: "DiffReport | None", tuned: "Tuned | None", path: Path
-) -> None:
-    """Write the HTML page of a conversion, which includes an audit of the result."""
+    made: "Conversion", result: "Model", validation: "DiffReport | None", tuned: "Tuned | None", path: Path,
+    layers: "Iterable[LayerDiff]" = (),
+) -> None:  # fmt: skip
+    """Write the HTML page of a conversion, which includes an audit of the result.
+
+    ``layers`` are the values of the result where there is no validation to show.
+    """
     from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - only the page shows it
     from onnxamp._report.html.page import conversion_page  # noqa: PLC0415
 
-    write_page(conversion_page(made, validation, audit_model(result, made.plan.target), tuned), path)
+    write_page(conversion_page(made, validation, audit_model(result, made.plan.target), tuned, layers), path)
 
 
 def target_of(

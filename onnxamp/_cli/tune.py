@@ -23,10 +23,14 @@ from onnxamp._cli.options import (
 )
 from onnxamp._convert.convert import Sink, convert_to_file
 from onnxamp._model.model import Model
+from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.results import LayerDiff
 from onnxamp._options.options import Level
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
 from onnxamp._rewrite.prepare import unmatched
+from onnxamp._runtime.engines import Progress
+from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.side import BUDGET
 from onnxamp._target.roofline import DEFAULT_DEVICE, devices
 from onnxamp._tuning.job import TIMES
@@ -83,11 +87,11 @@ def command(model: Path, **options: Any) -> None:
 def _tune(model: Path, options: dict[str, Any]) -> None:
     asked, opened = options_of(options, Level.AUTO), Model.read(model)
     target = target_of(opened, options, asked.dtype, also=options["state"])
-    early = unmatched(opened, asked)
+    early, samples = unmatched(opened, asked), samples_of(opened, options)
     tell(early)
     with progress_bar(quiet=options["quiet"]) as progress:
         search = Search(
-            options["tolerance"], options["metric"], samples_of(opened, options), device=options["device"],
+            options["tolerance"], options["metric"], samples, device=options["device"],
             times=options["times"], provider=provider_of(options), runs=options["runs"], state=options["state"],
             pick=options["pick"], progress=progress, budget=options["budget"] << 20,
             seconds=options["search_time"], allow_slower=options["allow_slower"], accept=options["accept"],
@@ -95,12 +99,21 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
         sink = Sink(target, options["external_data"], options["shard_size"], partial(progress, "writing"))
         tuned = tune(opened, asked, search)
         made = convert_to_file(opened, sink, tuned.plan.options, tuned.plan)
+        told = partial(progress, "comparing values")
+        layers = _layers(opened, target, samples, search, told) if options["html"] else ()
     made = replace(made, plan=tuned.plan)  # its reasons are the measured ones
     if options["save_plan"]:
         tuned.plan.save(options["save_plan"])
     if options["html"]:
-        write_conversion_page(made, Model.read(target), None, tuned, options["html"])
+        write_conversion_page(made, Model.read(target), None, tuned, options["html"], layers)
     tell(text for text in tuned.plan.warnings if text not in early)
     show(options, partial(tuning_report, made, tuned, state=options["state"]), partial(tuning_json, made, tuned))
     if not tuned.held:
         raise click.ClickException(f"{target} was written, but exceeds the tolerance.")
+
+
+def _layers(model: Model, target: Path, samples: Samples, search: Search, progress: Progress) -> tuple[LayerDiff, ...]:
+    """Every value of the result next to the original's, for the page."""
+    result = Model.read(target, model)
+    comparison = Comparison.of(model, samples, None, search.provider, budget=search.budget)
+    return comparison.compare(result, layers=True, progress=progress).layers

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxamp._model.weights import SENTINEL
-from onnxamp._numerics.meters import COUNTS, FIELDS, NO_LEAST, QUICK_TYPES, Kind, meter
+from onnxamp._numerics.meters import COUNTS, FIELDS, FLOATS, NO_LEAST, Kind, meter
 from onnxamp._numerics.metrics import VANISHED_ABOVE, decibels, ratio
 from onnxamp._runtime.session import Provider, memory_of
 
@@ -111,6 +111,14 @@ class Measurement:
         }
         return Measurement(**joined)
 
+    def times(self, factor: float) -> "Measurement":
+        """What multiples of both tensors would show, by a positive factor."""
+        if factor == 1:
+            return self
+        sizes = {name: getattr(self, name) * factor for name in ("error_sum", *_JOIN)}
+        energies = ("error_energy", "reference_energy", "found_energy")
+        return replace(self, **sizes, **{name: getattr(self, name) * factor**2 for name in energies})
+
 
 _JOIN = {"error_max": max, "reference_max": max, "found_max": max, "reference_least": min}
 """How a field of two samples becomes one; all others add up."""
@@ -147,7 +155,7 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue", provider: Provider
 
 def _block(feeds: "dict[str, ort.OrtValue]", types: tuple[str, str], provider: Provider) -> Measurement:
     """Measure one block: in float32 if all is ordinary, else in float64 and with masks for what is not finite."""
-    if QUICK_TYPES.issuperset(types):
+    if FLOATS.issuperset(types):
         numbers = _run("quick", feeds, types, provider)
         found = Measurement(elements=0, vanished=0, **_facts("quick", numbers) | _ORDINARY)
         largest = (found.error_max, found.reference_max, found.found_max)

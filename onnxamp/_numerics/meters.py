@@ -12,7 +12,8 @@ from onnx import TensorProto, parser
 from onnxamp._dtypes import element_name
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.weights import SENTINEL
-from onnxamp._runtime.session import Provider, make_session
+from onnxamp._runtime.session import Provider, make_session, memory_of, run_values
+from onnxamp._runtime.values import to_value
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -107,9 +108,9 @@ FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
 }
 """What each kind gives, in order. "quick" is for blocks without NaN, infinities and sentinels, and sums in float32."""
 
-QUICK_TYPES: Final = frozenset({"tensor(float)", "tensor(float16)", "tensor(bfloat16)"})
+FLOATS: Final = frozenset({"tensor(float)", "tensor(float16)", "tensor(bfloat16)"})
 
-MEASURABLE: Final = QUICK_TYPES | {
+MEASURABLE: Final = FLOATS | {
     f"tensor({name})"
     for name in ("double", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 }
@@ -159,3 +160,27 @@ def _element(kind: str) -> str:
     if kind not in MEASURABLE:
         raise RuntimeFailure(f"Values of type {kind} cannot be measured: they are not tensors of numbers.")
     return element_name(kind)
+
+
+def multiplied(value: "ort.OrtValue", factor: float, provider: Provider) -> "ort.OrtValue":
+    """A tensor of one of the :data:`FLOATS`, multiplied in float32 where it is."""
+    session = _multiplier(memory_of(provider), str(value.data_type()))
+    return run_values(session, {"value": value, "factor": to_value(np.array(factor, np.float32))}, ["product"])[
+        "product"
+    ]
+
+
+@cache
+def _multiplier(provider: Provider, kind: str) -> "ort.InferenceSession":
+    elem = _element(kind)
+    model = parser.parse_model(f"""
+<ir_version: 8, opset_import: ["": 17]>
+multiply ({elem}[] value, float factor) => ({elem}[] product)
+{{
+  exact = Cast <to = {TensorProto.FLOAT}> (value)
+  scaled = Mul (exact, factor)
+  product = CastLike (scaled, value)
+}}""")
+    for entry in (*model.graph.input[:1], *model.graph.output):
+        entry.type.tensor_type.ClearField("shape")  # any rank
+    return make_session(model, provider, optimize=False)

@@ -27,6 +27,9 @@ class LayerDiff:
     local: Measurement | None
     accumulated: Measurement | None
     note: str | None = None
+    exponent: int = 0
+    """e, where the result stores the value as a multiple by 2^-e of what the reference does; errors are in the
+    reference's units."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from onnxamp._model.model import Model
 from onnxamp._numerics.measure import Measurement, measure
+from onnxamp._numerics.pairing import Pairing, pair
 from onnxamp._numerics.results import ValueCheck
-from onnxamp._numerics.walk import Pairing, SideBySide, pair
+from onnxamp._numerics.walk import SideBySide
 from onnxamp._numerics.watch import classify, watched_values
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Executable, Progress

@@ -13,6 +13,7 @@ from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Limits, apply_limits, size_only
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import TensorDiff
+from onnxamp._numerics.pairing import exponents_between
 from onnxamp._numerics.results import DiffReport, LayerDiff
 from onnxamp._numerics.tokens import Parting
 from onnxamp._numerics.walk import Compared, Walked
@@ -119,13 +120,16 @@ def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | No
 
 
 def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iterator[LayerDiff]:
+    exponents = exponents_between(reference, result)
     for name, row in rows.items():
         _, position = origin(reference, name)
         node = reference.nodes[position]
         dtype, label = dtype_of(result, name), node.name or name
         if "float" not in dtype and not (row.accumulated and row.accumulated.error_max):
             continue  # shapes, indices and masks that are equal
-        yield LayerDiff(position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note)
+        yield LayerDiff(
+            position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note, exponents.get(name, 0)
+        )
 
 
 def _mismatches(reference: Any, result: Any) -> list[str]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._numerics.measure import Measurement, measure
-from onnxamp._numerics.meters import MEASURABLE
+from onnxamp._numerics.meters import FLOATS, multiplied
+from onnxamp._numerics.pairing import Pairing, pair
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.pieces import Piece, Runner
@@ -23,82 +24,8 @@ from onnxamp._runtime.values import Feed
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-_REACH: Final = 64
-"""Nodes that may lie between a value of the result and the nearest values that the reference has, too."""
-
 _LOCAL: Final = "/local"
 """Suffix of the names of replayed values."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Nodes of the result, in order, that compute a value from values of the reference, and those values."""
-
-    nodes: tuple[int, ...]
-    reads: tuple[str, ...]
-    rounded: frozenset[str]
-    """Those of ``reads`` that are low precision in the result, but not in the reference."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """Values that nodes of both models compute under one name, and how the result's ops are fed to be judged alone."""
-
-    shared: Mapping[str, Replay | None]
-    """In the reference's order; None if too many nodes lie between a value and the nearest that the reference has."""
-    replaceable: frozenset[str] = frozenset()
-    """Values of the result that are replaced by the reference's when ops are replayed."""
-    accumulated: bool = True
-    """Whether the result's own values are compared as well as the replayed ones."""
-
-    def reads(self) -> Counter[str]:
-        """By value of the reference: the number of replays that read it."""
-        return Counter(name for replay in self.shared.values() if replay is not None for name in replay.reads)
-
-
-def pair(reference: Flow, result: Flow) -> Pairing:
-    """Match values by name and type.
-
-    Complexity: linear in nodes, times the few nodes (Casts) between shared values.
-    """
-    both = reference.own & result.own
-    made = [name for node in reference.nodes for name in node.output if name in result.maker and name in both]
-    shared = {name: _replay(reference, result, name) for name in made if _is_measurable(reference, result, name)}
-    return Pairing(shared, frozenset(name for name in made if _can_replace(reference, result, name)))
-
-
-def _is_measurable(reference: Flow, result: Flow, name: str) -> bool:
-    """Whether both values are tensors of numbers, as far as types are known."""
-    return all(kind is None or kind in MEASURABLE for kind in (reference.types.get(name), result.types.get(name)))
-
-
-def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
-    nodes, reads = {result.maker[target]}, dict[str, None]()
-    waiting = list(nodes)
-    while waiting:
-        for name in result.reads[waiting.pop()]:
-            if _can_replace(reference, result, name):
-                reads[name] = None
-            elif name in result.maker and result.maker[name] not in nodes:
-                nodes.add(result.maker[name])
-                waiting.append(result.maker[name])
-            elif name in result.inputs or name in result.defaults:
-                return None
-        if len(nodes) > _REACH:
-            return None
-    rounded = frozenset(name for name in reads if result.low.get(name) not in (None, reference.low.get(name)))
-    return Replay(tuple(sorted(nodes)), tuple(reads), rounded)
-
-
-def _can_replace(reference: Flow, result: Flow, name: str) -> bool:
-    """Whether the reference's value can be fed to readers of the result's."""
-    known = name in reference.maker or name in reference.inputs or name in reference.defaults
-    if not known or name not in reference.own:
-        return False
-    one, other = reference.types.get(name), result.types.get(name)
-    if (one or "").startswith("optional"):
-        return False  # an empty one could not be fed
-    return one == other or (one == "tensor(float)" and name in result.low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,19 +123,28 @@ class Walk:
         compared = {}
         for name in step.compared:
             accumulated, note = None, None
+            exponent = self.pairing.exponents.get(name, 0)
+            reference, device = self._as_stored(one, name), one.runner.provider
             if self.pairing.accumulated:
-                accumulated, note = _measured(one.values.get(name), other.values.get(name), one.runner.provider)
+                accumulated, note = _measured(reference, other.values.get(name), device, exponent)
             local, trouble = replayed.get(name), None
             if isinstance(local, str):
                 local, trouble = None, local
             elif local is not None:
-                local, trouble = _measured(one.values.get(name), local, one.runner.provider)
+                local, trouble = _measured(reference, local, device, exponent)
             compared[name] = Compared(local, accumulated, note or trouble)
             replayed.pop(name, None)
         replays = (self.pairing.shared[name] for name in step.compared)
         one.used([*step.compared, *(name for replay in replays if replay is not None for name in replay.reads)])
         other.used(step.compared if self.pairing.accumulated else ())
         return compared
+
+    def _as_stored(self, one: Side, name: str) -> "ort.OrtValue | None":
+        """A value of the reference as the result stores it."""
+        value, exponent = one.values.get(name), self.pairing.exponents.get(name)
+        if value is None or not exponent or not value.is_tensor() or value.data_type() not in FLOATS:
+            return value
+        return multiplied(value, 2.0**-exponent, one.runner.provider)
 
     def _replay(self, targets: Sequence[str], one: Side) -> "dict[str, ort.OrtValue | str]":
         """By target: what the result's op makes of the reference's values, or a sentence if it fails."""
@@ -233,7 +169,9 @@ class Walk:
         renamed = {name: _local_name(flow, name) for name in made if name in self.pairing.replaceable}
         rounded = frozenset[str]().union(*(replay.rounded for replay in replays))
         wanted = tuple(renamed.get(name, name) for name in targets)
-        values = self.result.run(Piece(nodes, wanted, tuple(renamed.items()), rounded), one.values)
+        reads = {name for replay in replays for name in replay.reads if name in self.pairing.exponents}
+        given = {**one.values, **{name: value for name in reads if (value := self._as_stored(one, name)) is not None}}
+        values = self.result.run(Piece(nodes, wanted, tuple(renamed.items()), rounded), given)
         return dict(zip(targets, values.values(), strict=True))
 
 
@@ -249,7 +187,7 @@ def _outputs(side: Side) -> dict[str, Any]:
 
 
 def _measured(
-    reference: "ort.OrtValue | None", result: "ort.OrtValue | None", provider: Provider
+    reference: "ort.OrtValue | None", result: "ort.OrtValue | None", provider: Provider, exponent: int
 ) -> tuple[Measurement | None, str | None]:
     if reference is None or result is None:
         return None, "not computed"
@@ -259,7 +197,7 @@ def _measured(
     if shapes[0] != shapes[1]:
         return None, f"shape {tuple(shapes[1])} instead of {tuple(shapes[0])}"
     try:
-        return measure(reference, result, provider), None
+        return measure(reference, result, provider).times(2.0**exponent), None
     except RuntimeFailure as error:
         return None, str(error)
 

@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxamp._decide.equations import Equations, find_equations
+from onnxamp._decide.equations import Equations, find_equations, is_stored
 from onnxamp._decide.relations import ZERO
 from onnxamp._decide.rescaling import complete
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, scope_graphs
 from onnxamp._model.copying import copied
+from onnxamp._model.stored import store_exponents
 from onnxamp._model.weights import read_array
 from onnxamp._ops.facts import attribute
 from onnxamp._options.rescaling import Rescaling
@@ -50,6 +51,7 @@ def rescale_graph(graph: Graph, rescaling: Rescaling) -> Rescaled:
     editor.borders()
     editor.logarithms()
     editor.finish()
+    store_exponents(editor.model, editor.stored)
     return Rescaled(Graph.of(editor.model, graph.folder), tuple(editor.notes(rescaling)))
 
 
@@ -66,6 +68,8 @@ class _Editor:
         self.added: dict[int, list[tuple[int, NodeProto]]] = {}
         """Scope -> new nodes, and the position of the node before which each goes."""
         self.touched = self.split = self.moved = self.muls = self.adds = 0
+        self.stored = _computed(equations, exponents)
+        """Name of a value that nodes compute -> its exponent."""
         self.lost: dict[str, int] = {}
         """Constant -> number of its elements that left float32's range."""
 
@@ -124,6 +128,7 @@ class _Editor:
             _overwrite(self.initializers[held.scope, held.name], tensor)
         else:
             _set_value(self.proto(held.producer), tensor)
+            self.stored[held.name] = exponent
 
     def copy(self, value: int, exponent: int, uses: Iterable[tuple[int, int]]) -> None:
         """Add a multiplied copy of a constant for some of its readers."""
@@ -227,6 +232,21 @@ class _Editor:
         for name, count in self.lost.items():
             what = f"{_count(count, 'element')} of {name!r}"
             yield f"{what} left float32's range when multiplied: results differ slightly."
+
+
+def _computed(equations: Equations, exponents: Sequence[int]) -> dict[str, int]:
+    """Name -> exponent of what nodes compute, apart from the model's outputs, behind which a Mul stands.
+
+    A name that means values of several exponents, in branches, is left out.
+    """
+    graph, found = equations.graph, dict[str, int | None]()
+    outputs = set(graph.scopes[0].outputs)
+    for value, variable in equations.values.items():
+        held, exponent = graph.values[value], exponents[variable]
+        if held.producer == ABSENT or value in outputs or is_stored(graph, value):
+            continue
+        found[held.name] = exponent if found.get(held.name, exponent) == exponent else None
+    return {name: exponent for name, exponent in found.items() if exponent}
 
 
 def _count(number: int, what: str) -> str:

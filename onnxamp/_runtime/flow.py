@@ -20,6 +20,7 @@ from onnxamp._graph.stats import lowest_precision
 from onnxamp._graph.view import View
 from onnxamp._graph.wiring import wire
 from onnxamp._model.copying import copy_fields
+from onnxamp._model.stored import stored_exponents
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import EXACT
@@ -70,6 +71,8 @@ class Flow:
     """What surrounds the graph, and the weights."""
     names: frozenset[str]
     """Every name of the model, including those in bodies."""
+    exponents: Mapping[str, int]
+    """Value -> e, where it is stored as a multiple by 2^-e."""
 
 
 def make_flow(
@@ -158,6 +161,7 @@ def flow_of(
         outputs=tuple(entry.name for entry in written.graph.output),
         shell=Shell(rest, weights, shell.base_dir),
         names=frozenset(graph.all_names()),
+        exponents=stored_exponents(written),
     )
 
 

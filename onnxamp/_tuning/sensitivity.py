@@ -17,7 +17,8 @@ from onnxamp._dtypes import LowType
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.measure import Measurement
-from onnxamp._numerics.walk import Pairing, SideBySide, Walked, pair
+from onnxamp._numerics.pairing import Pairing, pair
+from onnxamp._numerics.walk import SideBySide, Walked
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import Executable, OutputCache, part_of
 from onnxamp._runtime.flow import Flow

@@ -94,6 +94,32 @@ def test_float32_keeps_its_bits(decoder: ModelProto) -> None:
     np.testing.assert_array_equal(before[0], after[0])
 
 
+def test_values_are_compared_as_they_are_stored(decoder: ModelProto) -> None:
+    """A multiple is no error: neither of a value, nor of the op that reads it."""
+    result = onnxamp.convert_model(decoder, "O3", rescale=True, samples=IDS)
+    rows = onnxamp.diff_models(decoder, result, layers=True, samples=IDS, provider="cpu").layers
+    scaled = {row.value: row for row in rows if row.exponent}
+    assert set(scaled) == {"h0", "down", "h1"}
+    assert {row.dtype for row in scaled.values()} == {"float16"}
+    for row in rows:
+        for measured in (row.local, row.accumulated):
+            assert measured is not None
+            assert (measured.rel_l2 < 2e-3, measured.alarm) == (True, None), row
+    largest = {row.value: row.accumulated.reference_max for row in rows if row.accumulated is not None}
+    assert largest == pytest.approx(largest_magnitudes(Model.of(decoder), as_samples(IDS, decoder)) | largest)
+    assert max(largest.values()) > 65504, "in the original's units"
+
+
+def test_an_op_that_breaks_is_found_among_multiples(decoder: ModelProto) -> None:
+    result = onnxamp.convert_model(decoder, "O3", rescale=True, samples=IDS)
+    weight = next(tensor for tensor in result.graph.initializer if tensor.name == "w_down")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float16(0), weight.name))
+    report = onnxamp.diff_models(decoder, result, samples=IDS, provider="cpu")
+    assert report.first_bad is not None
+    wrong = [row.value for row in report.layers if row.local is not None and row.local.rel_l2 > 2e-3]
+    assert (report.first_bad.value, wrong) == ("down", ["down"])
+
+
 def test_plans_hold_exponents(decoder: ModelProto, tmp_path: Any) -> None:
     plan = onnxamp.plan_model(decoder, "O3", rescale=True, samples=IDS)
     rescaling = plan.options.rescaling

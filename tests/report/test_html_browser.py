@@ -205,6 +205,47 @@ def test_candidates_fit(opened, width) -> None:
         assert plot["x"] <= box["x"] < box["x"] + box["width"] <= plot["x"] + plot["width"]
 
 
+def rescaled(count: int = 30, exponent: int = 9) -> Page:
+    """A comparison in which every fifth value overflowed before exponents."""
+    rows = tuple(
+        replace(row, exponent=exponent, accumulated=pages.measurement(1e-3, 3e6, 2.0)) if number % 5 == 0 else row
+        for number, row in enumerate(pages.layers(count))
+    )
+    return conversion_page(pages.conversion(count), pages.diff(count, layers=rows), pages.audit(count))
+
+
+def dots(tab: Any) -> int:
+    return (tab.locator("#figure path.before").get_attribute("d") or "").count("M")
+
+
+@pytest.mark.parametrize("width", [700, 1200])
+def test_ranges_before_and_after_rescaling(opened, width) -> None:
+    tab = opened(rescaled(), viewport={"width": width, "height": 900})
+    assert "before and after rescaling" in tab.locator("#figure svg").text_content()
+    assert "largest |x| before rescaling" in tab.locator("#legend").inner_text()
+    assert "overflows" not in tab.locator("#legend").inner_text(), "what is stored does not"
+    assert dots(tab) == 6
+    shown = [text.bounding_box() for text in tab.locator("#figure text").all()]
+    assert max(box["x"] + box["width"] for box in shown) <= width
+    title = tab.locator("#figure text.title", has_text="Range of values").bounding_box()
+    assert title["x"] + title["width"] < tab.get_by_text("largest", exact=True).bounding_box()["x"]
+    tab.locator("#figure").hover(position={"x": 70, "y": 40})
+    assert "largest |x| 3.00e6 · stored as 5,859" in tab.locator("#tip").inner_text()
+    tab.click(f"#table td.name button >> text={pages.label(0).split('/')[-1]}")
+    assert "x · 2⁻⁹" in tab.locator("tr.more").inner_text()
+
+
+def test_what_still_overflows_is_red(opened) -> None:
+    tab = opened(rescaled(exponent=3))
+    assert "overflows" in tab.locator("#legend").inner_text()
+
+
+def test_without_exponents_nothing_moved(opened) -> None:
+    tab = opened(pages.everything())
+    assert tab.locator("#figure path.before").count() == 0
+    assert "rescaling" not in tab.locator("#along").inner_text()
+
+
 def test_dragging_zooms(opened) -> None:
     tab = opened(pages.everything(500))
     tab.locator("#figure").scroll_into_view_if_needed()

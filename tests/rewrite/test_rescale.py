@@ -4,17 +4,20 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 from every import every
 from graphs.case import parse
 from judge_numbers import run_original
 from onnx import ModelProto
 from strategies import all_ops, random_model
 
+import onnxamp
 from onnxamp._decide.equations import find_equations
 from onnxamp._decide.exponents import solve
 from onnxamp._decide.relations import Window
 from onnxamp._decide.rescaling import rows_of
 from onnxamp._graph.graph import Graph
+from onnxamp._model.stored import EXPONENTS, store_exponents, stored_exponents
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._rewrite.rescale import rescale_graph
 
@@ -71,6 +74,41 @@ def test_random_models_have_exponents() -> None:
         generated = random_model(rng, size=8)
         counts.append(check(generated.model, generated.feeds, rng))
     assert sum(count > 0 for count in counts) > 10
+
+
+def test_the_model_says_how_it_stores_values() -> None:
+    """So every value can be compared with the original's, and is equal to the last bit."""
+    compared = 0
+    for number in range(12):
+        rng = Random(number)
+        generated = random_model(rng, size=8)
+        graph = Graph.of(generated.model)
+        rescaled = rescale_graph(graph, random_rescaling(graph, rng))
+        if any("logarithms" in note or "float32's range" in note for note in rescaled.notes):
+            continue
+        report = onnxamp.diff_models(
+            generated.model, rescaled.graph.model, layers=True, samples=generated.feeds, provider="cpu"
+        )
+        for row in report.layers:
+            measured = [one for one in (row.local, row.accumulated) if one is not None]
+            assert [one.error_max for one in measured] == [0.0] * len(measured), (number, row)
+        compared += sum(row.exponent != 0 for row in report.layers)
+    assert compared > 5
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"y": "2"}', '{"y": true}', '{"y": 1e9}', '{"y": 0}', '{"y": 900}'])
+def test_metadata_that_say_nothing(text: str) -> None:
+    model = ModelProto()
+    model.metadata_props.add(key=EXPONENTS, value=text)
+    assert stored_exponents(model) == {}
+
+
+def test_exponents_add_up() -> None:
+    model = ModelProto()
+    store_exponents(model, {"x": 3, "y": -2})
+    store_exponents(model, {"x": 1, "y": 2})
+    assert stored_exponents(model) == {"x": 4}
+    assert len(model.metadata_props) == 1
 
 
 def test_values_of_unknown_type_have_no_exponent() -> None:

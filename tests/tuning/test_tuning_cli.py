@@ -1,5 +1,6 @@
 """``onnxamp tune``, and level auto for files: what is written, said, and returned."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,8 @@ def test_page() -> None:
     assert page.count('class="candidate') >= 3
     assert "costs accuracy: it would use" in page, "each node says why"
     assert "replayed plan" not in page
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert max(filter(None, data["values"]["largest"])) > 1, "every value was compared"
 
 
 def test_convert_at_level_auto_writes_the_same_page() -> None:

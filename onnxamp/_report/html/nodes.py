@@ -56,7 +56,8 @@ class NodeRow:
 class ValueRow:
     """A measured value: the number of its node, relative L2 errors, and magnitudes of the reference.
 
-    ``least`` is the smallest non-zero |x|, ``largest`` the largest finite one; None where nothing was measured.
+    ``least`` is the smallest non-zero |x|, ``largest`` the largest finite one; None where nothing was measured. The
+    result stores them as multiples by 2 to the power of minus ``exponent``.
     """
 
     node: int
@@ -66,6 +67,7 @@ class ValueRow:
     accumulated: float | None
     least: float | None
     largest: float | None
+    exponent: int = 0
 
 
 Measured: TypeAlias = LayerDiff | ValueCheck
@@ -232,6 +234,7 @@ def _value(node: int, item: Measured) -> ValueRow:
         accumulated.rel_l2 if accumulated else None,
         ranged.reference_least if ranged and has_range else None,
         ranged.reference_max if ranged and is_ordinary else None,
+        item.exponent if isinstance(item, LayerDiff) else 0,
     )
 
 

@@ -9,7 +9,7 @@ from onnxamp._audit.findings import Audit
 from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import LOW_TYPES, LowType
-from onnxamp._numerics.results import DiffReport, RunCheck
+from onnxamp._numerics.results import DiffReport, LayerDiff, RunCheck
 from onnxamp._report.check import check_report, finding_items
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.conversion import conversion_report, preview_report
@@ -52,7 +52,11 @@ class Page:
 
 
 def conversion_page(
-    made: Conversion | None, diff: DiffReport | None, audit: Audit | None, tuned: Tuned | None = None
+    made: Conversion | None,
+    diff: DiffReport | None,
+    audit: Audit | None,
+    tuned: Tuned | None = None,
+    layers: Iterable[LayerDiff] = (),
 ) -> Page:
     """The page of a conversion.
 
@@ -61,11 +65,12 @@ def conversion_page(
         diff: the result against the original, None where nothing was compared.
         audit: of the result.
         tuned: what level auto had to choose from.
+        layers: measured values, if there is no ``diff`` that holds them.
     """
     if made is None:
         return diff_page(diff, audit)
     report = tuning_report(made, tuned, diff, audit=audit) if tuned else conversion_report(made, diff, audit)
-    page = _page(_with_findings(report, audit), audit, diff.layers if diff else (), diff, made.plan)
+    page = _page(_with_findings(report, audit), audit, diff.layers if diff else layers, diff, made.plan)
     return replace(page, low=LOW_TYPES[made.plan.dtype], plot=plot_of(tuned) if tuned else None)
 
 

@@ -172,6 +172,7 @@ def _values(values: tuple[ValueRow, ...]) -> dict[str, Any]:
         "name": [named(value.name) for value in values],
         "dtype": _table(value.dtype for value in values),
         **{number: [_number(getattr(value, number)) for value in values] for number in numbers},
+        "exponents": {number: value.exponent for number, value in enumerate(values) if value.exponent},
     }
 
 

@@ -9,7 +9,7 @@ let goTo = () => {};
 /** Nodes in sight, at most one column of them per pixel; what the tracks draw is summed up per column. */
 const makeColumns = (width) => {
   const left = width < 560 ? 52 : 68;
-  const right = width < 560 ? 44 : 122;
+  const right = width < 560 ? 44 : 130;
   const span = sight.to - sight.from;
   const plot = Math.max(60, width - left - right);
   const total = Math.min(span, Math.floor(plot));
@@ -116,6 +116,8 @@ const reading = (k) => {
   if (nodes.scope[i]) lines.push(["quiet", `in ${nodes.scope[i]}`]);
   const errors = [["local error", nodes.local[i]], ["accumulated", nodes.accumulated[i]], ["largest |x|", nodes.largest[i]]];
   const told = errors.filter(([, x]) => x !== null).map(([label, x]) => `${label} ${number(x)}`);
+  const moved = values.of[i].find((v) => values.factor[v] !== 1 && values.largest[v] === nodes.largest[i]);
+  if (moved !== undefined) told.push(`stored as ${number(asStored(nodes.largest[i], moved))}`);
   if (told.length) lines.push(["", told.join(" · ")]);
   const bad = nodes.messages(i).filter(([level]) => level > 1).map(([, text]) => text);
   if (bad.length) lines.push(["", bad[0]]);

@@ -36,8 +36,13 @@ const values = {
   accumulated: raw.values.accumulated.map(decode),
   least: raw.values.least.map(decode),
   largest: raw.values.largest.map(decode),
+  /** What the result stores is the value times this. */
+  factor: new Float64Array(raw.values.node.length).fill(1),
   of: Array.from({ length: count }, () => []),
 };
+
+for (const [v, exponent] of Object.entries(raw.values.exponents)) values.factor[v] = 2 ** -exponent;
+const isRescaled = values.factor.some((factor) => factor !== 1);
 
 /** The worse of two errors: null is no error, NaN the worst. */
 const worse = (a, b) => (a === null ? b : b === null ? a : Number.isNaN(a) || a > b ? a : b);

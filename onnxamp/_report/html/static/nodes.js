@@ -128,11 +128,13 @@ const details = (i) => {
 };
 
 const valueTable = (i) => {
-  const head = ["value", "type", "local error", "accumulated", "smallest |x|", "largest |x|"];
+  const isMoved = values.of[i].some((v) => values.factor[v] !== 1);
+  const head = ["value", "type", "local error", "accumulated", "smallest |x|", "largest |x|", ...(isMoved ? ["stored as"] : [])];
   const rows = values.of[i].map((v) =>
     element("tr", {},
       element("td", { class: "name" }, breakable(values.name[v])), element("td", {}, values.dtype[v]),
-      ...["local", "accumulated", "least", "largest"].map((key) => element("td", { class: "number" }, number(values[key][v], 4) || "–")))
+      ...["local", "accumulated", "least", "largest"].map((key) => element("td", { class: "number" }, number(values[key][v], 4) || "–")),
+      ...(isMoved ? [element("td", { class: "number" }, values.factor[v] === 1 ? "–" : `x · ${power("2", Math.log2(values.factor[v]))}`)] : []))
   );
   const titles = head.map((text, n) => element("th", { scope: "col", class: n > 1 ? "number" : null }, text));
   return element("table", {}, element("thead", {}, element("tr", {}, ...titles)), element("tbody", {}, ...rows));

@@ -180,21 +180,48 @@ const rangeTrack = (c) => {
   if (!HAS_RANGES) return null;
   const [top, height] = [26, 190];
   const logs = (column) => column.filter((x) => x > 0 && Number.isFinite(x)).map(Math.log2);
-  const [bottoms, tops] = [logs(values.least), logs(values.largest)];
+  const tops = logs([...values.largest, ...values.largest.map(asStored)]);
+  const bottoms = logs(values.least.map(asStored));
   const edges = low ? [Math.floor(Math.log2(low.subnormal)) - 3, Math.ceil(Math.log2(low.largest)) + 3] : [];
-  const bounds = low ? [edges[0] - BEYOND, edges[1] + BEYOND] : [-Infinity, Infinity];
+  const beyond = isRescaled ? 3 * BEYOND : BEYOND;
+  const bounds = low ? [edges[0] - beyond, edges[1] + beyond] : [-Infinity, Infinity];
   const floor = Math.max(bounds[0], Math.floor(extreme([...bottoms, ...edges], Math.min, -24) - 0.5));
   const ceiling = Math.min(bounds[1], Math.ceil(extreme([...tops, ...edges], Math.max, 16) + 0.5));
   const scale = height / (ceiling - floor);
   const y = (power2) => top + (ceiling - Math.min(ceiling, Math.max(floor, power2))) * scale;
-  const parts = [svg("text", { class: "title", x: c.left, y: 11 }, "Range of values, smallest to largest |x|")];
+  const span = isRescaled && c.plot < 560 ? "" : ", smallest to largest |x|";
+  const title = `Range of values${span}${isRescaled ? ", before and after rescaling" : ""}`;
+  const parts = [svg("text", { class: "title", x: c.left, y: 11 }, title)];
   parts.push(...backdrop(c, y, floor, ceiling));
-  parts.push(...rangeMarks(c, y), ...edgeNames(c, y));
+  parts.push(...rangeMarks(c, y), ...marksBefore(c, y), ...edgeNames(c, y));
   if (c.right > 60) parts.push(...histogram(c, y, floor, ceiling, scale));
   return { height: top + height + 14, parts };
 };
 
-/** Binades beyond the window that the range scale spans at most: what lies farther out stands at its edge. */
+/** What the result stores of a magnitude. */
+const asStored = (x, v) => (x === null ? null : x * values.factor[v]);
+
+/** From where to where rescaling moves the largest magnitude of each value: a dot before, and a line to what is stored. */
+const marksBefore = (c, y) => {
+  if (!isRescaled) return [];
+  let [lines, dots] = ["", ""];
+  for (let k = 0; k < c.total; k++) {
+    let [most, stored] = [0, 0];
+    for (let i = c.first[k]; i < c.first[k + 1]; i++) {
+      for (const v of values.of[i]) {
+        if (values.factor[v] === 1 || !(values.largest[v] > most) || !Number.isFinite(values.largest[v])) continue;
+        [most, stored] = [values.largest[v], asStored(values.largest[v], v)];
+      }
+    }
+    if (!most) continue;
+    const x = c.middle(k);
+    lines += `M${x.toFixed(2)} ${y(Math.log2(stored)).toFixed(2)}V${y(Math.log2(most)).toFixed(2)}`;
+    dots += dot(x, y(Math.log2(most)), c.step >= 6 ? 2.8 : 2);
+  }
+  return [svg("path", { class: "moved", d: lines }), svg("path", { class: "fill before", d: dots })];
+};
+
+/** Binades beyond the window that the range scale spans at most, thrice where values came from there: what lies farther out stands at its edge. */
 const BEYOND = 10;
 
 /** The names of the window's edges, above the marks. */
@@ -258,8 +285,8 @@ const spansOf = (from, to) => {
     for (const v of values.of[i]) {
       if (!(values.largest[v] > 0)) continue;
       const one = spans[isLow(values.dtype[v]) ? "low" : "high"];
-      const top = Math.log2(values.largest[v]);
-      const bottom = values.least[v] > 0 && Number.isFinite(values.least[v]) ? Math.log2(values.least[v]) : top;
+      const top = Math.log2(asStored(values.largest[v], v));
+      const bottom = values.least[v] > 0 && Number.isFinite(values.least[v]) ? Math.log2(asStored(values.least[v], v)) : top;
       one.least = Math.min(one.least, bottom);
       one.most = Math.max(one.most, top);
       one.bottoms += bottom;
@@ -282,8 +309,8 @@ const histogram = (c, y, floor, ceiling, scale) => {
     for (const v of values.of[i]) {
       if (!(values.largest[v] > 0) || !Number.isFinite(values.largest[v])) continue;
       const bin = (x) => Math.max(0, Math.min(bins - 1, Math.floor((Math.log2(x) - floor) / width)));
-      most[bin(values.largest[v])]++;
-      if (values.least[v] > 0) least[bin(values.least[v])]++;
+      most[bin(asStored(values.largest[v], v))]++;
+      if (values.least[v] > 0) least[bin(asStored(values.least[v], v))]++;
     }
   }
   const top = Math.max(1, ...most, ...least);
@@ -317,8 +344,9 @@ const legend = () => {
   if (has(values.accumulated)) item("line accumulated", "accumulated error");
   if (has(values.local)) item("round local", "local error of one op");
   if (nodes.level.some((level) => level > 1)) item("tick bad", "problem");
-  const leaves = (test) => low && values.dtype.some((dtype, v) => isLow(dtype) && test(v));
-  if (leaves((v) => values.largest[v] > low.largest)) item("bad", `beyond ${low.name}: overflows`);
-  if (leaves((v) => values.least[v] > 0 && values.least[v] < low.subnormal)) item("warn", `below ${low.name}: becomes zero`);
+  if (isRescaled) item("round before", "largest |x| before rescaling");
+  const leaves = (test) => low && values.dtype.some((dtype, v) => isLow(dtype) && test((column) => asStored(values[column][v], v)));
+  if (leaves((stored) => stored("largest") > low.largest)) item("bad", `beyond ${low.name}: overflows`);
+  if (leaves((stored) => stored("least") > 0 && stored("least") < low.subnormal)) item("warn", `below ${low.name}: becomes zero`);
   byId("legend").replaceChildren(...items);
 };
