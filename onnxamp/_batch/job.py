@@ -14,6 +14,7 @@ from onnx import ModelProto
 from onnxamp._batch.state import Entry, Row, Stamp, stamps
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
+from onnxamp._convert.raising import reference_of
 from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError
 from onnxamp._model.model import Model
 from onnxamp._model.storage import data_files, folder_of, load_model
@@ -218,7 +219,10 @@ def _validated(
     """Convert a model, and write what passes its validation; where nothing is cured, what fails goes elsewhere."""
     limits = tuned_limits(options.tolerance, options.conversion.dtype) if plan else None
     validation = Validation(
-        Comparison.of(model, samples, limits, options.provider, target=options.conversion.target), job.failed,
+        Comparison.of(
+            reference_of(model, options.conversion), samples, limits, options.provider,
+            target=options.conversion.target,
+        ), job.failed,
         bool(job.page) or None, heals=options.cures,
         sampling=_sampling(options, job, model), seconds=options.cure_seconds, progress=lambda *_: None,
     )  # fmt: skip

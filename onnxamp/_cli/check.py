@@ -23,6 +23,7 @@ from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial, cure_run
+from onnxamp._numerics.fits import find_fit
 from onnxamp._numerics.results import RunCheck
 from onnxamp._options.options import COMMAND_LINE
 from onnxamp._report.check import check_json, check_report
@@ -75,6 +76,9 @@ def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
         if run.first_bad is not None and not options["no_cure"] and (provider is None or not is_plugin(provider)):
             trial = Trial(samples, provider=provider_of(options), progress=partial(progress, "looking for a fix"))
             run = replace(run, cure=cure_run(model, run, trial))
+        if not options["stop"] and run.skipped is None:
+            progress("looking for exponents", 0, 0)
+            run = replace(run, fit=find_fit(model, run, Trial(samples, provider=provider)))
     return run
 
 

@@ -27,6 +27,7 @@ from onnxamp._cli.options import (
 )
 from onnxamp._convert.convert import Sink, convert_to_file
 from onnxamp._convert.plan import Plan, load_plan
+from onnxamp._convert.raising import reference_of
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.cure import SECONDS
@@ -110,7 +111,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     if samples is not None and validates:
         limits = tuned_limits(given["tolerance"], options.dtype) if _is_tuned(options, plan) else Limits()
         limits = replace(limits, accept=given["accept"])
-        comparison = Comparison.of(model, samples, limits, provider, metric=given["metric"], target=options.target)
+        reference = reference_of(model, options)
+        comparison = Comparison.of(reference, samples, limits, provider, metric=given["metric"], target=options.target)
     tuned = validation = None
     with progress_bar(quiet=given["quiet"]) as progress:
         if _is_tuned(options, plan):

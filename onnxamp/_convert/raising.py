@@ -25,26 +25,46 @@ def prepared(model: Model, options: Options) -> Prepared:
         ArgumentError: the model holds low-precision values of a type other than it is said to come from. Others as
             :func:`onnxamp._rewrite.prepare.prepare`, and, for weights that cannot be read, ExternalDataError.
     """
-    if options.from_dtype is None:
-        return prepare(model, options)
-    held = held_types(model.ask(graph_of))
-    if not held:
-        wanted = "low-precision" if options.from_dtype == "auto" else options.from_dtype
-        ready, note = prepare(model, options), f"The model holds no {wanted} values: --from has nothing to raise."
-        return replace(ready, notes=(note, *ready.notes))
-    if options.from_dtype != "auto" and held != [options.from_dtype]:
-        raise ArgumentError(
-            f"The model holds {' and '.join(held)} values, not {options.from_dtype} alone: --from auto"
-            " (from_dtype='auto') raises whatever is low precision."
-        )
-    source = model.ask(_raised, options.keep_io_types)
+    source = raised(model, options)
     ready = prepare(source, options)
+    if options.from_dtype is None:
+        return ready
+    if source is model:
+        wanted = "low-precision" if options.from_dtype == "auto" else options.from_dtype
+        note = f"The model holds no {wanted} values: --from has nothing to raise."
+        return replace(ready, notes=(note, *ready.notes))
+    held = held_types(model.ask(graph_of))
     note = (
         f"The weights were {' and '.join(held)} before: all was raised to float32 first (--from), which brings back"
         " nothing that was rounded away."
     )
     widened = weight_bytes(source.proto) - model.stock.size
     return replace(ready, notes=(note, *ready.notes), requested=True, widened=widened)
+
+
+def raised(model: Model, options: Options) -> Model:
+    """The model in float32, if the options ask for it and it is not; else the same.
+
+    Raises:
+        ArgumentError: the model holds low-precision values of a type other than it is said to come from.
+        ExternalDataError: a weight cannot be read.
+    """
+    held = [] if options.from_dtype is None else held_types(model.ask(graph_of))
+    if held and options.from_dtype not in ("auto", *held[: len(held) == 1]):
+        raise ArgumentError(
+            f"The model holds {' and '.join(held)} values, not {options.from_dtype} alone: --from auto"
+            " (from_dtype='auto') raises whatever is low precision."
+        )
+    return model.ask(_raised, options.keep_io_types) if held else model
+
+
+def reference_of(model: Model, options: Options) -> Model:
+    """What results are compared with: the model, in float32 if it is raised first, since rounding may have broken it.
+
+    Raises:
+        As :func:`raised`.
+    """
+    return raised(model, replace(options, keep_io_types=True))
 
 
 def held_types(graph: Graph) -> list[str]:

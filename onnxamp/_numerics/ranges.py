@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from onnxamp._convert.raising import raised
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import find_rescaling
 from onnxamp._dtypes import FLOAT
@@ -43,15 +44,25 @@ def with_ranges(
     if not options.lacks_ranges:
         return options
     options, limit = replace(options, data_max=None), options.data_max
-    graph = with_casts(model, options).graph
-    written = model if graph.model is model.proto else Model(graph.model, graph.folder)
-    largest = largest_magnitudes(written, samples, provider, progress)
+    graph, largest = measured_ranges(model, options, samples, provider, progress)
     if limit is not None:
         options = replace(options, keep_nodes=(*options.keep_nodes, *_beyond(graph, options, largest, limit)))
     if not options.lacks_ranges:
         return options
     found = find_rescaling(graph, options, largest)
     return replace(options, rescaling=found._replace(made_up=samples.made_up))
+
+
+def measured_ranges(
+    model: Model, options: Options, samples: Samples, provider: Provider | None = None, progress: Progress | None = None
+) -> tuple[Graph, dict[str, float]]:
+    """The float32 model that exponents apply to, folded as the options say, and the ranges of its values.
+
+    Arguments and errors as :func:`with_ranges`.
+    """
+    graph = with_casts(raised(model, options), options).graph
+    written = model if graph.model is model.proto else Model(graph.model, graph.folder)
+    return graph, largest_magnitudes(written, samples, provider, progress)
 
 
 def _beyond(graph: Graph, options: Options, largest: Mapping[str, float], limit: float) -> Iterator[str]:

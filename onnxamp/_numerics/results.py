@@ -152,6 +152,39 @@ class ValueCheck:
     """Nodes that read the value, directly or behind Casts."""
 
 
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """A value that does not fit float16.
+
+    ``largest`` is its largest magnitude in float32. ``value * 2**-exponent`` fits, if the exponent is not 0; else
+    ``why`` tells what forbids one. ``op`` is "" for an input.
+    """
+
+    value: str
+    op: str
+    largest: float
+    exponent: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFit:
+    """The values that do not fit float16, in the order in which they are computed, without those that folding removes.
+
+    ``tried`` is True if the model was converted with exponents, and ran without a fault; ``made_up`` if the inputs
+    were made up.
+    """
+
+    values: tuple[OutOfRange, ...]
+    tried: bool
+    made_up: bool
+
+    @property
+    def fitting(self) -> tuple[OutOfRange, ...]:
+        """Those that fit with an exponent."""
+        return tuple(row for row in self.values if row.exponent)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class RunCheck(Shown):
     """A model that ran, value by value in execution order; :func:`onnxamp.check_run` returns it.
@@ -170,3 +203,5 @@ class RunCheck(Shown):
     first_bad: FirstBad | None
     skipped: str | None = None
     cure: Cure | None = None
+    fit: RangeFit | None = None
+    """Values that do not fit float16; None where all do, or nobody asked."""

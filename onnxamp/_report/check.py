@@ -13,7 +13,7 @@ from onnxamp._report import parts
 from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
 from onnxamp._report.conversion import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.machine import document
-from onnxamp._report.text import count, magnitude, opset_text, size, tally
+from onnxamp._report.text import count, magnitude, number, opset_text, size, tally
 from onnxamp._target.versions import device_of
 
 _ROWS: Final = 12
@@ -34,10 +34,11 @@ def check_report(audit: Audit | None, run: RunCheck | None = None, model: str = 
         (
             parts.section("Findings", findings),
             parts.section("Device placement", [_placement(audit)] if audit and audit.nodes else [], on_page=False),
+            parts.section("Beyond float16", _out_of_range(run)),
             parts.section("Values", _values(run) if run else [], is_detail=not _bad_values(run), on_page=False),
             parts.section("Nodes and weights", _sizes(audit) if audit else [], is_detail=True),
         ),
-        steps_of(run.cure if run else None, is_options=True),
+        (*_exponents_step(run), *steps_of(run.cure if run else None, is_options=True)),
     )
 
 
@@ -63,7 +64,7 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> parts.Verdict:
     found = (f"The check found {told}.",) if told else ()
     if run is not None and run.first_bad is not None:
         return parts.Verdict(
-            status, "A value goes wrong when the model runs.", (first_bad_sentence(run.first_bad), *found)
+            status, "A value goes wrong when the model runs.", (first_bad_sentence(run.first_bad), *found, *_fits(run))
         )
     if status is parts.Status.FAILED and audit is not None:
         worst = next(finding for finding in audit.findings if finding.severity == "error")
@@ -72,9 +73,10 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> parts.Verdict:
         skipped = run.skipped if run is not None and run.skipped else "The model was not run."
         return parts.Verdict(status, "Nothing is known to break, but nothing was run.", (skipped, *found))
     seen = f"{count(len(run.values), 'value')} checked: no NaN, no overflow, nothing lost."
+    found = (*found, *_fits(run))
     if status is parts.Status.INEXACT:
         return parts.Verdict(status, "Nothing breaks, but there are warnings.", (*found, seen))
-    return parts.Verdict(status, "Nothing breaks.", (seen,))
+    return parts.Verdict(status, "Nothing breaks.", (seen, *found))
 
 
 def finding_text(finding: Finding) -> str:
@@ -153,6 +155,45 @@ def _sizes(audit: Audit) -> list[parts.Part]:
         parts.Bars("weights", (weight_bar("", audit.weight_bytes),)),
     )
     return [group for group in groups if group.bars[0].shares]
+
+
+def _fits(run: RunCheck) -> tuple[str, ...]:
+    """How many values do not fit float16, and how many of them do with exponents."""
+    if run.fit is None:
+        return ()
+    values, fitting = run.fit.values, run.fit.fitting
+    largest = max(values, key=lambda row: row.largest)
+    one = len(values) == 1
+    text = f"{count(len(values), 'value')} {'does' if one else 'do'} not fit float16: {largest.value!r} reaches"
+    text = f"{text} {number(largest.largest)}."
+    if not fitting:
+        return (text, "No exponent brings it into range." if one else "No exponents bring them into range.")
+    inputs = " on these made-up inputs" if run.fit.made_up else ""
+    if len(fitting) == len(values):
+        return (text, f"{'It fits' if one else 'All fit'} with exponents{inputs}: onnxamp convert --rescale.")
+    return (text, f"{len(fitting):,} of them fit with exponents{inputs}: onnxamp convert --rescale.")
+
+
+def _out_of_range(run: RunCheck | None) -> list[parts.Part]:
+    """The values that do not fit float16, and what exponents do to them."""
+    if run is None or run.fit is None:
+        return []
+    rows = (
+        (row.value, row.op or "input", number(row.largest),
+         f"{number(row.largest * 2.0**-row.exponent)}, stored times 2^{-row.exponent}" if row.exponent else
+         f"does not fit: {row.why}")
+        for row in run.fit.values
+    )  # fmt: skip
+    columns = ("value", "op", "reaches", "with exponents")
+    return [parts.table(columns, rows, right=(2,), shown=_ROWS, drop=(1,))]
+
+
+def _exponents_step(run: RunCheck | None) -> tuple[parts.Step, ...]:
+    """Exponents as the way out, where they were seen to help."""
+    if run is None or run.fit is None or not run.fit.tried or run.first_bad is None:
+        return ()
+    text = "Tried: no fault is left with exponents. Convert the original again with"
+    return (parts.Step(text, "--rescale", is_options=True),)
 
 
 def _values(run: RunCheck) -> list[parts.Part]:

@@ -1,0 +1,77 @@
+"""What a checked model's values need to fit float16: which leave its range, and which of them exponents bring back."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from onnxamp._convert.convert import convert
+from onnxamp._decide.hazards import find_hazards
+from onnxamp._decide.rescaling import find_rescaling
+from onnxamp._dtypes import FLOAT16
+from onnxamp._errors import OnnxAmpError
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT
+from onnxamp._model.model import Model
+from onnxamp._numerics.check import check_run
+from onnxamp._numerics.cure import Trial
+from onnxamp._numerics.ranges import measured_ranges
+from onnxamp._numerics.results import OutOfRange, RangeFit, RunCheck
+from onnxamp._options.options import Level, Options
+from onnxamp._options.rescaling import Rescaling
+from onnxamp._runtime.session import is_plugin
+
+_OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")
+"""What is asked: may all be float16, with exponents where it takes them?"""
+
+_TYPES: Final = frozenset({"float32", "float16"})
+
+
+def find_fit(model: Model, run: RunCheck, trial: Trial) -> RangeFit | None:
+    """Which values do not fit float16, and whether they do with exponents; None where all fit.
+
+    The model is raised to float32, and its ranges are measured. Where exponents help, they are tried: the model is
+    converted with them, and checked as it was.
+
+    Args:
+        model: the model.
+        run: what checking it found.
+        trial: how it was checked; its limits are not used.
+    """
+    if not any(row.dtype in _TYPES and _leaves_range(row.measured.reference_max, row.fault) for row in run.values):
+        return None
+    provider = None if trial.provider is None or is_plugin(trial.provider) else trial.provider
+    try:
+        graph, largest = measured_ranges(model, _OPTIONS, trial.samples, provider)
+        rescaling = find_rescaling(graph, _OPTIONS, largest)
+        found = tuple(_out_of_range(graph, largest, rescaling))
+        options = replace(_OPTIONS, rescaling=rescaling)
+        helped = any(row.exponent for row in found)
+        result = Model(convert(model, options).embedded()) if helped else None
+        again = None if result is None else check_run(result, trial.samples, provider=provider, budget=trial.budget)
+    except OnnxAmpError:  # what runs as it is need not run in float32, as opaque ops do
+        return None
+    if not found:
+        return None
+    tried = again is not None and again.first_bad is None and again.skipped is None
+    return RangeFit(found, tried=tried, made_up=trial.samples.made_up)
+
+
+def _leaves_range(largest: float, fault: str | None) -> bool:
+    return largest > FLOAT16.max_finite or fault in ("NaN", "Inf", "saturated")
+
+
+def _out_of_range(graph: Graph, largest: Mapping[str, float], rescaling: Rescaling) -> Iterator[OutOfRange]:
+    """The values beyond float16's range in the order in which they are computed."""
+    exponents = {row.value: row.exponent for row in rescaling.scaled}
+    unfit = {row.value: row.why for row in rescaling.unfit}
+    hazards = {hazard.node: hazard.detail for hazard in graph.ask(find_hazards, FLOAT16)}
+    names = graph.scopes[0].names
+    for name, reach in largest.items():
+        if reach <= FLOAT16.max_finite or name not in names:
+            continue
+        producer = graph.values[names[name]].producer
+        exponent, why = exponents.get(name, 0), unfit.get(name, "")
+        if not why and reach * 2.0**-exponent > FLOAT16.max_finite:
+            why = hazards.get(producer, "it stays float32")
+        op = "" if producer == ABSENT else graph.nodes[producer].key
+        yield OutOfRange(name, op, reach, 0 if why else exponent, why)
