@@ -96,7 +96,8 @@ def convert_model(
         fold: first fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch
             normalisations into weights; upgrades the model if such an op needs a newer opset.
         rescale: first multiply constants by powers of two, exactly, so that values fit the low-precision type that
-            overflow on ``samples``; folds patterns as ``fold`` does. See :doc:`/how-to/rescale`.
+            overflow on ``samples``; folds patterns as ``fold`` does. None for level "auto" alone, where that pays. See
+            :doc:`/how-to/rescale`.
         rescaling: exponents that were found before, as plans hold them.
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
         tolerance: level "auto" only: the largest error to accept, in units of the metric.

@@ -19,7 +19,7 @@ from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET, parts_of, start
 from onnxamp._runtime.values import Feed
 
@@ -86,6 +86,7 @@ def largest_magnitudes(
     Arguments and errors as :func:`with_ranges`.
     """
     chosen = choose_provider(provider)
+    chosen = "cpu" if is_plugin(chosen) else chosen
     executable = Executable(model, chosen, emulated=chosen == "cpu", whole=False)
     largest: dict[str, float] = {}
     for number, sample in enumerate(samples):

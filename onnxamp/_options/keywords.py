@@ -43,6 +43,6 @@ class OptionKeywords(TypedDict, total=False):
     keep_functions: bool
     opset: int | OpsetWord
     fold: bool
-    rescale: bool
+    rescale: bool | None
     rescaling: Rescaling | None
     rule: Rule | None

@@ -130,9 +130,9 @@ class Options:
         " any; with keep none.", metavar="auto|keep|N",
     )  # fmt: skip
     fold: bool = _option(False, "--fold", "First fold decomposed normalisations, Gelu and Softmax into single ops.")
-    rescale: bool = _option(
-        False, "--rescale", "First multiply constants by powers of two, so that values fit the low-precision type that"
-        " overflow on the inputs; folds patterns, too.",
+    rescale: bool | None = _option(
+        None, "--rescale/--no-rescale", "First multiply constants by powers of two, so that values fit the low-precision"
+        " type that overflow on the inputs; folds patterns, too [at level auto, where that pays].",
     )  # fmt: skip
     rescaling: Rescaling | None = None
     rule: Rule | None = None
@@ -231,18 +231,18 @@ class Options:
     @property
     def folds(self) -> bool:
         """Whether patterns are folded: those of normalisations hold squares, which fit nothing."""
-        return self.fold or self.rescale
+        return self.fold or bool(self.rescale)
 
     @property
     def lacks_ranges(self) -> bool:
         """Whether exponents or nodes are asked for that nobody has found yet."""
-        asked = self.data_max is not None or (self.rescale and self.rescaling is None)
+        asked = self.data_max is not None or (bool(self.rescale) and self.rescaling is None)
         return asked and self.level != Level.O0
 
     @property
     def takes_samples(self) -> bool:
         """Whether samples have a use, at any level."""
-        return self.rescale or self.data_max is not None
+        return bool(self.rescale) or self.data_max is not None
 
     def highest_opset(self, current: int) -> int | None:
         """The opset beyond which a model of opset ``current`` must not be upgraded; None if there is none."""

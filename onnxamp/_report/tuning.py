@@ -15,7 +15,7 @@ from onnxamp._report import parts
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import as_data, document
 from onnxamp._report.text import count, percent, size, tally
-from onnxamp._tuning.results import Candidate, Tuned
+from onnxamp._tuning.results import Candidate, Exponents, Tuned
 
 _OPS: Final = 6
 """Op types that an item names."""
@@ -79,6 +79,8 @@ def effort(tuned: Tuned) -> Iterator[str]:
         f"{count(tuned.runs, 'run')} of one session{recalled}; {count(tuned.conversions, 'converted model')} judged on"
         f" all samples ({tuned.ran_on}); {count(tuned.units, 'node')} could be in low precision."
     )
+    if tuned.exponents is not None:
+        yield _exponents(tuned, tuned.exponents)
     if tuned.stopped:
         yield "The search ended because its time was over: --search-time SECONDS gives it more."
     if tuned.noise:
@@ -91,6 +93,21 @@ def effort(tuned: Tuned) -> Iterator[str]:
             f"No sample runs {count(never, 'node')}: precision there is that of level O2 ({len(tuned.unseen):,} low),"
             " and its error is unknown. Add inputs that reach them."
         )
+
+
+def _exponents(tuned: Tuned, found: Exponents) -> str:
+    """Whether exponents are used, and what they save."""
+    chosen, other = tuned.candidates[tuned.chosen], found.other
+    what = f"{count(found.values, 'value')} can be stored as multiples of powers of two, so as not to overflow"
+    if other is None:
+        return f"{what}: with these exponents, all nodes can be in low precision (--no-rescale leaves them out)."
+    ways = [(chosen, tuned.error), (other, tuned.error if found.error is None else found.error)]
+    with_them, without = (
+        f"{time_text(way.time)}, {count(way.casts, 'Cast')}, error {error_text(tuned, error)}"
+        for way, error in (ways if found.used else reversed(ways))
+    )
+    verdict = "used" if found.used else "not used"
+    return f"{what}. These exponents are {verdict}: with them {with_them}; without {without}."
 
 
 def error_text(tuned: Tuned, error: float) -> str:

@@ -42,6 +42,21 @@ class KeptNode:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Exponents:
+    """What exponents came to in a tuning that was free to use them.
+
+    ``values``: how many values take one; ``used``: whether the result has them; ``other``: what was chosen the other
+    way, with exponents if the result has none, and ``error`` its error; both None if that was not tuned, since nothing
+    could be better.
+    """
+
+    values: int
+    used: bool
+    other: Candidate | None
+    error: float | None
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Tuned(Shown):
     """The outcome of tuning. Errors are in units of the metric; for "snr" they are relative L2 errors.
@@ -65,6 +80,7 @@ class Tuned(Shown):
         stopped: whether the search ended because its time was over.
         rejected: the fastest candidate within the tolerance that is not among ``candidates`` because it is slower than
             float32, and its weights are no smaller; None if there is none.
+        exponents: what exponents came to; None where they were asked for or forbidden, or no value takes one.
 
     Example:
         >>> import onnxamp
@@ -95,6 +111,7 @@ class Tuned(Shown):
     held: bool
     stopped: bool = False
     rejected: Candidate | None = None
+    exponents: Exponents | None = None
 
     @property
     def is_slower(self) -> bool:

@@ -13,6 +13,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +23,7 @@ from onnx import ModelProto
 
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import convert
+from onnxamp._convert.raising import reference_of
 from onnxamp._convert.upgrades import analyse_model
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
@@ -36,11 +38,12 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._target.roofline import DEFAULT_DEVICE, Device, device_called
+from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.estimate import Estimate, bound_shapes
 from onnxamp._tuning.job import TIMES, Job
 from onnxamp._tuning.metric import Metric, MetricLike, accepted, make_metric
@@ -188,14 +191,21 @@ def tune_warned(model: Model, options: Options, search: Search) -> Tuned:
 
 def tune(model: Model, options: Options, search: Search) -> Tuned:
     """:func:`tune_model` for a model that is read, and arguments that are checked; the plan converts it."""
+    device_called(search.device)  # checks it before anything runs
+    samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
+    options = with_ranges(model, options, samples, search.provider)
+    return tune_both(model, options, search, samples, partial(_tune_once, model, samples))
+
+
+def _tune_once(model: Model, samples: Samples, options: Options, search: Search) -> Tuned:
+    """:func:`tune` on these samples, with the exponents of the options."""
     device = device_called(search.device)
     judge = make_metric(search.metric, search.tolerance, _listed(model, search.metric))
     judge = accepted(judge, search.accept)
     backend = choose_backend(search.provider)
-    samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
-    options = with_ranges(model, options, samples, search.provider)
     usual = replace(options, level=Level.O2)
-    proof = UpgradeProof(Comparison.of(model, samples, None, backend.provider, budget=search.budget))
+    reference = reference_of(model, options)
+    proof = UpgradeProof(Comparison.of(reference, samples, None, backend.provider, budget=search.budget))
     upgraded, _ = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
     graph = upgraded.graph
     estimate = Estimate(

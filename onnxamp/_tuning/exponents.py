@@ -1,0 +1,85 @@
+"""Tuning with exponents and without: where values leave the low type's range, both are tuned, and the better one stays."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from onnxamp._dtypes import FLOAT16
+from onnxamp._errors import RuntimeFailure
+from onnxamp._model.model import Model
+from onnxamp._numerics.ranges import with_ranges
+from onnxamp._options.options import Options
+from onnxamp._runtime.samples import Samples
+from onnxamp._tuning.results import Exponents, Tuned
+
+if TYPE_CHECKING:
+    from onnxamp._tuning.tune import Search
+
+_LOG: Final = logging.getLogger("onnxamp")
+_LEAST: Final = 1 / 4
+"""Share of the search time that tuning without exponents has in any case."""
+
+
+def tune_both(
+    model: Model, options: Options, search: "Search", samples: Samples, once: "Callable[[Options, Search], Tuned]"
+) -> Tuned:
+    """Tune as the options say; where they leave it open, with exponents too if these bring values into range.
+
+    With exponents comes first: if all can be low then, nothing without them can be faster. Else what holds the
+    tolerance stays, then what takes less time, and then what has the smaller error.
+
+    Args:
+        model: the model.
+        options: the options of the conversion, whose ranges are measured where they ask for them.
+        search: how it is tuned.
+        samples: inputs of the model.
+        once: tunes it with given exponents.
+    """
+    rescaled = _rescaled(model, options, search, samples)
+    if rescaled is None or rescaled.rescaling is None:
+        return once(options, search)
+    values, begin = len(rescaled.rescaling.scaled), monotonic()
+    asked = replace(search, pick=None)
+    with_them = once(rescaled, replace(asked, state=_beside(search)))
+    chosen = with_them.candidates[with_them.chosen]
+    without = None
+    used = with_them.held and chosen.nodes == with_them.units and not rescaled.rescaling.unfit
+    if not used:
+        left = max(search.seconds - (monotonic() - begin), search.seconds * _LEAST)
+        without = once(options, replace(asked, seconds=left))
+        used = _rank(with_them, search) < _rank(without, search)
+    best = without if without is not None and not used else with_them
+    other = with_them if best is without else without
+    _LOG.info("exponents of %d values are %s", values, "used" if used else "not used")
+    if search.pick is not None:
+        best = once(rescaled, replace(search, state=_beside(search))) if used else once(options, search)
+    facts = Exponents(values, used, None if other is None else other.candidates[other.chosen],
+                      None if other is None else other.error)  # fmt: skip
+    return replace(best, exponents=facts)
+
+
+def _rescaled(model: Model, options: Options, search: "Search", samples: Samples) -> Options | None:
+    """The options with exponents; None where that is settled, or no value that overflows takes one."""
+    if options.rescale is not None or options.low is not FLOAT16:
+        return None
+    try:
+        found = with_ranges(model, replace(options, rescale=True), samples, search.provider)
+    except RuntimeFailure:  # tuning says what is wrong with the model
+        return None
+    scaled = found.rescaling.scaled if found.rescaling is not None else ()
+    return found if any((row.largest or 0.0) > FLOAT16.max_finite for row in scaled) else None
+
+
+def _beside(search: "Search") -> str | None:
+    """The state file of tuning with exponents."""
+    return None if search.state is None else f"{search.state}.exponents"
+
+
+def _rank(tuned: Tuned, search: "Search") -> tuple[bool, float, float, float]:
+    """What orders outcomes as the candidates of one tuning: what is slower than float32 is there for its weights."""
+    chosen = tuned.candidates[tuned.chosen]
+    if search.allow_slower:
+        return not tuned.held, -chosen.flops - chosen.bytes, chosen.time, tuned.error
+    return not tuned.held, chosen.weights if tuned.is_slower else 0, chosen.time, tuned.error
