@@ -131,8 +131,8 @@ class Options:
     )  # fmt: skip
     fold: bool = _option(False, "--fold", "First fold decomposed normalisations, Gelu and Softmax into single ops.")
     rescale: bool | None = _option(
-        None, "--rescale/--no-rescale", "First multiply constants by powers of two, so that values fit the low-precision"
-        " type that overflow on the inputs; folds patterns, too [at level auto, where that pays].",
+        None, "--rescale/--no-rescale", "First multiply constants by powers of two, so that values fit the"
+        " low-precision type that overflow on the inputs; folds patterns, too [at level auto, where that pays].",
     )  # fmt: skip
     rescaling: Rescaling | None = None
     rule: Rule | None = None

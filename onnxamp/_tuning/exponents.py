@@ -1,4 +1,4 @@
-"""Tuning with exponents and without: where values leave the low type's range, both are tuned, and the better one stays."""
+"""Tuning with exponents and without: where values overflow, both are tuned, and the better outcome stays."""
 
 import logging
 from collections.abc import Callable

@@ -43,8 +43,8 @@ from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._target.roofline import DEFAULT_DEVICE, Device, device_called
-from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.estimate import Estimate, bound_shapes
+from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.job import TIMES, Job
 from onnxamp._tuning.metric import Metric, MetricLike, accepted, make_metric
 from onnxamp._tuning.results import Candidate, Tuned

@@ -25,8 +25,8 @@ FEEDS = {"X": np.random.default_rng(1).standard_normal((64, 512)).astype(np.floa
 
 def model(text: str, size: float = 2e4) -> ModelProto:
     rng = np.random.default_rng(0)
-    weights = {"u": rng.standard_normal((512, 512)) * size / 6, "w": rng.standard_normal((512, 512)) * size / 6, "v": rng.standard_normal((512, 512)) / 22,
-               "gain": np.ones(512)}  # fmt: skip
+    sizes = {"u": size / 6, "w": size / 6, "v": 1 / 22}
+    weights = {name: rng.standard_normal((512, 512)) * by for name, by in sizes.items()} | {"gain": np.ones(512)}
     return add_weights(
         parse(text, 23), {name: array.astype(np.float32) for name, array in weights.items() if f"{name})" in text}
     )
