@@ -21,8 +21,9 @@ from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.metric import MetricLike
-from onnxamp._tuning.tune import Search, tune_warned
+from onnxamp._tuning.tune import tune_warned
 from onnxamp._warnings import warn
 
 

@@ -28,8 +28,9 @@ from onnxamp._runtime.custom_ops import custom_ops
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
+from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Tuned
-from onnxamp._tuning.tune import Search, tune
+from onnxamp._tuning.tune import tune
 
 Paged = Callable[[Conversion, DiffReport | None, Tuned | None, Path], None]
 """Writes the page of a conversion to a path; workers import it, so it is a function of a module."""

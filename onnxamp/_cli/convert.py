@@ -145,7 +145,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
 
 def _tune(model: Model, options: Options, samples: Samples | None, given: dict[str, Any], progress: Told) -> "Tuned":
     """What level auto finds."""
-    from onnxamp._tuning.tune import Search, tune  # noqa: PLC0415 - only level auto needs it
+    from onnxamp._tuning.arguments import Search  # noqa: PLC0415 - only level auto needs it
+    from onnxamp._tuning.tune import tune  # noqa: PLC0415 - only level auto needs it
 
     metric = "rel-l2" if given["metric"] == "elements" else given["metric"]
     search = Search(

@@ -33,10 +33,11 @@ from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.side import BUDGET
 from onnxamp._target.roofline import DEFAULT_DEVICE, devices
+from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.job import TIMES
 from onnxamp._tuning.metric import METRICS
 from onnxamp._tuning.search import CANDIDATE_RUNS, SECONDS, SENSITIVITY_RUNS
-from onnxamp._tuning.tune import Search, tune
+from onnxamp._tuning.tune import tune
 
 
 @new_command("tune")

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import RuntimeFailure
@@ -12,10 +12,8 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._options.options import Options
 from onnxamp._runtime.samples import Samples
+from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Exponents, Tuned
-
-if TYPE_CHECKING:
-    from onnxamp._tuning.tune import Search
 
 _LOG: Final = logging.getLogger("onnxamp")
 _LEAST: Final = 1 / 4
@@ -23,7 +21,7 @@ _LEAST: Final = 1 / 4
 
 
 def tune_both(
-    model: Model, options: Options, search: "Search", samples: Samples, once: "Callable[[Options, Search], Tuned]"
+    model: Model, options: Options, search: Search, samples: Samples, once: Callable[[Options, Search], Tuned]
 ) -> Tuned:
     """Tune as the options say; where they leave it open, with exponents too if these bring values into range.
 
@@ -60,7 +58,7 @@ def tune_both(
     return replace(best, exponents=facts)
 
 
-def _rescaled(model: Model, options: Options, search: "Search", samples: Samples) -> Options | None:
+def _rescaled(model: Model, options: Options, search: Search, samples: Samples) -> Options | None:
     """The options with exponents; None where that is settled, or no value that overflows takes one."""
     if options.rescale is not None or options.low is not FLOAT16:
         return None
@@ -72,12 +70,12 @@ def _rescaled(model: Model, options: Options, search: "Search", samples: Samples
     return found if any((row.largest or 0.0) > FLOAT16.max_finite for row in scaled) else None
 
 
-def _beside(search: "Search") -> str | None:
+def _beside(search: Search) -> str | None:
     """The state file of tuning with exponents."""
     return None if search.state is None else f"{search.state}.exponents"
 
 
-def _rank(tuned: Tuned, search: "Search") -> tuple[bool, float, float, float]:
+def _rank(tuned: Tuned, search: Search) -> tuple[bool, float, float, float]:
     """What orders outcomes as the candidates of one tuning: what is slower than float32 is there for its weights."""
     chosen = tuned.candidates[tuned.chosen]
     if search.allow_slower:

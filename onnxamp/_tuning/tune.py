@@ -12,7 +12,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -43,9 +43,10 @@ from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._target.roofline import DEFAULT_DEVICE, Device, device_called
+from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.estimate import Estimate, bound_shapes
 from onnxamp._tuning.exponents import tune_both
-from onnxamp._tuning.job import TIMES, Job
+from onnxamp._tuning.job import Job
 from onnxamp._tuning.metric import Metric, MetricLike, accepted, make_metric
 from onnxamp._tuning.results import Candidate, Tuned
 from onnxamp._tuning.runs import MaskedModel, choose_backend
@@ -67,41 +68,6 @@ _MIN_STEP: Final = 0.3
 
 _SINGLE_THREAD_BELOW: Final = 10**8
 """Floating-point operations of a run below which several threads per op do not pay off."""
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """The arguments of a tuning; see :func:`tune_model` for each field.
-
-    Raises:
-        ArgumentError: a value is not known.
-    """
-
-    tolerance: float = 1e-2
-    metric: MetricLike = "auto"
-    samples: SamplesLike | None = None
-    count: int = 4
-    seed: int = 0
-    dims: Mapping[str, int] | None = None
-    device: str = DEFAULT_DEVICE
-    times: str = "roofline"
-    provider: Provider | None = None
-    runs: int = SENSITIVITY_RUNS
-    state: str | PathLike[str] | None = None
-    pick: int | None = None
-    progress: Progress | None = None
-    budget: int = BUDGET
-    seconds: float = SECONDS
-    allow_slower: bool = False
-    accept: Accept | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
-            raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
-        if self.state is not None and not isinstance(self.metric, str):
-            raise ArgumentError("A state file needs a metric that has a name: write it as 'package:function'.")
-        if self.times not in TIMES:
-            raise ArgumentError(f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}.")
 
 
 def tune_model(

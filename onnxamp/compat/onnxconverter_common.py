@@ -22,8 +22,9 @@ from onnxamp._numerics.accept import Accept
 from onnxamp._options.options import Level, Options
 from onnxamp._public import export
 from onnxamp._runtime.session import Provider
+from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Tuned
-from onnxamp._tuning.tune import Search, tune
+from onnxamp._tuning.tune import tune
 from onnxamp._warnings import warn
 from onnxamp.compat._convert import convert_all_but
 from onnxamp.compat._numbers import Range, tensor_to_float16, to_float16

@@ -1,0 +1,51 @@
+"""The arguments of a tuning, checked before anything takes time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+
+from onnxamp._errors import ArgumentError
+from onnxamp._numerics.accept import Accept
+from onnxamp._runtime.samples import SamplesLike
+from onnxamp._runtime.session import Provider
+from onnxamp._runtime.side import BUDGET
+from onnxamp._target.roofline import DEFAULT_DEVICE
+from onnxamp._tuning.job import TIMES
+from onnxamp._tuning.metric import MetricLike
+from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS
+from onnxamp._tuning.sensitivity import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The arguments of a tuning; see :func:`onnxamp.tune_model` for each field.
+
+    Raises:
+        ArgumentError: a value is not known.
+    """
+
+    tolerance: float = 1e-2
+    metric: MetricLike = "auto"
+    samples: SamplesLike | None = None
+    count: int = 4
+    seed: int = 0
+    dims: Mapping[str, int] | None = None
+    device: str = DEFAULT_DEVICE
+    times: str = "roofline"
+    provider: Provider | None = None
+    runs: int = SENSITIVITY_RUNS
+    state: str | PathLike[str] | None = None
+    pick: int | None = None
+    progress: Progress | None = None
+    budget: int = BUDGET
+    seconds: float = SECONDS
+    allow_slower: bool = False
+    accept: Accept | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
+            raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
+        if self.state is not None and not isinstance(self.metric, str):
+            raise ArgumentError("A state file needs a metric that has a name: write it as 'package:function'.")
+        if self.times not in TIMES:
+            raise ArgumentError(f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}.")
