@@ -29,9 +29,10 @@ from onnxamp._pipeline.write import write_pipeline
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._target.roofline import DEFAULT_DEVICE, device_called
+from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.metric import MetricLike, make_metric
 from onnxamp._tuning.runs import choose_backend
-from onnxamp._tuning.tune import Search, tune
+from onnxamp._tuning.tune import tune
 from onnxamp._warnings import warn
 
 _LOG: Final = logging.getLogger("onnxamp")
