@@ -98,6 +98,7 @@ def variants() -> Iterator[Variant]:
             yield Variant(f"{level}, {dtype}", by_onnxamp(level=level, dtype=dtype))
     yield Variant("fast, float16", by_onnxamp(lists="fast"))
     yield Variant(HEADLINE, by_onnxamp(lists="fast", fold=True))
+    yield Variant("fast, fold, bfloat16", by_onnxamp(lists="fast", fold=True, dtype="bfloat16"))
     for name, convert in (
         ("onnxruntime.transformers", by_onnxruntime),
         ("onnxconverter-common", by_converter_common),

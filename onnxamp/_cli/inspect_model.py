@@ -9,7 +9,7 @@ import click
 
 from onnxamp._cli.common import new_command, show, tell
 from onnxamp._cli.options import conversion_options, format_option, model_argument, options_of
-from onnxamp._convert.hints import fold_hint, opset_hint
+from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
 from onnxamp._convert.upgrades import analyse_model
@@ -53,7 +53,13 @@ def command(model: Path, **options: Any) -> None:
                 counts = operator_counts(analysis.graph, analysis.graph.types)
             else:
                 plans[level] = (make_plan(analysis), dict(summarize(ready, analysis).nodes))
-                told = (*ready.notes, *ready.refused, opset_hint(analysis), fold_hint(analysis))
+                told = (
+                    *ready.notes,
+                    *ready.refused,
+                    opset_hint(analysis),
+                    fold_hint(analysis),
+                    batch_norm_hint(analysis),
+                )
                 hints[level] = " ".join(filter(None, told))
     tell(dict.fromkeys(text for plan, _ in plans.values() for text in plan.warnings))
     show(

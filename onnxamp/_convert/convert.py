@@ -16,7 +16,7 @@ from typing import Final
 from onnx import ModelProto
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._convert.hints import fold_hint, opset_hint
+from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.raising import low_note
 from onnxamp._convert.summary import Summary, summarize
@@ -260,7 +260,7 @@ def preview(model: Model, target: Path, options: Options, plan: Plan | None = No
 def _notes(converted: Converted, plan: Plan | None) -> tuple[str, ...]:
     """What was done besides, and which options would save Casts."""
     analysis = converted.analysis
-    hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis))))
+    hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis))))
     hints += converted.prepared.refused
     hints += tuple(filter(None, (low_note(analysis.graph, analysis.options), *analysis.problem.overrides.notes)))
     return (*converted.prepared.notes, *hints) if converted.changed else hints

@@ -1,4 +1,4 @@
-"""Hints about options that would save Casts: a newer opset, or folding.
+"""Hints about options that would save Casts and fusions: a newer opset, or folding.
 
 The savings are computed by solving the same problem again without the pins in question.
 """
@@ -15,6 +15,7 @@ from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._options.options import Level
+from onnxamp._patterns.fusion_groups import constant_batch_norms
 from onnxamp._rewrite.fold.fold import reachable, told
 from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import find_folds
@@ -69,6 +70,33 @@ def fold_hint(analysis: Analysis) -> str | None:
     if options.level in (Level.O1, Level.O2) and any(fold.op in options.black for fold in folds):
         text = f"{text}. With --lists fast normalisations can then be low precision, too"
     return f"{text}."
+
+
+def batch_norm_hint(analysis: Analysis) -> str | None:
+    """How many normalisations stay float32 behind a low producer, which runtimes no longer fuse; None if none do.
+
+    ONNX Runtime puts a BatchNormalization into the weights of what feeds it only where no Cast stands between them.
+    """
+    options, graph = analysis.options, analysis.graph
+    if options.folds or options.level == Level.O0:
+        return None
+    of_node = analysis.ports.of_node
+    parted = {
+        node.index: _OF_BATCH_NORMS
+        for producer, node in constant_batch_norms(graph, graph.constants.tensors.__contains__)
+        if producer.index in of_node and _is_low(analysis, producer.index) and not _is_low(analysis, node.index)
+    }
+    if not parted:
+        return None
+    before, low = len(analysis.edits.casts), options.low.name
+    saved = before - _casts_without(analysis, parted)
+    saves = f", and saves {saved} of {before} Casts" if saved > 0 else ""
+    what = f"{len(parted)} BatchNormalization{'' if len(parted) == 1 else 's'} behind {low}"
+    return f"{what}: ONNX Runtime fuses none there, as they stay float32; --fold puts them into the weights{saves}."
+
+
+_OF_BATCH_NORMS: Final = frozenset({Reason.NO_KERNEL, Reason.BLACK})
+"""Reasons that keep a BatchNormalization in float32, but not the Conv whose weights it is folded into."""
 
 
 def _is_low(analysis: Analysis, node: int) -> bool:

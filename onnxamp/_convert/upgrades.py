@@ -7,11 +7,11 @@ the caller, who may run both, finds that the float32 model still computes the sa
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from onnxamp._convert.analysis import Analysis, analyse
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import prepared as raised
+from onnxamp._convert.worth import run_time
 from onnxamp._decide.pins import find_pins
 from onnxamp._decide.precision import CutProblem
 from onnxamp._decide.verdicts import Reason
@@ -66,10 +66,6 @@ def analyse_model(
     if current < needed:
         choice.need(needed)
     return choice.best()
-
-
-_WORTH: Final = 1
-"""Nodes that must become low, or Casts that must go, for each node that loses its kernel on the target."""
 
 
 @dataclass(slots=True)
@@ -144,13 +140,12 @@ class _Choice:
         prepared = self.at(opset)
         after = analyse(prepared.graph, self.options)
         lowered = held.lowered(after)
-        fallen = len(set(after.pins.fallbacks)) - len(set(before.pins.fallbacks))
         fewer = len(before.edits.casts) - len(after.edits.casts)
         if fewer <= 0 and before.graph.exact.issuperset(lowered):  # moving data in low precision alone wins nothing
             return None
-        if max(len(lowered), fewer) < _WORTH * fallen:
-            what = f"{fallen} nodes would lose their kernels on {self.options.target}"
-            self.refused.append(f"Not upgraded to opset {opset}, where {what}.")
+        if (lost := fallen(before, after)) and run_time(after) >= run_time(before):
+            what = f"{self.options.target} has no kernel for {lost}: the CPU would take longer than low precision saves"
+            self.refused.append(f"Not upgraded to opset {opset}, where {what} (--opset {opset} does it nevertheless).")
             return None
         enough = max((held.first[node] for node in lowered), default=opset)
         if enough < opset:
@@ -197,10 +192,8 @@ class _Choice:
             first, last = len(before.edits.casts), len(after.edits.casts)
             saves = f"saves {first - last} of {first} new Casts" if last < first else ""
             why = " and ".join(filter(None, (saves, brings)))
-            fallen = {after.graph.nodes[n].key for n in after.pins.fallbacks} - {
-                before.graph.nodes[n].key for n in before.pins.fallbacks
-            }
-            cost = f"; there, {self.options.target} has no kernel for {', '.join(sorted(fallen))}" if fallen else ""
+            lost = fallen(before, after)
+            cost = f"; there, {self.options.target} has no kernel for {lost}" if lost else ""
             told.append(f"Upgraded from opset {self.current} to {graph.book.opsets['']}, which {why}{cost}.")
         elif graph is not self.original.graph:
             told.append(self._needed())
@@ -269,6 +262,12 @@ def held_back(analysis: Analysis) -> HeldBack:
             first[key] = _first_opset(analysis, node)
         found[node.index] = first[key]
     return HeldBack(analysis, found)
+
+
+def fallen(before: Analysis, after: Analysis) -> str:
+    """The op types that the target leaves to the CPU after an upgrade, but not before."""
+    ops = ({one.graph.nodes[node].key for node in one.pins.fallbacks} for one in (after, before))
+    return ", ".join(sorted(next(ops) - next(ops)))
 
 
 def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:

@@ -21,10 +21,25 @@ class Costs:
     Attributes:
         bytes_per_unit: memory traffic in bytes that takes as long as one cost unit.
         memory: how often a byte that a weight occupies counts as if a Cast moved it.
+        launch: microseconds to start a Cast.
+        bandwidth: bytes per microsecond at which a Cast reads and writes.
+        host: bytes per microsecond at which nodes without a kernel on the target take their values over to the CPU,
+            compute there, and give them back; 0 if the target is the CPU.
     """
 
     bytes_per_unit: int
     memory: float
+    launch: float
+    bandwidth: float
+    host: float
+
+    def cast_time(self, count: int) -> float:
+        """Microseconds of one run of a Cast of ``count`` elements."""
+        return self.launch + 6 * count / self.bandwidth
+
+    def host_time(self, size: int) -> float:
+        """Microseconds for a node on the CPU with ``size`` bytes of inputs and outputs."""
+        return size / self.host if self.host else 0.0
 
     def cast(self, count: int, trips: int) -> int:
         """Cost of running a Cast of ``count`` elements ``trips`` times; it moves 4 + 2 bytes per element."""
@@ -43,4 +58,5 @@ class Costs:
 def costs_on(target: str) -> Costs:
     """The costs on a target: "cuda", "cpu", "webgpu" or "any"; versions of it cost the same."""
     row: Mapping[str, float] = read_table("costs")[device_of(target)]
-    return Costs(round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH), row["memory"])
+    unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
+    return Costs(unit, row["memory"], row["launch"], row["bandwidth"] * 1e3, row.get("host", 0) * 1e3)

@@ -21,11 +21,15 @@ DEFAULT_DEVICE: Final = "A100"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """``bandwidth`` in bytes per microsecond; ``float32`` and ``low`` in floating-point operations per microsecond."""
+    """``bandwidth`` in bytes per microsecond; the others in floating-point operations per microsecond.
+
+    ``products`` is for sums of products in float32, ``float32`` for whatever else is in float32.
+    """
 
     name: str
     bandwidth: float
     float32: float
+    products: float
     low: float
 
 
@@ -33,7 +37,8 @@ class Device:
 def devices() -> Mapping[str, Device]:
     """The devices of ``_data/devices.toml``, by name."""
     rows = read_table("devices").items()
-    return {name: Device(name, row["bandwidth"] * 1e3, row["float32"] * 1e6, row["low"] * 1e6) for name, row in rows}
+    rates = ("float32", "products", "low")
+    return {name: Device(name, row["bandwidth"] * 1e3, *(row[rate] * 1e6 for rate in rates)) for name, row in rows}
 
 
 def device_called(name: str) -> Device:
@@ -50,15 +55,20 @@ def device_called(name: str) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of a node in one run: elements that it reads and writes, and floating-point operations."""
+    """The work of a node in one run: elements that it reads and writes, and floating-point operations.
+
+    ``products`` says that these are sums of products, which tensor cores compute.
+    """
 
     elements: int
     flops: int
+    products: bool = False
 
     def time(self, device: Device, *, low: bool) -> float:
         """Microseconds on a device, without the launch of the kernel."""
         traffic = (2 if low else 4) * self.elements / device.bandwidth
-        return max(traffic, self.flops / (device.low if low else device.float32))
+        rate = device.low if low else device.products if self.products else device.float32
+        return max(traffic, self.flops / rate)
 
 
 def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
@@ -70,4 +80,5 @@ def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
     touched = sum(elements(shapes[value]) for value in (*read, *node.outputs) if value != ABSENT)
     written = sum(elements(shapes[value]) for value in node.outputs if value != ABSENT)
     terms = expected_terms(node, shapes)
-    return Work((touched + written * bool(tables)) * trips, written * (1 if terms is None else 2 * terms) * trips)
+    flops = written * (1 if terms is None else 2 * terms) * trips
+    return Work((touched + written * bool(tables)) * trips, flops, terms is not None)

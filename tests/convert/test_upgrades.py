@@ -127,3 +127,27 @@ def test_wrong_opsets() -> None:
     for wrong in (None, True, 13.0):
         with pytest.raises(onnxamp.ArgumentTypeError, match="'auto', 'keep' or an integer"):
             onnxamp.convert_model(network(), opset=wrong)
+
+
+POOLED = """(float[1,3,56,56] x) => (float[1,4,28,28] y) {
+    a = Conv <pads = [1,1,1,1]> (x, v) y = MaxPool <kernel_shape = [2,2], strides = [2,2]> (a) }"""
+
+
+def test_an_upgrade_that_sends_much_to_the_cpu_is_not_taken() -> None:
+    """CUDA has a bfloat16 Conv from opset 22 on, where it has no MaxPool, which then waits for copies to the CPU."""
+    model = add_weights(parse(POOLED, opset=17), {"v": (4, 3, 3, 3)})
+    assert opset_of(onnxamp.convert_model(model, dtype="bfloat16")) == 17
+    told = notes(model, dtype="bfloat16")
+    assert told.startswith("Not upgraded to opset 22, where cuda has no kernel for MaxPool: the CPU would take longer")
+    assert opset_of(onnxamp.convert_model(model, dtype="bfloat16", opset=22)) == 22
+
+
+def test_an_upgrade_that_sends_little_to_the_cpu_is_taken() -> None:
+    tail = (
+        "b = Conv <pads = [1,1,1,1]> (a, w) c = Conv <strides = [28,28]> (b, s) y = MaxPool <kernel_shape = [2,2]> (c)"
+    )
+    text = f"(float[1,256,56,56] x) => (float[1,4,1,1] y) {{ a = Conv <pads = [1,1,1,1]> (x, v) {tail} }}"
+    weights = {"v": (256, 256, 3, 3), "w": (256, 256, 3, 3), "s": (4, 256, 1, 1)}
+    model = add_weights(parse(text, opset=17), weights)
+    assert opset_of(onnxamp.convert_model(model, dtype="bfloat16")) == 22
+    assert notes(model, dtype="bfloat16").endswith("there, cuda has no kernel for MaxPool.")

@@ -411,3 +411,15 @@ def test_folds_that_would_cost_a_kernel_are_told() -> None:
     notes = prepared(model, fold=True).notes
     assert notes == ("1 RMSNorm stays decomposed: that takes opset 23, where MaxPool would lose kernels on cuda.",)
     assert "RMSNormalization" in ops(folded(model, target="any"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_normalisations_that_part_from_their_convolutions_are_told_of(dtype: str, tmp_path: Path) -> None:
+    """CUDA has no bfloat16 BatchNormalization, so that a Cast is in the way of ONNX Runtime's fusion."""
+    text = """(float[1,2,4,4] x) => (float[1,2,4,4] y) {
+        a = Conv (x, w) b = BatchNormalization (a, s, s, s, s) y = Conv (b, w) }"""
+    onnx.save(add_weights(parse(text, opset=22), {"w": (2, 2, 1, 1), "s": (2,)}), tmp_path / "model.onnx")
+    notes = convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", dtype=dtype).notes
+    told = "1 BatchNormalization behind bfloat16: ONNX Runtime fuses none there, as they stay float32; --fold puts them"
+    assert [note.startswith(told) for note in notes if "--fold" in note] == ([True] if dtype == "bfloat16" else [])
+    assert all("saves 2 of 4 Casts" in note for note in notes if "--fold" in note)

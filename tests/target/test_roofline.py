@@ -31,8 +31,9 @@ WORK = {
 def test_work(text: str, touched: int, flops: int) -> None:
     view = Graph.of(parse(text))
     shapes = read_shapes(view, with_shapes(view, infer_types(view)))
-    assert work_of(view.nodes[0], shapes) == Work(touched, flops)
-    assert work_of(view.nodes[0], shapes, trips=7) == Work(7 * touched, 7 * flops)
+    is_product = view.nodes[0].key != "Add"
+    assert work_of(view.nodes[0], shapes) == Work(touched, flops, is_product)
+    assert work_of(view.nodes[0], shapes, trips=7) == Work(7 * touched, 7 * flops, is_product)
 
 
 def test_unknown_shapes_are_guessed() -> None:
@@ -43,11 +44,12 @@ def test_unknown_shapes_are_guessed() -> None:
 
 
 def test_time_is_the_longer_of_traffic_and_arithmetic() -> None:
-    device = Device("toy", bandwidth=100, float32=10, low=1000)
+    device = Device("toy", bandwidth=100, float32=10, products=50, low=1000)
     memory_bound, compute_bound = Work(1000, 0), Work(0, 1000)
     assert (memory_bound.time(device, low=False), memory_bound.time(device, low=True)) == (40, 20)
     assert (compute_bound.time(device, low=False), compute_bound.time(device, low=True)) == (100, 1)
     assert Work(1000, 1000).time(device, low=False) == 100
+    assert Work(0, 1000, products=True).time(device, low=False) == 20, "TF32"
 
 
 def test_devices() -> None:

@@ -31,7 +31,9 @@ def given(**arrays: Any) -> Samples:
 def test_sizes_are_those_of_the_inputs() -> None:
     text = "(float[N,32] x, float[32,16] w) => (float[N,16] y) { h = MatMul (x, w) y = Tanh (h) }"
     estimate = estimate_of(text, x=(1000, 32))
-    assert estimate.work(estimate.graph.nodes[0]) == Work(1000 * 32 + 32 * 16 + 1000 * 16, 2 * 32 * 1000 * 16)
+    assert estimate.work(estimate.graph.nodes[0]) == Work(
+        1000 * 32 + 32 * 16 + 1000 * 16, 2 * 32 * 1000 * 16, products=True
+    )
     assert estimate_of(text).work(estimate.graph.nodes[1]) == Work(2 * 64 * 16, 64 * 16), "nothing is known of N"
 
 
