@@ -5,7 +5,6 @@ Those that convert warn of options that match nothing or cannot be obeyed; a Pla
 
 from collections.abc import Callable
 from os import PathLike
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
 from onnx import ModelProto
@@ -20,6 +19,7 @@ from onnxamp._numerics.ranges import with_ranges
 from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
+from onnxamp._paths import as_path
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.metric import MetricLike
@@ -176,9 +176,9 @@ def convert_file(
     settings = plan.options if plan else Options.of(level, options)
     if plan is not None and options:
         warn([f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."])
-    sink = Sink(Path(dst), external_data, shard_bytes, progress)
+    sink = Sink(as_path(dst), external_data, shard_bytes, progress)
     with declared_ops(settings.custom_ops):
-        source = Model.read(Path(src))
+        source = Model.read(as_path(src))
         if plan is None and is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
             plan = tune_warned(source, settings, Search(tolerance, metric, samples)).plan
             return convert_to_file(source, sink, plan.options, plan)

@@ -7,6 +7,7 @@ ROOMS = (
     "_warnings",
     "_dtypes",
     "_workers",
+    "_paths",
     "_ops",
     "_model",
     "_graph",

@@ -1,11 +1,11 @@
 """The models of a folder, and what belongs to each."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from onnxamp._batch.job import Job
 from onnxamp._errors import ArgumentError
+from onnxamp._paths import walk
 
 
 def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Job]:
@@ -42,8 +42,7 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
 
 
 def _models(source: Path, without: Path) -> Iterator[Path]:
-    for folder, below, files in os.walk(source):
-        here = Path(folder)
+    for here, below, files in walk(source):
         below[:] = sorted(name for name in below if name[0] != "." and (here / name).resolve() != without)
         yield from (here / name for name in sorted(files) if name[0] != "." and name.lower().endswith(".onnx"))
 

@@ -19,6 +19,7 @@ from onnxamp._errors import ArgumentError, OutputError
 from onnxamp._model.staging import sweep
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
+from onnxamp._paths import as_path
 from onnxamp._public import Shown
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.session import Provider, choose_provider
@@ -158,8 +159,8 @@ def convert_folder(
         Options.of(level, options), external_data, shard_bytes, tolerance, metric, validate, samples, seed,
         dict(dims or {}), provider, libraries=active_libraries(),
     )  # fmt: skip
-    data = Path(inputs) if inputs is not None else None
-    report = run_folder(asked, Path(src), Path(dst), Place(jobs, cluster), data, told, retry=retry)
+    data = as_path(inputs) if inputs is not None else None
+    report = run_folder(asked, as_path(src), as_path(dst), Place(jobs, cluster), data, told, retry=retry)
     warn(f"{row.name}: {warning}" for row in report.rows for warning in row.warnings)
     return report
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from onnxamp._model.storage import write_file
+from onnxamp._paths import as_path, is_remote
 
 NAME: Final = ".onnxamp.json"
 """Name of the state file in the folder of the results."""
@@ -116,7 +117,13 @@ class Entry:
 
 
 def _unchanged(known: Mapping[str, Stamp], folder: Path) -> bool:
-    return all(_stamp(folder / path) == tuple(stamp) for path, stamp in known.items())
+    return all(_stamp(_found(path, folder)) == tuple(stamp) for path, stamp in known.items())
+
+
+def _found(path: str, folder: Path) -> Path:
+    """The path of a name that :func:`_relative` made."""
+    named = as_path(path)
+    return named if is_remote(named) else folder / named
 
 
 def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:
@@ -171,6 +178,9 @@ def save_state(folder: Path, entries: Mapping[str, Entry]) -> None:
 
 def _relative(path: Path, folder: Path) -> str:
     try:
+        if is_remote(path) or is_remote(folder):
+            inside = path.is_relative_to(folder)
+            return path.relative_to(folder).as_posix() if inside else path.absolute().as_posix()
         return Path(os.path.relpath(path.absolute(), folder.absolute())).as_posix()
     except ValueError:  # on another drive
         return path.absolute().as_posix()

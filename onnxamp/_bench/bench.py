@@ -21,13 +21,14 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.stats import lowest_precision
 from onnxamp._model.model import Model
 from onnxamp._model.storage import load_model
+from onnxamp._paths import as_path, is_remote
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.engines import engine_name
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import Provider, assigned_nodes, choose_provider, make_session
 from onnxamp._runtime.shell import take_weights
-from onnxamp._runtime.spill import save_spilled
+from onnxamp._runtime.spill import save_spilled, unfolded
 from onnxamp._runtime.values import Feed
 
 if TYPE_CHECKING:
@@ -201,12 +202,14 @@ def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
         files = []
         for number, model in enumerate(models):
-            if isinstance(model, ModelProto):
+            path, label = (None, "") if isinstance(model, ModelProto) else (as_path(model), fspath(model))
+            if path is None or is_remote(path):
                 own = Path(folder, str(number))
                 own.mkdir()
-                files.append((save_spilled(model, own), f"{number}: {model.graph.name or 'model'}"))
-            else:
-                files.append((Path(model), fspath(model)))
+                proto = model if isinstance(model, ModelProto) else unfolded(as_path(model))
+                label = label or f"{number}: {proto.graph.name or 'model'}"
+                path = save_spilled(proto, own)
+            files.append((path, label))
         labels = Counter(label for _, label in files)
         yield [(path, label if labels[label] == 1 else f"{n}: {label}") for n, (path, label) in enumerate(files)]
 

@@ -10,6 +10,7 @@ import click
 
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, OutputError
+from onnxamp._paths import is_remote
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import fitted, print_report
 from onnxamp._report.text import printable
@@ -157,14 +158,15 @@ def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None])
     taken = {path.resolve() for path in inputs if path is not None}
     for path in (path for path in outputs if path is not None):
         target, folder = path.resolve(), path.absolute().parent
+        is_here = not is_remote(path)
         if target in taken:
             raise ArgumentError(f"{str(path)!r} is read or written already: choose another name for the output.")
         if target.is_dir():
             raise ArgumentError(f"The output {str(path)!r} is a folder: name a file.")
         if target.exists() and not target.is_file():
             raise ArgumentError(f"The output {str(path)!r} is not a regular file: choose another name.")
-        if not folder.is_dir():
+        if is_here and not folder.is_dir():
             raise ArgumentError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} does not exist; create it.")
-        if not os.access(folder, os.W_OK):
+        if is_here and not os.access(folder, os.W_OK):
             raise ArgumentError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} is read-only.")
         taken.add(target)

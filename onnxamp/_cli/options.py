@@ -11,13 +11,14 @@ import click
 
 from onnxamp._cli.common import IN_FOLDER
 from onnxamp._dtypes import dtype_name
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.opsets import check_opset
 from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
+from onnxamp._paths import as_path, is_remote
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
@@ -29,19 +30,32 @@ Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 FORMATS: Final = ("line", "table", "json")
 """How commands print what they report."""
 
-FILE: Final = click.Path(path_type=Path)
+
+class _File(click.Path):
+    """A path of a file here, or a URL."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        try:
+            path = as_path(value)
+        except OnnxAmpError as error:
+            self.fail(str(error), param, ctx)
+        return path if is_remote(path) else super().convert(os.fspath(path), param, ctx)
+
+
+FILE: Final = _File(path_type=Path)
 """The type of every option that names a file."""
 
 model_argument: Final = click.argument("model", type=FILE)
 
 
-class _Output(click.Path):
+class _Output(_File):
     """A file, or a folder, which a path that ends with a separator means even if it does not exist."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path; that of a folder with a placeholder for the name of the file."""
         is_folder = isinstance(value, str) and value.endswith(("/", os.sep))
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        path: Path = super().convert(value, param, ctx)
         return path / IN_FOLDER if is_folder else path
 
 

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any, Final
 
 from onnxamp._convert.analysis import Analysis
@@ -15,6 +14,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
 from onnxamp._options.options import Options
+from onnxamp._paths import as_path
 from onnxamp._public import Shown
 
 FORMAT: Final = 3
@@ -116,7 +116,7 @@ class Plan(Shown):
         Raises:
             OutputError: the file cannot be written.
         """
-        write_file(Path(path), (json.dumps(plan_json(self), indent=1) + "\n").encode())
+        write_file(as_path(path), (json.dumps(plan_json(self), indent=1) + "\n").encode())
 
     def __str__(self) -> str:
         head = f"{self.level} {self.dtype} for {self.target}: {self.casts} new Casts, cost {self.cost}"
@@ -199,7 +199,7 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         True
     """
     try:
-        data: Mapping[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        data: Mapping[str, Any] = json.loads(as_path(path).read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ArgumentError(f"The plan {str(path)!r} has format {data['format']!r}; this onnxamp reads {FORMAT}.")
         return plan_of(data)

@@ -21,6 +21,7 @@ from onnxamp._model.protos import node_bodies, tensors_of
 from onnxamp._model.saving import WeightConverter, save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes, write_file
 from onnxamp._model.weights import embed
+from onnxamp._paths import as_path
 from onnxamp._runtime.inputs import Array
 from onnxamp._runtime.values import typed
 
@@ -156,7 +157,7 @@ def _called(source: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProt
 
 def region_files(path: str | PathLike[str]) -> tuple[Path, Path, Path]:
     """The files that :func:`save_region` writes: the model, its inputs, and what is expected."""
-    model = Path(path)
+    model = as_path(path)
     base = model.with_suffix("") if model.suffix == ".onnx" else model
     return model, base.with_name(f"{base.name}.npz"), base.with_name(f"{base.name}{_EXPECTED}")
 

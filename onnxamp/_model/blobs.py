@@ -22,6 +22,7 @@ from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError
 from onnxamp._model.lowering import ConversionCounts, Scratch, lower
 from onnxamp._model.weights import DataLocation
+from onnxamp._paths import is_remote, read_range, writing
 from onnxamp._workers.threads import core_count, thread_limit
 
 PIECE: Final = 4 << 20
@@ -77,6 +78,12 @@ class Desk:
             ExternalDataError: the file is too short.
         """
         path, numbers = place.path, self.numbers[: -(-size // 4)]
+        if is_remote(path):
+            data = read_range(path, place.offset + start, size)
+            if len(data) < size:
+                raise ExternalDataError(f"The file {str(path)!r} became shorter while its weights were read.")
+            numbers.data.cast("B")[:size] = data
+            return numbers
         if path not in self._files:
             self._files[path] = self._stack.enter_context(path.open("rb", buffering=0))
         file, view = self._files[path], numbers.data.cast("B")[:size]
@@ -141,6 +148,23 @@ class Lowered:
         bits, counts = lower(numbers, self.low, self.saturate_at, desk.scratch)
         self.lost.append(counts)
         return bits
+
+
+def stream_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progress | None = None) -> None:
+    """:func:`write_blobs` to a file that is written from its start to its end, and is there when all is written.
+
+    Pieces in memory are no progress. Complexity: linear in bytes; memory is a PIECE, and what the file system holds.
+    """
+    with Desk() as desk, writing(path) as file:
+        written = 0
+        for position, blob in sorted(blobs, key=lambda pair: pair[0]):
+            file.write(bytes(position - written))
+            for start in range(0, blob.size, PIECE // 2):
+                stop = min(start + PIECE // 2, blob.size)
+                file.write(memoryview(blob.read(start, stop, desk)).cast("B"))
+                if progress is not None and not isinstance(blob, Held):
+                    progress(stop - start)
+            written = position + blob.size
 
 
 def write_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progress | None = None) -> None:

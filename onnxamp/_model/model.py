@@ -23,6 +23,7 @@ from onnxamp._model.storage import (
     read_model,
     weight_bytes,
 )
+from onnxamp._paths import as_path
 
 _LOG: Final = logging.getLogger("onnxamp")
 
@@ -58,7 +59,7 @@ class Model(Asked):
             proto, repairs = tidied(source)
             return cls(proto, repairs=repairs, given=source if repairs else None)
         if isinstance(source, (str, PathLike)):
-            return cls.read(Path(source))
+            return cls.read(as_path(source))
         if is_graphsurgeon(source):
             return cls(from_graphsurgeon(source))
         raise ArgumentTypeError(

@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -18,9 +18,10 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ArgumentError, ModelError
-from onnxamp._model.blobs import Blob, Copied, Held, Lowered, layout, write_blobs
+from onnxamp._model.blobs import PIECE, Blob, Copied, Held, Lowered, layout, stream_blobs, write_blobs
 from onnxamp._model.lowering import ConversionCounts, convert
 from onnxamp._model.protos import tensors_of
+from onnxamp._model.remote_stage import RemoteStage, remote_staging
 from onnxamp._model.staging import Stage, rename_data, staging
 from onnxamp._model.storage import load_model, unwritable
 from onnxamp._model.weights import (
@@ -33,6 +34,7 @@ from onnxamp._model.weights import (
     stored_bytes,
 )
 from onnxamp._model.wire import find_data, raw_data_head, replaced
+from onnxamp._paths import is_remote, writing
 
 EXTERNAL_MIN: Final = 1024
 """Bytes; smaller tensors stay in the model file even if the others go to a data file."""
@@ -145,7 +147,7 @@ def save_model(
         ExternalDataError: a weight cannot be read.
     """
     try:
-        with staging(path) as stage:
+        with _staging(path) as stage:
             blobs, total = _blobs(model, converter, held=external)
             report = _adding_up(progress, total) if progress else None
             if external:
@@ -161,7 +163,7 @@ def save_model(
         if isinstance(error, (ArgumentError, ModelError)):
             raise
         raise unwritable(path, error) from None
-    if external and blobs:
+    if external and blobs and not is_remote(path):
         _name_as_usual(model, path, identity, [tensor for tensor, _ in blobs])
     return total
 
@@ -233,16 +235,22 @@ def _blob(tensor: TensorProto, converter: WeightConverter, *, held: bool) -> Blo
 
 
 def _write_data(
-    blobs: list[tuple[TensorProto, Blob]], stage: Stage, shard_bytes: int | None, progress: Callable[[int], None] | None
+    blobs: list[tuple[TensorProto, Blob]],
+    stage: Stage | RemoteStage,
+    shard_bytes: int | None,
+    progress: Callable[[int], None] | None,
 ) -> list[str]:
     """Write all blobs to new data files, each once, and point the tensors to them; returns the names of the files."""
     unique = list(dict.fromkeys(blob for _, blob in blobs))
     places = dict(zip(unique, layout([blob.size for blob in unique], shard_bytes), strict=True))
     names = _data_names(stage.path.name, places[unique[-1]][0] + 1 if unique else 0)
     for number, name in enumerate(names):
-        (stage.data / name).touch()
         own = [(offset, blob) for blob, (shard, offset) in places.items() if shard == number]
-        write_blobs(stage.data / name, own, progress)
+        if is_remote(stage.path):
+            stream_blobs(stage.place(name), own, progress)
+            continue
+        stage.place(name).touch()
+        write_blobs(stage.place(name), own, progress)
     names = stage.publish(names)
     for tensor, blob in blobs:
         number, offset = places[blob]
@@ -272,17 +280,34 @@ def _write_inline(
     order = [int.from_bytes(data[span.end - 8 : span.end], "big") for span in spans]
     sizes = [blobs[number][1].size for number in order]
     pieces, holes, _ = replaced(data, spans, [(raw_data_head(size), size) for size in sizes])
+    filled = [(hole.position, blobs[order[hole.index]][1]) for hole in holes]
+    if is_remote(path):
+        stream_blobs(path, [*((position, Held(bytes(piece))) for position, piece in pieces), *filled], progress)
+        return
     with path.open("r+b") as file:
         for position, piece in pieces:
             file.seek(position)
             file.write(piece)
-    write_blobs(path, [(hole.position, blobs[order[hole.index]][1]) for hole in holes], progress)
+    write_blobs(path, filled, progress)
 
 
-def _approved(stage: Stage, approve: Callable[[Path], None] | None) -> None:
+def _approved(stage: Stage | RemoteStage, approve: Callable[[Path], None] | None) -> None:
     if approve is not None:
         with stage.shown() as shown:
             approve(shown)
+
+
+def _staging(path: Path) -> AbstractContextManager[Stage | RemoteStage]:
+    """A stage for a result, here or behind a URL."""
+    return remote_staging(path) if is_remote(path) else staging(path)
+
+
+def _copy_bytes(source: Path, target: Path) -> None:
+    if is_remote(source) or is_remote(target):
+        with source.open("rb") as read, writing(target) as written:
+            shutil.copyfileobj(read, written, PIECE)
+    else:
+        shutil.copyfile(source, target)
 
 
 def copy_file(source: Path, target: Path, keep: frozenset[Path], approve: Callable[[Path], None] | None = None) -> None:
@@ -292,8 +317,8 @@ def copy_file(source: Path, target: Path, keep: frozenset[Path], approve: Callab
         OutputError: the target cannot be written.
     """
     try:
-        with staging(target) as stage:
-            shutil.copyfile(source, stage.main)
+        with _staging(target) as stage:
+            _copy_bytes(source, stage.main)
             _approved(stage, approve)
             stage.commit(lambda: _own_data_files(target, keep))
     except OSError as error:

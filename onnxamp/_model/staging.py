@@ -58,6 +58,10 @@ class Stage:
         """Folder for data files, each under the name it should get beside the result."""
         return self.folder / "data"
 
+    def place(self, name: str) -> Path:
+        """Where a data file is written."""
+        return self.data / name
+
     def publish(self, names: Sequence[str]) -> list[str]:
         """Move data files beside the result, under their names or, if one is taken, under names with the token.
 

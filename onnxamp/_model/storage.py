@@ -5,7 +5,10 @@ their bytes are read when somebody needs them.
 """
 
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final
@@ -28,7 +31,8 @@ from onnxamp._model.weights import (
     lies_inside,
     stored_bytes,
 )
-from onnxamp._model.wire import find_data, replaced
+from onnxamp._model.wire import Ranges, find_data, replaced
+from onnxamp._paths import is_remote, read_range
 
 INLINE_LIMIT: Final = 1_900_000_000
 """Bytes of weights up to which a model is saved as one file; a protobuf message cannot hold 2 GiB."""
@@ -130,12 +134,15 @@ def _settle(tensor: TensorProto) -> None:
 
 
 def _without_weights(path: Path) -> bytes:
-    """The bytes of a model file with locations in place of large weights; the whole file if its encoding is unusual."""
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+    """The bytes of a model file with locations in place of large weights; the whole file if its encoding is unusual.
+
+    Behind a URL, the bytes of these weights are not fetched.
+    """
+    with _opened(path) as data:
         try:
             spans = find_data(data, lambda start, stop: stop - start >= _LEFT_BEHIND)
         except ValueError:
-            return data[:]
+            return path.read_bytes()
         places = [DataLocation(path.absolute(), span.data, span.end - span.data) for span in spans]
         tensors = [inside_tensor(p, was_default=span.default) for p, span in zip(places, spans, strict=True)]
         pieces, _, _ = replaced(data, spans, [(tensor.SerializeToString(), 0) for tensor in tensors])
@@ -143,6 +150,16 @@ def _without_weights(path: Path) -> bytes:
         for _, piece in pieces:
             piece.release()
         return joined
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[mmap | Ranges]:
+    """The bytes of a file, read where they are looked at."""
+    if is_remote(path):
+        yield Ranges(path.stat().st_size, partial(read_range, path))
+        return
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        yield data
 
 
 def weight_bytes(model: ModelProto) -> int:
@@ -204,6 +221,9 @@ def write_file(path: Path, data: bytes) -> None:
         OutputError: it cannot be written; what was there before is untouched.
     """
     try:
+        if is_remote(path):
+            path.write_bytes(data)
+            return
         with staging(path.resolve() if path.is_symlink() else path) as stage:
             stage.main.write_bytes(data)
             stage.commit()
@@ -213,7 +233,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 def unwritable(path: Path, error: Exception) -> OutputError:
     """The error to raise when ``error`` kept a file from being written."""
-    if not path.parent.is_dir():
+    if not is_remote(path) and not path.parent.is_dir():
         return OutputError(f"Cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it.")
     return OutputError(f"Cannot write {str(path)!r}: {_reason(error)}. What was there before is untouched.")
 

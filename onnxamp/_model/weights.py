@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError, ModelError
 from onnxamp._model.record import record
+from onnxamp._paths import as_path, is_remote, read_range
 
 SENTINEL: Final = 1e30
 """Magnitudes from here on stand for infinity, as in attention masks; a conversion saturates them."""
@@ -91,7 +92,7 @@ def data_location(
         raise ExternalDataError(f"The weight {tensor.name!r} says twice, or not in UTF-8, where its data are.")
     location = entries.get("location", "")
     if location.startswith(INSIDE):
-        return DataLocation(Path(location.removeprefix(INSIDE)), int(entries["offset"]), int(entries["length"]))
+        return DataLocation(as_path(location.removeprefix(INSIDE)), int(entries["offset"]), int(entries["length"]))
     known = {} if known is None else known
     if location not in known:
         known[location] = _data_file(tensor.name, location, base_dir)
@@ -190,12 +191,10 @@ def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
     Raises:
         ExternalDataError: see :func:`data_location`.
     """
-    place = data_location(tensor, None if base_dir is None else Path(base_dir))
+    place = data_location(tensor, None if base_dir is None else as_path(base_dir))
     if place is None:
         return
-    with place.path.open("rb") as file:
-        file.seek(place.offset)
-        tensor.raw_data = file.read(place.length)
+    tensor.raw_data = read_range(place.path, place.offset, place.length)
     forget_location(tensor)
 
 
@@ -234,6 +233,8 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     count = prod(shape)
     kind = _stored_kind(tensor.data_type)
     if place is not None:
+        if is_remote(place.path):
+            return np.frombuffer(read_range(place.path, place.offset, place.length), kind).reshape(shape)
         if count < _MAPPED:
             return np.fromfile(place.path, kind, count, offset=place.offset).reshape(shape)
         return np.asarray(np.memmap(place.path, kind, "r", place.offset, shape))

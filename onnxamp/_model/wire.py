@@ -7,7 +7,7 @@ payload, and only messages that can hold tensors are descended into.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from mmap import mmap
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -15,7 +15,37 @@ from typing import Final, TypeAlias
 from google.protobuf.message import Message
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-Buffer: TypeAlias = bytes | memoryview | mmap
+_BLOCK: Final = 1 << 20
+"""Bytes that are fetched at a time."""
+_BLOCKS: Final = 8
+
+
+@dataclass(slots=True)
+class Ranges:
+    """Bytes elsewhere, of which only the parts that are looked at are fetched, in blocks; the last ones are kept."""
+
+    size: int
+    fetch: Callable[[int, int], bytes]
+    """Takes a start and a size."""
+    _kept: dict[int, bytes] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, at: int) -> int:
+        number, inside = divmod(at, _BLOCK)
+        if number not in self._kept:
+            while len(self._kept) >= _BLOCKS:
+                del self._kept[next(iter(self._kept))]
+            self._kept[number] = self.fetch(number * _BLOCK, min(_BLOCK, self.size - number * _BLOCK))
+        return self._kept[number][inside]
+
+    def part(self, start: int, stop: int) -> memoryview:
+        """The bytes from a start to an end."""
+        return memoryview(self.fetch(start, stop - start))
+
+
+Buffer: TypeAlias = bytes | memoryview | mmap | Ranges
 
 _HOLDERS: Final[dict[str, tuple[type[Message], dict[str, str]]]] = {
     "model": (ModelProto, {"graph": "graph", "functions": "function"}),
@@ -185,9 +215,10 @@ def replaced(
         cuts.append((length_at, start, length, 0, -1))
         grown[outer] = grown.get(outer, 0) + grown.get(start, 0) + len(length) - (start - length_at)
     cuts += [(s.start, s.end, text, size, i) for i, (s, (text, size)) in enumerate(zip(spans, fields, strict=True))]
-    pieces, holes, read, written, whole = [], [], 0, 0, memoryview(data)
+    part = data.part if isinstance(data, Ranges) else _parts_of(memoryview(data))
+    pieces, holes, read, written = list[tuple[int, memoryview]](), list[Hole](), 0, 0
     for start, stop, text, size, index in sorted(cuts):
-        for piece in (whole[read:start], memoryview(text)):
+        for piece in (part(read, start), memoryview(text)):
             if piece.nbytes:
                 pieces.append((written, piece))
                 written += piece.nbytes
@@ -195,8 +226,13 @@ def replaced(
             holes.append(Hole(written, size, index))
             written += size
         read = stop
-    pieces.append((written, whole[read:]))
-    return pieces, holes, written + len(whole) - read
+    pieces.append((written, part(read, len(data))))
+    return pieces, holes, written + len(data) - read
+
+
+def _parts_of(whole: memoryview) -> Callable[[int, int], memoryview]:
+    """A function that cuts parts out, from a start to an end."""
+    return lambda start, stop: whole[start:stop]
 
 
 def raw_data_head(size: int) -> bytes:

@@ -16,6 +16,7 @@ from onnxamp._context import active_within
 from onnxamp._dtypes import ELEM_NUMBERS
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.signature import DECLARED, Port, Signature
+from onnxamp._paths import as_path
 
 _MANY: Final = 1 << 31
 """More ports than a node can have."""
@@ -129,7 +130,7 @@ def custom_ops_of(given: CustomOpsLike | None) -> tuple[CustomOp, ...]:
     if given is None:
         return ()
     if isinstance(given, (str, PathLike)):
-        return _read(Path(given))
+        return _read(as_path(given))
     listed = [given] if isinstance(given, (CustomOp, Mapping)) else given
     if not isinstance(listed, Iterable):
         raise ArgumentTypeError(f"custom_ops must be a TOML file or CustomOps, not {type(given).__name__}.")

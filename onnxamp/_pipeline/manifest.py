@@ -31,6 +31,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import imported
 from onnxamp._options.options import Level, Options, check_level
+from onnxamp._paths import as_path
 
 BETTER: Final = ("lower", "higher")
 """Which of two numbers is the better one."""
@@ -116,7 +117,7 @@ def make_pipeline(source: Any, given: Settings) -> Pipeline:
     if isinstance(source, Mapping):
         settings, models, path = given, dict(source), None
     elif isinstance(source, (str, Path)) or hasattr(source, "__fspath__"):
-        path = Path(source)
+        path = as_path(source)
         said, models = _read(path)
         settings = given.over(said)
     else:
@@ -191,7 +192,7 @@ def _member(name: str, entry: Any, settings: Settings, folder: Path | None) -> M
     if folder is not None:
         if not isinstance(source, str):
             raise ArgumentError(f'{where} has no path: write path = "FILE.onnx".')
-        source = folder / source
+        source = folder / source if as_path(source) == Path(source) else as_path(source)
     return Member(
         name, Model.of(source), _file(name, source, folder),
         tuple(low_type(one).name for one in _list(where, "dtypes", get_args(DtypeName) if dtypes is None else dtypes)),
@@ -214,7 +215,7 @@ def _list(where: str, what: str, found: Any) -> Iterable[str]:
 def _file(name: str, source: Any, folder: Path | None) -> str:
     """The name of a result: where the model is, below the manifest's folder; else its name in the pipeline."""
     if folder is not None:
-        relative = Path(source).absolute()
+        relative = as_path(source).absolute()
         if relative.is_relative_to(folder) and ".." not in relative.parts:
             return relative.relative_to(folder).as_posix()
     return f"{name}.onnx"

@@ -19,6 +19,7 @@ from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level
+from onnxamp._paths import as_path
 from onnxamp._pipeline.choices import Choice, Clock, choices_of
 from onnxamp._pipeline.manifest import Function, Pipeline, Settings, make_pipeline
 from onnxamp._pipeline.results import TunedMember, TunedPipeline
@@ -122,7 +123,7 @@ def tune_pipeline(
     """
     said = Settings(function, tolerance, metric, better, dtypes, levels, options)
     arguments = PipelineArguments(device, provider, runs, seconds, state, progress, budget, allow_slower)
-    tuned = run_tuning(make_pipeline(pipeline, said), arguments, None if output is None else Path(output))
+    tuned = run_tuning(make_pipeline(pipeline, said), arguments, None if output is None else as_path(output))
     warn(tuned.warnings)
     return tuned
 
@@ -171,7 +172,7 @@ class _Job:
         metric = make_metric(pipeline.metric, pipeline.tolerance)
         backend = choose_backend(asked.provider)
         runs = PipelineRuns(pipeline, backend, metric, folder, asked.budget)
-        path = None if asked.state is None else Path(asked.state)
+        path = None if asked.state is None else as_path(asked.state)
         state = load_state(signature_of(pipeline, metric.name, repr(backend)) if path else "", path)
         job = cls(runs, asked, state)
         job.progress("running in float32", 0, asked.runs)

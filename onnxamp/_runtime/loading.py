@@ -23,6 +23,7 @@ from onnx import ModelProto
 
 from onnxamp._model.model import Model
 from onnxamp._model.weights import external_tensor, stored_bytes
+from onnxamp._paths import is_remote
 from onnxamp._runtime.session import Provider, provider_options
 from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.starting import reason
@@ -109,15 +110,17 @@ class Loader:
 def load_file(model: Model, provider: Provider | None, *, in_text: bool = False) -> Loaded:
     """:meth:`Loader.load` the file of a model; one in text is loaded as the binary file that it stands for.
 
-    To resolve the graph of a large model, its weights are not read.
+    To resolve the graph of a large model, its weights are not read. Nor are those of one behind a URL, of which the
+    graph alone is resolved.
     """
     assert model.path is not None
-    if not in_text and (provider is not None or model.path.stat().st_size < _LARGE):
+    is_here = not is_remote(model.path)
+    if not in_text and is_here and (provider is not None or model.path.stat().st_size < _LARGE):
         return the_loader().load(model.path, provider)
     with TemporaryDirectory(prefix="onnxamp-") as folder:
         path = Path(folder, "model.onnx")
         path.write_bytes((model.proto if in_text else _without_weights(model)).SerializeToString())
-        return the_loader().load(path, provider)
+        return the_loader().load(path, provider if is_here else None)
 
 
 def _without_weights(model: Model) -> ModelProto:

@@ -61,7 +61,7 @@ def read_npz(path: Path) -> dict[str, Array]:
         ArgumentError: it is not an ``.npz`` file of plain arrays, is damaged, or claims more than it holds.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             members = archive.infolist()
             _check_growth(path, sum(member.file_size for member in members))
             arrays: dict[str, Array] = {}

@@ -33,6 +33,7 @@ from onnx import ModelProto
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._paths import as_path
 from onnxamp._runtime.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.sample_files import ARCHIVE_START, json_samples, quoted, read_json, read_npz
 from onnxamp._runtime.values import Feed, as_array, is_array
@@ -192,7 +193,7 @@ def load_samples(path: str | PathLike[str]) -> Samples:
     """
     if not isinstance(path, (str, PathLike)):
         raise ArgumentTypeError(f"path must be a string or a path, not {type(path).__name__}.")
-    path = Path(path)
+    path = as_path(path)
     readers: Sequence[Callable[[], Sample]]
     try:
         readers = _folder(path) if path.is_dir() else _file(path)

@@ -14,6 +14,7 @@ from onnxamp._model import lowering
 from onnxamp._model.copying import copy_without
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.weights import embed, read_array, stored_bytes
+from onnxamp._paths import as_path
 
 WEIGHTS_IN_GRAPH: Final = 8 * 2**20
 """Bytes of weights up to which they stay in the graph, where kernels see that they are constant. There they take their
@@ -63,7 +64,7 @@ def take_weights(
     Raises:
         ExternalDataError: external data cannot be read.
     """
-    folder = None if base_dir is None else Path(base_dir)
+    folder = None if base_dir is None else as_path(base_dir)
     result = copy_without(model, "initializer", "node")
     constants = {node.output[0]: tensor for node in model.graph.node if (tensor := _constant(node)) is not None}
     named = {tensor.name: tensor for tensor in model.graph.initializer} | constants

@@ -6,6 +6,7 @@ from typing import BinaryIO, Final
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp._model.copying import copied, copy_without
+from onnxamp._model.model import Model
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.weights import embed, external_tensor, stored_bytes
 
@@ -20,6 +21,17 @@ _WEIGHTS: Final = "weights.bin"
 
 _LIMIT: Final = 2**31 - 2**24
 """Bytes of weights in one message, which must be smaller than 2 GiB; the rest is for nodes."""
+
+
+def unfolded(path: Path) -> ModelProto:
+    """The model of a file, whose weights are found without its folder.
+
+    Raises:
+        ModelError: as :meth:`~onnxamp._model.model.Model.read`. ExternalDataError: weights are not where they may be.
+    """
+    opened = Model.read(path)
+    _ = opened.stock  # looks them up
+    return opened.proto
 
 
 def is_large(model: ModelProto) -> bool:

@@ -18,8 +18,9 @@ from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import has_external_data
 from onnxamp._model.storage import data_files, folder_of, load_model
+from onnxamp._paths import as_path, is_remote
 from onnxamp._runtime.custom_ops import register_libraries
-from onnxamp._runtime.spill import is_large, save_spilled
+from onnxamp._runtime.spill import is_large, save_spilled, unfolded
 from onnxamp._workers.threads import thread_limit
 
 if TYPE_CHECKING:
@@ -75,9 +76,13 @@ def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
         ModelError: the model is not well formed, or its external data are not where they may be.
     """
     if not isinstance(model, ModelProto):
-        data_files(load_model(Path(model)), folder_of(Path(model)))  # ONNX Runtime reads them by itself
-        if is_text(Path(model)):
-            model = Model.read(Path(model)).embedded()  # ONNX Runtime reads the binary form alone
+        path = as_path(model)
+        if is_remote(path):
+            model = unfolded(path)  # it reads files that are here
+        else:
+            data_files(load_model(path), folder_of(path))  # ONNX Runtime reads them by itself
+            if is_text(path):
+                model = Model.read(path).embedded()  # ONNX Runtime reads the binary form alone
     if not isinstance(model, ModelProto):
         yield fspath(model)
     elif not (is_large(model) or has_external_data(model)):

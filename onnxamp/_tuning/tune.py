@@ -36,6 +36,7 @@ from onnxamp._ops.custom import declared_ops
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
+from onnxamp._paths import as_path
 from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
@@ -193,7 +194,7 @@ def _tune_once(model: Model, samples: Samples, options: Options, search: Search)
             options.low.name,
             *(f"{u.key} {u.op} {u.ports}" for u in units),
         ]
-        state = load_state(fingerprint(words, ready, samples), Path(search.state))
+        state = load_state(fingerprint(words, ready, samples), as_path(search.state))
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
         job = Job(ready, space, samples, judge, state, backend, Path(folder), search.budget)
         tuned = _tuned(job, search, live, device)

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping
 from math import isinf
 from os import PathLike
-from pathlib import Path
 from typing import Final, Literal, Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._options.checks import compiled
+from onnxamp._paths import as_path
 from onnxamp._public import export
 from onnxamp._runtime.samples import load_samples
 from onnxamp._runtime.session import Provider
@@ -113,7 +113,7 @@ def convert_to_mixed_precision(
         raise ArgumentError(
             "max_depth_of_reduction is not supported: keep reductions by op type (op_types_to_exclude) or by name."
         )
-    model = Model.read(Path(onnx_path))
+    model = Model.read(as_path(onnx_path))
     include, exclude = _patterns(nodes_to_include), _patterns(nodes_to_exclude)
     low_types = frozenset(op_types_to_include or ())
 

@@ -7,7 +7,6 @@ Names, order and defaults of arguments are those of onnxconverter-common 1.16. T
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -20,6 +19,7 @@ from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.accept import Accept
 from onnxamp._options.options import Level, Options
+from onnxamp._paths import as_path
 from onnxamp._public import export
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search
@@ -121,7 +121,7 @@ def convert_float_to_float16_model_path(
         >>> convert_float_to_float16_model_path("models/classifier.onnx").graph.input[0].type.tensor_type.elem_type
         10
     """
-    return convert_float_to_float16(Path(model_path), min_positive_val, max_finite_val, keep_io_types)
+    return convert_float_to_float16(as_path(model_path), min_positive_val, max_finite_val, keep_io_types)
 
 
 def convert_np_to_float16(
@@ -269,14 +269,14 @@ def auto_convert_mixed_precision_model_path(
         raise ArgumentTypeError(f"source_model_path must be a path, not {type(source_model_path).__name__}.")
     if not isinstance(input_feed, Mapping):
         raise ArgumentTypeError(f"input_feed must be a dict of arrays by input, not {type(input_feed).__name__}.")
-    if not Path(source_model_path).exists():
+    if not as_path(source_model_path).exists():
         raise ArgumentError(f"There is no file {str(source_model_path)!r}.")
-    target = Path(target_model_path)
+    target = as_path(target_model_path)
     if location is not None and location != f"{target.name}.data":
         warn([f"location={location!r} is not obeyed: a data file would be called {target.name + '.data'!r}."])
     if verbose:
         warn(["verbose=True has no effect: nothing is printed."])
-    model = Model.read(Path(source_model_path))
+    model = Model.read(as_path(source_model_path))
     if customized_validate_func is None:
         judge = _judge(model, None, 1e-3 if rtol is None else rtol, 1e-5 if atol is None else atol)
     else:

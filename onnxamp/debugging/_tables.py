@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from onnxamp._errors import ArgumentError
 from onnxamp._model.storage import write_file
+from onnxamp._paths import as_path
 
 Cell: TypeAlias = str | int | float | None
 """None for an empty cell."""
@@ -38,9 +39,9 @@ def table_path(path: str | PathLike[str]) -> Path:
     Raises:
         ArgumentError: its suffix is neither .csv nor .xlsx.
     """
-    if Path(path).suffix.lower() not in (".csv", ".xlsx"):
+    if as_path(path).suffix.lower() not in (".csv", ".xlsx"):
         raise ArgumentError(f"Tables are written as .csv or .xlsx, but {fspath(path)!r} has neither suffix.")
-    return Path(path)
+    return as_path(path)
 
 
 def write_table(

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from onnx import ModelProto, TensorProto
 from onnxamp._api import convert_as
 from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
 from onnxamp._options.options import Options
+from onnxamp._paths import as_path
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._checker import TensorChecker
@@ -307,7 +307,7 @@ class TrainNetwork:
         Raises:
             OutputError: it cannot be written.
         """
-        write_checkpoint(Path(path), self.state())
+        write_checkpoint(as_path(path), self.state())
 
     def load(self, path: str | PathLike[str]) -> None:
         """Continue from what :meth:`save` wrote.
@@ -316,7 +316,7 @@ class TrainNetwork:
             ModelError: the file cannot be read.
             ArgumentError: it is the state of another network.
         """
-        self.load_state(read_checkpoint(Path(path)))
+        self.load_state(read_checkpoint(as_path(path)))
 
     def export(self, level: str | None = None, **options: Any) -> ModelProto:
         """The trained inference model: the original model with the trained weights and running statistics.

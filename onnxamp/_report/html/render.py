@@ -14,13 +14,13 @@ from hashlib import sha256
 from importlib.resources import files
 from math import isfinite, isnan
 from os import PathLike
-from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from onnxamp._model.storage import write_file
+from onnxamp._paths import as_path
 from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.page import Page
 from onnxamp._report.html.plot import plot_of
@@ -84,7 +84,7 @@ def write(page: Page, path: str | PathLike[str]) -> None:
     Raises:
         OutputError: the file cannot be written; what was there before is untouched.
     """
-    write_file(Path(path), render(page).encode("utf-8", errors="backslashreplace"))
+    write_file(as_path(path), render(page).encode("utf-8", errors="backslashreplace"))
 
 
 @cache

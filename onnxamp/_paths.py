@@ -1,0 +1,343 @@
+"""Paths of files, here and elsewhere: ``s3://bucket/model.onnx`` is as good as a path.
+
+:func:`as_path` turns what users name into a :class:`~pathlib.Path`: a URL of fsspec's file systems becomes a
+:class:`RemotePath`, whose methods ask the file system. Whoever opens files by their methods needs no other code for it.
+What is large is read by ranges (:func:`read_range`) and written as a stream (:func:`writing`), never copied as a whole.
+"""
+
+import os
+import posixpath
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from errno import EACCES, EINVAL, EIO, EISDIR, ENOENT
+from functools import cache
+from io import TextIOWrapper
+from os import PathLike
+from pathlib import Path
+from secrets import token_hex
+from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
+
+from onnxamp._errors import ArgumentError, MissingPackageError
+
+_LOCAL: Final[type[Path]] = type(Path())
+if TYPE_CHECKING:
+    _Base = Path
+else:
+    _Base = _LOCAL
+
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
+"""A scheme has two letters at least: one is a drive."""
+
+_NUMBERS: Final = {FileNotFoundError: ENOENT, PermissionError: EACCES, IsADirectoryError: EISDIR}
+"""Errors of file systems that come without a number."""
+
+T = TypeVar("T")
+
+
+def as_path(given: str | PathLike[str]) -> Path:
+    """The path that an argument means, of a file here or of one behind a URL.
+
+    Raises:
+        ArgumentError: no file system knows the URL. MissingPackageError: the package for it is not installed.
+    """
+    if isinstance(given, Path):
+        return given
+    text = os.fspath(given)
+    found = _URL.fullmatch(text)
+    if found is None:
+        return Path(text)
+    if found[1].lower() == "file":
+        return Path(url2pathname(urlsplit(text).path)) if "%" in text else Path(unquote(found[2]))
+    return RemotePath.of(text)
+
+
+def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """As :func:`os.walk`, with paths: each folder, the names of those in it, which may be changed, and of its files."""
+    if not is_remote(folder):
+        yield from ((Path(here), below, files) for here, below, files in os.walk(folder))
+        return
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        entries = list(here.iterdir())
+        below = [entry.name for entry in entries if entry.is_dir()]
+        yield here, below, [entry.name for entry in entries if entry.name not in below]
+        waiting += [here / name for name in reversed(below)]
+
+
+def is_remote(path: Path | None) -> bool:
+    """Whether a path is one of another file system."""
+    return isinstance(path, RemotePath)
+
+
+class RemotePath(_Base):
+    """A file or a folder behind a URL of fsspec. Its text is the URL.
+
+    Its parts are "/", the scheme (``s3:``, or ``memory::`` where nothing stands between its second and third slash),
+    and the names: so everything that a pure path can do works without the file system.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """The path of a URL.
+
+        Raises:
+            ArgumentError, MissingPackageError: as :func:`as_path`.
+        """
+        found = _URL.fullmatch(url)
+        assert found is not None
+        scheme, rest = found[1].lower(), found[2]
+        if "::" in url:
+            raise ArgumentError(f"{url!r} is a chain of URLs: name a file of one file system.")
+        file_system(scheme)
+        return cls("/", f"{scheme}{'::' if rest.startswith('/') else ':'}", rest.lstrip("/"))
+
+    @property
+    def _scheme(self) -> str:
+        return self.parts[1].rstrip(":") if len(self.parts) > 1 else ""
+
+    def __str__(self) -> str:
+        parts = self.parts
+        if not self.root or len(parts) < 2 or not parts[1].endswith(":"):
+            return "/".join(parts) if not self.root else "/" + "/".join(parts[1:])
+        start = f"{self._scheme}://" + ("/" if parts[1].endswith("::") else "")
+        return start + "/".join(parts[2:])
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"RemotePath({str(self)!r})"
+
+    def as_posix(self) -> str:
+        """The URL."""
+        return str(self)
+
+    @property
+    def file_system(self) -> Any:
+        """The file system that has it."""
+        return file_system(self._scheme)
+
+    @property
+    def key(self) -> str:
+        """What the file system calls it."""
+        key: str = self.file_system._strip_protocol(str(self))
+        return key
+
+    def _ask(self, ask: Callable[[], T]) -> T:
+        """What the file system answers; whatever it raises becomes an OSError that says what is wrong."""
+        try:
+            return ask()
+        except OSError as error:
+            if error.strerror:
+                raise
+            number = next((number for kind, number in _NUMBERS.items() if isinstance(error, kind)), EIO)
+            text = os.strerror(number) if number != EIO else str(error) or type(error).__name__
+            raise OSError(number, text) from error
+        except Exception as error:
+            raise OSError(EIO, f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Size, kind and time.
+
+        Raises:
+            OSError: there is none, or it cannot be asked for.
+        """
+        del follow_symlinks
+        info = self._ask(lambda: self.file_system.info(self.key))
+        mode = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
+        when = next((info[name] for name in ("mtime", "LastModified", "updated", "created") if info.get(name)), 0)
+        seconds = when.timestamp() if isinstance(when, datetime) else float(when) if not isinstance(when, str) else 0.0
+        times = (int(seconds),) * 3 + (seconds,) * 3 + (int(seconds * 1e9),) * 3
+        return os.stat_result((mode | 0o644, 0, 0, 1, 0, 0, int(info["size"] or 0), *times))
+
+    def exists(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether there is a file or a folder."""
+        del follow_symlinks
+        return bool(self._ask(lambda: self.file_system.exists(self.key)))
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether there is a file."""
+        del follow_symlinks
+        return bool(self._ask(lambda: self.file_system.isfile(self.key)))
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether there is a folder; on object storage, whether anything is in it."""
+        del follow_symlinks
+        return bool(self._ask(lambda: self.file_system.isdir(self.key)))
+
+    def is_symlink(self) -> bool:
+        """No."""
+        return False
+
+    def samefile(self, other_path: str | PathLike[str]) -> bool:
+        """Whether it is the same path."""
+        return self.resolve() == as_path(other_path)
+
+    def absolute(self) -> Self:
+        """Itself."""
+        return self
+
+    def resolve(self, strict: bool = False) -> Self:
+        """The path without "..": it does not leave the file system."""
+        del strict
+        return type(self)(posixpath.normpath("/" + "/".join(self.parts[1:])))
+
+    def iterdir(self) -> Iterator[Self]:  # type: ignore[override] # a generator there
+        """What is in a folder."""
+        names = self._ask(lambda: self.file_system.ls(self.key, detail=False))
+        own = self.key.rstrip("/")
+        return iter([self / name.rstrip("/").rpartition("/")[2] for name in names if name.rstrip("/") != own])
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        """Make a folder, where the file system has such."""
+        del mode, parents
+        self._ask(lambda: self.file_system.makedirs(self.key, exist_ok=exist_ok))
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Remove a file."""
+        try:
+            self._ask(lambda: self.file_system.rm_file(self.key))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def replace(self, target: str | PathLike[str]) -> Self:
+        """Move a file to another path of the same file system."""
+        other = as_path(target)
+        assert isinstance(other, RemotePath)
+        self._ask(lambda: self.file_system.mv(self.key, other.key))
+        return type(self)(*other.parts)
+
+    def open(  # type: ignore[override] # one signature for all modes
+        self, mode: str = "r", buffering: int = -1, encoding: str | None = None, errors: str | None = None,
+        newline: str | None = None,
+    ) -> IO[Any]:  # fmt: skip
+        """Open for reading; what is written goes through :func:`writing`."""
+        del buffering
+        if not set(mode) <= set("rbt"):
+            raise OSError(EINVAL, f"It cannot be opened with mode {mode!r}")
+        file = self._ask(lambda: self.file_system.open(self.key, "rb"))
+        return file if "b" in mode else TextIOWrapper(file, encoding, errors, newline)
+
+    def read_bytes(self) -> bytes:
+        """All bytes."""
+        data: bytes = self._ask(lambda: self.file_system.cat_file(self.key))
+        return data
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None, newline: str | None = None) -> str:
+        """All text, in UTF-8 if nothing else is said."""
+        del newline
+        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+
+    def write_bytes(self, data: Any) -> int:
+        """Write a file, whole or not at all."""
+        with writing(self) as file:
+            file.write(data)
+        return len(data)
+
+
+@cache
+def file_system(scheme: str) -> Any:
+    """The file system of a scheme, set up as fsspec's configuration and its package say.
+
+    Raises:
+        ArgumentError: there is none. MissingPackageError: its package, or fsspec, is not installed.
+    """
+    try:
+        import fsspec  # noqa: PLC0415 - it is optional
+    except ImportError:
+        raise MissingPackageError(
+            f"URLs such as {scheme}://... need fsspec: install it with 'pip install onnxamp[remote]'."
+        ) from None
+    try:
+        return fsspec.filesystem(scheme)
+    except ImportError as error:
+        needed = str(error).rstrip(".")
+        raise MissingPackageError(
+            f"{scheme}://... needs a package that is not installed ({needed}): install it with 'pip install"
+            f" {_PACKAGES.get(scheme, 'PACKAGE')}'."
+        ) from None
+    except ValueError:
+        known = ", ".join(sorted(fsspec.available_protocols()))
+        raise ArgumentError(f"No file system is known for {scheme}://...: choose one of {known}.") from None
+
+
+_PACKAGES: Final = {
+    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
+    "http": "aiohttp", "https": "aiohttp", "hdfs": "pyarrow", "sftp": "paramiko", "ssh": "paramiko", "oci": "ocifs",
+    "hf": "huggingface_hub",
+}  # fmt: skip
+"""Scheme -> the package that has its file system (fsspec, "Other Known Implementations")."""
+
+_COMMITS: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "local"))
+"""Schemes whose files stay unseen until they are committed: uploads in parts, and temporary files. Elsewhere what is
+written gets another name first.
+"""
+
+
+def read_range(path: Path, start: int, size: int) -> bytes:
+    """``size`` bytes of a file from byte ``start``; fewer where it ends before.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if isinstance(path, RemotePath):
+        data: bytes = path._ask(lambda: path.file_system.cat_file(path.key, start, start + size)) if size else b""
+        return data
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """A file that is being written."""
+
+    path: RemotePath
+    file: Any
+
+    def write(self, data: Any) -> int:
+        """Write some bytes."""
+        return self.path._ask(lambda: int(self.file.write(data)))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to be written from its start to its end; behind a URL nothing is there until all is written.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not isinstance(path, RemotePath):
+        with path.open("wb") as local:
+            yield local
+        return
+    fs = path.file_system
+    with suppress(OSError, NotImplementedError):  # object storage has no folders to make
+        path.parent.mkdir(parents=True, exist_ok=True)
+    other = None if path._scheme in _COMMITS else path.with_name(f"{path.name}.{token_hex(4)}.tmp")
+    file = path._ask(
+        lambda: fs.open(path.key, "wb", autocommit=False) if other is None else fs.open(other.key, "wb")
+    )  # fmt: skip
+    try:
+        yield cast(IO[bytes], _Upload(path, file))
+        path._ask(file.close)
+        if other is None:
+            path._ask(file.commit)
+        else:
+            other.replace(path)
+    except BaseException:
+        with suppress(Exception):
+            file.close()
+        with suppress(Exception):
+            file.discard() if other is None else other.unlink()
+        raise
