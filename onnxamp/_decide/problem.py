@@ -10,6 +10,7 @@ from onnxamp._decide.hazards import find_hazards
 from onnxamp._decide.masks import sentinel_paths
 from onnxamp._decide.overrides import Overrides, find_overrides
 from onnxamp._decide.ports import PortVariables
+from onnxamp._decide.rescaling import fitting_sums
 from onnxamp._decide.variables import find_variables
 from onnxamp._decide.verdicts import Hazard
 from onnxamp._dtypes import LowType
@@ -84,7 +85,9 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     ports = find_variables(graph, options, groups, overrides.low_weights if judged else frozenset())
     hazards: list[Hazard] = []
     if judged:
-        hazards = [*graph.ask(find_hazards, low), *graph.ask(accumulator_hazards, low, options.target)]
+        fitting = fitting_sums(graph, options)
+        sums = (hazard for hazard in graph.ask(accumulator_hazards, low, options.target) if hazard.node not in fitting)
+        hazards = [*graph.ask(find_hazards, low), *sums]
     unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
     constant_fed = _constant_fed(graph, unfit, lookups=options.level != Level.O3)
     batch_norms = frozenset(norm for _, norm in folds)

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import frexp, isfinite
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from onnxamp._decide.equations import Equations, find_equations, is_stored
 from onnxamp._decide.exponents import Solution, solve
@@ -37,19 +38,42 @@ _HARMLESS: Final = frozenset({Reason.RANGE, Reason.REDUCTION, Reason.FUSION})
 """Hazards whose nodes want to be low nevertheless, once exponents bring their values into range."""
 
 
-def find_rescaling(graph: Graph, options: Options, largest: Mapping[str, float]) -> Rescaling:
+class Partial(NamedTuple):
+    """The sums on the way to a value: the largest sum of magnitudes, and its terms.
+
+    ``power``: sums of squares grow with twice the value's exponent.
+    """
+
+    reach: float
+    terms: int
+    power: int = 1
+
+
+class Ranges(NamedTuple):
+    """What was measured, by name of a value.
+
+    ``largest`` is the largest magnitude, sentinels apart; ``sums`` are those of targets that keep them in float16.
+    """
+
+    largest: Mapping[str, float]
+    sums: Mapping[str, Partial] = MappingProxyType({})
+
+
+def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     """Exponents with which as many values as possible fit the low-precision type.
 
     Args:
         graph: the prepared model.
         options: the options of the conversion.
-        largest: largest magnitude by name of a value of the main graph, sentinels apart.
+        ranges: what its values reach.
 
     Complexity: near linear in nodes.
     """
     equations = find_equations(graph, borders=options.keep_io_types is True)
-    low, measured = options.low, _measured(graph, largest)
+    low, measured = options.low, _measured(graph, ranges.largest)
     wanted = _wanted(graph, low, measured)
+    sums = {graph.scopes[0].names[name]: partial for name, partial in ranges.sums.items()}
+    wanted |= {value: _for_sums(wanted[value], partial, low) for value, partial in sums.items() if value in wanted}
     for value, window in wanted.items():
         equations.problem.windows[equations.values[value]] = window
     _constant_windows(equations, low)
@@ -57,7 +81,8 @@ def find_rescaling(graph: Graph, options: Options, largest: Mapping[str, float])
     exponents = {value: solution.exponents[variable] for value, variable in equations.values.items()}
     scaled = rows_of(equations, solution.exponents, measured)
     unfit = tuple(_unfit(equations, solution, low, measured, exponents))
-    return Rescaling(scaled, unfit)
+    fitting = (value for value, item in sums.items() if _fits(item, exponents.get(value, 0), low))
+    return Rescaling(scaled, unfit, sums=tuple(graph.values[value].name for value in fitting))
 
 
 def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
@@ -71,6 +96,13 @@ def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
             why = f"{name!r} reaches {row.largest:.3g}; {row.why}"
             found |= {node: why for node in touching if node != ABSENT}
     return found
+
+
+def fitting_sums(graph: Graph, options: Options) -> frozenset[int]:
+    """Nodes whose sums were measured, and fit float16: no guess counts there."""
+    names, made = graph.scopes[0].names, options.rescaling or Rescaling()
+    values = (names[name] for name in made.sums if name in names)
+    return frozenset(graph.values[value].producer for value in values)
 
 
 def rows_of(equations: Equations, exponents: Sequence[int], largest: Mapping[int, float]) -> tuple[Scaled, ...]:
@@ -179,6 +211,18 @@ def _window(largest: float, limit: float, low: LowType, small: int) -> Window:
     room = -_ceil_log2(2.0**small / largest)
     tiny = largest < _TINY * low.smallest_normal
     return Window(least, max(room if tiny else max(room, 0), least))
+
+
+def _for_sums(window: Window, partial: Partial, low: LowType) -> Window:
+    """The window of a value whose sums have to fit, too, and whose terms must not be flushed."""
+    least = max(window.least, -(-_ceil_log2(partial.reach / low.max_finite) // partial.power))
+    typical = partial.reach / partial.terms
+    most = -_ceil_log2(_TINY * low.smallest_normal / typical) // partial.power
+    return Window(least, max(min(window.most, most), least))
+
+
+def _fits(partial: Partial, exponent: int, low: LowType) -> bool:
+    return partial.reach * 2.0 ** (-exponent * partial.power) <= low.max_finite
 
 
 def _ceil_log2(number: float) -> int:

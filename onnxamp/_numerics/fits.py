@@ -41,9 +41,9 @@ def find_fit(model: Model, run: RunCheck, trial: Trial) -> RangeFit | None:
         return None
     provider = None if trial.provider is None or is_plugin(trial.provider) else trial.provider
     try:
-        graph, largest = measured_ranges(model, _OPTIONS, trial.samples, provider)
-        rescaling = find_rescaling(graph, _OPTIONS, largest)
-        found = tuple(_out_of_range(graph, largest, rescaling))
+        graph, ranges = measured_ranges(model, _OPTIONS, trial.samples, provider)
+        rescaling = find_rescaling(graph, _OPTIONS, ranges)
+        found = tuple(_out_of_range(graph, ranges.largest, rescaling))
         options = replace(_OPTIONS, rescaling=rescaling)
         helped = any(row.exponent for row in found)
         result = Model(convert(model, options).embedded()) if helped else None

@@ -4,14 +4,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from onnxamp._convert.raising import raised
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._decide.rescaling import find_rescaling
-from onnxamp._dtypes import FLOAT
+from onnxamp._decide.rescaling import Ranges, find_rescaling
+from onnxamp._dtypes import FLOAT, FLOAT16
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.measure import measure
+from onnxamp._numerics.sums import partial_sums, with_magnitudes
+from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.advice import input_failure
@@ -44,25 +48,34 @@ def with_ranges(
     if not options.lacks_ranges:
         return options
     options, limit = replace(options, data_max=None), options.data_max
-    graph, largest = measured_ranges(model, options, samples, provider, progress)
+    graph, ranges = measured_ranges(model, options, samples, provider, progress)
     if limit is not None:
-        options = replace(options, keep_nodes=(*options.keep_nodes, *_beyond(graph, options, largest, limit)))
+        options = replace(options, keep_nodes=(*options.keep_nodes, *_beyond(graph, options, ranges.largest, limit)))
     if not options.lacks_ranges:
         return options
-    found = find_rescaling(graph, options, largest)
+    found = find_rescaling(graph, options, ranges)
     return replace(options, rescaling=found._replace(made_up=samples.made_up))
 
 
 def measured_ranges(
     model: Model, options: Options, samples: Samples, provider: Provider | None = None, progress: Progress | None = None
-) -> tuple[Graph, dict[str, float]]:
+) -> tuple[Graph, Ranges]:
     """The float32 model that exponents apply to, folded as the options say, and the ranges of its values.
+
+    Where the target keeps sums in float16, those on the way to values are measured, too.
 
     Arguments and errors as :func:`with_ranges`.
     """
     graph = with_casts(raised(model, options), options).graph
-    written = model if graph.model is model.proto else Model(graph.model, graph.folder)
-    return graph, largest_magnitudes(written, samples, provider, progress)
+    profile = emulated_arithmetic(options.target) if options.rescale and options.low is FLOAT16 else None
+    if profile is None or not len(samples):
+        written = model if graph.model is model.proto else Model(graph.model, graph.folder)
+        return graph, Ranges(largest_magnitudes(written, samples, provider, progress))
+    proto, watched = with_magnitudes(graph, profile)
+    largest = largest_magnitudes(Model(proto, graph.folder), samples, provider, progress)
+    feeds = check_inputs(graph.model, samples[0])
+    shapes = graph.shapes_of({name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)})
+    return graph, Ranges(largest, partial_sums(graph, profile, watched, largest, shapes))
 
 
 def _beyond(graph: Graph, options: Options, largest: Mapping[str, float], limit: float) -> Iterator[str]:

@@ -1,0 +1,132 @@
+"""The sums that a target keeps in float16 on the way to a value: how far they reach, and how small their terms are.
+
+A product whose terms are replaced by their magnitudes bounds every partial sum, in whatever order. So a copy of the
+model gets, beside each such node, the same node on magnitudes, and what that reaches is measured with all other ranges.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Final, NamedTuple
+
+from onnx import GraphProto, ModelProto, NodeProto, helper
+
+from onnxamp._decide.rescaling import Partial
+from onnxamp._dtypes import FLOAT
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.names import NewNames
+from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.terms import terms_of
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.copying import copied
+from onnxamp._ops.facts import attribute
+from onnxamp._ops.profiles import Profile
+
+_BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
+"""Products with a bias, which is no term: their third input."""
+
+_ROOTS: Final = frozenset({"ReduceL2", "ReduceLogSumExp"})
+"""Sums that follow from their result."""
+
+
+class Watch(NamedTuple):
+    """A node on magnitudes: what it stands for, its output, and how many terms it divides its sum by."""
+
+    node: int
+    value: str
+    name: str
+
+
+def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Watch]]:
+    """A copy of the model that computes sums of magnitudes, too.
+
+    Complexity: linear in nodes.
+    """
+    model, names = copied(graph.model), NewNames(graph.all_names())
+    watched: list[Watch] = []
+    behind: dict[int, list[NodeProto]] = {}
+    magnitudes: dict[int, str] = {}
+    for node in _summing(graph, profile):
+        proto = copied(node.proto)
+        added = behind.setdefault(node.index, [])
+        if node.key in _BIASED:
+            del proto.input[2:]
+        for port in range(len(proto.input)):
+            value = node.inputs[port]
+            if value == ABSENT or graph.types[value] != FLOAT:
+                continue
+            if value not in magnitudes:
+                magnitudes[value] = names.fresh(f"{graph.values[value].name}_magnitude")
+                added.append(helper.make_node("Abs", [proto.input[port]], [magnitudes[value]]))
+            proto.input[port] = magnitudes[value]
+        proto.name, name = "", names.fresh(f"{node.proto.output[0]}_magnitude")
+        del proto.output[:]
+        proto.output.append(name)
+        added.append(proto)
+        watched.append(Watch(node.index, graph.values[node.outputs[0]].name, name))
+    if watched:
+        _insert(model, graph, behind)
+    return model, watched
+
+
+def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
+    """Nodes of the main graph whose sums are float16, and do not follow from their results."""
+    products = {op for op, fact in profile.products.items() if fact.accumulator == "float16"}
+    sums = {op for op, fact in profile.sums.items() if fact.accumulator == "float16"} - _ROOTS
+    for node in graph.nodes_of(frozenset(products | sums)):
+        value = node.outputs[0]
+        if node.scope == 0 and value != ABSENT and graph.types[value] == FLOAT:
+            yield node
+
+
+def _insert(model: ModelProto, graph: Graph, behind: Mapping[int, Sequence[NodeProto]]) -> None:
+    start, rebuilt = graph.scopes[0].nodes.start, GraphProto()
+    for index, proto in enumerate(model.graph.node, start):
+        rebuilt.node.append(proto)
+        rebuilt.node.extend(behind.get(index, ()))
+    del model.graph.node[:]
+    model.graph.node.extend(rebuilt.node)
+
+
+def partial_sums(
+    graph: Graph,
+    profile: Profile,
+    watched: Sequence[Watch],
+    largest: Mapping[str, float],
+    shapes: Sequence[Shape | None],
+) -> dict[str, Partial]:  # fmt: skip
+    """Value -> what the sums on the way to it reach.
+
+    Args:
+        graph: the model.
+        profile: how the target sums up.
+        watched: what :func:`with_magnitudes` added.
+        largest: largest magnitude by name, those included.
+        shapes: shapes by value on the samples.
+    """
+    found: dict[str, Partial] = {}
+    for item in watched:
+        node = graph.nodes[item.node]
+        terms = terms_of(node, shapes) if node.key in profile.products else _terms(node, shapes)
+        reach = largest.get(item.name, 0.0)
+        if terms and reach:
+            found[item.value] = Partial(reach * (terms if _divides(node) else 1), terms)
+    for node in graph.nodes_of(_ROOTS & {op for op, fact in profile.sums.items() if fact.overflows}):
+        name = graph.values[node.outputs[0]].name
+        if node.key == "ReduceL2" and node.scope == 0 and largest.get(name):
+            found[name] = Partial(largest[name] ** 2, _terms(node, shapes) or 1, power=2)
+    return found
+
+
+def _divides(node: Node) -> bool:
+    """Whether the op divides its sum by the number of its terms."""
+    return node.key in ("AveragePool", "GlobalAveragePool", "ReduceMean")
+
+
+def _terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
+    """Elements that make one element of a reduction or pooling; None where sizes are unknown."""
+    if node.key == "AveragePool":
+        return int(prod(attribute(node.proto, "kernel_shape")))
+    before, after = (shapes[value] for value in (node.inputs[0], node.outputs[0]))
+    if before is None or after is None or None in before or None in after:
+        return None
+    return elements(before) // max(elements(after), 1)
