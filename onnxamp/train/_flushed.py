@@ -8,10 +8,13 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
+from onnxamp._graph.graph import Graph
 from onnxamp._model.copying import copy_without
 from onnxamp._numerics.compare import compare
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, make_session, run
+from onnxamp.train._layer_scales import holds_float16, layer_scales, layers_of, with_sizes
+from onnxamp.train._update import SCALE
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,9 @@ class FlushedGradient:
         flushed: share that is exactly zero in low precision alone.
         error: L2 norm of the difference by that of the float32 gradient; NaN where that is zero. Rounding alone makes
             it 1e-3 to 1e-1 in float16; more means that values were flushed on the way to the weight.
+        loss_scale: the power of two with which the gradients around this weight alone would fit float16: changed as
+            rarely from layer to layer as possible. Where one differs from the others, no single loss scale does for
+            all. In bfloat16 it is the present one.
 
     Example:
         >>> import numpy as np
@@ -40,6 +46,7 @@ class FlushedGradient:
     exact_zeros: float
     flushed: float
     error: float
+    loss_scale: float = 1.0
 
 
 def flushed_gradients(
@@ -55,11 +62,19 @@ def flushed_gradients(
         low, exact: the step in mixed precision (emulated on "cpu"), and in float32.
         gradients: the value that holds the gradient of each weight, scaled as the loss is.
     """
-    names = list(gradients.values())
+    names, scale = list(gradients.values()), float(feeds[SCALE]) if SCALE in feeds else 1.0
     ready = _with_outputs(low, names)
     mine = run(make_session(emulate(ready) if provider == "cpu" else ready, provider), feeds, names)
-    theirs = run(make_session(_with_outputs(exact, names), provider), feeds, names)
-    return {weight: _compared(weight, mine[name], theirs[name]) for weight, name in gradients.items()}
+    layers = layers_of(Graph.of(exact), names) if holds_float16(low) else {}
+    nodes, sizes = with_sizes(exact, list(layers))
+    measured = _with_outputs(exact, [*names, *sizes])
+    measured.graph.node.extend(nodes)
+    theirs = run(make_session(measured, provider), feeds, [*names, *sizes])
+    scales = layer_scales(layers, [theirs[name] for name in sizes], len(names), scale)
+    return {
+        weight: _compared(weight, mine[name], theirs[name], own)
+        for (weight, name), own in zip(gradients.items(), scales, strict=True)
+    }
 
 
 def _with_outputs(model: ModelProto, names: list[str]) -> ModelProto:
@@ -69,8 +84,8 @@ def _with_outputs(model: ModelProto, names: list[str]) -> ModelProto:
     return result
 
 
-def _compared(weight: str, mine: NDArray[Any], theirs: NDArray[Any]) -> FlushedGradient:
+def _compared(weight: str, mine: NDArray[Any], theirs: NDArray[Any], scale: float) -> FlushedGradient:
     zeros, exact = mine == 0, theirs == 0
     error = nan if exact.all() else compare(weight, theirs, mine).rel_l2
     flushed = zeros & ~exact
-    return FlushedGradient(zeros.size, float(zeros.mean()), float(exact.mean()), float(flushed.mean()), error)
+    return FlushedGradient(zeros.size, float(zeros.mean()), float(exact.mean()), float(flushed.mean()), error, scale)

@@ -245,11 +245,34 @@ def test_the_report_shows_what_flushes(dtype: str) -> None:
         assert all(row.flushed == 0 for row in found.values())
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_each_layer_has_its_scale(dtype: str) -> None:
+    """Small weights behind a layer make its gradients small: it wants a larger scale than the layer behind it."""
+    model = mlp()
+    for tensor in model.graph.initializer:
+        if tensor.name == "w1":
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(2.0**-20), "w1"))
+    found = build_train_network(model, SGD(), "cross-entropy", "O3", dtype=dtype).flushed(feeds())
+    scales = {name: row.loss_scale for name, row in found.items()}
+    assert scales["w0"] == scales["b0"]
+    assert scales["w1"] == scales["b1"]
+    if dtype == "bfloat16":
+        assert set(scales.values()) == {1.0}
+        return
+    assert np.log2(scales["w0"] / scales["w1"]) >= 10
+    net = build_train_network(
+        model, SGD(), "cross-entropy", "O3", loss_scale_manager=FixedLossScaleManager(scales["w0"])
+    )
+    helped = net.flushed(feeds())
+    assert helped["w0"].error < 0.05 < found["w0"].error
+    assert helped["w0"].loss_scale == scales["w0"]
+
+
 def test_zeros_of_float32_are_not_flushed() -> None:
     data = feeds()
     data["x"][:, 2] = 0
     found = build_train_network(mlp(), SGD(), "cross-entropy", "O3").flushed(data)
-    assert replace(found["w0"], error=0.0) == FlushedGradient(30, 1 / 6, 1 / 6, 0.0, 0.0)
+    assert replace(found["w0"], error=0.0, loss_scale=1.0) == FlushedGradient(30, 1 / 6, 1 / 6, 0.0, 0.0)
     assert 0 < found["w0"].error < 0.01
     data["x"][:] = 0
     assert np.isnan(build_train_network(mlp(), SGD(), "cross-entropy", "O3").flushed(data)["w0"].error)
