@@ -5,6 +5,8 @@ a small one is what needs no rescaling. Norms and activations are written out as
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from typing import Any, Final
 
@@ -14,12 +16,32 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 from subjects import IR_VERSION, LOWEST, OPSET, Graph
 
-WIDTH, HEADS, TOKENS, WORDS, LAYERS = 256, 4, 48, 512, 4
-"""Of the language models: size of the residual stream, heads, positions, vocabulary, layers."""
-CHANNELS, SIDE = 64, 16
-"""Of the VAE decoder: channels, and height and width of the latent."""
-SAMPLES, WINDOW, BANDS = 8000, 400, 64
-"""Of the mel front end: samples of the waveform, samples of a window, mel bands."""
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of a model; of which kind, says the function that takes them.
+
+    ``width`` of the residual stream, ``inner`` of the feed-forward; ``channels`` of the convolutions, by resolution;
+    ``side`` of the latent; ``samples`` of the waveform, ``hop`` between windows.
+    """
+
+    width: int = 256
+    heads: int = 4
+    inner: int = 512
+    layers: int = 4
+    tokens: int = 48
+    words: int = 512
+    channels: tuple[int, ...] = (64, 64, 32)
+    blocks: int = 1
+    side: int = 16
+    samples: int = 8000
+    hop: int = 200
+    bands: int = 64
+
+
+SMALL: Final = Size()
+WINDOW: Final = 400
+"""Samples of a window of the mel front end."""
 
 Feeds = Mapping[str, NDArray[Any]]
 
@@ -37,81 +59,83 @@ def rms_norm(graph: Graph, x: str, size: int, reach: float) -> str:
     return graph.op("Mul", graph.op("Div", x, root), graph.scale(size))
 
 
-def _heads(graph: Graph, x: str, batch_tokens: tuple[int, int]) -> str:
-    shaped = graph.op("Reshape", x, graph.constant([*batch_tokens, HEADS, WIDTH // HEADS], np.int64))
+def _heads(graph: Graph, x: str, size: Size) -> str:
+    shaped = graph.op("Reshape", x, graph.constant([1, -1, size.heads, size.width // size.heads], np.int64))
     return graph.op("Transpose", shaped, perm=[0, 2, 1, 3])
 
 
-def attention(graph: Graph, x: str, source: str, reach: float, mask: str | None) -> str:
+def attention(graph: Graph, x: str, source: str, reach: float, mask: str | None, size: Size) -> str:
     """Attention with scores that are scaled and masked; its output reaches ``reach``."""
-    ends = (1, -1)
+    width = size.width
     query, key, value = (
-        _heads(graph, graph.op("MatMul", of, _times(graph, WIDTH, WIDTH, fan_in=WIDTH, by=1.0)), ends)
+        _heads(graph, graph.op("MatMul", of, _times(graph, width, width, fan_in=width, by=1.0)), size)
         for of in (x, source, source)
     )
     scores = graph.op("MatMul", query, graph.op("Transpose", key, perm=[0, 1, 3, 2]))
-    scores = graph.op("Mul", scores, graph.constant(1 / sqrt(WIDTH // HEADS)))
+    scores = graph.op("Mul", scores, graph.constant(1 / sqrt(width // size.heads)))
     if mask is not None:
         scores = graph.op("Add", scores, mask)
     mixed = graph.op("MatMul", graph.op("Softmax", scores, axis=-1), value)
     joined = graph.op(
-        "Reshape", graph.op("Transpose", mixed, perm=[0, 2, 1, 3]), graph.constant([1, -1, WIDTH], np.int64)
+        "Reshape", graph.op("Transpose", mixed, perm=[0, 2, 1, 3]), graph.constant([1, -1, width], np.int64)
     )
-    return graph.op("MatMul", joined, _times(graph, WIDTH, WIDTH, fan_in=WIDTH, by=2 * reach))
+    return graph.op("MatMul", joined, _times(graph, width, width, fan_in=width, by=2 * reach))
 
 
-def swiglu(graph: Graph, x: str, reach: float) -> str:
+def swiglu(graph: Graph, x: str, reach: float, size: Size) -> str:
     """The gated feed-forward of Gemma and Llama."""
-    gate = graph.op("MatMul", x, _times(graph, WIDTH, 2 * WIDTH, fan_in=WIDTH, by=1.0))
-    up = graph.op("MatMul", x, _times(graph, WIDTH, 2 * WIDTH, fan_in=WIDTH, by=1.0))
+    width, wide = size.width, size.inner
+    gate = graph.op("MatMul", x, _times(graph, width, wide, fan_in=width, by=1.0))
+    up = graph.op("MatMul", x, _times(graph, width, wide, fan_in=width, by=1.0))
     inner = graph.op("Mul", graph.op("Mul", gate, graph.op("Sigmoid", gate)), up)
-    return graph.op("MatMul", inner, _times(graph, 2 * WIDTH, WIDTH, fan_in=2 * WIDTH, by=2 * reach))
+    return graph.op("MatMul", inner, _times(graph, wide, width, fan_in=wide, by=2 * reach))
 
 
-def _causal(graph: Graph) -> str:
-    return graph.constant(np.triu(np.full((TOKENS, TOKENS), LOWEST, np.float32), 1)[None, None])
+def _causal(graph: Graph, tokens: int) -> str:
+    return graph.constant(np.triu(np.full((tokens, tokens), LOWEST, np.float32), 1)[None, None])
 
 
-def decoder(reach: float) -> tuple[ModelProto, Feeds]:
+def decoder(reach: float, size: Size = SMALL) -> tuple[ModelProto, Feeds]:
     """A decoder with a residual stream that passes through RMSNorms, as in Gemma."""
-    graph = Graph(seed=1)
-    x = graph.op("Gather", _times(graph, WORDS, WIDTH, fan_in=1, by=reach / 8), "ids")
-    mask = _causal(graph)
-    for _ in range(LAYERS):
-        normed = rms_norm(graph, x, WIDTH, reach)
-        x = graph.op("Add", x, attention(graph, normed, normed, reach / 8, mask))
-        x = graph.op("Add", x, swiglu(graph, rms_norm(graph, x, WIDTH, reach), reach / 8))
-    head = _times(graph, WIDTH, WORDS, fan_in=WIDTH, by=1.0)
-    logits = graph.op("MatMul", rms_norm(graph, x, WIDTH, reach), head)
-    return _model(graph, {"ids": (TensorProto.INT64, (1, TOKENS))}, {logits: "logits"}), _ids(["ids"])
+    graph, width = Graph(seed=1), size.width
+    x = graph.op("Gather", _times(graph, size.words, width, fan_in=1, by=reach / 8), "ids")
+    mask = _causal(graph, size.tokens)
+    for _ in range(size.layers):
+        normed = rms_norm(graph, x, width, reach)
+        x = graph.op("Add", x, attention(graph, normed, normed, reach / 8, mask, size))
+        x = graph.op("Add", x, swiglu(graph, rms_norm(graph, x, width, reach), reach / 8, size))
+    head = _times(graph, width, size.words, fan_in=width, by=1.0)
+    logits = graph.op("MatMul", rms_norm(graph, x, width, reach), head)
+    return _model(graph, {"ids": (TensorProto.INT64, (1, size.tokens))}, {logits: "logits"}), _ids(["ids"], size)
 
 
-def encoder_decoder(reach: float) -> tuple[ModelProto, Feeds]:
+def encoder_decoder(reach: float, size: Size = SMALL) -> tuple[ModelProto, Feeds]:
     """An encoder-decoder whose feed-forward overflows, with one table for words and logits, as T5."""
-    graph = Graph(seed=2)
-    words = _times(graph, WORDS, WIDTH, fan_in=1, by=reach / 8)
-    bias = _times(graph, 1, HEADS, TOKENS, TOKENS, fan_in=1, by=1.0)
+    graph, width = Graph(seed=2), size.width
+    words = _times(graph, size.words, width, fan_in=1, by=reach / 8)
+    bias = _times(graph, 1, size.heads, size.tokens, size.tokens, fan_in=1, by=1.0)
 
     def feed_forward(x: str) -> str:
-        inner = graph.op("Relu", graph.op("MatMul", x, _times(graph, WIDTH, 4 * WIDTH, fan_in=WIDTH, by=2.0)))
-        return graph.op("MatMul", inner, _times(graph, 4 * WIDTH, WIDTH, fan_in=4 * WIDTH, by=reach / 4))
+        inner = graph.op("Relu", graph.op("MatMul", x, _times(graph, width, 2 * size.inner, fan_in=width, by=2.0)))
+        return graph.op("MatMul", inner, _times(graph, 2 * size.inner, width, fan_in=2 * size.inner, by=reach / 4))
 
     def stack(ids: str, mask: str, memory: str | None) -> str:
         x = graph.op("Gather", words, ids)
-        for _ in range(LAYERS // 2):
-            normed = rms_norm(graph, x, WIDTH, reach)
-            x = graph.op("Add", x, attention(graph, normed, normed, reach / 8, mask))
+        for _ in range(size.layers // 2):
+            normed = rms_norm(graph, x, width, reach)
+            x = graph.op("Add", x, attention(graph, normed, normed, reach / 8, mask, size))
             if memory is not None:
-                x = graph.op("Add", x, attention(graph, rms_norm(graph, x, WIDTH, reach), memory, reach / 8, None))
-            x = graph.op("Add", x, feed_forward(rms_norm(graph, x, WIDTH, reach)))
-        return rms_norm(graph, x, WIDTH, reach)
+                normed = rms_norm(graph, x, width, reach)
+                x = graph.op("Add", x, attention(graph, normed, memory, reach / 8, None, size))
+            x = graph.op("Add", x, feed_forward(rms_norm(graph, x, width, reach)))
+        return rms_norm(graph, x, width, reach)
 
     memory = stack("ids", bias, None)
-    decoded = stack("targets", graph.op("Add", bias, _causal(graph)), memory)
-    scaled = graph.op("Mul", decoded, graph.constant(8 / (reach * sqrt(WIDTH))))
+    decoded = stack("targets", graph.op("Add", bias, _causal(graph, size.tokens)), memory)
+    scaled = graph.op("Mul", decoded, graph.constant(8 / (reach * sqrt(width))))
     logits = graph.op("MatMul", scaled, graph.op("Transpose", words, perm=[1, 0]))
-    inputs = dict.fromkeys(("ids", "targets"), (TensorProto.INT64, (1, TOKENS)))
-    return _model(graph, inputs, {logits: "logits"}), _ids(["ids", "targets"])
+    inputs = dict.fromkeys(("ids", "targets"), (TensorProto.INT64, (1, size.tokens)))
+    return _model(graph, inputs, {logits: "logits"}), _ids(["ids", "targets"], size)
 
 
 def group_norm(graph: Graph, x: str, channels: int, side: int) -> str:
@@ -135,9 +159,9 @@ def conv(graph: Graph, x: str, inner: int, outer: int, by: float, kernel: int = 
     return graph.op("Conv", x, weight, bias, kernel_shape=[kernel] * 2, pads=[kernel // 2] * 4)
 
 
-def vae_decoder(reach: float) -> tuple[ModelProto, Feeds]:
+def vae_decoder(reach: float, size: Size = SMALL) -> tuple[ModelProto, Feeds]:
     """The decoder of a latent diffusion model: residual blocks, self-attention over pixels, and upsampling."""
-    graph, channels, side = Graph(seed=3), CHANNELS, SIDE
+    graph, channels, side = Graph(seed=3), size.channels[0], size.side
 
     def block(x: str, inner: int, outer: int, side: int) -> str:
         hidden = conv(graph, silu(graph, group_norm(graph, x, inner, side)), inner, outer, 1.0)
@@ -160,18 +184,19 @@ def vae_decoder(reach: float) -> tuple[ModelProto, Feeds]:
         "Reshape", graph.op("Transpose", mixed, perm=[0, 2, 1]), graph.constant([1, channels, side, side], np.int64)
     )
     x = graph.op("Add", x, image)
-    for outer in (channels, channels // 2):
-        x = block(x, channels, outer, side)
+    for outer in size.channels[1:]:
+        for inner in (channels, *[outer] * (size.blocks - 1)):
+            x = block(x, inner, outer, side)
         x = graph.op("Resize", x, "", graph.constant([1, 1, 2, 2]), mode="nearest")
         channels, side = outer, 2 * side
         x = conv(graph, x, channels, channels, 1.0)
     x = conv(graph, silu(graph, group_norm(graph, x, channels, side)), channels, 3, 0.3)
     rng = np.random.default_rng(0)
-    feeds = {"latent": rng.standard_normal((1, 4, SIDE, SIDE)).astype(np.float32)}
-    return _model(graph, {"latent": (TensorProto.FLOAT, (1, 4, SIDE, SIDE))}, {x: "image"}), feeds
+    feeds = {"latent": rng.standard_normal((1, 4, size.side, size.side)).astype(np.float32)}
+    return _model(graph, {"latent": (TensorProto.FLOAT, (1, 4, size.side, size.side))}, {x: "image"}), feeds
 
 
-def mel_front_end(reach: float) -> tuple[ModelProto, Feeds]:
+def mel_front_end(reach: float, size: Size = SMALL) -> tuple[ModelProto, Feeds]:
     """Log-mel features of a waveform: a Fourier transform by convolution, power, mel bands, and the logarithm.
 
     ``reach`` is the power; samples of 16 bits come to 1e12 and more.
@@ -181,9 +206,9 @@ def mel_front_end(reach: float) -> tuple[ModelProto, Feeds]:
     window = np.hanning(WINDOW) * sqrt(reach) * 4 / WINDOW
     angles = 2 * np.pi * bins * time / WINDOW
     parts = [graph.op("Conv", "wave", graph.constant((wave(angles) * window)[:, None]), kernel_shape=[WINDOW],
-                      strides=[WINDOW // 2]) for wave in (np.cos, np.sin)]  # fmt: skip
+                      strides=[size.hop]) for wave in (np.cos, np.sin)]  # fmt: skip
     power = graph.op("Add", *(graph.op("Mul", part, part) for part in parts))
-    centres = np.linspace(0, WINDOW // 2, BANDS + 2)
+    centres = np.linspace(0, WINDOW // 2, size.bands + 2)
     triangles = 1 - np.abs(bins - centres[None, 1:-1]) / (centres[1] * 1.5)
     mel = graph.op("MatMul", graph.op("Transpose", power, perm=[0, 2, 1]), graph.constant(np.maximum(triangles, 0)))
     features = graph.op("Log", graph.op("Add", mel, graph.constant(1e-6 * reach)))
@@ -191,9 +216,11 @@ def mel_front_end(reach: float) -> tuple[ModelProto, Feeds]:
         "Mul", graph.op("Sub", features, graph.constant(float(np.log(reach)) - 4)), graph.constant(0.25)
     )
     rng = np.random.default_rng(0)
-    tones = sum(np.sin(2 * np.pi * np.arange(SAMPLES) * f / 16000) / k for k, f in enumerate((220, 660, 1900, 5200), 1))
-    wave = (tones + 0.05 * rng.standard_normal(SAMPLES)).astype(np.float32)[None, None]
-    return _model(graph, {"wave": (TensorProto.FLOAT, (1, 1, SAMPLES))}, {features: "features"}), {"wave": wave}
+    tones = sum(
+        np.sin(2 * np.pi * np.arange(size.samples) * f / 16000) / k for k, f in enumerate((220, 660, 1900, 5200), 1)
+    )
+    wave = (tones + 0.05 * rng.standard_normal(size.samples)).astype(np.float32)[None, None]
+    return _model(graph, {"wave": (TensorProto.FLOAT, (1, 1, size.samples))}, {features: "features"}), {"wave": wave}
 
 
 MODELS: Final[Mapping[str, tuple[Callable[[float], tuple[ModelProto, Feeds]], float, float]]] = {
@@ -204,10 +231,22 @@ MODELS: Final[Mapping[str, tuple[Callable[[float], tuple[ModelProto, Feeds]], fl
 }
 """Name -> what makes the model, its reach, and one with which nothing overflows."""
 
+REAL: Final[Mapping[str, tuple[Callable[[float], tuple[ModelProto, Feeds]], float, float]]] = {
+    "Gemma 2 2B, 2 of 26 layers": (
+        partial(decoder, size=Size(2304, 8, 9216, 2, 64, 8192)), 1e6, 1e2,
+    ),
+    "T5 base": (partial(encoder_decoder, size=Size(768, 12, 1536, 24, 64, 32128)), 1e6, 1e2),
+    "Stable Diffusion's VAE decoder": (
+        partial(vae_decoder, size=Size(channels=(512, 512, 512, 256, 128), blocks=3, side=8)), 1e6, 1e2,
+    ),
+    "Whisper's mel front end": (partial(mel_front_end, size=Size(samples=480000, hop=160, bands=80)), 1e9, 1e3),
+}  # fmt: skip
+"""The same kinds with the sizes of models that are in use, and random weights."""
 
-def _ids(names: list[str]) -> Feeds:
+
+def _ids(names: list[str], size: Size) -> Feeds:
     rng = np.random.default_rng(0)
-    return {name: rng.integers(0, WORDS, (1, TOKENS)) for name in names}
+    return {name: rng.integers(0, size.words, (1, size.tokens)) for name in names}
 
 
 def _model(graph: Graph, inputs: Mapping[str, tuple[int, tuple[int, ...]]], outputs: Mapping[str, str]) -> ModelProto:

@@ -1,10 +1,13 @@
 """Overflow removed and overflow avoided: models whose values leave float16's range, converted in three ways.
 
-python benchmarks/rescale.py [--out FILE] [--check] [MODEL ...]
+python benchmarks/rescale.py [--real] [--webgpu] [--out FILE] [--check] [MODEL ...]
 
 "plain" is O3 as it is, "islands" is O3 with float32 wherever a value is out of range on the samples, and "rescaled" is
 O3 with exponents from the same samples. "small" is the same model with values that fit anyway. All run emulated on the
-CPU. Writes benchmarks/results/rescale.json and docs/rescale.svg; --check fails where a promise is broken.
+CPU, and on a device that computes everything in float16 and whose overflow is NaN (float16_device.py); --webgpu runs
+them on ONNX Runtime's WebGPU provider, too, converted for it, and takes the time. --real takes models of real size, and
+writes benchmarks/results/rescale_real.json. Writes benchmarks/results/rescale.json and docs/rescale.svg otherwise;
+--check fails where a promise is broken.
 """
 
 import argparse
@@ -13,20 +16,27 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from math import inf, log2
+from math import inf, isfinite, log2, nan
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import onnxruntime
+from float16_device import run_on_device
 from onnx import ModelProto
-from overflowing import MODELS
+from overflowing import MODELS, REAL
 
 import onnxamp
+from onnxamp._dtypes import FLOAT16
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import largest_magnitudes
 from onnxamp._options.rescaling import Rescaling, Unfit
+from onnxamp._runtime.engines import WholeModel
 from onnxamp._runtime.samples import as_samples
+from onnxamp._target.roofline import device_called
+from onnxamp._tuning.estimate import LAUNCH_US, Estimate, bound_shapes
 
 ROOT: Final = Path(__file__).parent.parent
 MOST: Final = 65504.0
@@ -35,7 +45,7 @@ MOST: Final = 65504.0
 Facts = Mapping[str, Any]
 
 
-def measured(model: ModelProto, feeds: Facts, options: Facts) -> dict[str, Any]:
+def measured(model: ModelProto, feeds: Facts, options: Facts, *, webgpu: bool = False) -> dict[str, Any]:
     """Convert a model, and say what came out."""
     before = time.perf_counter()
     plan = onnxamp.plan_model(model, "O3", **options)
@@ -50,8 +60,48 @@ def measured(model: ModelProto, feeds: Facts, options: Facts) -> dict[str, Any]:
         "float32": sorted({row.node for row in rows if not row.low}),
         "error": None if worst == inf else worst,
         "seconds": round(seconds, 2),
+        "device": device_error(model, result, feeds),
+        "estimate_us": round(estimated(result, feeds), 1),
+        **(seen(model, feeds, options) if webgpu else {}),
         "exponents": {row.value: row.exponent for row in rescaling.scaled} if rescaling is not None else {},
     }
+
+
+def device_error(model: ModelProto, result: ModelProto, feeds: Facts) -> float | None:
+    """The relative L2 error on a device whose overflow is NaN; None for NaN."""
+    pairs = zip(_run(model, feeds), run_on_device(result, feeds), strict=True)
+    worst = max(float(np.linalg.norm(found - exact) / np.linalg.norm(exact)) for exact, found in pairs)
+    return worst if isfinite(worst) else None
+
+
+def estimated(model: ModelProto, feeds: Facts) -> float:
+    """Microseconds that the model takes on an A100, as tuning estimates them: launches, Casts, bytes and arithmetic."""
+    graph = Graph.of(model)
+    estimate = Estimate(graph, device_called("A100"), bound_shapes(graph, feeds))
+    total = 0.0
+    for node in graph.nodes:
+        types = {graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
+        total += estimate.launches(node) * LAUNCH_US
+        total += (
+            estimate.work(node).time(estimate.device, low=FLOAT16.tensor in types) if estimate.launches(node) else 0
+        )
+    return total
+
+
+def seen(model: ModelProto, feeds: Facts, options: Facts) -> dict[str, Any]:
+    """What the model comes to on WebGPU, converted for it: Casts, error, and the median time of three runs."""
+    result = onnxamp.convert_model(model, "O3", target="webgpu", **options)
+    report = onnxamp.diff_models(model, result, samples=feeds, provider="webgpu")
+    worst = max(output.rel_l2 for output in report.outputs)
+    running, times = WholeModel(result, "webgpu"), list[float]()
+    running.run(feeds)
+    for _ in range(3):
+        before = time.perf_counter()
+        running.run(feeds)
+        times.append(time.perf_counter() - before)
+    casts = sum(node.op_type == "Cast" for node in result.graph.node)
+    return {"webgpu": {"casts": casts, "error": worst if isfinite(worst) else None, "on": report.ran_on,
+                       "milliseconds": round(1e3 * sorted(times)[1], 1)}}  # fmt: skip
 
 
 def ranges(model: ModelProto, feeds: Facts) -> dict[str, float]:
@@ -78,9 +128,9 @@ def _run(model: ModelProto, feeds: Facts) -> list[Any]:
     return list(session.run(None, dict(feeds)))
 
 
-def facts_of(name: str) -> dict[str, Any]:
+def facts_of(name: str, *, webgpu: bool = False) -> dict[str, Any]:
     """All figures of one model."""
-    make, reach, small = MODELS[name]
+    make, reach, small = {**MODELS, **REAL}[name]
     model, feeds = make(reach)
     before = ranges(model, feeds)
     over = tuple(Unfit(value, size, "out of range on the samples") for value, size in before.items() if size > MOST)
@@ -96,8 +146,8 @@ def facts_of(name: str) -> dict[str, Any]:
     return {
         "model": name, "nodes": len(model.graph.node),
         "bits": same_bits(in_float32(model, {"fold": True}), rescaled, feeds),
-        **{way: measured(model, feeds, options) for way, options in ways.items()},
-        "small": measured(*make(small), {}),
+        **{way: measured(model, feeds, options, webgpu=webgpu) for way, options in ways.items()},
+        "small": measured(*make(small), {}, webgpu=webgpu),
         "ranges": [[size, after.get(value)] for value, size in before.items()],
     }  # fmt: skip
 
@@ -110,6 +160,8 @@ def broken(facts: Facts) -> list[str]:
         "the error is more than twice that of values that fit": rescaled["error"] <= 2 * facts["small"]["error"],
         "there are as many Casts as with islands": rescaled["casts"] < facts["islands"]["casts"],
         "float32 results differ": facts["bits"] or "mel" in name,  # behind a logarithm, they may by a rounding
+        "NaN on a device that computes all in float16": rescaled["device"] is not None,
+        "NaN or Inf on WebGPU": "webgpu" not in rescaled or rescaled["webgpu"]["error"] is not None,
     }
     return [f"{name}: {text}." for text, holds in checks.items() if not holds]
 
@@ -190,22 +242,29 @@ def _say(line: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write the results and the picture, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join((*MODELS, *REAL))}")
+    parser.add_argument("--real", action="store_true", help="models of real size; it takes minutes and 8 GB of memory")
+    parser.add_argument("--webgpu", action="store_true", help="see them on ONNX Runtime's WebGPU provider, too")
     parser.add_argument("--out", type=Path, help="where the results go [benchmarks/results/rescale.json]")
     parser.add_argument("--check", action="store_true", help="fail if a promise is broken")
     given = parser.parse_args(arguments)
     warnings.simplefilter("ignore", onnxamp.OptionWarning)
-    rows = [facts_of(name) for name in given.models or MODELS]
+    rows = [facts_of(name, webgpu=given.webgpu) for name in given.models or (REAL if given.real else MODELS)]
     for row in rows:
         bits = "bits equal" if row["bits"] else "rounded differently"
         _say(f"{row['model']}: {row['nodes']} nodes, float32 {bits}")
         for way in ("plain", "islands", "rescaled", "small"):
             one, error = row[way], row[way]["error"] or inf
-            _say(f"  {way:9}{one['casts']:4} Casts {len(one['float32']):4} float32 nodes   error {error:.2e}")
+            text = f"  {way:9}{one['casts']:4} Casts {len(one['float32']):4} float32 nodes   error {error:.2e}"
+            text += f"   all in float16 {one['device'] or nan:.2e}   about {one['estimate_us']:,.0f} µs"
+            if "webgpu" in one:
+                web = one["webgpu"]
+                text += f"   WebGPU {web['error'] or nan:.2e}, {web['casts']} Casts, {web['milliseconds']:,.0f} ms"
+            _say(text)
     if given.out is not None or not given.models:
-        out = given.out or ROOT / "benchmarks" / "results" / "rescale.json"
+        out = given.out or ROOT / "benchmarks" / "results" / ("rescale_real.json" if given.real else "rescale.json")
         out.write_text(_written(rows))
-    if not given.models and given.out is None:
+    if not given.models and given.out is None and not given.real:
         (ROOT / "docs" / "rescale.svg").write_text(draw(rows), encoding="utf-8")
     problems = [text for row in rows for text in broken(row)]
     for text in problems:

@@ -204,6 +204,9 @@ def test_overflow_is_removed(name: str) -> None:
     facts = rescale.facts_of(name)
     assert rescale.broken(facts) == []
     assert facts["plain"]["error"] is None
+    assert facts["islands"]["device"] is None  # islands do not help where float32 is not honoured
+    assert facts["rescaled"]["device"] <= 2 * facts["small"]["error"]
+    assert facts["rescaled"]["estimate_us"] < facts["islands"]["estimate_us"]
     picture = ET.fromstring(rescale.draw([facts]))
     kinds = [circle.get("class") for circle in picture.iter("{http://www.w3.org/2000/svg}circle")]
     assert {"before", "after"} == set(kinds)
@@ -212,6 +215,6 @@ def test_overflow_is_removed(name: str) -> None:
 def test_broken_promises_of_rescaling_are_named() -> None:
     import rescale
 
-    worse = {"casts": 9, "float32": ["n"], "error": 3e-3}
+    worse = {"casts": 9, "float32": ["n"], "error": 3e-3, "device": None, "webgpu": {"error": None}}
     facts = {"model": "m", "bits": False, "rescaled": worse, "islands": {"casts": 9}, "small": {"error": 1e-3}}
-    assert len(rescale.broken(facts)) == 4
+    assert len(rescale.broken(facts)) == 6
