@@ -37,7 +37,7 @@ def _long_products(graph: Graph, profile: Profile) -> Iterator[Hazard]:
         terms = terms_of(node, graph.shapes)
         if terms is not None and (error := lossy[node.key].error(terms)) > _BEARABLE:
             text = f"{profile.name} sums up {terms:,} products in float16, with an error of about {error:.1%}"
-            yield Hazard(node.index, Reason.ACCUMULATION, text)
+            yield Hazard(node.index, Reason.PRODUCT, text)
 
 
 def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:

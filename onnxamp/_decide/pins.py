@@ -96,8 +96,8 @@ _MADE_UP = "Exponents follow from made-up inputs, which reach other ranges than 
 
 _IO = "keep_io_types is off for it"
 
-_MEASURABLE = frozenset({Reason.EPSILON, Reason.DECOMPOSED, Reason.REDUCTION})
-"""Hazards that measured ranges confirm or refute; others appear only with inputs that samples may lack."""
+_MEASURABLE = frozenset({Reason.EPSILON, Reason.DECOMPOSED, Reason.REDUCTION, Reason.PRODUCT})
+"""Hazards that measurements confirm or refute; others appear only with inputs that samples may lack."""
 
 
 @dataclass(frozen=True, slots=True)

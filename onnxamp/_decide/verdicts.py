@@ -18,6 +18,7 @@ class Reason(Enum):
     DECOMPOSED = "decomposed pattern"
     INDEX = "index path"
     REDUCTION = "large reduction"
+    PRODUCT = "long float16 product"
     ACCUMULATION = "float16 accumulator"
     FUSION = "runtime fusion"
     QDQ = "quantized unit"

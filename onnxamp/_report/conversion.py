@@ -35,6 +35,7 @@ _HAZARDS: Final = {
     "decomposed pattern": "Part of a decomposed op, whose inner values leave the range of low precision",
     "index path": "Indices, positions or sizes carried in floats",
     "large reduction": "A sum over very many elements",
+    "long float16 product": "The target would lose digits of a long product, which it sums up in float16",
     "float16 accumulator": "The target would sum up or subtract in float16",
     "quantized unit": "The runtime fuses it into integer kernels",
     "runtime fusion": "A Cast here would be absorbed by a fusion of the runtime",

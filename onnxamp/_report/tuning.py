@@ -29,7 +29,7 @@ _WHY: Final = {
     "not measured": "Their effect could not be measured",
 }
 _UNMEASURED: Final = frozenset(
-    {"no kernel", "constant range", "mask", "index path", "quantized unit", "runtime fusion"}
+    {"no kernel", "constant range", "mask", "index path", "float16 accumulator", "quantized unit", "runtime fusion"}
 )
 """Reasons that do not depend on measurements."""
 

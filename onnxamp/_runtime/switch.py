@@ -13,9 +13,12 @@ Rounding is ``Cast(to=low) -> Cast(to=float)``. Constants beyond the range of lo
 saturate as in conversions. Weights without data are chosen by whoever feeds them, not in the graph: each node that may
 read one in low precision has an initializer of its own for it. With all switches off the graph computes bit for bit
 what the model computes.
+
+For a target that sums up float16 in float16, ``Where(switch, summed y, y)`` stands between such a node and all that the
+table says of its output (:mod:`onnxamp._runtime.accumulate`).
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import prod
@@ -25,15 +28,19 @@ import numpy as np
 import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import FLOAT16, LowType
 from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
+from onnxamp._graph.shapes import Shape
+from onnxamp._graph.terms import terms_of
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope
 from onnxamp._model.copying import copy_fields
 from onnxamp._model.protos import opset_imports
+from onnxamp._ops.profiles import Profile
+from onnxamp._runtime.accumulate import Accumulator
 from onnxamp._runtime.rounding import Rounder
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -87,7 +94,15 @@ class Switched:
 
 
 @no_collections()
-def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType, *, hollow: Container[str] = ()) -> Switched:
+def switched(
+    model: ModelProto,
+    ports: Mapping[str, Ports],
+    low: LowType,
+    *,
+    hollow: Container[str] = (),
+    arithmetic: Profile | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Switched:
     """Give nodes switches.
 
     Args:
@@ -96,6 +111,8 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType, *, hol
             not have are ignored.
         low: the type to round to.
         hollow: initializers of the main graph without data (:mod:`onnxamp._runtime.shell`).
+        arithmetic: the target whose float16 sums are emulated; None for float32 sums.
+        shapes: shapes of inputs, which tell how long sums are.
 
     Raises:
         ModelError: the model cannot be resolved. OpsetError: it is too old for Where.
@@ -112,6 +129,9 @@ def switched(model: ModelProto, ports: Mapping[str, Ports], low: LowType, *, hol
     names = NewNames(view.all_names())
     empty = {value for name, value in view.scopes[0].names.items() if name in hollow}
     job = _Job(view, low, names, names.fresh(MASK), version, {i: ports[key] for key, i in nodes.items()}, empty)
+    if arithmetic is not None and low is FLOAT16:
+        job.accumulator = Accumulator(arithmetic, names, version)
+        job.shapes = view.shapes_of(shapes or {})
     result = ModelProto()
     copy_fields(model, result, but={"graph"})
     job.targets[0] = result.graph
@@ -150,6 +170,9 @@ class _Job:
     """By element of the mask: the nodes any of which turns it on; empty if unused."""
     named: dict[frozenset[int], str] = field(default_factory=dict)
     """The names of these elements, as tensors of one element."""
+    accumulator: Accumulator | None = None
+    shapes: Sequence[Shape | None] = ()
+    """By value, for the accumulator."""
     unused: list[tuple[int, str]] = field(default_factory=list)
     """Elements that are split off the mask already, and have no nodes yet."""
 
@@ -188,13 +211,28 @@ class _Job:
         if value in self.exact:
             exact = self.exact[value]
             nodes.add(self.view.values[value].producer)
-        switch = self.switch(graph, frozenset(nodes))
+        return self.where(graph, value, frozenset(nodes), (self.rounded[value], exact), target)
+
+    def where(self, graph: GraphProto, value: int, nodes: frozenset[int], forms: tuple[str, str], target: str) -> str:
+        """Append the choice between two forms of a value: the first if any of the nodes is low. Returns ``target``."""
+        switch = self.switch(graph, nodes)
         if not self.view.shapes[value]:  # a scalar, or perhaps one: it would get a dimension from the switch
             scalar = self.names.fresh(f"{target}/switch")
             graph.node.append(helper.make_node("Squeeze", [switch], [scalar]))
             switch = scalar
-        graph.node.append(helper.make_node("Where", [switch, self.rounded[value], exact], [target]))
+        graph.node.append(helper.make_node("Where", [switch, *forms], [target]))
         return target
+
+    def accumulate(self, graph: GraphProto, node: Node, added: NodeProto) -> None:
+        """Append what the target's accumulator makes of a node's output if the node is low: its exact form from now."""
+        value = node.outputs[0]
+        if self.accumulator is None or value not in self.exact or not self.accumulator.applies(added):
+            return
+        raw = self.exact[value]
+        summed = self.accumulator.add(graph, added, raw, terms_of(node, self.shapes))
+        if summed != raw:
+            target = self.names.fresh(f"{self.view.values[value].name}/summed")
+            self.exact[value] = self.where(graph, value, frozenset({node.index}), (summed, raw), target)
 
     def feed(self, value: int, reader: int, target: str) -> str:
         """Add an initializer for what the reader gets of a weight without data; returns its name."""
@@ -271,6 +309,7 @@ def _fill(job: _Job, scope: Scope, target: GraphProto) -> None:
             added.input[port] = chosen.get(node.input(port), "")
         for port in own.outputs:
             added.output[port] = job.exact[node.outputs[port]]
+        job.accumulate(target, node, added)
         for value in node.outputs:
             job.round(target, value)
             if value in job.exact and job.is_read_as_is(value):

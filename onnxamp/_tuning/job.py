@@ -94,6 +94,7 @@ class Job:
             measure_samples(
                 self.state.local, self.prepared, self.made(self.space.all_low), self.space.tunable,
                 self.samples, self.metric, progress, self.state.save, self.references, self.budget,
+                self.backend.arithmetic,
             )  # fmt: skip
 
     def measure_times(self, device: str) -> str:

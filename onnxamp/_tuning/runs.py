@@ -14,6 +14,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
+from onnxamp._ops.profiles import Profile, emulated_arithmetic
 from onnxamp._runtime.engines import Executable, OutputCache, Outputs, WholeModel, engine_name
 from onnxamp._runtime.flow import flow_of
 from onnxamp._runtime.inputs import check_inputs
@@ -58,6 +59,8 @@ class MaskedModel:
     budget: int = BUDGET
     threads: int = 0
     """Threads per op; 0 for ONNX Runtime's default."""
+    arithmetic: Profile | None = None
+    """The target whose float16 sums are emulated; None for float32 sums."""
     runs: int = 0
     _switched: dict[frozenset[str], tuple[Switched, Runner]] = field(default_factory=dict)
     """By optional inputs that are empty."""
@@ -109,7 +112,10 @@ class MaskedModel:
         shell = take_weights(self.model.proto, self.model.folder)
         if any(feed is None for feed in sample.values()):
             shell, _ = settle(self.model.proto, self.model.folder, sample, emulated=False, provider="cpu")
-        graph = switched(shell.model, self.ports, self.low, hollow=shell.weights)
+        graph = switched(
+            shell.model, self.ports, self.low, hollow=shell.weights, arithmetic=self.arithmetic,
+            shapes=shapes_of(sample),
+        )  # fmt: skip
         weights = {**shell.weights, **{name: shell.weights[weight] for name, (weight, _) in graph.fed.items()}}
         flow = flow_of(Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes_of(sample))
         return graph, Runner(flow, "cpu", self.threads, spin=False, kept=_SESSIONS)
@@ -128,6 +134,8 @@ class Backend:
 
     provider: Provider
     emulated: bool
+    arithmetic: Profile | None = None
+    """The target whose float16 sums emulations show; None for float32 sums."""
 
     @property
     def reference(self) -> Provider:
@@ -136,17 +144,19 @@ class Backend:
 
     def name(self, low: str) -> str:
         """Its name in reports; ``low`` is the low-precision type."""
-        return engine_name(self.provider, low if self.emulated else "float32")
+        return engine_name(self.provider, low if self.emulated else "float32", self.arithmetic)
 
 
-def choose_backend(provider: Provider | None) -> Backend:
+def choose_backend(provider: Provider | None, target: str = "cuda") -> Backend:
     """The backend on a provider; None for CUDA if it is available, else the CPU.
+
+    ``target`` says whose sums are emulated, on the way to a plugin provider, too, unless that has a profile itself.
 
     Raises:
         ArgumentError: there is no such provider. RuntimeFailure: it cannot be used here.
     """
     chosen = choose_provider(provider)
-    return Backend(chosen, emulated=chosen == "cpu")
+    return Backend(chosen, chosen == "cpu", emulated_arithmetic(chosen if is_plugin(chosen) else target))
 
 
 def converted_error(
@@ -169,9 +179,12 @@ def converted_error(
     """
     known = references.kept if references is not None and backend.emulated else {}
     before, after = (
-        Executable(model, provider, backend.emulated, whole=not backend.emulated, budget=budget)
+        Executable(
+            model, provider, backend.emulated, whole=not backend.emulated, budget=budget,
+            arithmetic=backend.arithmetic if backend.emulated else None,
+        )
         for model, provider in ((original, backend.reference), (result, backend.provider))
-    )
+    )  # fmt: skip
     worst = 0.0
     for numbers in batched(range(len(samples)), _TOGETHER):
         feeds = [check_inputs(original.proto, samples[number]) for number in numbers]

@@ -7,7 +7,7 @@ price of op i = (error of the block)^2 * local_i^2 / sum of local^2 in the block
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -19,6 +19,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.pairing import Pairing, pair
 from onnxamp._numerics.walk import SideBySide, Walked
+from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import Executable, OutputCache, part_of
 from onnxamp._runtime.flow import Flow
@@ -72,11 +73,12 @@ def measure_samples(
     saved: Callable[[], None],
     references: OutputCache,
     budget: int = BUDGET,
+    arithmetic: Profile | None = None,
 ) -> None:
     """Measure the samples that are missing, several at a time where they share large weights.
 
     ``saved`` is called after each time; ``references`` keep float32 outputs; ``budget`` is the number of bytes of
-    values and weights to hold at a time.
+    values and weights to hold at a time; ``arithmetic`` is the target whose float16 sums are emulated.
 
     Raises:
         RuntimeFailure: the model does not run.
@@ -88,8 +90,8 @@ def measure_samples(
         shared = {name: replay for name, replay in pairing.shared.items() if name in names and replay is not None}
         return Pairing(shared, pairing.replaceable, accumulated=False)
 
-    one = Executable(model, "cpu", emulated=True, whole=False, budget=budget)
-    walk = SideBySide(one, Executable(lowered, "cpu", emulated=True, whole=False, budget=budget, origin=one), paired)
+    one = Executable(model, "cpu", emulated=True, whole=False, budget=budget, arithmetic=arithmetic)
+    walk = SideBySide(one, replace(one, model=lowered, origin=one), paired)
     while measured.samples < len(samples):
         first = measured.samples
         left = (check_inputs(model.proto, samples[number]) for number in range(first, len(samples)))

@@ -169,7 +169,7 @@ def _tune_once(model: Model, samples: Samples, options: Options, search: Search)
     device = device_called(search.device)
     judge = make_metric(search.metric, search.tolerance, _listed(model, search.metric))
     judge = accepted(judge, search.accept)
-    backend = choose_backend(search.provider)
+    backend = choose_backend(search.provider, options.target)
     usual = replace(options, level=Level.O2)
     reference = reference_of(model, options)
     proof = UpgradeProof(Comparison.of(reference, samples, None, backend.provider, budget=search.budget))
@@ -192,6 +192,7 @@ def _tune_once(model: Model, samples: Samples, options: Options, search: Search)
             judge.name,
             search.accept.name if search.accept else "",
             options.low.name,
+            backend.arithmetic.name if backend.arithmetic else "",
             *(f"{u.key} {u.op} {u.ports}" for u in units),
         ]
         state = load_state(fingerprint(words, ready, samples), as_path(search.state))
@@ -207,7 +208,8 @@ def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Dev
     space, judge, progress = job.space, job.metric, search.progress or (lambda *_: None)
     work = sum(unit.work.flops for unit in space.tunable)
     threads = 1 if work < _SINGLE_THREAD_BELOW else 0
-    masked = MaskedModel(job.prepared, space.ports(), job.low, job.samples, judge, job.budget, threads)
+    masked = MaskedModel(job.prepared, space.ports(), job.low, job.samples, judge, job.budget, threads,
+                         job.backend.arithmetic)  # fmt: skip
     subset = choose_samples(live, _SUBSET)
     random = any(node.key in op_facts().random for node in space.all_low.graph.nodes)
     noise = _noise(job, masked, subset) if random else None  # before anything takes time
