@@ -6,12 +6,14 @@
 Each question is a float16 graph of one or two nodes whose answer tells arithmetics apart:
 
 growth      error of a sum of 4,096 random terms, over the error of rounding the exact sum once: about 1 if terms are
-            summed up in float32, about 40 if one float16 accumulator takes them one after the other
+            summed up in float32, about 40 if one float16 accumulator takes them one after the other; of normalisations
+            and elementwise ops likewise, for normally distributed inputs
 order       "sequential" if the result is, bit for bit, that of one accumulator that rounds each product and each sum;
             "float32" if growth is small; else "parallel": several accumulators, or a tree
 overflows   a mean or a norm whose result is in range, but whose sum is not, becomes Inf or NaN
+split       number of terms from which on a pooling of one window has several accumulators, others have one
 cancels     a normalisation subtracts large numbers in float16, so that it loses digits where the mean is large
-errors      largest error of an elementwise op over all float16 numbers, over that of rounding a result of the same size
+largest     largest error of an elementwise op over all float16 numbers, over that of rounding a result of the same size
             (of 1 if it is smaller); 0.5 is right
 left_to_cpu what the engine has no float16 kernel for (opset 21)
 """
@@ -63,7 +65,8 @@ def ask(
     output = onnx.ValueInfoProto(name="y")
     initializers = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
     graph = helper.make_graph(nodes, "question", inputs, [output], initializers)
-    opset = 23 if any(item.op_type == "RMSNormalization" for item in nodes) else 21
+    newer = {"RMSNormalization": 23, "HardSwish": 22, "Mish": 22}
+    opset = max(newer.get(item.op_type, 21) for item in nodes)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     session = make_session(model, provider, record=True)
     asked = {item.op_type for item in nodes}
@@ -133,8 +136,15 @@ NORMS: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
 ELEMENTWISE = {
     "Exp": np.exp, "Log": np.log, "Sqrt": np.sqrt, "Tanh": np.tanh, "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "Reciprocal": lambda x: 1 / x, "Erf": special.erf, "Sin": np.sin, "Cos": np.cos,
-    "Softplus": lambda x: np.logaddexp(0, x),
+    "Softplus": lambda x: np.logaddexp(0, x), "Gelu": lambda x: x * (1 + special.erf(x / sqrt(2))) / 2,
+    "Elu": lambda x: np.where(x > 0, x, np.expm1(x)), "Mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
+    "HardSwish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1), "HardSigmoid": lambda x: np.clip(0.2 * x + 0.5, 0, 1),
+    "Tan": np.tan, "Atan": np.arctan,
 }  # fmt: skip
+
+SPLIT = 128
+"""Terms from which on WebGPU pools in several accumulators (microsoft/onnxruntime, core/providers/webgpu/nn/pool.cc:
+are_small_output_big_kernel); asked with 11 * 11 and 12 * 12."""
 
 
 def one_accumulator(terms: Array, factors: Array) -> Array:
@@ -164,6 +174,17 @@ def ask_product(provider: str, kind: str) -> dict[str, Any]:
     return {"accumulator": "float32" if order == "float32" else "float16", "order": order, "growth": round(grown, 1)}
 
 
+def splits(provider: str, kind: str) -> bool:
+    """Whether a pooling of few terms is off by more than one of many."""
+    errors = []
+    for size in (11, 12):
+        x = np.random.default_rng(0).standard_normal((1, 256, size, size)).astype(FLOAT16)
+        attributes = {"kernel_shape": [size, size]} if kind == "AveragePool" else {}
+        found = ask(provider, [node(kind, ["x"], ["y"], **attributes)], {"x": x})
+        errors.append(growth(found, x.astype(np.float64).mean((0, 2, 3))))
+    return errors[0] > 1.5 * errors[1]
+
+
 def ask_sum(provider: str, kind: str) -> dict[str, Any]:
     """How an op sums up its input."""
     op_type, attributes, has_axes = SUMS[kind]
@@ -183,6 +204,10 @@ def ask_sum(provider: str, kind: str) -> dict[str, Any]:
         large = ask(provider, [op], {"x": np.full(shape, OVERFLOWS[kind], FLOAT16)}, axes)
         answer["overflows"] = not bool(np.isfinite(large).all())
         answer["accumulator"] = "float16" if answer["overflows"] else answer["accumulator"]
+    if grown > 30:
+        answer["order"] = "sequential"
+    if kind.endswith("Pool") and splits(provider, kind):
+        answer["split"] = SPLIT
     return answer
 
 
@@ -204,11 +229,33 @@ def ask_norm(provider: str, kind: str) -> dict[str, Any]:
         centred = wide if kind == "RMSNormalization" else wide - wide.mean()
         exact = centred / np.sqrt(np.mean(centred**2) + 1e-5)
         answer["cancels"] = growth(found, exact.ravel()) > 4
-    return answer
+    return answer | {"growth": ask_norm_growth(provider, kind)}
 
 
-def ask_elementwise(provider: str, kind: str) -> float:
-    """The largest error over all float16 numbers whose result is finite."""
+def ask_norm_growth(provider: str, kind: str) -> float:
+    """The error of an op that normalises normally distributed numbers."""
+    shape, axes = ((4, 8, 16, 16), (2, 3)) if kind == "InstanceNormalization" else ((32, 256), (1,))
+    random = np.random.default_rng(0)
+    x, size = random.standard_normal(shape).astype(FLOAT16), 8 if len(axes) == 2 else 256
+    given = {name: random.standard_normal(size).astype(FLOAT16) for name in NORMS[kind][0]}
+    found = ask(provider, [node(kind, ["x", *given], ["y"])], {"x": x}, given)
+    wide = x.astype(np.float64)
+    if not given:
+        shifted = wide - wide.max(1, keepdims=True)
+        total = np.exp(shifted).sum(1, keepdims=True)
+        return round(
+            growth(found, (shifted - np.log(total) if kind == "LogSoftmax" else np.exp(shifted) / total).ravel()), 1
+        )
+    centred = wide if kind == "RMSNormalization" else wide - wide.mean(axes, keepdims=True)
+    exact = centred / np.sqrt(np.mean(centred**2, axes, keepdims=True) + 1e-5)
+    scale, *bias = (
+        array.astype(np.float64).reshape(-1, *[1] * (len(axes) - 1 and len(axes))) for array in given.values()
+    )
+    return round(growth(found, (exact * scale + (bias[0] if bias else 0)).ravel()), 1)
+
+
+def ask_elementwise(provider: str, kind: str) -> dict[str, float]:
+    """The largest error over all float16 numbers whose result is finite, and the usual one."""
     every = np.arange(2**16, dtype=np.uint16).view(FLOAT16)
     with np.errstate(all="ignore"):
         exact = ELEMENTWISE[kind](every.astype(np.float64))
@@ -216,7 +263,11 @@ def ask_elementwise(provider: str, kind: str) -> float:
         kept = np.isfinite(right) & np.isfinite(every) & np.isfinite(exact)
     found = ask(provider, [node(kind, ["x"], ["y"])], {"x": every[kept]})
     size = 2.0 ** np.floor(np.log2(np.maximum(np.abs(exact[kept]), 1)))
-    return round(float(np.max(np.abs(found.astype(np.float64) - exact[kept]) / size) * 2**10), 1)
+    largest = float(np.max(np.abs(found.astype(np.float64) - exact[kept]) / size) * 2**10)
+    x = np.abs(np.random.default_rng(0).standard_normal(4096)).astype(FLOAT16)
+    x[::2] *= -1 if np.isfinite(right[kept & (every < 0)]).any() else 1
+    found = ask(provider, [node(kind, ["x"], ["y"])], {"x": x})
+    return {"largest": round(largest, 1), "growth": round(growth(found, ELEMENTWISE[kind](x.astype(np.float64))), 1)}
 
 
 def ask_values(provider: str) -> dict[str, Any]:
@@ -252,7 +303,7 @@ def answers(provider: str) -> dict[str, Any]:
         "products": {kind: partial(ask_product, provider, kind) for kind in PRODUCTS},
         "sums": {kind: partial(ask_sum, provider, kind) for kind in SUMS},
         "normalisations": {kind: partial(ask_norm, provider, kind) for kind in NORMS},
-        "errors": {kind: partial(ask_elementwise, provider, kind) for kind in ELEMENTWISE},
+        "elementwise": {kind: partial(ask_elementwise, provider, kind) for kind in ELEMENTWISE},
     }
     found: dict[str, Any] = {"values": ask_values(provider)}
     for part, asked in questions.items():
@@ -294,14 +345,14 @@ def _value(value: Any) -> str:
 def differences(said: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """Where answers differ from a profile; errors may differ by half, as devices sum up in different orders."""
     lines = []
-    for part in ("values", "products", "sums", "normalisations"):
-        for name in sorted(said.get(part, {}).keys() & found[part].keys()):
+    for part in ("values", "products", "sums", "normalisations", "elementwise"):
+        for name in sorted(said.get(part, {}).keys() & found.get(part, {}).keys()):
             one, other = said[part][name], found[part][name]
             pairs = one.items() if isinstance(one, dict) else [(name, one)]
             for fact, expected in pairs:
                 actual = other.get(fact) if isinstance(other, dict) else other
                 is_number = isinstance(expected, float) and not isinstance(expected, bool)
-                if actual != expected and not (is_number and expected / 2 <= actual <= expected * 2):
+                if actual != expected and not (is_number and expected / 2 <= (actual or 0) <= expected * 2):
                     lines.append(f"{part}, {name}: {fact} is {actual}, the profile says {expected}")
     return lines
 

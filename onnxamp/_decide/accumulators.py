@@ -1,14 +1,12 @@
 """Hazards of a target that sums up float16 in float16: long products lose digits, means overflow on their way."""
 
 from collections.abc import Iterator
-from math import prod
 from typing import Final
 
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT16, LowType
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.terms import terms_of
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.terms import summed_terms, terms_of
 from onnxamp._ops.profiles import Profile, profile_of
 
 _BEARABLE: Final = 5e-3
@@ -44,7 +42,7 @@ def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:
     """Means and norms over so many elements that their sum, or that of squares, may leave the range."""
     risky = frozenset(op for op, fact in profile.sums.items() if fact.overflows)
     for node in graph.nodes_of(risky):
-        count = _summed(graph, node)
+        count = summed_terms(node, graph.shapes)
         if count is None or count * _USUAL > FLOAT16.max_finite:
             many = "many" if count is None else f"{count:,}"
             yield Hazard(node.index, Reason.ACCUMULATION, f"{profile.name} keeps the sum of {many} elements in float16")
@@ -54,18 +52,3 @@ def _cancelling(graph: Graph, profile: Profile) -> Iterator[Hazard]:
     """Normalisations that subtract the mean in float16: where it is large, little of the result is left."""
     for node in graph.nodes_of(profile.cancelling):
         yield Hazard(node.index, Reason.ACCUMULATION, f"{profile.name} subtracts the mean in float16")
-
-
-def _summed(graph: Graph, node: Node) -> int | None:
-    """Elements that make one element of a reduction or a global pooling; None if sizes are unknown."""
-    if ABSENT in (node.input(0), node.outputs[0]):
-        return None
-    before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
-    if node.key == "AveragePool":
-        kernel = next((item.ints for item in node.proto.attribute if item.name == "kernel_shape"), ())
-        return prod(kernel)
-    if before is None or after is None:
-        return None
-    sizes, left = ([size for size in shape if size is not None] for shape in (before, after))
-    same = len(before) - len(sizes) == len(after) - len(left)  # what is unknown, as a batch, is not summed up
-    return prod(sizes) // max(prod(left), 1) if same else None

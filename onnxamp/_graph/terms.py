@@ -21,6 +21,25 @@ def expected_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
     return None if terms is None else terms(node, shapes)
 
 
+def summed_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
+    """Elements that make one element of a reduction or a pooling; None if sizes are unknown.
+
+    Sizes that are unknown before and after it, as those of batches, are not summed up.
+    """
+    if ABSENT in (node.input(0), node.outputs[0]):
+        return None
+    before, after = shapes[node.inputs[0]], shapes[node.outputs[0]]
+    if node.key == "AveragePool":
+        return prod(attribute(node.proto, "kernel_shape") or ())
+    if before is None or after is None:
+        return None
+    sizes, left = ([size for size in shape if size is not None] for shape in (before, after))
+    if node.key == "CumSum":
+        return max(sizes, default=None)
+    same = len(before) - len(sizes) == len(after) - len(left)
+    return prod(sizes) // max(prod(left), 1) if same else None
+
+
 def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
     return _axis(shapes[node.input(0)], -1)
 
@@ -45,6 +64,20 @@ def _transposed(node: Node, shapes: Sequence[Shape | None]) -> int:
     return max(1, _axis(weight, 0) * kernel // skipped)
 
 
+def _einsum(node: Node, shapes: Sequence[Shape | None]) -> int:
+    """The sizes of all letters that the result lacks."""
+    equation = attribute(node.proto, "equation")
+    inputs, arrow, result = equation.decode().replace(" ", "").partition("->")
+    letters = inputs.replace(",", "").replace("...", "")
+    kept = result if arrow else [letter for letter in letters if letters.count(letter) == 1]
+    sizes: dict[str, int] = {}
+    for value, axes in zip(node.inputs, inputs.split(","), strict=False):
+        leading, dots, trailing = axes.partition("...")
+        sizes |= {letter: _axis(shapes[value], axis) for axis, letter in enumerate(leading)}
+        sizes |= {letter: _axis(shapes[value], -axis) for axis, letter in enumerate(reversed(trailing), 1) if dots}
+    return prod(size for letter, size in sizes.items() if letter not in kept)
+
+
 def _axis(shape: Shape | None, axis: int) -> int:
     size = shape[axis] if shape and len(shape) > max(axis, 0) else None
     return DEFAULT_DIMENSION if size is None else size
@@ -56,4 +89,5 @@ _TERMS: Final[Mapping[str, Callable[[Node, Sequence[Shape | None]], int]]] = {
     "Gemm": _gemm,
     "Conv": _conv,
     "ConvTranspose": _transposed,
+    "Einsum": _einsum,
 }

@@ -19,6 +19,9 @@ PROFILED: Final = ("cuda", "cpu", "webgpu")
 _TERMS: Final = 4096
 """Terms of the sums whose error ``growth`` tells."""
 
+_STEPS: Final = 1.1
+"""Error over that of rounding once, from which on an op is known to round on its way."""
+
 _ROUNDING: Final = FLOAT16.epsilon / 5
 """Relative L2 error of rounding a normally distributed number once, as measured: 2.06e-4 in float16."""
 
@@ -32,12 +35,14 @@ class Accumulation:
         growth: error of a sum of 4,096 random terms over that of rounding it once.
         order: "sequential" for one accumulator, "parallel" for several, "float32" if it does not matter.
         overflows: whether a result in range becomes infinite because a sum on the way to it is not in range.
+        split: poolings of fewer terms than this, and those of several windows, have one accumulator all the same.
     """
 
     accumulator: str
     growth: float = 1.0
     order: str = "parallel"
     overflows: bool = False
+    split: int = 0
 
     def error(self, terms: int) -> float:
         """Relative L2 error to expect of a sum of random terms: that of a random walk grows with its root."""
@@ -55,6 +60,7 @@ class Profile:
         source: which engine, or which documentation.
         values: what becomes of overflow and subnormals, and whether types are honoured.
         products, sums: by op, how it accumulates.
+        roundings: by op that computes in several steps of float16, its error over that of rounding its result once.
         cancelling: normalisations that subtract the mean in float16.
     """
 
@@ -64,6 +70,7 @@ class Profile:
     values: Mapping[str, Any]
     products: Mapping[str, Accumulation]
     sums: Mapping[str, Accumulation]
+    roundings: Mapping[str, float]
     cancelling: frozenset[str]
 
 
@@ -89,4 +96,6 @@ def profile_of(target: str) -> Profile | None:
         products[op] = max(fact, products.get(op, fact), key=lambda one: one.growth)
     sums = {name: Accumulation(**row) for name, row in data["sums"].items()}
     cancelling = frozenset(name for name, row in data["normalisations"].items() if row.get("cancels"))
-    return Profile(device, data["seen"], data["source"], data["values"], products, sums, cancelling)
+    steps = data["normalisations"] | data.get("elementwise", {})
+    roundings = {name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS}
+    return Profile(device, data["seen"], data["source"], data["values"], products, sums, roundings, cancelling)

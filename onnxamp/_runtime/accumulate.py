@@ -9,16 +9,24 @@ random walk that ends in y is off by
 where r is the error of rounding y once: the residual of y serves as r, so no random numbers are needed. q is the same
 op on squared inputs. Terms below half a step of a large sum are lost, so that a sum of positive terms stops near
 
-    s = 2^p sqrt(q / K), with p digits: 2^11 in float16.
+    s = 2^p q / y, with p digits: 2^11 in float16.
+
+A bias is added behind the sum.
 
 It costs about a second run of the op if that is long. ``tests/runtime/test_accumulate.py`` holds it against an
 accumulator that is simulated step by step.
 
+Several accumulators that take L terms each, and add up in a tree, are off by
+
+    e = r sqrt(2 + L^2 / (3 K) + (L / 2 + log2(K / L)) q / y^2).
+
 Sums that a mean or a norm divides or takes the root of later are rounded before that, so that they overflow as there.
+Ops that compute a result in several steps of float16, as normalisations and exponentials, are off by a multiple of r.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import log2, prod, sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +34,9 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._graph.names import NewNames
+from onnxamp._graph.shapes import Shape
+from onnxamp._graph.terms import summed_terms, terms_of
+from onnxamp._graph.view import Node
 from onnxamp._ops.facts import attribute, op_key
 from onnxamp._ops.profiles import Profile
 
@@ -35,8 +46,17 @@ EXACT: Final = "onnxamp.exact"
 _SHORT: Final = 64
 """Terms up to which q is taken to be y^2, as it is on average: the squares would cost more than they tell."""
 
-_LONG: Final = 256
-"""Terms up to which none is lost in a sum: it has at most that many times the size of one."""
+_LONG: Final = 768
+"""Terms up to which those that a large sum loses matter less than its rounding, even if all are positive."""
+
+_TERMS: Final = 4096
+"""Terms of the sums whose error a profile's ``growth`` tells."""
+
+_BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
+"""Products whose third input is added to the sum."""
+
+_SIGNED: Final = frozenset({"ReduceSum", "ReduceMean"})
+"""Sums of terms of either sign."""
 
 _WHERE: Final = 9
 """Opset that introduced Where; for older models nothing is added."""
@@ -44,60 +64,94 @@ _WHERE: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """Appends to graphs what float16 accumulators make of float32 results."""
+    """Appends to graphs what float16 accumulators make of float32 results.
+
+    ``shapes``, by value of the original graph, tell how many terms an element sums up.
+    """
 
     profile: Profile
     names: NewNames
     opset: int
+    shapes: Sequence[Shape | None]
 
     def applies(self, node: NodeProto) -> bool:
-        """Whether the target accumulates the op in float16, so that :meth:`add` has something to do."""
+        """Whether the target's float16 result is off by more than one rounding, so that :meth:`add` has work to do."""
         if self.opset < _WHERE:
             return False
         key = op_key(node)
         product, total = self.profile.products.get(key), self.profile.sums.get(key)
-        if product is not None and product.accumulator == "float16":
-            return len(node.input) > 1
-        return total is not None and total.overflows
+        if product is not None:
+            return product.accumulator == "float16" and len(node.input) > 1
+        return key in self.profile.roundings or (total is not None and total.accumulator == "float16")
 
-    def add(self, graph: GraphProto, node: NodeProto, raw: str, terms: int | None) -> str:
+    def add(self, graph: GraphProto, node: Node, written: NodeProto, raw: str) -> str:
         """Append what becomes of the float32 result ``raw`` of a node; returns its name.
+
+        Where sizes are unknown, a sum is as exact as in float32.
 
         Args:
             graph: where the node is, as its last one.
-            node: with float32 inputs.
-            terms: how many products an element sums up; None if that is unknown, and then nothing is added.
+            node: in the original graph.
+            written: the same with float32 inputs.
         """
-        key = op_key(node)
         made = _Writer(graph, self.names, raw)
-        if key in self.profile.products:
+        if node.key in self.profile.products:
+            terms = terms_of(node, self.shapes)
             if terms is None:
                 return raw
-            result = self._product(made, node, raw, terms, self.profile.products[key].growth)
+            result = self._product(made, node, written, raw, terms)
+        elif node.key in self.profile.sums:
+            result = self._sum(made, node, written, raw)
         else:
-            result = self._total(made, node, raw)
-        graph.node[-1].metadata_props.add(key=EXACT, value=raw)
+            result = made.off(raw, raw, made.number(sqrt(self.profile.roundings[node.key] ** 2 - 1)), raw)
+        if result != raw:
+            graph.node[-1].metadata_props.add(key=EXACT, value=raw)
         return result
 
-    def _product(self, made: "_Writer", node: NodeProto, raw: str, terms: int, growth: float) -> str:
-        size = terms * (growth / _GROWTH) ** 2
-        residual, kept = made("Sub", raw, made.rounded(raw)), raw
+    def _product(self, made: "_Writer", node: Node, written: NodeProto, raw: str, terms: int) -> str:
+        size = terms * (self.profile.products[node.key].growth / _GROWTH) ** 2
+        bias = self._bias(made, node, written)
+        alone = raw if bias is None else made("Sub", raw, bias)
+        kept = alone
         if terms <= _SHORT:
             grown = made.number(sqrt(size / 2))
         else:
-            squares = _of_squares(made, node)
-            ratio = made("Div", squares, made("Mul", raw, raw))
+            ratio = made("Div", _of_squares(made, written), made("Mul", alone, alone))
             grown = made("Sqrt", made("Add", made("Mul", ratio, made.number(size / 6)), made.number(size / 3)))
         if terms > _LONG:
-            most = made("Sqrt", made("Mul", squares, made.number(4.0**_DIGITS / terms)))
-            share = made("Div", raw, most)
-            lost = made("Mul", made("Mul", share, share), made.number(-1 / 16))
-            kept = made("Mul", raw, made("Max", made("Add", lost, made.number(1)), made.number(0.75)))
-            kept = made("Max", made("Min", kept, most), made("Neg", most))
-        found = made("Add", kept, made("Mul", residual, grown))
-        # Where the sum is zero, infinite or NaN, there is no estimate.
-        is_number = made("Less", made("Abs", found), made.number(float(np.finfo(np.float32).max)))
-        return made("Where", is_number, found, raw)
+            left = made("Mul", ratio, made.number(2.0**_DIGITS))
+            lost = made("Div", made.number(-1 / 7), made("Mul", left, left))
+            share = made("Min", made("Max", made("Add", lost, made.number(1)), made.number(0.75)), left)
+            kept = made("Mul", alone, share)
+        found = made.off(alone, kept, grown, alone)
+        return found if bias is None else made("Add", found, bias)
+
+    def _bias(self, made: "_Writer", node: Node, written: NodeProto) -> str | None:
+        """What the op adds behind the sum, in a shape that broadcasts."""
+        if len(written.input) < 3 or not written.input[2] or node.key not in _BIASED:
+            return None
+        if node.key == "Gemm":
+            beta = attribute(written, "beta")
+            return made("Mul", written.input[2], made.number(1 if beta is None else beta))
+        shape = np.array([1, -1] + [1] * (len(self.shapes[node.inputs[1]] or ()) - 2))
+        return made("Reshape", written.input[2], made("Constant", value=numpy_helper.from_array(shape)))
+
+    def _sum(self, made: "_Writer", node: Node, written: NodeProto, raw: str) -> str:
+        fact, terms = self.profile.sums[node.key], summed_terms(node, self.shapes)
+        kept = self._total(made, written, raw) if fact.overflows else raw
+        if not terms or terms < 2:
+            return kept
+        windows = prod(size or 1 for size in (self.shapes[node.outputs[0]] or ())[2:])
+        alone = fact.split and (terms < fact.split or windows > 1)
+        if alone or fact.order == "sequential":
+            return made.off(raw, kept, made.number(sqrt(terms / (4 if node.key == "CumSum" else 2))), kept)
+        each = max(1.0, 2 * (fact.growth**2 - 8) * terms / _TERMS)
+        grown = made.number(1 + each**2 / (3 * terms))
+        if node.key in _SIGNED:
+            ratio = made("Div", _of_squares(made, written), made("Mul", raw, raw))
+            factor = (each / 2 + log2(terms / each)) / (1 if node.key == "ReduceSum" else terms)
+            grown = made("Add", made("Mul", ratio, made.number(factor)), grown)
+        return made.off(raw, kept, made("Sqrt", grown), kept)
 
     def _total(self, made: "_Writer", node: NodeProto, raw: str) -> str:
         key = op_key(node)
@@ -116,7 +170,7 @@ class Accumulator:
 _DIGITS: Final = 11
 """Digits of float16."""
 
-_GROWTH: Final = sqrt(4096 / 2)
+_GROWTH: Final = sqrt(_TERMS / 2)
 """``growth`` of one accumulator, as :mod:`onnxamp._ops.profiles` defines it; several grow less."""
 
 
@@ -126,7 +180,9 @@ def _of_squares(made: "_Writer", node: NodeProto) -> str:
     same.CopyFrom(node)
     same.name = ""
     del same.input[:], same.output[:]
-    same.input.extend(made("Mul", name, name) for name in node.input[:2])
+    is_product = node.op_type not in _SIGNED
+    same.input.extend(made("Mul", name, name) for name in node.input[: 2 if is_product else 1])
+    same.input.extend(() if is_product else node.input[1:])
     if node.op_type == "Gemm":
         for item in same.attribute:
             if item.name in ("alpha", "beta"):
@@ -154,6 +210,12 @@ class _Writer:
     def number(self, value: float) -> str:
         """A scalar constant."""
         return self("Constant", value=numpy_helper.from_array(np.array(value, np.float32)))
+
+    def off(self, raw: str, kept: str, grown: str, otherwise: str) -> str:
+        """``kept``, off by the error of rounding ``raw`` times a number; ``otherwise`` where there is no such error."""
+        found = self("Add", kept, self("Mul", self("Sub", self.rounded(raw), raw), grown))
+        # Where the result is zero, infinite or NaN, there is no estimate.
+        return self("Where", self("IsNaN", found), otherwise, found)
 
     def rounded(self, name: str) -> str:
         return self("Cast", self("Cast", name, to=FLOAT16.elem), to=TensorProto.FLOAT)

@@ -34,7 +34,6 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.terms import terms_of
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
 from onnxamp._model.copying import BaseDir, copy_fields
 from onnxamp._model.protos import opset_imports
@@ -103,8 +102,8 @@ def emulate_graph(
     names = NewNames(view.all_names())
     accumulator = None
     if arithmetic is not None:
-        accumulator = Accumulator(arithmetic, names, opset_imports(view.model).get("", 1))
-    job = _Job(view, elems, names, Rounder(names), base_dir, hollow, rounds, accumulator, shapes)
+        accumulator = Accumulator(arithmetic, names, opset_imports(view.model).get("", 1), shapes)
+    job = _Job(view, elems, names, Rounder(names), base_dir, hollow, rounds, accumulator)
     job.kept = frozenset() if rounds else _signature(view, elems, keeps)
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
@@ -145,7 +144,6 @@ class _Job:
     hollow: Container[str]
     rounds: bool
     accumulator: Accumulator | None
-    shapes: Sequence[Shape | None]
     targets: dict[int, GraphProto] = field(default_factory=dict)
     """Scope index -> the graph to fill."""
     renamed: dict[int, str] = field(default_factory=dict)
@@ -236,7 +234,7 @@ def _accumulated(job: _Job, node: Node, target: GraphProto, added: NodeProto, ra
     """What the target's accumulator makes of a node's float32 result."""
     if job.accumulator is None or elem != FLOAT16.elem or not job.accumulator.applies(added):
         return raw
-    return job.accumulator.add(target, added, raw, terms_of(node, job.shapes))
+    return job.accumulator.add(target, node, added, raw)
 
 
 def _bits(job: _Job, target: GraphProto, value: int, name: str) -> str:

@@ -34,8 +34,6 @@ from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.shapes import Shape
-from onnxamp._graph.terms import terms_of
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope
 from onnxamp._model.copying import copy_fields
 from onnxamp._model.protos import opset_imports
@@ -130,8 +128,7 @@ def switched(
     empty = {value for name, value in view.scopes[0].names.items() if name in hollow}
     job = _Job(view, low, names, names.fresh(MASK), version, {i: ports[key] for key, i in nodes.items()}, empty)
     if arithmetic is not None and low is FLOAT16:
-        job.accumulator = Accumulator(arithmetic, names, version)
-        job.shapes = view.shapes_of(shapes or {})
+        job.accumulator = Accumulator(arithmetic, names, version, view.shapes_of(shapes or {}))
     result = ModelProto()
     copy_fields(model, result, but={"graph"})
     job.targets[0] = result.graph
@@ -171,8 +168,6 @@ class _Job:
     named: dict[frozenset[int], str] = field(default_factory=dict)
     """The names of these elements, as tensors of one element."""
     accumulator: Accumulator | None = None
-    shapes: Sequence[Shape | None] = ()
-    """By value, for the accumulator."""
     unused: list[tuple[int, str]] = field(default_factory=list)
     """Elements that are split off the mask already, and have no nodes yet."""
 
@@ -229,7 +224,7 @@ class _Job:
         if self.accumulator is None or value not in self.exact or not self.accumulator.applies(added):
             return
         raw = self.exact[value]
-        summed = self.accumulator.add(graph, added, raw, terms_of(node, self.shapes))
+        summed = self.accumulator.add(graph, node, added, raw)
         if summed != raw:
             target = self.names.fresh(f"{self.view.values[value].name}/summed")
             self.exact[value] = self.where(graph, value, frozenset({node.index}), (summed, raw), target)

@@ -116,17 +116,53 @@ PRODUCTS: dict[str, tuple[tuple[int, ...], dict[str, tuple[int, ...]], dict[str,
 }
 
 
+def normal(*shape: int) -> Array:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float16)
+
+
+SUMMED: dict[str, tuple[Array, dict[str, Array], dict[str, Any]]] = {
+    "GlobalAveragePool of few": (np.abs(normal(1, 64, 7, 7)), {}, {}),
+    "GlobalAveragePool of many": (np.abs(normal(1, 64, 64, 64)), {}, {}),
+    "AveragePool of windows": (normal(1, 16, 32, 32), {}, {"kernel_shape": [16, 16]}),
+    "ReduceMean of few": (normal(256, 16), {}, {"axes": [1]}),
+    "ReduceMean of many": (normal(256, 4096), {}, {"axes": [1]}),
+    "ReduceSum": (normal(256, 300), {"axes": np.array([1])}, {}),
+    "ReduceL2": (normal(256, 300), {}, {"axes": [1]}),
+    "CumSum": (normal(64, 512), {"axis": np.array(1)}, {}),
+    "Einsum": (normal(16, 300), {"w": normal(300, 16)}, {"equation": "ij,jk->ik"}),
+    "LayerNormalization": (normal(32, 256), {"s": normal(256), "b": normal(256)}, {}),
+    "InstanceNormalization": (normal(2, 8, 32, 32), {"s": normal(8), "b": normal(8)}, {}),
+    "Softmax": (normal(64, 64), {}, {}),
+    "Erf": (normal(64, 64), {}, {}),
+    "Exp": (normal(64, 64), {}, {}),
+    "Tanh": (normal(64, 64), {}, {}),
+    "Sigmoid": (normal(64, 64), {}, {}),
+}
+CASES = {
+    name: (normal(*shape), {key: normal(*size) for key, size in weights.items()}, attributes)
+    for name, (shape, weights, attributes) in PRODUCTS.items()
+} | SUMMED
+
+
 @pytest.mark.webgpu
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_error_is_that_of_webgpu(name: str) -> None:
-    shape, weights, attributes = PRODUCTS[name]
-    random = np.random.default_rng(0)
-    x = random.standard_normal(shape).astype(np.float16)
-    held = {key: random.standard_normal(size).astype(np.float16) for key, size in weights.items()}
-    model = model_of(name.split(maxsplit=1)[0], x, held, **attributes)
+    x, weights, attributes = CASES[name]
+    model = model_of(name.split(maxsplit=1)[0], x, weights, **attributes)
     exact = emulated(model, x, rounds=False)
     real = error(run(make_session(model, "webgpu"), {"x": x})["y"].astype(np.float64), exact)
     assert real / 2 < error(emulated(model, x), exact) < real * 2
+
+
+def test_a_bias_is_added_behind_the_sum() -> None:
+    """Where the inputs are zero, it is all that is left, and it is exact."""
+    x = np.zeros((1, 64, 8, 8), np.float16)
+    model = model_of("Conv", x, {"w": normal(8, 64, 3, 3), "b": normal(8)})
+    np.testing.assert_array_equal(emulated(model, x), emulated(model, x, rounds=False))
+    x[0, 0, 0, 0] = 1e-3
+    assert error(emulated(model, x), emulated(model, x, rounds=False)) < 3e-4
+    gemm = model_of("Gemm", x := np.zeros((2, 300), np.float16), {"w": normal(300, 8), "b": normal(8)}, beta=0.5)
+    np.testing.assert_array_equal(emulated(gemm, x), emulated(gemm, x, rounds=False))
 
 
 def test_models_without_where_are_emulated_with_float32_sums() -> None:
