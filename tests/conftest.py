@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,9 @@ os.environ.setdefault("ONNXAMP_THREADS", "1")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs WebGPU where it cannot be used, with the reason."""
+    """Skip what needs an engine that cannot be used here, with the reason."""
+    if item.get_closest_marker("tensorrt") is not None and find_spec("tensorrt_rtx") is None:
+        pytest.skip("TensorRT-RTX is not installed")
     if item.get_closest_marker("webgpu") is not None:
         from onnxamp._errors import RuntimeFailure
         from onnxamp._runtime.plugins import engine_called

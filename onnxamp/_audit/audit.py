@@ -1,16 +1,17 @@
 """What can be said about a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from onnx import ModelProto
 
 from onnxamp._audit.casts import cast_traffic
 from onnxamp._audit.device_placement import place_nodes
+from onnxamp._audit.engine import with_engine
 from onnxamp._audit.faults import import_faults, type_faults
-from onnxamp._audit.findings import Audit, Casts, Finding, NodeFacts
+from onnxamp._audit.findings import Audit, Casts, Finding, NodeFacts, ordered
 from onnxamp._audit.hazards import low_hazards
 from onnxamp._audit.releases import loads_from, release_faults
 from onnxamp._audit.weights import weight_findings, weight_types
@@ -29,7 +30,6 @@ _FOLD: Final = (
     "onnxamp convert --fold makes one op of each. A normalisation may be low precision then: its kernel sums in"
     " float32."
 )
-_SEVERITIES: Final = ("error", "warning", "note")
 _FLOATS: Final = {FLOAT: "float32", "tensor(double)": "float64", **{low.tensor: low.name for low in LOW_TYPES.values()}}
 
 
@@ -39,24 +39,28 @@ def audit_model(
     *,
     base_dir: str | PathLike[str] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    build: Mapping[str, Any] | None = None,
 ) -> Audit:
     """Find what is wrong with a model, or slow, without running it. The model may have been converted by any tool.
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        target: where the model will run: "cuda", "cpu" or "webgpu"; "cuda" and "cpu" also of a version of ONNX Runtime
-            ("cuda@1.24"); "auto" for the installed one; or "any" (ignores kernels).
+        target: where the model will run: "cuda", "cpu", "webgpu" or "tensorrt"; "cuda" and "cpu" also of a version of
+            ONNX Runtime ("cuda@1.24"); "auto" for the installed one; or "any" (ignores kernels).
         base_dir: folder of a ModelProto's external data; a path says it itself.
         shapes: input name -> shape, for estimates. Unknown dimensions count as 64 otherwise.
+        build: build an engine for the shapes of these inputs (name -> array), of those at least whose shapes the model
+            leaves open; "tensorrt" only. None to build none.
 
     Returns:
         The findings, the worst first, and a record per node. Sizes are in bytes. If the model breaks a rule of ONNX,
         there are no ``nodes``, and an error says why.
 
     Raises:
-        ArgumentError: the target is unknown.
+        ArgumentError: the target is unknown, or builds no engines.
         ArgumentTypeError: ``model`` is of another type.
         ModelError: the file cannot be read.
+        RuntimeFailure: an engine is asked for, and its builder is not installed.
 
     Complexity: near linear in nodes; weights are read twice at most, memory-mapped if they are external.
 
@@ -71,6 +75,12 @@ def audit_model(
         source = Model(model, None if base_dir is None else Path(base_dir))
     else:
         source = Model.of(model)
+    audit = _static(source, target, shapes)
+    return audit if build is None else with_engine(audit, source, build)
+
+
+def _static(source: Model, target: str, shapes: Mapping[str, Sequence[int]] | None) -> Audit:
+    """What is known without building an engine."""
     proto = source.proto
     contents = weight_findings(proto, source.folder)
     try:
@@ -78,7 +88,7 @@ def audit_model(
     except ModelError as error:
         kind = "opset" if isinstance(error, OpsetError) else "schema"
         findings = [Finding("error", kind, "", "", str(error), ""), *import_faults(proto, None), *contents]
-        return Audit(target, opset_imports(proto), (), _ordered(findings), Casts(0, 0, 0), weight_types(proto))
+        return Audit(target, opset_imports(proto), (), ordered(findings), Casts(0, 0, 0), weight_types(proto))
     graph, faults = prepared.graph, type_faults(prepared.graph)
     sizes = graph.shapes_of(shapes or {})
     placement = place_nodes(graph, sizes, target, {fault.node for fault in faults})
@@ -98,12 +108,7 @@ def audit_model(
         findings += [Finding("note", "fold", "", "", text, _FOLD)] if text else []
     since = loads_from(graph, proto, target)
     nodes = tuple(_node_facts(graph, placement.providers))
-    return Audit(target, graph.book.opsets, nodes, _ordered(findings), casts, weight_types(proto), since)
-
-
-def _ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors first, then warnings and notes, each in the order in which they were found."""
-    return tuple(sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity)))
+    return Audit(target, graph.book.opsets, nodes, ordered(findings), casts, weight_types(proto), since)
 
 
 def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:

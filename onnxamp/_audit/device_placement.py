@@ -2,6 +2,7 @@
 
 ONNX Runtime tries, in this order: a kernel of the target's provider, a kernel of the CPU provider, the function body of
 the op. A float16 node without any of these runs in float32 on the CPU, between Casts; a bfloat16 one does not load.
+TensorRT builds all nodes or nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._target.kernels import carries, kernel_table, runs_on
-from onnxamp._target.versions import cpu_of, device_of, version_of
+from onnxamp._target.versions import BUILDERS, cpu_of, device_of, version_of
 
 NONE: Final = "none"
 """Provider of a node that nothing runs."""
@@ -45,7 +46,7 @@ class Placement:
 
 
 def place_nodes(graph: Graph, shapes: Sequence[Shape | None], target: str, broken: set[str]) -> Placement:
-    """The provider of every node on a target ("cuda", "cpu", "webgpu", one of a version, or "any": unknown).
+    """The provider of every node on a target ("cuda", one of a version, "tensorrt", or "any": unknown).
 
     Args:
         graph: the model.
@@ -69,7 +70,7 @@ def place_nodes(graph: Graph, shapes: Sequence[Shape | None], target: str, broke
             findings.append(Finding(found.severity, found.kind, node.label, node.key, found.text, found.action))
             if falls_back:
                 copied.add(node.index)
-    if device_of(target) != "cpu":
+    if cpu_of(target) != target:
         findings += _summary(graph, shapes, copied, len(shaping))
     return Placement(providers, findings)
 
@@ -152,17 +153,19 @@ def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
     return node.key, id(node.signature), tuple(sorted(bound.items())), present, body
 
 
-def place(target: str, example: Typing) -> Place:
+def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
     """Where nodes of this typing run; ``wrapped`` ones in float32 between Casts if no kernel takes float16."""
     node, bound, flowing = example.node, example.bound, example.flowing
     signature, key = node.signature, node.key
     assert signature is not None
+    if target in BUILDERS:
+        return _in_engine(target, node, bound, flowing)
     if key in op_facts().control_flow:
         return _control_flow(target, node, flowing)
     providers = tuple(dict.fromkeys((target, cpu_of(target))))
     version = f", ONNX Runtime {version_of(target)}" if version_of(target) else ""
     at = f"op version {signature.since}, {_precision(flowing)}{version}"
-    refused = kernel_limit(device_of(target), node.proto)
+    refused = kernel_limit(device_of(target), node.proto, bound)
     for provider in providers if refused is None else (cpu_of(target),):
         if any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
             return _runs(provider, target, node, bound, at, refused)
@@ -192,6 +195,24 @@ def _runs(provider: str, target: str, node: Node, bound: Mapping[str, str], at: 
     if refused is not None:
         text = f"{_home(target)} leaves it to CPU ({refused}): its data is copied there and back"
     return Place("CPU", "warning", "fallback", text, _advice(target, node, bound, refused))
+
+
+def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: frozenset[str]) -> Place:
+    """Whether a builder takes the node, since it builds all nodes or nothing."""
+    assert node.signature is not None
+    if node.key in op_facts().control_flow:
+        return _control_flow(target, node, flowing)
+    if node.signature.declared or runs_on(target, node.key, node.signature, bound, node.proto):
+        return Place(_home(target))
+    refused = kernel_limit(target, node.proto, bound)
+    because = f" ({refused})" if refused else ""
+    text = f"it is refused with these types ({_precision(flowing)}){because}: no engine will be built"
+    raised = {param: _raised(found) for param, found in bound.items()}
+    if raised != bound and runs_on(target, node.key, node.signature, raised, node.proto):
+        return Place(NONE, "error", "kernel", text, f"Keep it float32 (--keep-fp32 NAME), or convert for {target}.")
+    if not any(row.covers(node.signature.since) for row in kernel_table(target).get(node.key, ())):
+        text = f"it is taken in no precision (op version {node.signature.since}): no engine will be built"
+    return Place(NONE, "error", "kernel", text, "Replace the op, or load a plugin that has it.")
 
 
 def _control_flow(target: str, node: Node, flowing: frozenset[str]) -> Place:

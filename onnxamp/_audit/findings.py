@@ -1,7 +1,8 @@
 """What an audit returns: frozen records, which reports print and save."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from onnxamp._public import Shown
 
@@ -12,7 +13,7 @@ class Finding:
 
     Attributes:
         severity: "error" (it will not load, or is known to break), "warning" (it may break or is slow), or "note".
-        kind: "type", "opset", "kernel", "fallback", "cast", "fold", "hazard", "weight" or "schema".
+        kind: "type", "opset", "kernel", "engine", "fallback", "cast", "fold", "hazard", "weight" or "schema".
         node: label of the node; "" if it concerns the whole model.
         op: op type of the node.
         text: what is wrong; the same for all findings of one sort.
@@ -27,6 +28,14 @@ class Finding:
     action: str
 
 
+_SEVERITIES: Final = ("error", "warning", "note")
+
+
+def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors first, then warnings and notes, each in the order in which they were found."""
+    return tuple(sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity)))
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """How a node will run.
@@ -37,7 +46,7 @@ class NodeFacts:
         op: its op type.
         scope: name of the subgraph it is in ("loop1.body"); "" for the main graph.
         precision: "float16", "bfloat16", "float32", "float64", "mixed" or "no floats".
-        provider: where the target runs it: "CUDA", "CPU", "none" if no kernel exists, or "" if that is unknown or the
+        provider: where the target runs it: "CUDA", "CPU", "none" if nothing does, or "" if that is unknown or the
             node is computed once while the model is loaded.
     """
 
@@ -71,12 +80,21 @@ class LoadsFrom:
     because: str
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What building an engine showed: which builder was asked (``by``), whether it built one, and its ``bytes``."""
+
+    by: str
+    built: bool
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Audit(Shown):
     """Everything that is known about a model before it runs.
 
     Attributes:
-        target: "cuda", "cpu", "webgpu" or "any", perhaps with a version of ONNX Runtime ("cuda@1.24").
+        target: "cuda", "cpu", "webgpu", "tensorrt" or "any", perhaps with a version of ONNX Runtime ("cuda@1.24").
         opsets: domain -> version, with "" for ai.onnx.
         nodes: one record per node.
         findings: errors first, then warnings, then notes.
@@ -84,6 +102,7 @@ class Audit(Shown):
         weight_bytes: element type -> bytes of weights.
         loads_from: which versions of ONNX Runtime load the model; None where the newest does not, or the target has
             no versions.
+        engine: the engine that was built; None if none was asked for.
 
     Example:
         >>> import onnxamp
@@ -99,3 +118,4 @@ class Audit(Shown):
     casts: Casts
     weight_bytes: Mapping[str, int]
     loads_from: LoadsFrom | None = None
+    engine: Engine | None = None

@@ -31,6 +31,7 @@ from onnxamp._report.html.page import check_page
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import is_plugin
+from onnxamp._target.versions import BUILDERS
 
 
 @new_command("check")
@@ -39,6 +40,8 @@ from onnxamp._runtime.session import is_plugin
               metavar=COMMAND_LINE["target"].metavar,
               help="Where the model will run, as in cuda@1.24; checks that its ops have kernels there.")  # fmt: skip
 @click.option("--static", is_flag=True, help="Check without running the model.")
+@click.option("--build", is_flag=True,
+              help="Build an engine with TensorRT-RTX, which takes no GPU; with --target tensorrt.")  # fmt: skip
 @custom_ops_option
 @run_options()
 @click.option("--op", "only", metavar="OP", multiple=True, help="Check outputs of this op type only. Repeatable.")
@@ -51,14 +54,18 @@ from onnxamp._runtime.session import is_plugin
 def command(model: Path, **options: Any) -> None:
     """Check types, kernels, Casts and hazards; then run MODEL and name the first op that goes wrong.
 
-    Exit codes: 0 no fault was found; 1 MODEL does not load, has a known fault, goes wrong on the inputs, or does not
-    run; 2 wrong usage.
+    Exit codes: 0 no fault was found; 1 MODEL does not load, has a known fault, goes wrong on the inputs, does not run,
+    or no engine can be built; 2 wrong usage.
     """
+    if options["build"] and options["target"] not in BUILDERS:
+        raise click.UsageError(f"--build needs --target {' or '.join(BUILDERS)}: others build no engines.")
     opened = Model.read(model)
     check_outputs([*files_of(opened), options["inputs"]], [options["html"]])
-    samples = None if options["static"] else samples_of(opened, options)
-    audit = audit_model(opened, options["target"], shapes=_shapes(samples))
-    run = None if samples is None else _run(opened, samples, options)
+    samples = None if options["static"] and not options["build"] else samples_of(opened, options)
+    feeds = _first(samples)
+    shapes = {name: feed.shape for name, feed in feeds.items()}
+    audit = audit_model(opened, options["target"], shapes=shapes, build=feeds if options["build"] else None)
+    run = None if options["static"] or samples is None else _run(opened, samples, options)
     if options["html"]:
         write_page(check_page(audit, run, str(model)), options["html"])
     show(options, partial(check_report, audit, run, str(model)), partial(check_json, audit, run))
@@ -82,10 +89,10 @@ def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
     return run
 
 
-def _shapes(samples: Samples | None) -> dict[str, tuple[int, ...]]:
-    """The shapes of the first sample, for which times are estimated."""
+def _first(samples: Samples | None) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of the first sample, for whose shapes times are estimated and engines built."""
     try:
         feeds = samples[0] if samples is not None else {}
     except OnnxAmpError:  # running the model will report it
         return {}
-    return {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
+    return {name: feed for name, feed in feeds.items() if isinstance(feed, np.ndarray)}

@@ -93,7 +93,7 @@ class Plan(Shown):
 
     @property
     def target(self) -> str:
-        """Where the result will run: "cuda", "cpu", "webgpu" or "any", perhaps of a version, as in "cuda@1.24"."""
+        """Where the result will run: "cuda", "cpu", "webgpu", "tensorrt" or "any", perhaps of a version."""
         return self.options.target
 
     def decisions(self) -> dict[str, bool]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from onnxamp._decide.hazards import beyond_init_max
 from onnxamp._decide.listed import unmet_lists
-from onnxamp._decide.ports import Layout, PortVariables, Variable
+from onnxamp._decide.ports import LOW, Layout, PortVariables, Variable
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
@@ -20,6 +20,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits
+from onnxamp._ops.profiles import Profile, profile_of
 from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import Freedom, freedom
 from onnxamp._target.versions import device_of
@@ -159,8 +160,10 @@ class _Collector:
     graph: Graph = field(init=False)
     options: Options = field(init=False)
     ports: PortVariables = field(init=False)
+    profile: Profile | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self.profile = profile_of(self.problem.options.target)
         self.graph, self.options, self.ports = self.problem.graph, self.problem.options, self.problem.ports
 
     def pin(self, variable: int, verdict: Verdict, *, hard: bool = False) -> None:
@@ -204,6 +207,13 @@ class _Collector:
         for param in free.high:
             why = f"no {options.low.name} kernel for {node.key} (opset {node.signature.since}) on {options.target}"
             self.pin(variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True)
+        if self.profile is not None and any(
+            self.ports.produced[node.input(position)] != LOW
+            for position in self.profile.signature_inputs.get(node.key, ())
+        ):
+            why = f"{options.target} wants it to read an input of the model, without a Cast"
+            for variable in variables.values():
+                self.pin(variable, Verdict(variable, False, Reason.NO_KERNEL, why), hard=True)
         self.implies += [(variables[p], variables[q]) for p, q in free.implies]
         if free.falls_back:
             self.fallbacks.append(node.index)

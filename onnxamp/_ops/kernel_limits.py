@@ -19,15 +19,16 @@ def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for provider, rules in read_table("kernels/placement").items():
         for rule in rules:
+            types = {"types": {f"tensor({name})" for name in rule["types"]}} if "types" in rule else {}
             for op in rule["ops"]:
-                found.setdefault((provider, op), []).append(rule)
+                found.setdefault((provider, op), []).append({**rule, **types})
     return found
 
 
-def kernel_limit(provider: str, node: NodeProto) -> str | None:
-    """Why the provider leaves the node to CPU whatever its types, None where it does not."""
+def kernel_limit(provider: str, node: NodeProto, bound: Mapping[str, str]) -> str | None:
+    """Why the provider does not run the node with these types by parameter, None where it does."""
     for rule in _rules().get((provider, op_key(node)), ()):
-        if _holds(rule, node):
+        if ("types" not in rule or not rule["types"].isdisjoint(bound.values())) and _holds(rule, node):
             return str(rule["because"])
     return None
 

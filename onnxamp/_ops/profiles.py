@@ -13,7 +13,7 @@ from typing import Any, Final
 from onnxamp._dtypes import FLOAT16
 from onnxamp._ops.tables import read_table
 
-PROFILED: Final = ("cuda", "cpu", "webgpu")
+PROFILED: Final = ("cuda", "cpu", "webgpu", "tensorrt")
 """Targets that have a profile."""
 
 _TERMS: Final = 4096
@@ -62,6 +62,7 @@ class Profile:
         products, sums: by op, how it accumulates.
         roundings: by op that computes in several steps of float16, its error over that of rounding its result once.
         cancelling: normalisations that subtract the mean in float16.
+        signature_inputs: by op, the inputs that must be inputs of the model itself, without a Cast.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Profile:
     sums: Mapping[str, Accumulation]
     roundings: Mapping[str, float]
     cancelling: frozenset[str]
+    signature_inputs: Mapping[str, tuple[int, ...]]
 
 
 def emulated_arithmetic(target: str) -> Profile | None:
@@ -98,4 +100,6 @@ def profile_of(target: str) -> Profile | None:
     cancelling = frozenset(name for name, row in data["normalisations"].items() if row.get("cancels"))
     steps = data["normalisations"] | data.get("elementwise", {})
     roundings = {name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS}
-    return Profile(device, data["seen"], data["source"], data["values"], products, sums, roundings, cancelling)
+    own = {name: tuple(positions) for name, positions in data.get("signature_inputs", {}).items()}
+    values = data["values"]
+    return Profile(device, data["seen"], data["source"], values, products, sums, roundings, cancelling, own)

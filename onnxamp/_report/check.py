@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
-from onnxamp._audit.findings import Audit, Finding, LoadsFrom
+from onnxamp._audit.findings import Audit, Engine, Finding, LoadsFrom
 from onnxamp._numerics.results import RunCheck, ValueCheck
 from onnxamp._ops.facts import op_facts
 from onnxamp._report import parts
@@ -114,7 +114,12 @@ def _figures(audit: Audit) -> tuple[parts.Figure, ...]:
         *_providers(audit),
         parts.Figure("opset", opset_text(audit.opsets.items())),
         *([parts.Figure("loads from", *_since(audit.loads_from))] if audit.loads_from else []),
+        *([_engine(audit.engine)] if audit.engine else []),
     )
+
+
+def _engine(engine: Engine) -> parts.Figure:
+    return parts.Figure("engine", size(engine.bytes) if engine.built else "not built", f"strongly typed, {engine.by}")
 
 
 def _since(found: LoadsFrom) -> tuple[str, str]:

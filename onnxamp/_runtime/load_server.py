@@ -1,26 +1,20 @@
-"""The process in which :mod:`onnxamp._runtime.loading` lets ONNX Runtime load models.
+"""The process in which :mod:`onnxamp._runtime.loading` lets ONNX Runtime load models."""
 
-It imports nothing else, to be there soon.
-"""
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import json
-import os
-import signal
-import sys
-from collections.abc import Sequence
+from onnxamp._runtime.answering import answer_with
 
 
 def serve() -> None:
-    """Answer one question after the other until there are no more: lines of JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what ends
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        os.dup2(2, 1)  # what libraries print is no answer
-        import onnxruntime as ort  # noqa: PLC0415
+    """Answer whether ONNX Runtime loads files."""
+    answer_with(_loading)
 
-        for question in sys.stdin:
-            fault = _fault(**json.loads(question))
-            answers.write(json.dumps({"by": f"ONNX Runtime {ort.__version__}", "fault": fault}) + "\n")
-            answers.flush()
+
+def _loading() -> Callable[..., dict[str, Any]]:
+    import onnxruntime as ort  # noqa: PLC0415
+
+    return lambda path, providers: {"by": f"ONNX Runtime {ort.__version__}", "fault": _fault(path, providers)}
 
 
 def _fault(path: str, providers: Sequence[tuple[str, dict[str, str]]] | None) -> str:

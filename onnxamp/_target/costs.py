@@ -56,7 +56,7 @@ class Costs:
 
 @cache
 def costs_on(target: str) -> Costs:
-    """The costs on a target: "cuda", "cpu", "webgpu" or "any"; versions of it cost the same."""
+    """The costs on a target: "cuda", "cpu", "webgpu", "tensorrt" or "any"; versions of it cost the same."""
     row: Mapping[str, float] = read_table("costs")[device_of(target)]
     unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
     return Costs(unit, row["memory"], row["launch"], row["bandwidth"] * 1e3, row.get("host", 0) * 1e3)

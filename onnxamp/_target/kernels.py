@@ -1,9 +1,10 @@
 """Kernels of the target: which precisions of a node can run, as pins and implications for the cut.
 
 The tables are ONNX Runtime's kernel registries, that of WebGPU a plugin's (``_data/kernels/*.json``, written by
-``scripts/make_kernel_tables.py``). A row covers schema version ``sv`` if ``since == sv``, or if ``until`` is given and
-``since <= sv <= until``; a row without ``until`` matches exactly. This is ONNX Runtime's own rule
-(``KernelRegistry::VerifyKernelDef``), and leaves 13 CUDA ops of opset 22 without a kernel.
+``scripts/make_kernel_tables.py``), and what TensorRT's builder answers (``scripts/ask_tensorrt.py``). A row covers
+schema version ``sv`` if ``since == sv``, or if ``until`` is given and ``since <= sv <= until``; a row without ``until``
+matches exactly. This is ONNX Runtime's own rule (``KernelRegistry::VerifyKernelDef``), and leaves 13 CUDA ops of opset
+22 without a kernel.
 """
 
 import itertools
@@ -27,10 +28,19 @@ from onnxamp._model.copying import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import kernel_limit
 from onnxamp._ops.signature import Signature, lookup
-from onnxamp._target.versions import AUTO, cpu_of, device_of, history, installed_target, known_versions, versioned
+from onnxamp._target.versions import (
+    AUTO,
+    BUILDERS,
+    cpu_of,
+    device_of,
+    history,
+    installed_target,
+    known_versions,
+    versioned,
+)
 
 PROVIDERS = ("cuda", "cpu", "webgpu")
-TARGETS = (*PROVIDERS, "any")
+TARGETS = (*PROVIDERS, *BUILDERS, "any")
 """Where the result will run; "any" allows what ONNX allows, with or without a kernel."""
 
 _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
@@ -97,7 +107,7 @@ def check_target(target: object) -> str:
 
 @cache
 def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
-    """Op key -> kernels of a provider ("cuda", "cpu" or "webgpu"), as of now or of a version ("cuda@1.24")."""
+    """Op key -> kernels of a provider ("cuda") or builder ("tensorrt"), as of now or of a version ("cuda@1.24")."""
     device, at, version = provider.partition("@")
     if at and version != known_versions()[-1]:
         return _older_table(device, version)
@@ -141,8 +151,8 @@ def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto
         if not signature.has_function or any(kernel_table(name).get(key) for name in PROVIDERS):
             return True
     elif any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
-        return kernel_limit(device_of(provider), proto) is None
-    if not signature.has_function:
+        return kernel_limit(device_of(provider), proto, bound) is None
+    if not signature.has_function or provider in BUILDERS:  # these do not expand functions
         return False
     types = tuple(_input_type(signature, bound, position, name) for position, name in enumerate(proto.input))
     return _body_runs(provider, key, signature, types, proto.SerializeToString())
@@ -177,9 +187,9 @@ def freedom(
         return Freedom()
     legal = _legal(target, key, signature, bound, params, low, proto)
     everything_high = (False,) * len(params)
-    falls_back = everything_high not in legal
+    falls_back = everything_high not in legal and target not in BUILDERS
     typed_by_attribute = key in op_facts().dtype_attribute
-    if device_of(target) != "cpu" and (not legal or (target == "any" and typed_by_attribute)):
+    if cpu_of(target) != target and (not legal or (target == "any" and typed_by_attribute)):
         # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
         if low is not BFLOAT16 and not typed_by_attribute:
             return Freedom(falls_back=True)

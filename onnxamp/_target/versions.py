@@ -16,6 +16,8 @@ from onnxamp._warnings import warn
 
 VERSIONED: Final = ("cuda", "cpu")
 """Targets whose kernels are known by version of ONNX Runtime."""
+BUILDERS: Final = ("tensorrt",)
+"""Targets that build an engine of a whole model: they refuse a model for one op that they do not take."""
 
 AUTO: Final = "auto"
 """The target that stands for the installed ONNX Runtime."""
@@ -64,7 +66,9 @@ def version_of(target: str) -> str:
 
 
 def cpu_of(target: str) -> str:
-    """The CPU provider that stands by the target's provider: "cpu@1.24" for "cuda@1.24"."""
+    """The CPU provider that stands by the target's provider: "cpu@1.24" for "cuda@1.24"; none stands by a builder."""
+    if target in BUILDERS:
+        return target
     return "cpu" + "".join(target.partition("@")[1:])
 
 

@@ -46,8 +46,8 @@ TRANSPOSED = "(float[1,2,4,4] X) => (float[1,2,H,W] Y) { h = Relu (X) Y = ConvTr
 )
 def test_rules(op: str, attributes: dict[str, Any], inputs: int, refused: bool) -> None:
     node = helper.make_node(op, [f"in{number}" for number in range(inputs)], ["out"], **attributes)
-    assert (kernel_limit("cuda", node) is not None) == refused
-    assert kernel_limit("cpu", node) is None
+    assert (kernel_limit("cuda", node, {}) is not None) == refused
+    assert kernel_limit("cpu", node, {}) is None
 
 
 def test_rules_are_about_kernels_that_there_are() -> None:

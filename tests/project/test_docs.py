@@ -60,6 +60,10 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
+MARKS = {"webgpu": [pytest.mark.webgpu], "tensorrt": [pytest.mark.tensorrt]}
+"""What pages need."""
+
+
 def test_there_are_pages_to_run():
     folders = (ROOT / "docs" / folder for folder in ("how-to", "reference/commands"))
     pages = {page.stem for folder in folders for page in folder.glob("*.md")}
@@ -69,7 +73,7 @@ def test_there_are_pages_to_run():
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, id=page.stem, marks=[pytest.mark.webgpu] * (page.stem == "webgpu")) for page in RUNNABLE],
+    [pytest.param(page, id=page.stem, marks=MARKS.get(page.stem, ())) for page in RUNNABLE],
 )
 def test_page(page, checkout):
     """Commands and programs run from top to bottom, as a reader would run them."""

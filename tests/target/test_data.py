@@ -19,6 +19,7 @@ SCRIPT = ROOT / "scripts" / "make_kernel_tables.py"
 LISTS = ("default", "fast", "mindspore", "paddle")
 TABLES = ("cpu", "cuda")
 PLUGINS = ("webgpu",)
+BUILDERS = ("tensorrt",)
 
 needs_dumps = pytest.mark.skipif(not DUMPS.is_dir(), reason="the raw dumps do not lie beside the repository")
 
@@ -108,10 +109,10 @@ def test_white_ops_can_run_low_on_cuda():
 # Kernel tables
 
 
-@pytest.mark.parametrize("name", [*TABLES, *PLUGINS])
+@pytest.mark.parametrize("name", [*TABLES, *PLUGINS, *BUILDERS])
 def test_table_is_well_formed(name, script):
     table = kernels(name)
-    assert table["provider"] == (script.PROVIDERS | script.PLUGINS)[name]
+    assert table.get("provider") == (script.PROVIDERS | script.PLUGINS).get(name)
     assert table["types"] == sorted(set(table["types"]))
     assert list(table["kernels"]) == sorted(table["kernels"])
     used = set()
@@ -135,9 +136,18 @@ def test_table_of_a_plugin_is_what_its_registry_says(name, script, tmp_path):
     assert (tmp_path / f"{name}.json").read_text() == (DATA / "kernels" / f"{name}.json").read_text()
 
 
-@pytest.mark.parametrize("name", [*TABLES, *PLUGINS])
+@pytest.mark.parametrize("name", [*TABLES, *PLUGINS, *BUILDERS])
 def test_table_names_existing_ops(name, known_ops):
     assert set(kernels(name)["kernels"]) <= known_ops
+
+
+def test_the_table_of_tensorrt_says_what_was_asked_and_when():
+    table = kernels("tensorrt")
+    assert version(table["tensorrt_rtx"]) >= (1, 7)
+    assert table["date"] >= "2026-11-22"
+    assert table["forms"] > 1000
+    for rule in tomllib.loads((DATA / "targets" / "tensorrt.toml").read_text(encoding="utf-8"))["rules"]:
+        assert set(rule) - {"cure"} == {"says", "rule", "source"}
 
 
 def combinations(rows):

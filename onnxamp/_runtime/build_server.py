@@ -1,0 +1,75 @@
+"""The process in which :mod:`onnxamp._runtime.building` lets TensorRT-RTX build engines."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def serve() -> None:
+    """Answer whether engines can be built from models."""
+    from onnxamp._runtime.answering import answer_with  # noqa: PLC0415
+
+    answer_with(_building)
+
+
+def _building() -> Callable[..., dict[str, Any]]:
+    import tensorrt_rtx as trt  # noqa: PLC0415
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        """Keeps what the builder says of errors."""
+
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, text: str) -> None:
+            if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
+                self.errors.append(text)
+
+    log = Log()  # TensorRT keeps the first one for as long as the process lives
+
+    def build(path: str, folder: str, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Sequence[int]]) -> Any:
+        log.errors.clear()
+        answer = {"by": f"TensorRT-RTX {trt.__version__}"}
+        return answer | _build(trt, log, path, folder, shapes, values)
+
+    return build
+
+
+def _build(
+    trt: Any,
+    log: Any,
+    path: str,
+    folder: str,
+    shapes: Mapping[str, Sequence[int]],
+    values: Mapping[str, Sequence[int]],
+) -> dict[str, Any]:
+    """Build an engine for any RTX GPU; ``faults`` are refusals, each with the name of its node, if that is known.
+
+    Args:
+        trt: the module.
+        log: the logger that keeps errors.
+        path: the model, with its types.
+        folder: the file beside which its weights are.
+        shapes: input -> the shape to build for, where the model leaves it open.
+        values: input -> its numbers, where these are shapes.
+    """
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse(Path(path).read_bytes(), folder):
+        errors = [parser.get_error(index) for index in range(parser.num_errors)]
+        return {"faults": [(error.node_name(), error.desc()) for error in errors], "bytes": 0}
+    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    for tensor in inputs:
+        if tensor.is_shape_tensor and tensor.name in values:
+            profile.set_shape_input(tensor.name, *[values[tensor.name]] * 3)
+        elif -1 in tuple(tensor.shape) and tensor.name in shapes:
+            profile.set_shape(tensor.name, *[shapes[tensor.name]] * 3)
+    if any(tensor.is_shape_tensor or -1 in tuple(tensor.shape) for tensor in inputs):
+        config.add_optimization_profile(profile)
+    engine = builder.build_serialized_network(network, config)
+    if engine is None:
+        return {"faults": [("", text) for text in log.errors] or [("", "")], "bytes": 0}
+    return {"faults": [], "bytes": engine.nbytes}

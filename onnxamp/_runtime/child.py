@@ -1,0 +1,92 @@
+"""Processes that answer questions about models: what an engine crashes on must not end this one.
+
+A process starts with the engine's import, which takes longer than most models: start it early. It serves any number of
+questions, and ends when this process ends.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+from onnxamp._workers.executor import ending
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that answers lines of JSON by lines of JSON. The next one is started when one died.
+
+    Attributes:
+        module: the module of onnxamp whose function ``serve`` the process runs.
+        ended: how the process ended that did not answer the last question, as a predicate; "" where it answered.
+    """
+
+    module: str
+    ended: str = ""
+    _process: "subprocess.Popen[str] | None" = None
+
+    def start(self) -> None:
+        """Start the process, without waiting for it.
+
+        Raises:
+            OSError: this system starts no processes.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.end()
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        code = f"from {self.module} import serve; serve()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, text=True, encoding="utf-8",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def ask(self, question: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any] | None:
+        """The answer to a question; None if the process ended, or was ended after so many seconds, without one.
+
+        Raises:
+            OSError: this system starts no processes.
+        """
+        self.start()
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = None if seconds is None else Timer(seconds, process.kill)
+        if timer is not None:
+            timer.start()
+        try:
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if answer:
+            self.ended = ""
+            found: dict[str, Any] = json.loads(answer)
+            return found
+        self._process = None
+        _await(process)
+        self.ended = ending(process.returncode)
+        return None
+
+    def end(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            _await(process)
+
+
+def _await(process: "subprocess.Popen[str]") -> None:
+    """Wait for the end of a process, and close its pipes, in which a question may be left."""
+    with suppress(BrokenPipeError), process:
+        pass

@@ -1,0 +1,222 @@
+"""Ask TensorRT's builder which types its ops take, and write the answers to onnxamp/_data/kernels/tensorrt.json.
+
+    python scripts/ask_tensorrt.py --answers FILE    ask what FILE does not hold yet, and write the table
+    python scripts/ask_tensorrt.py --answers FILE --disagreements    show forms that are refused where others are built
+
+TensorRT-RTX (``pip install tensorrt-rtx-cu12``) builds engines without a GPU. Each question is a model of one node: a
+*form* of an op (its attributes, its inputs, which of them are constants; tensorrt_forms.py) with given types, built
+strongly typed. A form is asked in float32 first, and then in every mixture of float32, float16 and bfloat16 that its
+schema admits; one that is refused in float32 says nothing about types.
+
+A table has the form that make_kernel_tables.py explains. A row takes a mixture if no form that is built in float32 is
+refused with it; forms under a condition of placement.toml, which limits types, do not count. Types that are no floats
+are not asked, and count as taken. Versions that no form could be made for are as the next newer one.
+"""
+
+import argparse
+import hashlib
+import itertools
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx
+from make_kernel_tables import TABLES, merge
+from onnx import ModelProto
+from tensorrt_forms import FLOATS, Form, Types, body_forms, elem, newest_of, node_forms, random_forms, versions
+
+from onnxamp._ops.facts import op_facts
+from onnxamp._ops.kernel_limits import kernel_limit
+from onnxamp._ops.signature import Signature
+from onnxamp._runtime.building import EngineBuilder
+
+SECONDS = 120
+OTHER = "other"
+"""A type that is no float, in a mixture."""
+FORMS, OLDER = 60, 6
+"""Forms that are asked of the newest version of an op, and of each older one."""
+
+
+class Answers:
+    """What the builder said of models, in a file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.builder = path, EngineBuilder()
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self.known: dict[str, str] = dict(json.loads(line) for line in lines)
+        self.asked = 0
+
+    def of(self, model: ModelProto) -> str:
+        """Why the builder refuses a model; "" if it does not."""
+        data = model.SerializeToString(deterministic=True)
+        key = hashlib.sha1(data, usedforsecurity=False).hexdigest()
+        if key not in self.known:
+            built = self.builder.build(model, "", seconds=SECONDS)
+            self.known[key] = built.refusals[0].text if built.refusals else ""
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([key, self.known[key]]) + "\n")
+            self.asked += 1
+            if self.asked % 200 == 0:
+                self.builder.end()  # it does not give back all of its memory
+                print(f"{self.asked} questions", file=sys.stderr, flush=True)
+        return self.known[key]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the builder said of a form in every mixture of float types; only forms that it builds in float32."""
+
+    form: Form
+    refusals: Mapping[frozenset[tuple[str, str]], str]
+
+
+def ask(form: Form, answers: Answers) -> Answer | None:
+    """All answers about a form; None if it is refused as it is."""
+    bound = form.bound()
+    if answers.of(form.model({})):
+        return None
+    params = [name for name, kind in bound.items() if kind in FLOATS]
+    others = frozenset((name, OTHER) for name, kind in bound.items() if kind not in FLOATS)
+    refusals = {}
+    for choice in itertools.product(FLOATS, repeat=len(params)):
+        types = dict(zip(params, choice, strict=True))
+        if all(kind in allowed(form.signature, name) for name, kind in types.items()):
+            refusals[others.union(types.items())] = answers.of(form.model(types))
+    return Answer(form, refusals)
+
+
+def allowed(signature: Signature, param: str) -> frozenset[str]:
+    return signature.params.get(param.partition("#")[0], frozenset())
+
+
+def is_limited(form: Form, types: Types) -> bool:
+    """Whether placement.toml says of the form that it is refused with these types."""
+    return kernel_limit("tensorrt", form.node, types) is not None
+
+
+# The table
+
+
+def rows(found: Sequence[Answer]) -> list[dict[str, frozenset[str]]]:
+    """What all forms of a version take."""
+    mixtures = {types for answer in found for types in answer.refusals}
+    refused = {
+        types for answer in found for types, text in answer.refusals.items()
+        if text and not is_limited(answer.form, dict(types))
+    }  # fmt: skip
+    mixtures = {others for types in mixtures for others in _with_others(types)}
+    taken = [dict(types) for types in mixtures if not any(bad <= types for bad in refused)]
+    signature = found[0].form.signature
+    made = [{name: _types(signature, name, kind) for name, kind in types.items()} for types in taken]
+    absent = dict.fromkeys({name for types in mixtures for name, _ in types}, frozenset[str]())  # no type fits them
+    return merge([absent | row for row in made if all(row.values())])
+
+
+def _with_others(types: frozenset[tuple[str, str]]) -> Iterator[frozenset[tuple[str, str]]]:
+    """A mixture, and those with other types instead of floats."""
+    choices = [[(name, kind), (name, OTHER)] if kind != OTHER else [(name, kind)] for name, kind in types]
+    return map(frozenset, itertools.product(*choices))
+
+
+def _types(signature: Signature, name: str, kind: str) -> frozenset[str]:
+    """The types that an entry of a mixture stands for."""
+    if kind != OTHER:
+        return frozenset({kind})
+    return frozenset(kind for kind in allowed(signature, name) if kind.startswith("tensor(") and kind not in FLOATS)
+
+
+def table(found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> str:
+    """The text of a table."""
+    kernels: dict[str, list[tuple[int, int | None, Mapping[str, frozenset[str]]]]] = {}
+    for op, by_version in sorted(found.items()):
+        ranges: list[list[Any]] = []
+        for since in versions(op):
+            source = next((later for later in versions(op) if later >= since and later in by_version), None)
+            if source is None:
+                source = max(by_version)
+            made = sorted(rows(by_version[source]), key=lambda row: sorted((k, sorted(v)) for k, v in row.items()))
+            if ranges and ranges[-1][2] == made:
+                ranges[-1][1] = newest_of(op, since)
+            else:
+                ranges.append([since, newest_of(op, since), made])
+        kernels[op] = [(since, until, row) for since, until, made in ranges for row in made]
+    every = [row for made in kernels.values() for _, _, row in made]
+    names = sorted({kind for row in every for kinds in row.values() for kind in kinds})
+    index = {name: position for position, name in enumerate(names)}
+    lines = [
+        f"{_json(op)}:" + _json([[since, until, {param: sorted(index[kind] for kind in row[param])
+                                                 for param in sorted(row)}] for since, until, row in made])
+        for op, made in kernels.items()
+    ]  # fmt: skip
+    forms = sum(len(answers) for by_version in found.values() for answers in by_version.values())
+    today = datetime.now(UTC).date().isoformat()
+    head = {
+        "tensorrt_rtx": version("tensorrt-rtx-cu12"), "onnx": onnx.__version__, "date": today, "forms": forms,
+        "types": names,
+    }  # fmt: skip
+    return _json(head)[:-1] + ',\n"kernels":{\n' + ",\n".join(lines) + "}}\n"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def disagreements(found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> Iterator[str]:
+    """Forms that are refused with types that another form of the op takes."""
+    for op, by_version in found.items():
+        for since, answers in by_version.items():
+            taken = {types for answer in answers for types, text in answer.refusals.items() if not text}
+            for answer in answers:
+                for types, text in answer.refusals.items():
+                    if text and types in taken and not is_limited(answer.form, dict(types)):
+                        said = ", ".join(f"{name} {elem(kind)}" for name, kind in sorted(types))
+                        yield f"{op} {since} ({said}): {answer.form.name}: {text}"
+
+
+def ask_all(forms: Iterable[Form], answers: Answers) -> dict[str, dict[int, list[Answer]]]:
+    """Op -> version -> what its forms answered."""
+    found: dict[str, dict[int, list[Answer]]] = defaultdict(lambda: defaultdict(list))
+    for form in forms:
+        known = found[form.op][form.signature.since]
+        kinds = {kind for kind, _, _ in form.inputs.values()}
+        has_floats = not kinds.isdisjoint(FLOATS) or form.op in op_facts().dtype_attribute
+        most = FORMS if form.signature.since == versions(form.op)[-1] else OLDER
+        if len(known) >= (most if has_floats else 1):
+            continue
+        try:
+            answer = ask(form, answers)
+        except onnx.checker.ValidationError as error:
+            print(f"{form.name}: {error}", file=sys.stderr)
+            continue
+        if answer is not None:
+            known.append(answer)
+    built = {op: {since: made for since, made in rows.items() if made} for op, rows in found.items()}
+    return {op: rows for op, rows in built.items() if rows}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask, and write the table; the exit code is 0."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--answers", type=Path, required=True, metavar="FILE", help="the answers so far, and new ones")
+    parser.add_argument("--to", type=Path, default=TABLES / "tensorrt.json", metavar="FILE", help="write FILE")
+    parser.add_argument("--disagreements", action="store_true", help="show them, and write nothing")
+    parser.add_argument("--op", help="ask about this op alone, and write nothing")
+    options = parser.parse_args(argv)
+    every = itertools.chain(body_forms(), node_forms(), random_forms())
+    forms = (form for form in every if options.op in (None, form.op))
+    found = ask_all(forms, Answers(options.answers))
+    if options.disagreements or options.op:
+        print("\n".join(disagreements(found)))
+    else:
+        options.to.write_text(table(found), encoding="utf-8", newline="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
