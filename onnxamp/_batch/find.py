@@ -1,11 +1,60 @@
-"""The models of a folder, and what belongs to each."""
+"""The models of a folder with what belongs to each, the places of pages, and options that are refused."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from onnxamp._batch.job import Job
-from onnxamp._errors import ArgumentError
+from onnxamp._batch.job import FolderOptions, Job
+from onnxamp._convert.convert import EXTERNAL_DATA
+from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._numerics.accept import Accept
+from onnxamp._options.options import Level, is_auto
 from onnxamp._paths import walk
+from onnxamp._runtime.session import choose_provider
+
+
+def index_of(html: Path | None) -> Path | None:
+    """The index of the pages that are asked for: index.html in a folder, or the file that is named.
+
+    Raises:
+        ArgumentError: it is no place for a page.
+    """
+    if html is None:
+        return None
+    path = html / "index.html" if html.is_dir() or html.suffix.lower() not in (".html", ".htm") else html
+    if path.parent.exists() and not path.parent.is_dir():
+        raise ArgumentError(f"The place for pages {str(path.parent)!r} is a file: pages of a folder go to a folder.")
+    return path
+
+
+def page_of(pages: Path, name: str) -> Path:
+    """The page of a model: its path below the folder of the pages."""
+    return pages / f"{name}.html"
+
+
+def check_options(options: FolderOptions) -> None:
+    """Refuse wrong options before the first model is read.
+
+    Raises:
+        ArgumentError: an option has an impossible value, or cannot be used for a folder.
+        ArgumentTypeError: ``accept`` is no text. RuntimeFailure: CUDA is asked for, and cannot be used.
+    """
+    if options.external_data not in EXTERNAL_DATA:
+        raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {options.external_data!r}.")
+    if options.conversion.rule is not None:
+        raise ArgumentError("A rule is a function, and cannot be compared with that of an earlier run: use patterns.")
+    if options.validate and options.provider is not None:
+        choose_provider(options.provider)
+    is_auto(options.conversion.level, options.tolerance, None, options.metric)
+    if options.accept is None:
+        return
+    if not isinstance(options.accept, str):
+        raise ArgumentTypeError(
+            "accept must be 'package:function' or 'file.py:function', which worker processes can import, not"
+            f" {type(options.accept).__name__}."
+        )
+    if not options.validate and options.conversion.level != Level.AUTO:
+        raise ArgumentError("accept judges the validation: leave validate as it is, or accept out.")
+    Accept.of(options.accept)
 
 
 def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Job]:

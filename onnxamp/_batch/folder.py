@@ -6,23 +6,23 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
-from typing import Final, NamedTuple, Unpack
+from typing import Any, Final, NamedTuple, Unpack
 
-from onnxamp._batch.find import find_jobs, size_of
-from onnxamp._batch.job import FolderOptions, Job, JobResult, Paged, failed, jobs_of, read_before
+from onnxamp._batch.find import check_options, find_jobs, index_of, page_of, size_of
+from onnxamp._batch.job import FolderOptions, Job, JobResult, failed, jobs_of, read_before
 from onnxamp._batch.state import Entry, Row, fingerprint, load_state, save_state
-from onnxamp._convert.convert import EXTERNAL_DATA
-from onnxamp._errors import ArgumentError, OutputError
+from onnxamp._errors import OutputError
 from onnxamp._model.staging import sweep
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.options import LevelName, Options, is_auto
+from onnxamp._options.options import Level, LevelName, Options
 from onnxamp._paths import as_path
 from onnxamp._public import Shown
 from onnxamp._runtime.custom_ops import active_libraries
-from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.session import Provider
 from onnxamp._warnings import warn
 from onnxamp._workers.executor import Crash, Failed, Work, run
 from onnxamp._workers.place import Place
@@ -30,6 +30,8 @@ from onnxamp._workers.place import Place
 _LOG: Final = logging.getLogger("onnxamp")
 _OF_FILES: Final = ("external_data", "shard_bytes")
 """Options that change no number."""
+SEARCHES: Final = ".onnxamp"
+"""Folder, among the results, of what level auto measured."""
 _SAVE_EVERY: Final = 5.0
 """Seconds between two writes of the state: what a killed run loses at most."""
 
@@ -102,6 +104,8 @@ def convert_folder(
     dims: Mapping[str, int] | None = None,
     provider: Provider | None = None,
     retry: bool = False,
+    accept: str | None = None,
+    html: str | PathLike[str] | None = None,
     told: Told | None = None,
     **options: Unpack[OptionKeywords],
 ) -> FolderReport:
@@ -133,6 +137,9 @@ def convert_folder(
         provider: where to run models to compare them, "cuda", "cpu" or a plugin provider; None for CUDA if there is a
             device.
         retry: try again what failed before, or stayed float32 because no conversion passed.
+        accept: a function that judges outputs, see :func:`diff_models`; as "package:function" or "file.py:function",
+            since workers import it.
+        html: where pages go: a folder, for a page per model and an index, or the path of the index.
         told: progress callback, called when a model is started and when it is done.
         options: keyword arguments of :func:`convert_model`, except ``rule``.
 
@@ -141,6 +148,7 @@ def convert_folder(
 
     Raises:
         ArgumentError: an argument is wrong, there is no model, or results could replace originals.
+        ArgumentTypeError: ``accept`` is no text.
         OutputError: ``dst`` cannot be created.
         RuntimeFailure: CUDA is asked for, and cannot be used.
 
@@ -157,35 +165,34 @@ def convert_folder(
     """
     asked = FolderOptions(
         Options.of(level, options), external_data, shard_bytes, tolerance, metric, validate, samples, seed,
-        dict(dims or {}), provider, libraries=active_libraries(),
+        dict(dims or {}), provider, libraries=active_libraries(), accept=accept,
     )  # fmt: skip
-    data = as_path(inputs) if inputs is not None else None
-    report = run_folder(asked, as_path(src), as_path(dst), Place(jobs, cluster), data, told, retry=retry)
+    data, page = (as_path(path) if path is not None else None for path in (inputs, html))
+    report = run_folder(asked, as_path(src), as_path(dst), Place(jobs, cluster), data, told, retry=retry, html=page)
     warn(f"{row.name}: {warning}" for row in report.rows for warning in row.warnings)
     return report
 
 
 def run_folder(
     options: FolderOptions, source: Path, target: Path, place: Place, inputs: Path | None, told: Told | None,
-    *, retry: bool = False, pages: Path | None = None, paged: Paged | None = None,
+    *, retry: bool = False, html: Path | None = None,
 ) -> FolderReport:  # fmt: skip
-    """:func:`convert_folder` with its options in one record; raises the same.
-
-    ``paged`` writes the page of each result to the folder ``pages``. A result without one is made again.
-    """
-    start = time.perf_counter()
+    """:func:`convert_folder` with its options in one record; raises the same. A result without a page is made again."""
+    start, index = time.perf_counter(), index_of(html)
     check_options(options)
-    found = find_jobs(source, target, inputs)
+    found = [replace(job, code=options.code) for job in find_jobs(source, target, inputs)]
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"Cannot create the folder {str(target)!r}: {error.strerror}.") from None
     prints, state = _fingerprints(options), load_state(target)
-    if pages is not None:
-        found = [replace(job, page=page_of(pages, job.name)) for job in found]
+    if index is not None:
+        found = [replace(job, page=page_of(index.parent, job.name)) for job in found]
+    if options.conversion.level == Level.AUTO:
+        found = [replace(job, search=target / SEARCHES / f"{job.name}-{prints.search[:8]}.json") for job in found]
     rows, waiting = _known(found, state, prints, target, retry=retry)
     waiting.sort(key=size_of, reverse=True)  # so that no worker starts a large one last
-    used, saved = 1, time.monotonic()
+    paged, used, saved = _pages().write_job_page if index is not None else None, 1, time.monotonic()
     try:
         with closing(_work(partial(jobs_of, options, paged), waiting, place, len(rows), told)) as results:
             for result, count in results:
@@ -204,12 +211,15 @@ def run_folder(
     finally:
         if waiting:
             save_state(target, state)
-    return FolderReport(source, target, used, time.perf_counter() - start, tuple(rows[job.name] for job in found))
+    report = FolderReport(source, target, used, time.perf_counter() - start, tuple(rows[job.name] for job in found))
+    if index is not None:
+        _pages().write_index(report, index)
+    return report
 
 
-def page_of(pages: Path, name: str) -> Path:
-    """The page of a model: its path below the folder of the pages."""
-    return pages / f"{name}.html"
+def _pages() -> Any:
+    """What writes pages, which are made above all data."""
+    return import_module("onnxamp._report.html.folder")
 
 
 def _known(
@@ -230,28 +240,16 @@ def _known(
     return rows, waiting
 
 
-def check_options(options: FolderOptions) -> None:
-    """Refuse wrong options before the first model is read.
-
-    Raises:
-        ArgumentError: an option has an impossible value, or cannot be used for a folder.
-        RuntimeFailure: CUDA is asked for, and cannot be used.
-    """
-    if options.external_data not in EXTERNAL_DATA:
-        raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {options.external_data!r}.")
-    if options.conversion.rule is not None:
-        raise ArgumentError("A rule is a function, and cannot be compared with that of an earlier run: use patterns.")
-    if options.validate and options.provider is not None:
-        choose_provider(options.provider)
-    is_auto(options.conversion.level, options.tolerance, None, options.metric)
-
-
 class _Prints(NamedTuple):
-    """Hashes of everything that determines a result, a failure, or a cure, however it was asked for."""
+    """Hashes of everything that determines a result, a failure, or a cure, however it was asked for.
+
+    ``search`` is of what the measurements of level auto depend on besides models and inputs, which their file knows.
+    """
 
     result: str
     failure: str
     cure: str
+    search: str
 
 
 def _fingerprints(options: FolderOptions) -> _Prints:
@@ -260,7 +258,8 @@ def _fingerprints(options: FolderOptions) -> _Prints:
     facts |= {"onnxamp": version("onnxamp"), "options": options.conversion.as_json()}
     here = facts | {"runtime": _runtime()}
     searched = {name: value for name, value in here.items() if name not in _OF_FILES}
-    return _Prints(*map(fingerprint, (facts, here, searched)))
+    versions = {name: here[name] for name in ("onnxamp", "runtime", "provider")}
+    return _Prints(*map(fingerprint, (facts, here, searched, versions)))
 
 
 def _runtime() -> str:

@@ -15,12 +15,14 @@ from onnxamp._batch.state import Entry, Row, Stamp, stamps
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import reference_of
-from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError
+from onnxamp._errors import ArgumentError, ExternalDataError, OnnxAmpError, OutputError
 from onnxamp._model.model import Model
 from onnxamp._model.storage import data_files, folder_of, load_model
+from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
+from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._options.options import Level, Options
@@ -30,6 +32,7 @@ from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Tuned
+from onnxamp._tuning.state import load_state
 from onnxamp._tuning.tune import tune
 
 Paged = Callable[[Conversion, DiffReport | None, Tuned | None, Path], None]
@@ -43,7 +46,7 @@ class FolderOptions:
     """What to do with every model of a folder, see :func:`onnxamp.convert_folder`.
 
     ``cures``: keep more nodes in float32 where that makes a model pass; ``cure_seconds``: time to look for them.
-    ``libraries``: of custom ops, for all sessions.
+    ``libraries``: of custom ops, for all sessions. ``accept``: the function that judges, where it can be imported from.
     """
 
     conversion: Options = field(default_factory=Options)
@@ -59,13 +62,26 @@ class FolderOptions:
     cures: bool = True
     cure_seconds: float = SECONDS
     libraries: tuple[str, ...] = ()
+    accept: str | None = None
+
+    @property
+    def judge(self) -> Accept | None:
+        """The function that judges outputs, imported."""
+        return None if self.accept is None else Accept.of(self.accept)
+
+    @property
+    def code(self) -> Path | None:
+        """The file of that function, if it is named."""
+        file = (self.accept or "").rpartition(":")[0]
+        return Path(file) if file.endswith(".py") else None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One model: its name, its file, where the result goes, or what fails, its inputs, and the folder of the state.
 
-    ``cure`` is what an earlier run found to pass; None if nothing is known. ``page`` is where its report goes.
+    ``cure`` is what an earlier run found to pass; None if nothing is known. ``page`` is where its report goes,
+    ``search`` where level auto keeps its measurements, and ``code`` the file of the function that judges.
     """
 
     name: str
@@ -76,6 +92,8 @@ class Job:
     home: Path
     cure: Entry | None = None
     page: Path | None = None
+    search: Path | None = None
+    code: Path | None = None
 
     @property
     def is_paged(self) -> bool:
@@ -133,7 +151,7 @@ def failed(job: Job, error: Exception) -> JobResult:
 
 def read_before(job: Job) -> Mapping[str, Stamp]:
     """Stamps of the files that a job reads, as far as the model itself need not be read to know them."""
-    return stamps({job.source, *_files(job.inputs)}, job.home)
+    return stamps({job.source, *_files(job.inputs), *([job.code] if job.code else [])}, job.home)
 
 
 def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) -> JobResult:
@@ -146,7 +164,7 @@ def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) ->
 
 def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     model = Model.read(job.source)
-    read = stamps({job.source, *model.stock.files, *_files(job.inputs)}, job.home)
+    read = {**stamps(model.stock.files, job.home), **read_before(job)}
     is_auto, measures = options.conversion.level == Level.AUTO, options.conversion.lacks_ranges
     samples = _samples(options, job, model) if is_auto or options.validate or measures else None
     if samples is not None and not is_auto:
@@ -154,7 +172,11 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     job.target.parent.mkdir(parents=True, exist_ok=True)
     tuned, diff, sink = None, None, Sink(job.target, options.external_data, options.shard_bytes)
     if is_auto:
-        tuned = tune(model, options.conversion, Search(options.tolerance, options.metric, samples))
+        search = Search(
+            options.tolerance, options.metric, samples, provider=options.provider, state=_search_file(job),
+            accept=options.judge,
+        )  # fmt: skip
+        tuned = tune(model, options.conversion, search)
     plan = tuned.plan if tuned else None
     if samples is None or not options.validate:
         made = convert_to_file(model, sink, plan.options if plan else options.conversion, plan)
@@ -167,6 +189,17 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
         return JobResult(row, read)
     written = stamps({made.target, *data_files(load_model(made.target), folder_of(made.target))}, job.home)
     return JobResult(row, read, written, made.plan.options.as_json() if row.healed else None)
+
+
+def _search_file(job: Job) -> Path | None:
+    """Where level auto keeps its measurements; what another version wrote there goes."""
+    if job.search is not None:
+        job.search.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            load_state("", job.search)
+        except ArgumentError:
+            job.search.unlink()
+    return job.search
 
 
 def _files(inputs: Path | None) -> list[Path]:
@@ -198,12 +231,14 @@ def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
 
 def _sampling(options: FolderOptions, job: Job, model: Model) -> tuple[str, ...]:
     """Arguments of the command line that make it run the model on the same inputs."""
+    judge = [] if options.accept is None else ["--accept", options.accept]
+    judge += [text for path in options.libraries for text in ("--custom-ops-library", path)]
     if job.inputs is not None:
-        return "--inputs", str(job.inputs)
+        return "--inputs", str(job.inputs), *judge
     numbers = [("--samples", options.samples, 1), ("--seed", options.seed, 0)]
     written = [text for name, value, default in numbers if value != default for text in (name, str(value))]
     dims = _dims(options, model.proto) if options.dims else {}
-    return *written, *(text for name, size in dims.items() for text in ("--dim", f"{name}={size}"))
+    return *written, *(text for name, size in dims.items() for text in ("--dim", f"{name}={size}")), *judge
 
 
 def _row(name: str, made: Conversion) -> Row:
@@ -218,7 +253,8 @@ def _validated(
     options: FolderOptions, job: Job, model: Model, samples: Samples, sink: Sink, plan: Plan | None
 ) -> tuple[Conversion, DiffReport, Row]:
     """Convert a model, and write what passes its validation; where nothing is cured, what fails goes elsewhere."""
-    limits = tuned_limits(options.tolerance, options.conversion.dtype) if plan else None
+    limits = tuned_limits(options.tolerance, options.conversion.dtype) if plan else Limits()
+    limits = replace(limits, accept=options.judge)
     validation = Validation(
         Comparison.of(
             reference_of(model, options.conversion), samples, limits, options.provider,

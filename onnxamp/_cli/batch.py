@@ -14,7 +14,6 @@ from onnxamp._cli.common import IN_FOLDER, show
 from onnxamp._cli.options import options_of, place_of, provider_of
 from onnxamp._errors import ArgumentError
 from onnxamp._report.batch import batch_report, row_line
-from onnxamp._report.html.folder import write_index, write_job_page
 from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import make_console
@@ -33,45 +32,26 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
     """
     if given := [flag for name, flag in _SINGLE_MODEL.items() if options[name]]:
         raise ArgumentError(f"{given[0]} is for a single model, and {str(source)!r} is a folder.")
-    if options["accept"] is not None:
-        raise ArgumentError(f"--accept is for a single model, and {str(source)!r} is a folder.")
     if options["metric"] != "auto":
         raise ArgumentError(f"--metric is for a single model, and {str(source)!r} is a folder.")
     if options["output"] is not None and options["output"].name == IN_FOLDER:
         options["output"] = options["output"].parent
     if options["output"] is None:
         raise ArgumentError(f"{str(source)!r} is a folder: name the folder for the results with -o OUTDIR.")
-    index = _index(options["html"])
+    accept = options["accept"].name if options["accept"] else None
     folder_options = FolderOptions(
         options_of(options), options["external_data"], options["shard_size"], options["tolerance"], options["metric"],
         not options["no_validate"], options["samples"], options["seed"], options["dims"], provider_of(options),
-        not options["no_cure"], options["cure_time"], active_libraries(),
+        not options["no_cure"], options["cure_time"], active_libraries(), accept,
     )  # fmt: skip
     with _progress(quiet=options["quiet"]) as progress:
         report = run_folder(folder_options, source, options["output"], place_of(options), options["inputs"], progress,
-                            retry=options["retry"], pages=index.parent if index else None,
-                            paged=write_job_page)  # fmt: skip
-    if index:
-        write_index(report, index)
+                            retry=options["retry"], html=options["html"])  # fmt: skip
     show(options, partial(batch_report, report), lambda: document("convert folder", {"report": report}))
     if failed := [row for row in report.rows if row.has_failed]:
         for row in failed if options["quiet"] else ():
             click.echo(printable(f"{row.name}: {row.message}"), err=True)
         raise click.ClickException(f"{len(failed)} of {len(report.rows)} models failed.")
-
-
-def _index(path: Path | None) -> Path | None:
-    """The index of the pages, index.html in a folder.
-
-    Raises:
-        ArgumentError: it is no place for a page.
-    """
-    if path is None:
-        return None
-    path = path / "index.html" if path.is_dir() or path.suffix.lower() not in (".html", ".htm") else path
-    if path.parent.exists() and not path.parent.is_dir():
-        raise ArgumentError(f"--html {str(path.parent)!r} is a file: pages of a folder go to a folder.")
-    return path
 
 
 @contextmanager

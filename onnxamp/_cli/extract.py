@@ -7,7 +7,15 @@ from typing import Any
 import click
 
 from onnxamp._cli.common import check_outputs, files_of, new_command, show
-from onnxamp._cli.options import FILE, custom_ops_option, model_argument, provider_of, report_options, run_options
+from onnxamp._cli.options import (
+    FILE,
+    custom_arguments,
+    custom_ops_option,
+    model_argument,
+    provider_of,
+    report_options,
+    run_options,
+)
 from onnxamp._extract.around import extract_region
 from onnxamp._extract.region import region_files, save_region
 from onnxamp._model.model import Model
@@ -49,4 +57,5 @@ def command(model: Path, **options: Any) -> None:
             progress=partial(progress, "recording"),
         )  # fmt: skip
     save_region(region, files[0])
-    show(options, partial(region_report, region, files), partial(region_json, region, files))
+    report = partial(region_report, region, files, custom_arguments(options))
+    show(options, report, partial(region_json, region, files))

@@ -116,6 +116,13 @@ provider_option: Final = click.option(
 """The option that says where models run."""
 
 
+library_option: Final = click.option(
+    "--custom-ops-library", "libraries", type=FILE, metavar="FILE", multiple=True,
+    help="A shared library with kernels of custom ops, for ONNX Runtime. Repeatable.",
+)  # fmt: skip
+"""The option that registers custom ops with what runs."""
+
+
 def run_options(count: int | None = 1) -> Decorator:
     """The options that say on which inputs and where models run.
 
@@ -131,8 +138,7 @@ def run_options(count: int | None = 1) -> Decorator:
                      help="Size of a dynamic dimension of random inputs. Repeatable."),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random inputs."),
         provider_option,
-        click.option("--custom-ops-library", "libraries", type=FILE, metavar="FILE", multiple=True,
-                     help="A shared library with kernels of custom ops, for ONNX Runtime. Repeatable."),
+        library_option,
     )  # fmt: skip
 
 
@@ -169,14 +175,18 @@ def _changed(options: dict[str, Any]) -> dict[str, Any]:
 
 def sampling_arguments(options: dict[str, Any]) -> tuple[str, ...]:
     """The arguments that make another command run on the same inputs, and judge alike."""
-    judge = ["--accept", options["accept"].name] if options.get("accept") else []
-    judge += ["--custom-ops", str(options["custom_ops"])] if options.get("custom_ops") else []
-    judge += [text for path in options.get("libraries", ()) for text in ("--custom-ops-library", str(path))]
+    judge = (*(("--accept", options["accept"].name) if options.get("accept") else ()), *custom_arguments(options))
     if options["inputs"]:
         return "--inputs", str(options["inputs"]), *judge
     dims = [text for name, size in options["dims"].items() for text in ("--dim", f"{name}={size}")]
     random = (text for name, value in _changed(options).items() for text in (f"--{name}", str(value)))
     return *dims, *random, *judge
+
+
+def custom_arguments(options: dict[str, Any]) -> tuple[str, ...]:
+    """The arguments that let another command know and run the same custom ops."""
+    declared = ("--custom-ops", str(options["custom_ops"])) if options.get("custom_ops") else ()
+    return *declared, *(text for path in options.get("libraries", ()) for text in ("--custom-ops-library", str(path)))
 
 
 def given_samples(options: dict[str, Any]) -> Samples | None:

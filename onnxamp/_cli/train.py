@@ -9,7 +9,15 @@ from typing import Any, Final
 import click
 
 from onnxamp._cli.common import check_outputs, files_of, new_command, show
-from onnxamp._cli.options import FILE, model_argument, provider_of, provider_option, report_options
+from onnxamp._cli.options import (
+    FILE,
+    custom_ops_option,
+    library_option,
+    model_argument,
+    provider_of,
+    provider_option,
+    report_options,
+)
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
@@ -87,6 +95,8 @@ def _manager(_: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--loss-scale", "scale", callback=_manager, metavar="fixed:N|dynamic:N|none",
               help="How the loss is scaled; N is the first scale [dynamic:16777216 at O2, else none].")  # fmt: skip
 @provider_option
+@custom_ops_option
+@library_option
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of shuffling and dropout.")

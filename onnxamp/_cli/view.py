@@ -9,7 +9,15 @@ import click
 
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, new_command, show, tell, write_page
-from onnxamp._cli.options import FILE, conversion_options, model_argument, options_of, report_options
+from onnxamp._cli.options import (
+    FILE,
+    conversion_options,
+    custom_arguments,
+    library_option,
+    model_argument,
+    options_of,
+    report_options,
+)
 from onnxamp._convert.convert import preview
 from onnxamp._convert.plan import load_plan
 from onnxamp._dtypes import low_type
@@ -29,6 +37,7 @@ _LEVELS = ("O0", "O1", "O2", "O3")
 @click.option("--level", type=click.Choice(_LEVELS, case_sensitive=False), default="O2", show_default=True,
               help="The level to show.")  # fmt: skip
 @conversion_options
+@library_option
 @click.option("--plan", "plan_file", type=FILE, help="Show a saved plan instead, of level auto or --rescale, too.")
 @report_options("report", "verdict")
 def command(model: Path, **options: Any) -> None:
@@ -50,13 +59,14 @@ def command(model: Path, **options: Any) -> None:
     check_outputs([*files_of(opened), options["plan_file"]], [page])
     target = model.with_name(f"{model.stem}_{low_type(asked.dtype).suffix}.onnx")
     made, result = preview(opened, target, asked, plan)
+    custom = custom_arguments(options)
     if plan is not None:
         made = replace(made, plan=plan)  # its reasons are those of the conversion that was planned
         converts = shlex.join(
-            ["onnxamp", "convert", str(model), "-o", str(target), "--plan", str(options["plan_file"])]
+            ["onnxamp", "convert", str(model), "-o", str(target), "--plan", str(options["plan_file"]), *custom]
         )
     else:
-        converts = Recipe(asked).command(str(model), str(target), ())
+        converts = Recipe(asked, sampling=custom).command(str(model), str(target), ())
     audit = audit_model(result, asked.target, base_dir=opened.folder)
     write_page(preview_page(made, audit, converts), page)
     tell(made.plan.warnings if plan is None else ())

@@ -23,6 +23,7 @@ from onnxamp._convert.summary import Summary, summarize
 from onnxamp._convert.upgrades import Proof, analyse_model
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
+from onnxamp._graph.graph import Graph
 from onnxamp._model.copying import copied
 from onnxamp._model.formats import is_text
 from onnxamp._model.lowering import ConversionCounts
@@ -248,11 +249,20 @@ def preview(model: Model, target: Path, options: Options, plan: Plan | None = No
         As :func:`convert`.
     """
     assert model.path is not None
-    converted = convert(model, options, plan)
+    trusted: list[int] = []
+
+    def trust(graph: Graph) -> None:
+        trusted.append(graph.book.opsets[""])
+
+    converted = convert(model, options, plan, proof=trust)
+    notes = _notes(converted, plan)
+    if (opset := converted.analysis.graph.book.opsets[""]) in trusted:
+        told = f"Nothing ran, so the upgrade to opset {opset} is trusted here:"
+        notes = (*notes, f"{told} convert first sees whether the float32 model computes the same there.")
     summary = summarize(converted.prepared, converted.analysis, plan)
     made = Conversion(
-        model.path, target, make_plan(converted.analysis), summary, _notes(converted, plan),
-        converted.weights.counts(), model.stock.size, weight_bytes(converted.proto),
+        model.path, target, make_plan(converted.analysis), summary, notes, converted.weights.counts(), model.stock.size,
+        weight_bytes(converted.proto),
     )  # fmt: skip
     return made, converted.proto
 

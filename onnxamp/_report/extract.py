@@ -55,8 +55,11 @@ def value_facts(name: str, array: Array) -> ValueFacts:
     return ValueFacts(name, array.dtype.name, shape, least, largest, nan, numbers.size - finite.size - nan, zero)
 
 
-def region_report(region: Region, files: Sequence[Path]) -> parts.Report:
-    """What was cut, what enters and leaves it, whether it computes the same alone, where it is, and what to do next."""
+def region_report(region: Region, files: Sequence[Path], arguments: Sequence[str] = ()) -> parts.Report:
+    """What was cut, what enters and leaves it, whether it computes the same alone, where it is, and what to do next.
+
+    ``arguments`` are those that every command about it needs.
+    """
     counts = Counter(op_key(node) for node in region.model.graph.node)
     among = " and ".join(count(counts[op], op) for op in ("Cast", "Constant") if counts[op])
     remark = f"of {region.total:,}" + (f"; {among} among them" if among else "")
@@ -75,7 +78,7 @@ def region_report(region: Region, files: Sequence[Path]) -> parts.Report:
             parts.section(f"Outputs: {region.ran_on}", _values(region.expected, "None that can be saved.")),
             parts.section("Files", [_files(files)]),
         ),
-        steps=_steps(region, files),
+        steps=_steps(region, files, arguments),
     )
 
 
@@ -138,11 +141,12 @@ def _files(files: Sequence[Path]) -> parts.Table:
     return parts.table(("file", "size", "holds"), rows, right=(1,), prose=(2,), drop=())
 
 
-def _steps(region: Region, files: Sequence[Path]) -> tuple[parts.Step, ...]:
+def _steps(region: Region, files: Sequence[Path], arguments: Sequence[str]) -> tuple[parts.Step, ...]:
     model, inputs = (shlex.quote(str(file)) for file in files[:2])
-    given = f" --inputs {inputs}" if region.inputs else ""
+    more = "".join(f" {shlex.quote(text)}" for text in arguments)
+    given = (f" --inputs {inputs}" if region.inputs else "") + more
     is_low = "emulated" in region.ran_on or any("float16" in str(array.dtype) for array in region.expected.values())
-    look = parts.Step("See what is in it:", f"onnxamp inspect {model}")
+    look = parts.Step("See what is in it:", f"onnxamp inspect {model}{more}")
     convert = parts.Step("See what a conversion does to it:", f"onnxamp convert {model}{given}")
     check = parts.Step("Find the op at which it goes wrong:", f"onnxamp check {model}{given}")
     return check, look if is_low else convert

@@ -13,6 +13,8 @@ from typing import Final
 
 from rich.cells import cell_len
 
+from onnxamp._report.text import glued
+
 GAP: Final = 2
 """Columns of the terminal between those of a table."""
 _NAME: Final = 20
@@ -27,8 +29,6 @@ _TITLE: Final = 12
 """Width from which on a word of a title is a name."""
 _LEAST: Final = 5
 """Width that names and prose keep in any case."""
-_GLUED: Final = re.compile(r"(?<=\d) (?=(?:[kMG]?B|%|dB|m?s|µs|ms)\b|%)")
-"""The space between a number and its unit."""
 _NUMBER: Final = re.compile(r"[-+−<>±]*\d[\d.,:×]*(?:e-?\d+)?[%×]?")
 _BREAKS: Final = re.compile(r"(?<=[/._:|,;=\\)\]}-])(?=.)|(?=[(\[{])")
 """Where a name may be broken."""
@@ -37,7 +37,7 @@ _BREAKS: Final = re.compile(r"(?<=[/._:|,;=\\)\]}-])(?=.)|(?=[(\[{])")
 def folded(text: str, width: int) -> list[str]:
     """Lines of at most ``width``, broken at spaces; longer words are broken where names have their joints."""
     lines = [""]
-    for word in _GLUED.sub("\xa0", text).split(" "):
+    for word in glued(text).split(" "):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
         if cell_len(joined) <= width:
             lines[-1] = joined

@@ -1,5 +1,6 @@
 """How reports write numbers and names."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from math import isfinite, isnan
@@ -13,6 +14,15 @@ _LONGEST_SENTENCE: Final = 2000
 def printable(text: str) -> str:
     """Text with its control and direction characters (terminal escapes in names, say) written out."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:[kMG]?B|dB|[mµ]?s)\b|%)")
+"""The space between a number and its unit."""
+
+
+def glued(text: str) -> str:
+    """Text whose lines never end between a number and its unit."""
+    return _UNIT.sub("\xa0", text)
 
 
 def named(text: str, longest: int = _LONGEST_NAME) -> str:

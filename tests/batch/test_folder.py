@@ -281,6 +281,65 @@ def test_level_auto() -> None:
     assert row.error <= 5e-3
 
 
+@pytest.mark.usefixtures("forked")
+def test_no_search_of_level_auto_is_repeated() -> None:
+    """Where a result is gone, what was measured makes it again."""
+    Path("in").mkdir()
+    saved(NORM, "in/norm.onnx")
+    asked = {"level": "auto", "tolerance": 5e-3, "samples": 2}
+    convert(**asked)
+    (measured,) = Path("out/.onnxamp").glob("norm.onnx-*.json")
+    before, result = measured.stat().st_mtime_ns, Path("out/norm.onnx").read_bytes()
+    assert json.loads(measured.read_text(encoding="utf-8"))["samples"] == 2
+    Path("out/norm.onnx").unlink()
+    assert outcomes(convert(**asked)) == {"norm.onnx": "converted"}
+    assert Path("out/norm.onnx").read_bytes() == result
+    assert measured.stat().st_mtime_ns == before, "nothing was measured again"
+    measured.write_text("{", encoding="utf-8")
+    assert outcomes(convert(**asked, external_data="always")) == {"norm.onnx": "converted"}, "it is measured again"
+    assert json.loads(measured.read_text(encoding="utf-8"))["samples"] == 2
+
+
+JUDGE = "def judge(reference, result):\n    return {}\n"
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_function_judges_all_models() -> None:
+    """It is imported in the workers; where its file changes, results are judged again."""
+    Path("judge.py").write_text(JUDGE.format("abs(reference['Y'] - result['Y']).max() == 0"), encoding="utf-8")
+    Path("in").mkdir()
+    saved("(float[1,2] X) => (float[1,2] Y) <float[2,2] w = {1.0001, 2, 3, 4}> { Y = MatMul (X, w) }", "in/a.onnx")
+    (row,) = convert(accept="judge.py:judge").rows
+    assert "'judge.py:judge' rejects" in row.healed
+    assert "--accept judge.py:judge" in row.cure
+    assert outcomes(convert(accept="judge.py:judge")) == {"a.onnx": "up to date"}
+    assert run("convert", "in", "-o", "out", "--accept", "judge.py:judge", "--no-cure", "-q").exit_code == 1
+    Path("judge.py").write_text(JUDGE.format(True), encoding="utf-8")
+    (row,) = convert(accept="judge.py:judge").rows
+    assert (row.outcome, row.healed) == ("converted", "")
+
+
+@pytest.mark.parametrize(("options", "error", "said"), [
+    ({"accept": print}, onnxamp.ArgumentTypeError, "which worker processes can import"),
+    ({"accept": "judge.py:none"}, onnxamp.ArgumentError, "cannot be imported"),
+    ({"accept": "math:fabs", "validate": False}, onnxamp.ArgumentError, "judges the validation"),
+    ({"html": "in/a.onnx/index.html"}, onnxamp.ArgumentError, "is a file"),
+])  # fmt: skip
+def test_wrong_arguments(options: dict[str, object], error: type[Exception], said: str) -> None:
+    models("a.onnx")
+    with pytest.raises(error, match=said):
+        convert(**options)
+    assert not Path("out").exists()
+
+
+@pytest.mark.usefixtures("forked")
+def test_pages_in_python() -> None:
+    models("a.onnx")
+    assert outcomes(convert(html="pages")) == {"a.onnx": "converted"}
+    assert files("pages") == {"a.onnx.html", "index.html"}
+    assert outcomes(convert(html=Path("pages/index.html"))) == {"a.onnx": "up to date"}
+
+
 # --- the command line -------------------------------------------------------------------------------------------
 
 

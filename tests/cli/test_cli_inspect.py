@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from commands import CLASSIFIER, NORM, report_of, run, saved, small
-from graphs.case import parse
+from graphs.case import add_weights, parse
 
 import onnxamp
 from onnxamp._cli import _COMMANDS, group
@@ -92,6 +92,19 @@ def test_view_writes_the_page_of_a_conversion_and_nothing_else() -> None:
     nodes = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])["nodes"]
     assert {"project", "square", "divide"} <= set(nodes["name"])
     assert len(nodes["casts"]) == told["plan"]["casts"] > 0
+
+
+def test_view_says_what_only_a_run_can_tell() -> None:
+    text = """(float[1,3,7,9] x) => (float[1,4,7,9] y) {
+        a = Conv <pads = [1,1,1,1]> (x, v) b = Clip <min = 0.0, max = 6.0> (a)
+        c = Conv <pads = [1,1,1,1]> (b, w) y = Clip <min = 0.0, max = 6.0> (c) }"""
+    weights = {"v": (4, 3, 3, 3), "w": (4, 4, 3, 3)}
+    path = saved(add_weights(parse(text, opset=9, ir=4), weights))
+    said = "Nothing ran, so the upgrade to opset 12 is trusted here: convert first sees whether"
+    assert said in " ".join(run("view", path).output.split())
+    assert said in Path("model.html").read_text(encoding="utf-8")
+    assert "trusted" not in run("view", path, "--opset", "keep").output
+    assert "trusted" not in run("view", path, "--opset", "12").output
 
 
 def test_view_shows_a_plan_with_its_reasons() -> None:

@@ -139,6 +139,17 @@ def test_terminal_and_page_advise_the_same() -> None:
     assert "2 nodes have no kernel on cuda, in float32 either, and run on the CPU: Det ×2." in said
 
 
+def test_numbers_keep_their_units() -> None:
+    """No line ends between them; whoever copies the text gets a space that looks the same."""
+    made = pages.tuned()
+    html = render(conversion_page(pages.conversion(), None, None, made))
+    sentence = re.search(r"<h1.*?</h1>", html, re.DOTALL)
+    assert sentence is not None
+    assert "&nbsp;%" in sentence[0]
+    assert not re.search(r"\d (%|MB|kB)", sentence[0])
+    assert re.search(r"<dd>[\d.]+&nbsp;MB</dd>", html)
+
+
 def test_nothing_ordinary_has_no_range() -> None:
     """Where all is infinite, 0 is no largest magnitude."""
     layer = pages.layers(1)[0]

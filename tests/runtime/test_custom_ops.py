@@ -1,5 +1,6 @@
 """Custom ops: declarations that let them be low precision, and libraries that run them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ DOMAIN = "ai.onnx.contrib"
 TEXT = f"""<ir_version: 8, opset_import: ["" : 17, "{DOMAIN}" : 1]>
 g (float[N,4] X) => (float[N,4] Y) <float[4,4] w = {{1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8}}> {{
     [one] a = MatMul (X, w) [split] n, p = {DOMAIN}.NegPos (a) [plus] s = Sub (n, p) [two] Y = MatMul (s, w) }}"""
+FIRST = f"""<ir_version: 8, opset_import: ["" : 17, "{DOMAIN}" : 1]>
+g (float[N,4] X) => (float[N,4] Y) <float[4,4] w = {{1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8}}, float[N,4] s> {{
+    [split] n, p = {DOMAIN}.NegPos (X) [plus] s = Sub (n, p) [two] Y = MatMul (s, w) }}"""
 NEG_POS: dict[str, Any] = {
     "domain": DOMAIN, "type": "NegPos", "inputs": ["T"], "outputs": ["T", "T"],
     "types": {"T": ["float", "float16"]},
@@ -213,6 +217,9 @@ def test_a_range_is_measured_with_the_library(library: str) -> None:
     ["bench", "m.onnx", "--seconds", "0.01", "--provider", "cpu"],
     ["extract", "m.onnx", "--around", "two", "-o", "small.onnx"],
     ["convert", "folder", "-o", "out", "--jobs", "1"],
+    ["train", "first.onnx", "--data", "data.npz", "-o", "out.onnx", "--loss", "mean-squared-error", "--level", "O1"],
+    ["inspect", "m.onnx"],
+    ["view", "m.onnx"],
 ], ids=lambda words: " ".join(words[:2]))  # fmt: skip
 def test_commands_run_with_the_library(
     arguments: list[str], files: Path, library: str, monkeypatch: pytest.MonkeyPatch
@@ -220,7 +227,12 @@ def test_commands_run_with_the_library(
     monkeypatch.chdir(files)
     (files / "folder").mkdir()
     onnx.save(model(), "folder/m.onnx")
+    onnx.save(onnx.parser.parse_model(FIRST), "first.onnx")  # training has no gradient for it
+    np.savez("data.npz", X=np.eye(4, dtype=np.float32), label=np.ones((4, 4), np.float32))
     done = command(*arguments, "--custom-ops", "ops.toml", "--custom-ops-library", library)
     assert done.exit_code == 0, done.output
+    told = " ".join(done.output.split())
+    for printed in re.findall(r"onnxamp (?:check|convert|inspect) \w+\.onnx.*?(?= →|$)", told):
+        assert ("--custom-ops ops.toml" in printed, f"--custom-ops-library {library}" in printed) == (True, True)
     assert "not compared" not in done.output
     assert "not validated" not in done.output.lower()

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from onnxamp._batch.folder import FolderReport, page_of
+from onnxamp._batch.find import page_of
+from onnxamp._batch.folder import FolderReport
 from onnxamp._batch.state import Row
 from onnxamp._convert.convert import Conversion
 from onnxamp._errors import OutputError

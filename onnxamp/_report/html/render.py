@@ -25,7 +25,7 @@ from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.page import Page
 from onnxamp._report.html.plot import plot_of
 from onnxamp._report.parts import Part, Report
-from onnxamp._report.text import named, printable, said
+from onnxamp._report.text import glued, named, printable, said
 from onnxamp._tuning.results import Tuned
 
 _SCRIPTS: Final = ("data.js", "along.js", "tracks.js", "nodes.js", "candidates.js", "main.js")
@@ -97,7 +97,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_bounded,
     )
-    made.filters |= {"whole": _whole, "at": "{:.2f}".format}
+    made.filters |= {"whole": _whole, "glued": _glued, "at": "{:.2f}".format}
     made.tests["kind"] = _is_kind
     return made
 
@@ -110,6 +110,11 @@ def _bounded(item: Any) -> Any:
 def _whole(command: str) -> Markup:
     """A command, which is never shortened: it would be another one."""
     return escape(printable(command))
+
+
+def _glued(text: str) -> Markup:
+    """Text as it can be shown, in which numbers keep their units."""
+    return Markup(glued(str(escape(said(text)))).replace("\xa0", "&nbsp;"))  # noqa: S704 - it is escaped
 
 
 def _is_kind(part: Part, kind: str) -> bool:
