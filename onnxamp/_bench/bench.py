@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 Told: TypeAlias = Callable[[int, int], None]
 Source: TypeAlias = ModelProto | str | PathLike[str]
 
+_REST: Final = 0.02
+"""Seconds before a model runs after one of another engine, whose threads still wait busily for work."""
 _WARM_UP: Final = 2.0
 """Seconds that warming up may take, per model and batch size."""
 _CPU_NOTE: Final = (
@@ -55,6 +57,7 @@ class BenchOptions:
         nhwc: CUDA: prefer the NHWC layout for convolutions.
         cuda_graph: CUDA: record a run as a CUDA graph, and replay it.
         threads: CPU: threads of one operator; 0 leaves the choice to ONNX Runtime.
+        provider: where this model runs; None for the provider of all.
         seconds: how long to time each model at each batch size.
         profile: also profile each model: time per op, memory, and causes of slowness.
 
@@ -70,6 +73,7 @@ class BenchOptions:
     threads: int = 0
     seconds: float = 2.0
     profile: bool = True
+    provider: Provider | None = None
 
     def cuda_options(self) -> dict[str, str]:
         """The options of the CUDA provider, none left to its defaults."""
@@ -125,7 +129,8 @@ def bench_models(
     each = [options or BenchOptions()] * len(models) if isinstance(options, BenchOptions | None) else list(options)
     if len(each) != len(models):
         raise ArgumentError(f"There are options for {len(each)} models, but {len(models)} models.")
-    if chosen != "cuda" and any(one.cuda_graph for one in each):
+    places = [chosen if one.provider is None else choose_provider(one.provider) for one in each]
+    if any(one.cuda_graph and place != "cuda" for one, place in zip(each, places, strict=True)):
         raise ArgumentError("CUDA graphs need the CUDA provider.")
     first = Model.of(models[0])
     light = take_weights(first.proto, first.folder, keep=0).model
@@ -134,13 +139,13 @@ def bench_models(
     with _files(models) as files:
         steps = len(files) * (1 + len(inputs.sizes))
         loaded = []
-        for (path, label), how in zip(files, each, strict=True):
-            loaded.append(_load(path, label, how, chosen, inputs, clock))
+        for (path, label), how, place in zip(files, each, places, strict=True):
+            loaded.append(_load(path, label, how, place, inputs, clock))
             told(len(loaded), steps)
         for number, batch in enumerate(inputs.sizes, 2):
             _time(loaded, inputs, batch, clock)
             told(number * len(files), steps)
-    return _report(chosen, inputs, loaded)
+    return _report(inputs, loaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +225,7 @@ class _Loaded:
 
     takes: tuple[str, ...]
     how: BenchOptions
+    provider: Provider
     session: "ort.InferenceSession"
     facts: Bench
     timings: list[Timing] = field(default_factory=list)
@@ -246,7 +252,7 @@ def _load(path: Path, label: str, how: BenchOptions, provider: Provider, inputs:
     session = make_session(path, provider, threads=how.threads, record=True, cuda_options=cuda_options)
     took = clock() - start
     assigned = Counter(provider for provider, *_ in assigned_nodes(session))
-    return _Loaded(takes, how, session, replace(facts, load=took, assigned=dict(assigned)))
+    return _Loaded(takes, how, provider, session, replace(facts, load=took, assigned=dict(assigned)))
 
 
 def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: Clock) -> None:
@@ -260,24 +266,25 @@ def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: 
         firsts.append(clock() - start)
         costs.append(warm_up(run, clock, _WARM_UP))
         runs.append(run)
-    blocks = interleave(runs, costs, models[0].how.seconds, clock)
+    rest = _REST if len({model.provider for model in models}) > 1 else 0.0
+    blocks = interleave(runs, costs, models[0].how.seconds, clock, rest)
     for model, first, rounds in zip(models, firsts, blocks, strict=True):
         times = latency(first, rounds)
         speedup = None if model is models[0] else ratio(blocks[0], rounds)
         model.timings.append(Timing(model.facts.model, batch, times, (batch or 1) / times.median, speedup))
 
 
-def _report(provider: Provider, inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
+def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
     import onnxruntime as ort  # noqa: PLC0415 - costs 0.1 s
 
-    has_low = any(model.facts.lowest != "float32" for model in models)
-    on_cuda, ran_on = provider == "cuda", engine_name(provider, "float32")
-    notes = [_CPU_NOTE] if has_low and provider == "cpu" else []
-    notes += [_SOFTWARE_NOTE] if ran_on.endswith(", software") else []
+    names = {model.provider: engine_name(model.provider, "float32") for model in models}
+    emulated = any(model.facts.lowest != "float32" and model.provider == "cpu" for model in models)
+    notes = [_CPU_NOTE] if emulated else []
+    notes += [_SOFTWARE_NOTE] if any(name.endswith(", software") for name in names.values()) else []
     slower = (m.facts.model for m in models if any(t.speedup and t.speedup.high < 1 for t in m.timings))
-    evidence = (Evidence(models[0].facts, model.facts, model.timings, on_cuda) for model in models[1:])
+    evidence = (Evidence(models[0].facts, model.facts, model.timings, model.provider == "cuda") for model in models[1:])
     return BenchReport(
-        ran_on=ran_on,
+        ran_on="; ".join(names.values()),
         runtime=f"onnxruntime {ort.__version__}",
         inputs=inputs.text,
         models=tuple(model.facts for model in models),

@@ -5,6 +5,7 @@ reverse order every other round, so that drifting clocks and temperatures affect
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final
@@ -44,7 +45,9 @@ def warm_up(run: Run, clock: Clock, longest: float) -> float:
     return now
 
 
-def interleave(runs: Sequence[Run], each: Sequence[float], seconds: float, clock: Clock) -> list[Blocks]:
+def interleave(
+    runs: Sequence[Run], each: Sequence[float], seconds: float, clock: Clock, rest: float = 0.0
+) -> list[Blocks]:
     """Time functions in turns, for about ``seconds`` per function.
 
     Args:
@@ -52,18 +55,21 @@ def interleave(runs: Sequence[Run], each: Sequence[float], seconds: float, clock
         each: seconds that one run of each takes, from :func:`warm_up`.
         seconds: time per function.
         clock: returns the time in seconds.
+        rest: seconds to wait before each block.
 
     Returns:
         The rounds of each function, all in the same number.
     """
     sizes = [max(2, min(_MOST, math.ceil(_BLOCK / max(cost, 1e-7)))) for cost in each]
-    round_cost = sum(cost * (size + 1) for cost, size in zip(each, sizes, strict=True))
+    round_cost = sum(rest + cost * (size + 1) for cost, size in zip(each, sizes, strict=True))
     rounds = int(min(max(seconds * len(runs) / max(round_cost, 1e-7), _ROUNDS[0]), _ROUNDS[1]))
     blocks: list[Blocks] = [[] for _ in runs]
     with no_collections():  # a collection would fall into the turn of one function
         for number in range(rounds):
             order = range(len(runs)) if number % 2 == 0 else reversed(range(len(runs)))
             for index in order:
+                if rest:
+                    time.sleep(rest)
                 runs[index]()  # not timed: it refills the caches that the other functions have used
                 blocks[index].append(_block(runs[index], sizes[index], clock))
     return blocks

@@ -145,12 +145,11 @@ class OutputCache:
 
 
 def engine_name(provider: Provider, lowest: str, arithmetic: Profile | None = None) -> str:
-    """What computed, as reports name it: "CUDA (device)", "WebGPU on device", "CPU", "CPU, emulated float16"."""
+    """What computed, as reports name it: "CUDA (device)", "OpenVINO (hint dynamic) on device", "CPU, emulated float16"."""
     if provider == "cuda":
         return f"CUDA ({device_name()})"
     if is_plugin(provider):
-        engine = engine_called(provider)
-        return f"{engine.title} on {engine.device}"
+        return engine_called(provider).name
     whose = "" if arithmetic is None else f" of {arithmetic.name}"
     return "CPU" if lowest == "float32" else f"CPU, emulated {lowest}{whose}"
 

@@ -9,15 +9,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from string import Template
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from onnxamp._errors import RuntimeFailure
+from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._ops.tables import read_table
 from onnxamp._runtime.starting import reason, session_options, start_session, trial
 from onnxamp._runtime.vulkan import adapter_name
@@ -37,6 +38,9 @@ class Plugin:
     install: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    hints: Sequence[str] = ()
+    kind: str = ""
+    nothing: str = ""
     advice: Sequence[Mapping[str, str]] = ()
     source: str = ""
 
@@ -51,6 +55,7 @@ class Engine:
         device: what it computes on ("llvmpipe (LLVM 15.0.6, 256 bits), software").
         devices, options: what sessions are given.
         session: kept open, so that the device need not be opened again.
+        hint: what decides in which precision it computes ("dynamic": the types of the model); "" where they always do.
     """
 
     title: str
@@ -59,6 +64,16 @@ class Engine:
     devices: "Sequence[ort.OrtEpDevice]"
     options: Mapping[str, str]
     session: "ort.InferenceSession"
+    hint: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name in reports: "WebGPU on llvmpipe", "OpenVINO (hint dynamic) on Intel(R) Xeon(R) Platinum 8480+"."""
+        return f"{self.title}{f' (hint {self.hint})' if self.hint else ''} on {self.device}"
+
+    def settings(self, threads: int = 0) -> dict[str, str]:
+        """The options of a session with so many threads; 0 for the engine's choice."""
+        return _filled(self.options, self.hint, threads)
 
 
 @cache
@@ -68,24 +83,48 @@ def plugins() -> Mapping[str, Plugin]:
 
 
 def plugin_called(name: str) -> Plugin | None:
-    """The plugin of a short name, or of the name of a package; None if it can be neither."""
+    """The plugin of a short name, or of the name of a package, without a hint; None if it can be neither."""
     if name in plugins():
         return plugins()[name]
     known = next((plugin for plugin in plugins().values() if plugin.package == name), None)
     return known or (Plugin(name, install=f"pip install {name}") if _PACKAGE.fullmatch(name) else None)
 
 
+def split_hint(name: str) -> tuple[str, str]:
+    """The name of a plugin, and the hint behind it: its default if there is none.
+
+    Raises:
+        ArgumentError: the plugin takes no such hint.
+    """
+    name, colon, hint = name.partition(":")
+    plugin = plugin_called(name)
+    hints = () if plugin is None else plugin.hints
+    if not colon:
+        return name, hints[0] if hints else ""
+    if hint not in hints:
+        known = f"it takes {', '.join(hints)}" if hints else "it takes none"
+        raise ArgumentError(f"The provider {name!r} has no hint {hint!r}: {known}.")
+    return name, hint
+
+
 def engine_called(name: str) -> Engine:
     """The engine of a plugin.
 
     Raises:
+        ArgumentError: it takes no such hint.
         RuntimeFailure: it cannot be used here; the message says why, and what to install.
     """
+    name, hint = split_hint(name)
     plugin = plugin_called(name)
     found = f"no package is called {name!r}" if plugin is None else _engine(plugin.package)
     if isinstance(found, str):
         raise RuntimeFailure(f"The provider {name!r} cannot be used here: {found}.")
-    return found
+    return replace(found, hint=hint)
+
+
+def _filled(options: Mapping[str, str], hint: str, threads: int) -> dict[str, str]:
+    """Options with the hint and the number of threads in place."""
+    return {key: Template(text).safe_substitute(hint=hint, threads=threads) for key, text in options.items()}
 
 
 @cache
@@ -106,33 +145,34 @@ def _engine(package: str) -> Engine | str:
         return f"the package {package} is no plugin provider of ONNX Runtime ({error})"
     with _printed() as printed:
         try:
-            devices = _devices(package, names, library, plugin.environment)
+            devices = _devices(package, names, library, plugin)
             if not devices:
-                return f"{package} finds no device that it can use"
+                return f"{package} finds no device that it can use{f'; {plugin.nothing}' * bool(plugin.nothing)}"
             engine = _start(plugin, devices)
         except Exception as error:  # noqa: BLE001 - whatever went wrong, the provider cannot be used
             return _trouble(plugin, str(error) or type(error).__name__, printed())
     return engine
 
 
-def _devices(package: str, names: Sequence[str], library: str, environment: Mapping[str, str]) -> list[Any]:
+def _devices(package: str, names: Sequence[str], library: str, plugin: Plugin) -> list[Any]:
     """The provider's devices, best first. Registers its library, unless somebody has registered one before."""
     import onnxruntime as ort  # noqa: PLC0415
 
     if not any(device.ep_name in names for device in ort.get_ep_devices()):
-        missing = {name: value for name, value in environment.items() if name not in os.environ}
+        missing = {name: value for name, value in plugin.environment.items() if name not in os.environ}
         os.environ |= missing
         try:
             ort.register_execution_provider_library(package, library)
         finally:
             for name in missing:
                 del os.environ[name]
-    return [device for device in ort.get_ep_devices() if device.ep_name in names]
+    found = [device for device in ort.get_ep_devices() if device.ep_name in names]
+    return [device for device in found if plugin.kind in ("", device.device.type.name)]
 
 
 def _start(plugin: Plugin, devices: Sequence[Any]) -> Engine:
     options, first = session_options(), devices[0]
-    options.add_provider_for_devices([first], dict(plugin.options))
+    options.add_provider_for_devices([first], _filled(plugin.options, plugin.hints[0] if plugin.hints else "", 0))
     session = start_session(trial().SerializeToString(), options)
     session.run(None, {"x": np.ones(1, np.float32)})
     title = plugin.title or first.ep_name.removesuffix("ExecutionProvider")
@@ -140,11 +180,12 @@ def _start(plugin: Plugin, devices: Sequence[Any]) -> Engine:
 
 
 def _device_name(device: Any, plugin: Plugin) -> str:
-    """What a device is called: by its driver if that tells, else by its vendor and kind."""
+    """What a device is called: by its driver or the engine if they tell, else by its vendor and kind."""
     hardware = device.device
     kind = hardware.type.name
     name = adapter_name(hardware.vendor_id, hardware.device_id, is_cpu=kind == "CPU") if plugin.environment else None
-    name = name or dict(hardware.metadata).get("Description") or f"{hardware.vendor} {kind}".strip()
+    told = dict(hardware.metadata) | dict(device.ep_metadata)
+    name = name or told.get("FULL_DEVICE_NAME") or told.get("Description") or f"{hardware.vendor} {kind}".strip()
     return f"{name}, software" if plugin.environment and kind == "CPU" else str(name)
 
 

@@ -19,7 +19,7 @@ from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._runtime.device import device_present
-from onnxamp._runtime.plugins import engine_called, plugin_called, plugins
+from onnxamp._runtime.plugins import engine_called, plugin_called, plugins, split_hint
 from onnxamp._runtime.starting import reason, session_failures, session_options, source_of, start_session, trial
 from onnxamp._runtime.values import FOREIGN, Feed, from_value, is_foreign, to_value
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 Provider: TypeAlias = str
 """Where sessions run: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
-"webgpu" or the name of its package. What a device has no kernel for runs on the CPU."""
+"webgpu" or the name of its package, with a hint behind a colon where it takes one ("openvino:bf16"). What a device has
+no kernel for runs on the CPU."""
 
 BUILT_IN: Final = ("cuda", "cpu")
 """Providers that are no plugins."""
@@ -58,7 +59,7 @@ def choose_provider(wanted: Provider | None) -> Provider:
     if wanted is None:
         return "cuda" if cuda_available() else "cpu"
     if wanted not in BUILT_IN:
-        if plugin_called(wanted) is None:
+        if plugin_called(split_hint(wanted)[0]) is None:
             known = ", ".join((*BUILT_IN, *plugins()))
             raise ArgumentError(
                 f"Unknown provider {wanted!r}: choose one of {known}, or the package of a plugin provider of ONNX"
@@ -150,8 +151,8 @@ def make_session(
         provider: "cuda", "cpu", or a plugin provider.
         optimize: run all graph optimisations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
-        threads: threads that one operator may use; 0 for ONNXAMP_THREADS (:mod:`onnxamp._workers.threads`) or ONNX
-            Runtime's own choice.
+        threads: threads that one operator, or an engine that takes a number, may use; 0 for ONNXAMP_THREADS
+            (:mod:`onnxamp._workers.threads`) or ONNX Runtime's own choice.
         spin: let threads busy-wait for the next operator: fastest, but at the cost of other processes.
         profile_to: prefix of the profile file to write; None for no profile.
         record: keep which provider runs each node, for :func:`assigned_nodes`; plugin providers always do.
@@ -179,7 +180,7 @@ def make_session(
     providers: ProviderOptions | None = provider_options(provider, EXACT if cuda_options is None else cuda_options)
     if is_plugin(provider):
         engine = engine_called(provider)
-        options.add_provider_for_devices(list(engine.devices), dict(engine.options))
+        options.add_provider_for_devices(list(engine.devices), engine.settings(options.intra_op_num_threads))
         providers, wanted = None, engine.provider
     with source_of(model) as source, session_failures(f"load {name} on {provider}", loaded=False):
         session = start_session(source, options, providers)
