@@ -82,7 +82,7 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     scaled = rows_of(equations, solution.exponents, measured)
     unfit = tuple(_unfit(equations, solution, low, measured, exponents))
     fitting = (value for value, item in sums.items() if _fits(item, exponents.get(value, 0), low))
-    return Rescaling(scaled, unfit, sums=tuple(graph.values[value].name for value in fitting))
+    return Rescaling(scaled, unfit, sums=tuple(graph.values[value].name for value in fitting), gap=solution.gap)
 
 
 def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:

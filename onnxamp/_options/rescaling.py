@@ -26,22 +26,24 @@ class Unfit(NamedTuple):
 class Rescaling(NamedTuple):
     """Exponents of values, what stays out of range, and whether the inputs that say so were made up.
 
-    ``sums`` are values that a target sums up in float16, and whose sums were measured, and fit.
+    ``sums`` are values that a target sums up in float16, and whose sums were measured, and fit. ``gap`` is the number
+    of constants that could at most stay as they are with other exponents; 0 where that is proven, None where nothing is.
 
     Example:
         >>> Rescaling((Scaled("stream", 7, 1e6),)).as_json()
-        {'scaled': [['stream', 7, 1000000.0]], 'unfit': [], 'made_up': False, 'sums': []}
+        {'scaled': [['stream', 7, 1000000.0]], 'unfit': [], 'made_up': False, 'sums': [], 'gap': None}
     """
 
     scaled: tuple[Scaled, ...] = ()
     unfit: tuple[Unfit, ...] = ()
     made_up: bool = False
     sums: tuple[str, ...] = ()
+    gap: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """JSON values, for :meth:`from_json`."""
         rows = {name: [list(row) for row in getattr(self, name)] for name in ("scaled", "unfit")}
-        return rows | {"made_up": self.made_up, "sums": list(self.sums)}
+        return rows | {"made_up": self.made_up, "sums": list(self.sums), "gap": self.gap}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -51,4 +53,4 @@ class Rescaling(NamedTuple):
             KeyError, TypeError: it was not.
         """
         scaled, unfit = (Scaled(*row) for row in data["scaled"]), (Unfit(*row) for row in data["unfit"])
-        return cls(tuple(scaled), tuple(unfit), bool(data["made_up"]), tuple(data.get("sums", ())))
+        return cls(tuple(scaled), tuple(unfit), bool(data["made_up"]), tuple(data.get("sums", ())), data.get("gap"))

@@ -225,8 +225,10 @@ class _Editor:
             what += f": {largest.value!r} reaches {now:.3g} instead of {largest.largest:.3g}"
         done = [_count(self.touched, "constant"), _count(self.moved, "attribute") if self.moved else ""]
         extra = f", of which {self.split} in a second copy" if self.split else ""
+        least = "" if rescaling.gap is None else f"; at most {rescaling.gap:,} fewer could do" if rescaling.gap else ""
+        least = "; no exponents do with fewer" if rescaling.gap == 0 else least
         muls = f" {_count(self.muls, 'Mul')} at the model's interface." if self.muls else ""
-        yield f"{what}. Multiplied {' and '.join(filter(None, done))}{extra}.{muls}"
+        yield f"{what}. Multiplied {' and '.join(filter(None, done))}{extra}{least}.{muls}"
         if self.adds:
             yield f"{_count(self.adds, 'Add')} behind logarithms: there, results differ by a rounding."
         for name, count in self.lost.items():
