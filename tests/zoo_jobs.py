@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 
 def square_or_die(item: int | str) -> int:
@@ -35,13 +36,24 @@ def square_of_number(item: object) -> float:
     return float(item) ** 2  # type: ignore[arg-type]
 
 
-def counter() -> Callable[[object], int]:
+def plain(function: Callable[[Any], Any], _: object) -> Callable[[Any], Any]:
+    """The work that is a function."""
+    return function
+
+
+def remembering(memory: dict[str, int]) -> Callable[[object], int]:
+    """Counts the works that a worker had."""
+    memory["works"] = memory.get("works", 0) + 1
+    return lambda _: memory["works"]
+
+
+def counter(_: object) -> Callable[[object], int]:
     """Counts the items that one worker had."""
     numbers = count(1)
     return lambda _: next(numbers)
 
 
-def unmakable() -> Callable[[object], object]:
+def unmakable(_: object) -> Callable[[object], object]:
     raise ValueError("cannot be made")
 
 

@@ -34,6 +34,7 @@ from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.state import load_state
 from onnxamp._tuning.tune import tune
+from onnxamp._workers.executor import Memory
 
 Paged = Callable[[Conversion, DiffReport | None, Tuned | None, Path], None]
 """Writes the page of a conversion to a path; workers import it, so it is a function of a module."""
@@ -117,7 +118,7 @@ class JobResult:
     may_pass: bool = False
 
 
-def jobs_of(options: FolderOptions, paged: Paged | None) -> Callable[[Job], JobResult]:
+def jobs_of(options: FolderOptions, paged: Paged | None, _: Memory) -> Callable[[Job], JobResult]:
     """The work of a folder: what is done with each job."""
     return partial(run_job, options, paged)
 

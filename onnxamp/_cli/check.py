@@ -14,6 +14,8 @@ from onnxamp._cli.options import (
     Target,
     custom_ops_option,
     model_argument,
+    place_of,
+    place_options,
     provider_of,
     report_options,
     run_options,
@@ -44,6 +46,7 @@ from onnxamp._target.versions import BUILDERS
               help="Build an engine with TensorRT-RTX, which takes no GPU; with --target tensorrt.")  # fmt: skip
 @custom_ops_option
 @run_options()
+@place_options
 @click.option("--op", "only", metavar="OP", multiple=True, help="Check outputs of this op type only. Repeatable.")
 @click.option("--skip-op", "skip", metavar="OP", multiple=True,
               help="Do not check outputs of this op type. Repeatable.")  # fmt: skip
@@ -75,10 +78,10 @@ def command(model: Path, **options: Any) -> None:
 
 
 def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
-    ops = OpFilter(frozenset(options["only"]), frozenset(options["skip"]))
+    ops, place = OpFilter(frozenset(options["only"]), frozenset(options["skip"])), place_of(options)
     with progress_bar(quiet=options["quiet"]) as progress:
         run = check_run(model, samples, provider=provider_of(options), ops=ops, stop=options["stop"],
-                        progress=partial(progress, "running"))  # fmt: skip
+                        progress=partial(progress, "running"), jobs=place.jobs, cluster=place.cluster)  # fmt: skip
         provider = provider_of(options)
         if run.first_bad is not None and not options["no_cure"] and (provider is None or not is_plugin(provider)):
             trial = Trial(samples, provider=provider_of(options), progress=partial(progress, "looking for a fix"))

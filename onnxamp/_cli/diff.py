@@ -16,6 +16,8 @@ from onnxamp._cli.options import (
     custom_ops_option,
     metric_option,
     option_group,
+    place_of,
+    place_options,
     provider_of,
     report_options,
     run_options,
@@ -26,7 +28,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._model.storage import write_file
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
-from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits, apply_limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import COMMAND_LINE, Options
@@ -34,7 +36,7 @@ from onnxamp._report.comparison import diff_report
 from onnxamp._report.html.page import diff_page
 from onnxamp._report.machine import diff_json, load_diff
 from onnxamp._report.progress import Told, progress_bar
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.session import choose_provider
 
 _LIMITS: Final = {
     "tolerance": ("rel_l2", "Largest relative L2 error [float32 1e-5, float16 1e-2, bfloat16 5e-2]."),
@@ -56,6 +58,7 @@ _LIMITS: Final = {
 @click.argument("result", type=FILE, required=False)
 @custom_ops_option
 @run_options()
+@place_options
 @metric_option
 @accept_option
 @click.option("--layers", is_flag=True, help="Also compare every intermediate value that both models share.")
@@ -108,29 +111,33 @@ def _judged_again(saved: Path, limits: Limits, options: dict[str, Any]) -> DiffR
 
 
 def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]) -> DiffReport:
-    samples = samples_of(original, options)
-    with progress_bar(quiet=options["quiet"]) as progress:
-        report = diff_models(
-            original, result, samples, layers=options["layers"] or bool(options["html"]), limits=limits,
-            provider=provider_of(options), budget=options["budget"] * 2**20, progress=partial(progress, "comparing"),
-            metric=options["metric"], target=options["target"],
+    samples, provider = samples_of(original, options), choose_provider(provider_of(options))
+    with (
+        progress_bar(quiet=options["quiet"]) as progress,
+        place_of(options).sharing(len(samples), gpus=provider == "cuda") as workers,
+    ):
+        comparison = Comparison.of(
+            original, samples, limits, provider, budget=options["budget"] * 2**20, metric=options["metric"],
+            target=options["target"], workers=workers,
         )  # fmt: skip
+        layers = options["layers"] or bool(options["html"])
+        report = comparison.compare(result, layers=layers or None, progress=partial(progress, "comparing"))
         is_shown = not options["quiet"] or options["html"] or options["save"]
         if is_shown and not options["no_cure"] and not report.passed and not report.skipped:
-            report = replace(report, cure=_cure(original, result, report, samples, limits, options, progress))
+            report = replace(report, cure=_cure(original, result, report, comparison, options, progress))
     return report
 
 
 def _cure(
-    original: Model, result: Model, report: DiffReport, samples: Samples, limits: Limits, options: dict[str, Any],
-    progress: Told,
-) -> Cure | None:  # fmt: skip
+    original: Model, result: Model, report: DiffReport, comparison: Comparison, options: dict[str, Any], progress: Told
+) -> Cure | None:
     """A conversion of the original that would pass; None if it is not in float32, or nothing is low precision."""
     if report.reference_lowest != "float32" or report.lowest == "float32":
         return None
     recipe = Recipe(Options(dtype=report.lowest, target=options["target"]), sampling_arguments(options))
     assert result.path is not None
     target = result.path.with_name(f"{result.path.stem}_cured.onnx")
-    trial = Trial(samples, limits, provider_of(options), options["budget"] * 2**20, options["metric"],
-                  progress=partial(progress, "looking for a fix"))  # fmt: skip
-    return cure_conversion(original, (str(original.path), str(target)), recipe, trial, tried=False)
+    trial = Trial(comparison.samples, comparison.limits, comparison.provider, options["budget"] * 2**20,
+                  options["metric"], progress=partial(progress, "looking for a fix"))  # fmt: skip
+    command = (str(original.path), str(target))
+    return cure_conversion(original, command, recipe, trial, tried=False, comparison=comparison)

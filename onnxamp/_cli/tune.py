@@ -16,6 +16,8 @@ from onnxamp._cli.options import (
     model_argument,
     options_of,
     output_options,
+    place_of,
+    place_options,
     provider_of,
     run_options,
     samples_of,
@@ -51,6 +53,7 @@ from onnxamp._tuning.tune import tune
               " selected them, and else rel-l2.")  # fmt: skip
 @accept_option
 @run_options(count=4)
+@place_options
 @conversion_options
 @click.option("--device", type=click.Choice(list(devices())), default=DEFAULT_DEVICE, show_default=True,
               help="The device to estimate times for.")  # fmt: skip
@@ -96,6 +99,7 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
             times=options["times"], provider=provider_of(options), runs=options["runs"], state=options["state"],
             pick=options["pick"], progress=progress, budget=options["budget"] << 20,
             seconds=options["search_time"], allow_slower=options["allow_slower"], accept=options["accept"],
+            place=place_of(options),
         )  # fmt: skip
         sink = Sink(target, options["external_data"], options["shard_size"], partial(progress, "writing"))
         tuned = tune(opened, asked, search)

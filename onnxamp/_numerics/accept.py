@@ -39,6 +39,10 @@ class Accept:
             raise ArgumentTypeError(f"accept must be a function or 'package:function', not {type(given).__name__}.")
         return cls(getattr(given, "__qualname__", type(given).__name__), given)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To other processes it goes by its name, if that says where it is."""
+        return (Accept.of, (self.name,)) if ":" in self.name else (Accept, (self.name, self.function))
+
     def takes(self, reference: Outputs, result: Outputs) -> bool:
         """Whether the function accepts a result.
 

@@ -1,27 +1,34 @@
 """Running a model piece by piece with every float measured; :mod:`onnxamp._numerics.watch` defines what is a fault."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from onnx import TensorProto
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
+from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp._numerics.seen import SeenRun
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.advice import input_failure
+from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.engines import Executable, Progress, engine_name, part_of
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
+from onnxamp._runtime.sent import SentModel, SentSample, run_samples, sent_samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.values import Feed
+from onnxamp._workers.executor import Crash, Memory, Workers
+from onnxamp._workers.place import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ def check_run(
     dims: Mapping[str, int] | None = None,
     budget: int = BUDGET,
     progress: Progress | None = None,
+    jobs: int | None = None,
+    cluster: str | None = None,
 ) -> RunCheck:
     """Run a model and find the first op that goes wrong although its inputs are fine.
 
@@ -71,6 +80,9 @@ def check_run(
         keep: names of nodes to compute in float32, as if the model had been converted so.
         budget: bytes of values and weights to hold at a time besides the model itself.
         progress: called with the work that is done and all there is to do.
+        jobs: worker processes that share several samples; None for this process, which a plugin provider and ``stop``
+            need.
+        cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
 
     Returns:
         What every float value was like, in execution order. ``first_bad`` is the first fault, None if there is none;
@@ -95,30 +107,25 @@ def check_run(
     if is_plugin(chosen):
         return _check_seen(report, opened, samples, SeenRun.of(opened, chosen, budget), ops or OpFilter(), progress)
     executable = Executable(opened, chosen, emulated=True, whole=False, budget=budget)
-    jobs: list[_Job] = []
-    runner: Runner | None = None
-    for number, sample in enumerate(samples):
-        feeds = check_inputs(opened.proto, sample)
-        try:
-            now = executable.prepare(feeds)
-            if now is not runner:  # samples that take other branches are measured apart
-                runner = now
-                flow, rows = keep_float32(now.flow, watched_values(now.flow), keep)
-                jobs.append(_Job(WatchedRun(Runner(flow, chosen), rows, budget), ops or OpFilter(), stop=stop))
-            jobs[-1].run(feeds, part_of(progress, number, len(samples)))
-        except RuntimeFailure as error:
-            return replace(report, skipped=input_failure("The model does not run", error, samples, number, opened))
-        if stop and jobs[-1].first_bad() is not None:
-            break
-    seen = {op_key(node) for job in jobs for node in job.watched.runner.flow.nodes}
+    checked = _Checked(executable, ops or OpFilter(), keep, stop=stop)
+    with Place(jobs, cluster).sharing(len(samples), gpus=chosen == "cuda") as workers:
+        run = checked.here(samples, progress) if workers is None else checked.elsewhere(workers, samples, progress)
+        for number, trouble in enumerate(run):
+            if isinstance(trouble, Crash):
+                return replace(report, skipped=f"The model does not run (sample {number + 1}): {trouble}")
+            if trouble is not None:
+                text = input_failure("The model does not run", trouble, samples, number, opened)
+                return replace(report, skipped=text)
+    parts = checked.parts
+    seen = {op_key(node) for part in parts for node in part.watched.runner.flow.nodes}
     (ops or OpFilter()).check(seen)
-    jobs.sort(key=lambda job: job.first_bad() is None)  # those with a fault first; the sort is stable
+    parts.sort(key=lambda part: part.first_bad() is None)  # those with a fault first; the sort is stable
     values: dict[str, ValueCheck] = {}
-    for row in (row for job in jobs for row in job.values()):
+    for row in (row for part in parts for row in part.values()):
         values.setdefault(row.value, row)
-    lowest = jobs[0].watched.runner.flow.lowest
+    lowest = parts[0].watched.runner.flow.lowest
     where = engine_name(chosen, lowest) + (f", emulated {lowest}" if chosen == "cuda" and lowest != "float32" else "")
-    return replace(report, ran_on=where, values=tuple(values.values()), first_bad=jobs[0].first_bad())
+    return replace(report, ran_on=where, values=tuple(values.values()), first_bad=parts[0].first_bad())
 
 
 def _check_seen(
@@ -137,7 +144,7 @@ def _check_seen(
 
 
 @dataclass(slots=True)
-class _Job:
+class _Part:
     """The runs of samples that take the same branches, and which ops of them are looked at."""
 
     watched: WatchedRun
@@ -158,6 +165,107 @@ class _Job:
 
     def first_bad(self) -> FirstBad | None:
         return next((_in_words(row) for row in self.values() if row.fault), None)
+
+
+@dataclass(slots=True)
+class _Checked:
+    """What the samples have shown so far: a part for each run of samples that take the same branches."""
+
+    executable: Executable
+    ops: OpFilter
+    keep: frozenset[str]
+    stop: bool
+    parts: list[_Part] = field(default_factory=list)
+
+    def here(self, samples: Samples, progress: Progress | None) -> Iterator[RuntimeFailure | None]:
+        """Run one sample after the other, and yield what prevented it."""
+        runner: Runner | None = None
+        for number, sample in enumerate(samples):
+            feeds = check_inputs(self.executable.model.proto, sample)
+            try:
+                now = self.executable.prepare(feeds)
+                if now is not runner:  # samples that take other branches are measured apart
+                    runner = now
+                    self.parts.append(self._part(now))
+                self.parts[-1].run(feeds, part_of(progress, number, len(samples)))
+                yield None
+            except RuntimeFailure as error:
+                yield error
+            if self.stop and self.parts[-1].first_bad() is not None:
+                return
+
+    def elsewhere(
+        self, workers: Workers, samples: Samples, progress: Progress | None
+    ) -> Iterator[RuntimeFailure | Crash | None]:
+        """Let workers run them."""
+        if self.stop:
+            raise ArgumentError(
+                "To stop at the first fault, samples run one after another: leave out jobs and cluster."
+            )
+        one, choices = self.executable, None
+        work = CheckWork(SentModel.of(one.model), one.provider, self.keep, one.budget, next(sent_samples(samples)))
+        for number, found in enumerate(run_samples(workers, work, samples, progress)):
+            if isinstance(found, (RuntimeFailure, Crash)):
+                yield found
+                continue
+            if choices != found.choices:
+                choices = found.choices
+                self.parts.append(self._part(one.prepare(check_inputs(one.model.proto, samples[number]))))
+            self.parts[-1].watched.join(found.values, found.inputs)
+            yield None
+
+    def _part(self, runner: Runner) -> _Part:
+        watched = watched_run(runner, self.executable.provider, self.keep, self.executable.budget)
+        return _Part(watched, self.ops, stop=self.stop)
+
+
+def watched_run(runner: Runner, provider: Provider, keep: frozenset[str], budget: int) -> WatchedRun:
+    """A model to be run with its floats measured, and some of its nodes in float32."""
+    flow, rows = keep_float32(runner.flow, watched_values(runner.flow), keep)
+    return WatchedRun(Runner(flow, provider), rows, budget)
+
+
+class CheckedSample(NamedTuple):
+    """What one sample shows: the branches that it takes, and what was measured of values and of inputs."""
+
+    choices: tuple[tuple[str, bool], ...]
+    values: Mapping[str, Measurement]
+    inputs: Mapping[str, Measurement]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckWork:
+    """Measuring samples in worker processes; ``first`` is the one for which the model is prepared."""
+
+    model: SentModel
+    provider: Provider
+    keep: frozenset[str]
+    budget: int
+    first: SentSample
+    surroundings: Surroundings = field(default_factory=Surroundings.here)
+
+    def __call__(self, _: Memory) -> Callable[[SentSample], CheckedSample | RuntimeFailure]:
+        """The model is read, and prepared for the first sample."""
+        self.surroundings.enter()
+        executable = Executable(self.model.opened(), self.provider, emulated=True, whole=False, budget=self.budget)
+        prepared: list[tuple[Runner, WatchedRun]] = []
+
+        def measured(item: SentSample) -> CheckedSample | RuntimeFailure:
+            feeds = check_inputs(executable.model.proto, item.read())
+            try:
+                runner = executable.prepare(feeds)
+                if not prepared or prepared[-1][0] is not runner:
+                    prepared[:] = [(runner, watched_run(runner, self.provider, self.keep, self.budget))]
+                watched = replace(prepared[-1][1], values={}, inputs={})
+                for _ in watched.parts(feeds):
+                    pass
+            except RuntimeFailure as error:
+                return error
+            return CheckedSample(executable.choices, watched.values, watched.inputs)
+
+        with suppress(OnnxAmpError):  # as its own item will tell
+            executable.prepare(check_inputs(executable.model.proto, self.first.read()))
+        return measured
 
 
 def _in_words(row: ValueCheck) -> FirstBad:

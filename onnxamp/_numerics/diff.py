@@ -1,40 +1,39 @@
 """Comparing two models on the same inputs: their outputs and, if asked, every value that they share."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Final, get_args
+from secrets import token_hex
+from typing import Final, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.accept import Accept, AcceptLike
-from onnxamp._numerics.compare import compare_outputs
 from onnxamp._numerics.limits import Limits
-from onnxamp._numerics.metrics import LOWNESS, DiffMetric
+from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rows import listed_outputs
-from onnxamp._numerics.tally import Tally, finished, nan_inputs
-from onnxamp._numerics.tokens import find_parting, token_outputs
-from onnxamp._numerics.walk import SideBySide, Walked
+from onnxamp._numerics.sample_diff import DiffWork, SampleDiff, SampleRun, reference_on, result_on
+from onnxamp._numerics.tally import Tally, finished
+from onnxamp._numerics.walk import SideBySide
 from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import (
     Executable,
     OutputCache,
-    Outputs,
     Progress,
-    WholeModel,
     engine_name,
     part_of,
 )
-from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
-from onnxamp._runtime.session import Provider, choose_provider, is_plugin
-from onnxamp._runtime.side import BUDGET, run_alone
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
+from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.side import BUDGET
 from onnxamp._target.kernels import check_target
+from onnxamp._workers.executor import Crash, Workers
+from onnxamp._workers.place import Place
 
 _LOG: Final = logging.getLogger("onnxamp")
 
@@ -56,6 +55,8 @@ def diff_models(
     metric: DiffMetric = "auto",
     accept: AcceptLike | None = None,
     target: str = "cuda",
+    jobs: int | None = None,
+    cluster: str | None = None,
 ) -> DiffReport:
     """Run two models on the same samples and compare what they compute.
 
@@ -83,6 +84,8 @@ def diff_models(
         accept: a function of the outputs of the reference and of the result, by name, that returns True or False; or
             "package:function". It judges each sample in place of the default limits; ``limits`` hold besides.
         target: whose arithmetic is emulated: "webgpu" sums up float16 in float16, all others in float32.
+        jobs: worker processes that compare several samples; None for this process.
+        cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
 
     Returns:
         The comparison. ``passed`` is the verdict, ``outputs`` hold what was measured, ``first_bad`` names where the
@@ -108,10 +111,12 @@ def diff_models(
         limits = replace(limits, accept=Accept.of(accept))
     opened, other = Model.of(reference), Model.of(result)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
-    comparison = Comparison.of(
-        opened, samples, limits, provider, whole=whole, budget=budget, metric=metric, target=target
-    )
-    return comparison.compare(other, layers=layers or None, progress=progress)
+    chosen = choose_provider(provider)
+    with Place(jobs, cluster).sharing(len(samples), gpus=chosen == "cuda") as workers:
+        comparison = Comparison.of(
+            opened, samples, limits, chosen, whole=whole, budget=budget, metric=metric, target=target, workers=workers
+        )
+        return comparison.compare(other, layers=layers or None, progress=progress)
 
 
 @dataclass(slots=True)
@@ -130,6 +135,10 @@ class Comparison:
     selected: frozenset[str]
     """Outputs that may list detections."""
     outputs: OutputCache = field(default_factory=OutputCache)
+    workers: Workers | None = None
+    """Who compares; None for this process."""
+    _sent: tuple[str, SentModel] | None = None
+    """The reference, once workers were sent it, and what stands for it."""
 
     @classmethod
     def of(
@@ -143,17 +152,18 @@ class Comparison:
         budget: int = BUDGET,
         metric: DiffMetric = "auto",
         target: str = "cuda",
+        workers: Workers | None = None,
     ) -> "Comparison":
         """Arguments and errors as :func:`diff_models`."""
         chosen, limits = choose_provider(provider), limits or Limits()
         limits.check(entry.name for entry in reference.proto.graph.output)
         whole = chosen != "cpu" if whole is None else whole
-        home = "cpu" if is_plugin(chosen) else chosen
         arithmetic = emulated_arithmetic(check_target(target)) if chosen == "cpu" else None
-        executable = Executable(reference, home, home == "cpu", whole and home == chosen, budget, arithmetic=arithmetic)
+        executable = reference_on(chosen, reference, budget, arithmetic, whole=whole)
         if metric not in get_args(DiffMetric):
             raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join(get_args(DiffMetric))}.")
-        return cls(executable, chosen, whole, samples, limits, listed_outputs(reference, metric))
+        selected = listed_outputs(reference, metric)
+        return cls(executable, chosen, whole, samples, limits, selected, workers=workers)
 
     def try_reference(self, progress: Progress | None = None) -> None:
         """Run the reference on given inputs, to know that they fit it before anything else is done; :meth:`compare`
@@ -172,10 +182,7 @@ class Comparison:
     def compare(self, result: Model, *, layers: bool | None, progress: Progress | None = None) -> DiffReport:
         """As :func:`diff_models`; ``layers`` is None to compare layers only if outputs miss their limits."""
         one = self.reference
-        origin = one if result.origin is one.model else None
-        other = Executable(
-            result, self.provider, self.provider == "cpu", self.whole, one.budget, origin, one.arithmetic
-        )
+        other = result_on(self.provider, result, one, whole=self.whole)
         report = self._compared(other, bool(layers), progress)
         if layers is None and not report.passed and report.outputs:
             deep = self._compared(other, True, progress)
@@ -188,29 +195,24 @@ class Comparison:
             one.model.label, other.model.label, engine_name(self.provider, "float32"), samples.description,
             len(samples), "float32",
         )  # fmt: skip
-        tally, walk = Tally(self.selected), SideBySide(one, other)
-        for number, sample in enumerate(samples):
-            feeds = check_inputs(one.model.proto, sample)
-            try:
-                flows = one.prepare(feeds).flow, other.prepare(feeds).flow
-                report = self._described(report, *flows)
-                walked = self._run(
-                    number, feeds, other, walk if layers else None, part_of(progress, number, len(samples))
-                )
-            except RuntimeFailure as error:
-                text = input_failure("The reference does not run", error, samples, number, one.model)
-                return replace(report, skipped=text)
-            if walked.failure is not None:
-                return replace(report, failure=f"The result does not run: {walked.failure}")
-            if self.whole and self.provider != "cpu" and number == 0 and report.reference_lowest == "float32":
-                report = replace(report, noise=self._noise(feeds, walked.reference))
-            tally.add(*flows, walked)
-            tally.judge(number, walked, self.limits.accept)
-            for name, logits in token_outputs(flows[0]):
-                found = partial(self._value, feeds, logits)
-                tally.add_tokens(find_parting(name, number, walked.reference[name], walked.result[name], found))
-            tally.notes |= dict.fromkeys(nan_inputs(feeds))
-            _LOG.debug("compared sample %d of %d", number + 1, len(samples))
+        tally = Tally(self.limits.accept)
+        seen = self._here(other, progress, layers=layers) if self.workers is None else self._elsewhere(
+            self.workers, other, progress, layers=layers
+        )  # fmt: skip
+        with closing(seen):
+            for number, found in enumerate(seen):
+                if isinstance(found, Crash):
+                    tally.alarms.append(f"Sample {number} could not be compared. {found}")
+                    continue
+                report = replace(report, **found.facts)
+                if found.error is not None:
+                    text = input_failure("The reference does not run", found.error, samples, number, one.model)
+                    return replace(report, skipped=text)
+                if found.failure is not None:
+                    return replace(report, failure=f"The result does not run: {found.failure}")
+                report = replace(report, noise=found.noise) if found.noise is not None else report
+                tally.add(number, found)
+                _LOG.debug("compared sample %d of %d", number + 1, len(samples))
         if note := _left_to_cpu(other):
             tally.notes[note] = None
         report = finished(report, tally, self.limits)
@@ -220,74 +222,29 @@ class Comparison:
         )  # fmt: skip
         return report
 
-    def _noise(self, feeds: Mapping[str, Feed], outputs: Outputs) -> float | None:
-        """:func:`noise_floor` of the reference, whose outputs are known from the device or from the CPU."""
-        one, on_device = self.reference, self.reference.provider == self.provider
-        elsewhere = WholeModel(one.model.path or one.model.proto, "cpu" if on_device else self.provider)
-        return noise_floor(elsewhere, feeds, outputs, on_device=on_device)
-
-    def _value(self, feeds: Mapping[str, Feed], name: str) -> Any:
-        """A value of the reference."""
-        return run_alone(self.reference.prepare(feeds), feeds, [name], self.reference.budget).output(name)
-
-    def _described(self, report: DiffReport, reference: Flow, result: Flow) -> DiffReport:
-        """The report with what is known before anything runs."""
-        lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
-        if self.whole and lowest != "float32" and self.provider == "cpu":
-            raise ArgumentError(f"whole=True on CPU would hide what {lowest} does: leave it out, for emulation.")
-        ran_on = engine_name(self.provider, lowest, self.reference.arithmetic)
-        return replace(
-            report, lowest=lowest, ran_on=ran_on, reference_lowest=reference.lowest,
-            notes=_unmatched(reference, result),
+    def _here(self, other: Executable, progress: Progress | None, *, layers: bool) -> Generator[SampleDiff]:
+        """What each sample shows, compared in this process."""
+        one, samples = self.reference, self.samples
+        run = SampleRun(
+            one, other, self.provider, self.whole, self.selected, self.limits.accept, self.outputs,
+            SideBySide(one, other) if layers else None,
         )  # fmt: skip
+        for number, sample in enumerate(samples):
+            yield run.diff(number, sample, part_of(progress, number, len(samples)))
 
-    def _run(
-        self,
-        number: int,
-        feeds: Mapping[str, Feed],
-        other: Executable,
-        walk: SideBySide | None,
-        progress: Progress | None,
-    ) -> Walked:
-        """Run both models on one sample: side by side if values are compared, whole if that is how they run.
-
-        Raises:
-            RuntimeFailure: the reference does not run.
-        """
-        walked = walk.run(feeds, progress) if walk is not None else Walked({}, {}, {})
-        if walk is not None and not other.runs_whole(feeds):
-            self.outputs.keep(number, walked.reference)
-            return walked
-        reference = self.outputs.kept.get(number)
-        if reference is None:
-            reference = self.reference.run(feeds, part_of(progress, 0, 2))
-            self.outputs.keep(number, reference)
-        try:
-            return Walked(reference, other.run(feeds, part_of(progress, 1, 2)), walked.compared)
-        except RuntimeFailure as error:
-            return Walked({}, {}, walked.compared, str(error))
-
-
-def noise_floor(
-    elsewhere: WholeModel, feeds: Mapping[str, Feed], outputs: Outputs, *, on_device: bool = True
-) -> float | None:
-    """The error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
-
-    Args:
-        elsewhere: the model, on the one of them that did not make the outputs.
-        outputs: what the other one made of the same feeds.
-        on_device: whether a device made the outputs, and not the CPU.
-
-    Returns:
-        The largest relative L2 error of all float outputs; None if the model does not run.
-    """
-    try:
-        others = elsewhere.run(feeds)
-    except RuntimeFailure:
-        return None
-    on_cpu, found = (others, outputs) if on_device else (outputs, others)
-    diffs = (diff for name, value in on_cpu.items() for diff in compare_outputs(name, value, found[name]))
-    return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
+    def _elsewhere(
+        self, workers: Workers, other: Executable, progress: Progress | None, *, layers: bool
+    ) -> Generator[SampleDiff | Crash]:
+        """The same, compared by workers."""
+        one = self.reference
+        if self._sent is None:
+            self._sent = token_hex(), SentModel.of(one.model)
+        key, sent = self._sent
+        work = DiffWork(
+            key, sent, SentModel.of(other.model), other.origin is not None, one.budget, one.arithmetic, self.provider,
+            self.whole, self.selected, self.limits.accept, layers, next(sent_samples(self.samples)),
+        )  # fmt: skip
+        yield from run_samples(workers, work, self.samples, progress)
 
 
 def _left_to_cpu(result: Executable) -> str | None:
@@ -296,11 +253,3 @@ def _left_to_cpu(result: Executable) -> str | None:
     listed = [f"{op} ({times})" for op, times in left.most_common(5)]
     more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
     return f"The engine left {left.total()} nodes to the CPU: {', '.join(listed)}{more}." if left else None
-
-
-def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
-    """Inputs and outputs that only one of the models has, and that are not compared."""
-    inputs = [name for name in reference.inputs if name not in result.inputs and name not in result.defaults]
-    outputs = [name for name in result.outputs if name not in reference.outputs]
-    notes = [f"Only the reference takes the input {name!r}." for name in inputs]
-    return (*notes, *(f"Only the result gives the output {name!r}; it is not compared." for name in outputs))

@@ -1,25 +1,17 @@
 """What samples show, one after another, and the report that comes of it."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-
-from onnxamp._errors import ArgumentError
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.compare import merge
-from onnxamp._numerics.detections import Detections, compare_matched
+from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.limits import Limits, apply_limits, size_only
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import TensorDiff
-from onnxamp._numerics.pairing import exponents_between
 from onnxamp._numerics.results import DiffReport, LayerDiff
+from onnxamp._numerics.sample_diff import SampleDiff
 from onnxamp._numerics.tokens import Parting
-from onnxamp._numerics.walk import Compared, Walked
-from onnxamp._ops.facts import op_key
-from onnxamp._runtime.flow import Flow, dtype_of, origin
-from onnxamp._runtime.values import Feed
 
 _HOPELESS: Final = 1e-2
 """Noise floor from which on errors tell nothing about low precision."""
@@ -29,7 +21,7 @@ _HOPELESS: Final = 1e-2
 class Tally:
     """What the samples have shown so far."""
 
-    selected: frozenset[str]
+    accept: Accept | None
     outputs: dict[str, list[TensorDiff]] = field(default_factory=dict)
     alarms: list[str] = field(default_factory=list)
     layers: dict[str, LayerDiff] = field(default_factory=dict)
@@ -37,49 +29,24 @@ class Tally:
     detections: dict[tuple[str, ...], Detections] = field(default_factory=dict)
     tokens: dict[str, Parting] = field(default_factory=dict)
 
-    def add(self, reference: Flow, result: Flow, walked: Walked) -> None:
-        """Add a sample.
-
-        Raises:
-            ArgumentError: the result lacks an output of the reference.
-        """
-        for name, value in walked.reference.items():
-            if name not in walked.result:
-                raise ArgumentError(f"The models have different outputs: only the reference has {name!r}.")
-            self.alarms += [f"Output {name!r}: {text}" for text in _mismatches(value, walked.result[name])]
-        detections, diffs = compare_matched(walked.reference, walked.result, self.selected)
-        for found in detections:
+    def add(self, number: int, sample: SampleDiff) -> None:
+        """Add a sample."""
+        self.alarms += sample.mismatches
+        for found in sample.detections:
             before = self.detections.get(found.outputs)
             self.detections[found.outputs] = found if before is None else before + found
-        for diff in diffs:
+        for diff in sample.outputs:
             self.outputs.setdefault(diff.name, []).append(diff)
-        for row in _layers(reference, result, walked.compared):
+        for row in sample.layers:
             self.layers[row.value] = _joined(self.layers.get(row.value), row)
-
-    def judge(self, number: int, walked: Walked, accept: Accept | None) -> None:
-        """Ask the user's function about a sample.
-
-        Raises:
-            ArgumentError: it does not say yes or no.
-        """
-        if accept is None:
-            return
-        self.notes.setdefault(f"{accept.name!r} judges the outputs.")
-        if not accept.takes(walked.reference, walked.result):
-            self.alarms.append(f"{accept.name!r} rejects the outputs of sample {number}.")
-
-    def add_tokens(self, found: Parting | None) -> None:
-        """Add the tokens of a sample."""
-        if found is not None:
-            before = self.tokens.get(found.output)
-            self.tokens[found.output] = found if before is None else before.and_then(found)
-
-
-def nan_inputs(feeds: Mapping[str, Feed]) -> Iterator[str]:
-    """Sentences about inputs that hold NaN, which spoils whatever it meets."""
-    for name, feed in feeds.items():
-        if isinstance(feed, np.ndarray) and feed.dtype.kind == "f" and (count := int(np.isnan(feed).sum())):
-            yield f"Input {name!r} holds NaN in {count:,} of {feed.size:,} elements."
+        if self.accept is not None:
+            self.notes.setdefault(f"{self.accept.name!r} judges the outputs.")
+        if sample.rejected is not None:
+            self.alarms.append(f"{sample.rejected!r} rejects the outputs of sample {number}.")
+        for tokens in sample.tokens:
+            earlier = self.tokens.get(tokens.output)
+            self.tokens[tokens.output] = tokens if earlier is None else earlier.and_then(tokens)
+        self.notes |= dict.fromkeys(sample.notes)
 
 
 def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
@@ -117,27 +84,3 @@ def _joined(before: LayerDiff | None, now: LayerDiff) -> LayerDiff:
 
 def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | None:
     return one + other if one is not None and other is not None else one or other
-
-
-def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iterator[LayerDiff]:
-    exponents = exponents_between(reference, result)
-    for name, row in rows.items():
-        _, position = origin(reference, name)
-        node = reference.nodes[position]
-        dtype, label = dtype_of(result, name), node.name or name
-        if "float" not in dtype and not (row.accumulated and row.accumulated.error_max):
-            continue  # shapes, indices and masks that are equal
-        yield LayerDiff(
-            position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note, exponents.get(name, 0)
-        )
-
-
-def _mismatches(reference: Any, result: Any) -> list[str]:
-    """Differences between sequences and optionals as such; their elements are compared one by one."""
-    if isinstance(reference, list) and isinstance(result, list):
-        if len(reference) != len(result):
-            return [f"The sequence has {len(result)} elements instead of {len(reference)}."]
-        return [text for one, other in zip(reference, result, strict=True) for text in _mismatches(one, other)]
-    if type(reference) is not type(result):
-        return [f"It is {type(result).__name__} instead of {type(reference).__name__}."]
-    return []

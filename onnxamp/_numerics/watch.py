@@ -238,6 +238,12 @@ class WatchedRun:
         if seen is not None:
             seen(name, value)
 
+    def join(self, values: Mapping[str, Measurement], inputs: Mapping[str, Measurement]) -> None:
+        """Add what was measured elsewhere."""
+        for into, more in ((self.values, values), (self.inputs, inputs)):
+            for name, measured in more.items():
+                into[name] = into[name] + measured if name in into else measured
+
     def checks(self) -> tuple[ValueCheck, ...]:
         """The values so far, in execution order, with their faults."""
         return classify(self.runner.flow, self.rows, self.values, self.inputs)

@@ -1,15 +1,17 @@
 """Libraries of custom ops, which sessions of a block of code register, and their declarations with them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from onnxamp._context import active_within
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.custom import CustomOpsLike, declared_ops
+from onnxamp._ops.signature import DECLARED
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -48,6 +50,24 @@ def custom_ops(declared: CustomOpsLike | None = None, *, library: LibrariesLike 
 def active_libraries() -> tuple[str, ...]:
     """The libraries that sessions register here, for another process."""
     return _LIBRARIES.get()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The custom ops that a block of code knows and runs, for another process."""
+
+    declared: Mapping[Any, Any]
+    libraries: tuple[str, ...]
+
+    @classmethod
+    def here(cls) -> "Surroundings":
+        """Those of the present block."""
+        return cls(dict(DECLARED.get()), _LIBRARIES.get())
+
+    def enter(self) -> None:
+        """Make them those of this process."""
+        DECLARED.set(self.declared)
+        _LIBRARIES.set(self.libraries)
 
 
 def register_libraries(options: "ort.SessionOptions") -> None:

@@ -104,6 +104,11 @@ class Executable:
             self._observed, self._runner = observed, Runner(observed.flow, self.provider)
         return self._runner
 
+    @property
+    def choices(self) -> tuple[tuple[str, bool], ...]:
+        """The conditions that the last prepared sample met: others with the same are run by the same runner."""
+        return self._observed.choices if self._observed is not None else ()
+
     def runs_whole(self, feeds: Mapping[str, Feed]) -> bool:
         """Whether the sample runs in one session."""
         return self.whole and all(feed is not None for feed in feeds.values())

@@ -209,7 +209,7 @@ def _folder(path: Path) -> list[Callable[[], Sample]]:
     files = [file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file()]
     if not files:
         raise ArgumentError(f"The folder {quoted(path)} holds no .npz or .json file: save one per sample there.")
-    return [partial(_one_sample, file) for file in sorted(files, key=_natural)]
+    return [partial(read_one, file) for file in sorted(files, key=_natural)]
 
 
 def _natural(path: Path) -> tuple[list[tuple[int, str]], str]:
@@ -218,7 +218,8 @@ def _natural(path: Path) -> tuple[list[tuple[int, str]], str]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts], path.name
 
 
-def _one_sample(path: Path) -> Sample:
+def read_one(path: Path) -> Sample:
+    """The sample of a file that holds one."""
     readers = _file(path)
     if len(readers) != 1:
         raise ArgumentError(

@@ -1,7 +1,7 @@
 """The arguments of a tuning, checked before anything takes time."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 
 from onnxamp._errors import ArgumentError
@@ -14,6 +14,7 @@ from onnxamp._tuning.job import TIMES
 from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS
 from onnxamp._tuning.sensitivity import Progress
+from onnxamp._workers.place import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Search:
     seconds: float = SECONDS
     allow_slower: bool = False
     accept: Accept | None = None
+    place: Place = field(default_factory=Place)
 
     def __post_init__(self) -> None:
         if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:

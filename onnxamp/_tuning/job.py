@@ -22,7 +22,8 @@ from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Candidate, KeptNode
 from onnxamp._tuning.runs import Backend, converted_error, device_noise, profile_nodes
-from onnxamp._tuning.sensitivity import LocalError, Progress, local_of, measure_samples
+from onnxamp._tuning.sensitivity import LocalError, Progress, local_of, measure_samples, names_of
+from onnxamp._tuning.shared import Shared
 from onnxamp._tuning.space import UNSEEN, SearchSpace, exactly
 from onnxamp._tuning.state import TuningState
 
@@ -46,6 +47,7 @@ class Job:
     metric: Metric
     state: TuningState
     backend: Backend
+    shared: Shared
     folder: Path
     """Where converted models go whose weights are too large for the memory."""
     budget: int = BUDGET
@@ -90,7 +92,14 @@ class Job:
 
     def measure_locally(self, progress: Progress) -> None:
         """Measure the local errors that the state lacks."""
-        if self.space.tunable and self.state.local.samples < len(self.samples):
+        if not self.space.tunable or self.state.local.samples == len(self.samples):
+            return
+        if self.shared.workers is not None:
+            self.shared.measure(
+                self.state.local, self.prepared, self.made(self.space.all_low), names_of(self.space.tunable),
+                self.budget, self.backend.arithmetic, progress, self.state.save,
+            )  # fmt: skip
+        else:
             measure_samples(
                 self.state.local, self.prepared, self.made(self.space.all_low), self.space.tunable,
                 self.samples, self.metric, progress, self.state.save, self.references, self.budget,
@@ -140,12 +149,16 @@ class Job:
                 self.errors[candidate.low] = self.state.error(
                     candidate.low,
                     where,
-                    lambda: converted_error(
-                        self.prepared, self.made(analysis), self.samples, self.metric, self.backend, self.references,
-                        self.budget,
-                    ),
-                )  # fmt: skip
+                    lambda: self._error(self.made(analysis)),
+                )
         return self.errors[candidate.low]
+
+    def _error(self, result: Model) -> float:
+        if self.shared.workers is not None:
+            return self.shared.error(self.prepared, result, self.backend, self.budget)
+        return converted_error(
+            self.prepared, result, self.samples, self.metric, self.backend, self.references, self.budget
+        )
 
     @cached_property
     def device_noise(self) -> float | None:

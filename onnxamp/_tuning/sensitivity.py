@@ -6,12 +6,12 @@ at a time, and halve the worst again and again. The error of a block is shared a
 price of op i = (error of the block)^2 * local_i^2 / sum of local^2 in the block.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import inf
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import RuntimeFailure
@@ -51,15 +51,36 @@ class LocalError:
     broken: str | None
 
 
+class LocalSample(NamedTuple):
+    """The local errors of values on one sample, and the error with everything in (emulated) low precision."""
+
+    values: Mapping[str, Measurement]
+    error: float
+    trouble: RuntimeFailure | None = None
+    """Why the model does not run."""
+
+
 @dataclass(slots=True)
 class LocalErrors:
     """What the pass has measured: the number of samples, the local error of each value, and the worst error of the
-    outputs with everything in (emulated) low precision.
+    outputs with everything in (emulated) low precision. ``ahead`` are samples that were done before earlier ones.
     """
 
     samples: int = 0
     values: dict[str, Measurement] = field(default_factory=dict)
     worst: float = 0.0
+    ahead: dict[int, Any] = field(default_factory=dict)
+
+    def done_ahead(self) -> dict[int, LocalSample]:
+        """The samples that ran and wait for earlier ones."""
+        rows = self.ahead.items()
+        return {number: row for number, row in rows if isinstance(row, LocalSample) and row.trouble is None}
+
+    def add(self, values: Mapping[str, Measurement], error: float) -> None:
+        """Add the next sample."""
+        for name, row in values.items():
+            self.values[name] = self.values[name] + row if name in self.values else row
+        self.samples, self.worst = self.samples + 1, max(self.worst, error)
 
 
 def measure_samples(
@@ -83,15 +104,7 @@ def measure_samples(
     Raises:
         RuntimeFailure: the model does not run.
     """
-    names = {name for unit in units for name in unit.names}
-
-    def paired(reference: Flow, result: Flow) -> Pairing:
-        pairing = pair(reference, result)
-        shared = {name: replay for name, replay in pairing.shared.items() if name in names and replay is not None}
-        return Pairing(shared, pairing.replaceable, accumulated=False)
-
-    one = Executable(model, "cpu", emulated=True, whole=False, budget=budget, arithmetic=arithmetic)
-    walk = SideBySide(one, replace(one, model=lowered, origin=one), paired)
+    walk = side_by_side(model, lowered, names_of(units), budget, arithmetic)
     while measured.samples < len(samples):
         first = measured.samples
         left = (check_inputs(model.proto, samples[number]) for number in range(first, len(samples)))
@@ -102,12 +115,9 @@ def measure_samples(
         except RuntimeFailure as failure:
             raise RuntimeFailure(input_failure("The model does not run", failure, samples, first, model)) from failure
         for number, walked in enumerate(walks, first):
-            _add(measured, walked)
-            error = inf
             if walked.failure is None:
-                error = metric.error(walked.reference, walked.result)
                 references.keep(number, walked.reference)
-            measured.samples, measured.worst = number + 1, max(measured.worst, error)
+            measured.add(*local_sample(walked, metric)[:2])
         saved()
 
 
@@ -117,10 +127,30 @@ def _activity(first: int, count: int, total: int) -> str:
     return f"measuring each op: {which} of {total}"
 
 
-def _add(measured: LocalErrors, walked: Walked) -> None:
-    for name, row in walked.compared.items():
-        if row.local is not None:
-            measured.values[name] = measured.values[name] + row.local if name in measured.values else row.local
+def side_by_side(
+    model: Model, lowered: Model, names: Collection[str], budget: int, arithmetic: Profile | None
+) -> SideBySide:
+    """The model and its lowered form, of which values of some names are compared."""
+
+    def paired(reference: Flow, result: Flow) -> Pairing:
+        pairing = pair(reference, result)
+        shared = {name: replay for name, replay in pairing.shared.items() if name in names and replay is not None}
+        return Pairing(shared, pairing.replaceable, accumulated=False)
+
+    one = Executable(model, "cpu", emulated=True, whole=False, budget=budget, arithmetic=arithmetic)
+    return SideBySide(one, replace(one, model=lowered, origin=one), paired)
+
+
+def names_of(units: Iterable[TunableNode]) -> frozenset[str]:
+    """The values that the nodes compute."""
+    return frozenset(name for unit in units for name in unit.names)
+
+
+def local_sample(walked: Walked, metric: Metric) -> LocalSample:
+    """What was measured on one sample."""
+    error = metric.error(walked.reference, walked.result) if walked.failure is None else inf
+    rows = walked.compared.items()
+    return LocalSample({name: row.local for name, row in rows if row.local is not None}, error)
 
 
 def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: LowType) -> LocalError:

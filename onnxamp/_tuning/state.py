@@ -1,7 +1,7 @@
 """Measurements of a tuning in a file, so that an interrupted one resumes and nothing is measured twice."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from hashlib import sha256
 from math import inf
@@ -18,7 +18,7 @@ from onnxamp._model.weights import blocks_of, read_array
 from onnxamp._numerics.measure import Measurement
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.spill import is_large
-from onnxamp._tuning.sensitivity import LocalErrors
+from onnxamp._tuning.sensitivity import LocalErrors, LocalSample
 
 _FORMAT: Final = 2
 
@@ -62,7 +62,10 @@ class TuningState:
                 "signature": self.signature,
                 "samples": self.local.samples,
                 "worst": _written(self.local.worst),
-                "values": {name: list(map(_written, astuple(row))) for name, row in self.local.values.items()},
+                "values": _rows(self.local.values),
+                "ahead": {
+                    str(n): [_written(row.error), _rows(row.values)] for n, row in self.local.done_ahead().items()
+                },
                 "errors": {key: _written(error) for key, error in self.errors.items()},
             }
             write_file(self.path, (json.dumps(facts) + "\n").encode())
@@ -79,8 +82,9 @@ def load_state(signature: str, path: Path | None) -> TuningState:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         kind = data["onnxamp"], data["format"]
-        rows = {name: Measurement(*map(_read, row)) for name, row in data["values"].items()}
-        local = LocalErrors(int(data["samples"]), rows, _read(data["worst"]))
+        rows, waiting = _measurements(data["values"]), data.get("ahead", {}).items()
+        ahead = {int(number): LocalSample(_measurements(values), _read(error)) for number, (error, values) in waiting}
+        local = LocalErrors(int(data["samples"]), rows, _read(data["worst"]), ahead)
         errors = {key: _read(error) for key, error in data["errors"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(f"{str(path)!r} is not a tuning state ({error}): name another file.") from None
@@ -91,6 +95,14 @@ def load_state(signature: str, path: Path | None) -> TuningState:
     if data.get("signature") != signature:
         return TuningState(signature, path)
     return TuningState(signature, path, local, errors, frozenset(errors))
+
+
+def _rows(values: Mapping[str, Measurement]) -> dict[str, list[Any]]:
+    return {name: list(map(_written, astuple(row))) for name, row in values.items()}
+
+
+def _measurements(rows: Mapping[str, list[Any]]) -> dict[str, Measurement]:
+    return {name: Measurement(*map(_read, row)) for name, row in rows.items()}
 
 
 def _written(number: float) -> float | str:

@@ -39,7 +39,7 @@ from onnxamp._options.options import Level, Options
 from onnxamp._paths import as_path
 from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
+from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.switch import WHERE_OPSET
@@ -48,14 +48,16 @@ from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.estimate import Estimate, bound_shapes
 from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.job import Job
-from onnxamp._tuning.metric import Metric, MetricLike, accepted, make_metric
+from onnxamp._tuning.metric import Metric, MetricLike
 from onnxamp._tuning.results import Candidate, Tuned
-from onnxamp._tuning.runs import MaskedModel, choose_backend
+from onnxamp._tuning.runs import Backend, MaskedModel, choose_backend
 from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, TIME, CandidateSearch, pareto_front
 from onnxamp._tuning.sensitivity import Progress
+from onnxamp._tuning.shared import Judge, Shared
 from onnxamp._tuning.space import choose_samples, find_live, find_space, low_nodes
 from onnxamp._tuning.state import TuningState, fingerprint, load_state
 from onnxamp._warnings import warn
+from onnxamp._workers.place import Place
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SUBSET: Final = 4
@@ -91,6 +93,8 @@ def tune_model(
     seconds: float = SECONDS,
     allow_slower: bool = False,
     accept: AcceptLike | None = None,
+    jobs: int | None = None,
+    cluster: str | None = None,
     **options: Unpack[OptionKeywords],
 ) -> tuple[ModelProto, Tuned]:
     """Convert as much of a model to low precision as its measured accuracy allows.
@@ -121,6 +125,8 @@ def tune_model(
             the fastest is chosen, and none that is slower than float32 by the estimate, unless its weights are smaller.
         accept: a function of the outputs of the original and of a candidate, by name, that returns True or False; or
             "package:function". What it rejects misses the tolerance, whatever its error.
+        jobs: worker processes that share the samples; None for this process.
+        cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
         options: those of :func:`onnxamp.convert_model`, except level and lists, which measurements replace.
 
     Returns:
@@ -139,7 +145,7 @@ def tune_model(
     judge = None if accept is None else Accept.of(accept)
     search = Search(
         tolerance, metric, samples, count, seed, dims, device, times, provider, runs, state, pick, progress, budget,
-        seconds, allow_slower, judge,
+        seconds, allow_slower, judge, Place(jobs, cluster),
     )  # fmt: skip
     settings, opened = Options.of("auto", options), Model.of(model)
     with declared_ops(settings.custom_ops):
@@ -159,20 +165,23 @@ def tune_warned(model: Model, options: Options, search: Search) -> Tuned:
 def tune(model: Model, options: Options, search: Search) -> Tuned:
     """:func:`tune_model` for a model that is read, and arguments that are checked; the plan converts it."""
     device_called(search.device)  # checks it before anything runs
-    samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
-    options = with_ranges(model, options, samples, search.provider)
-    return tune_both(model, options, search, samples, partial(_tune_once, model, samples))
-
-
-def _tune_once(model: Model, samples: Samples, options: Options, search: Search) -> Tuned:
-    """:func:`tune` on these samples, with the exponents of the options."""
-    device = device_called(search.device)
-    judge = make_metric(search.metric, search.tolerance, _listed(model, search.metric))
-    judge = accepted(judge, search.accept)
     backend = choose_backend(search.provider, options.target)
+    judge = Judge(search.metric, search.tolerance, _listed(model, search.metric), search.accept)
+    judge.made()  # checks it, too
+    samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
+    with search.place.sharing(len(samples), gpus=backend.provider == "cuda") as workers:
+        shared = Shared(workers, judge, samples)
+        options = with_ranges(model, options, samples, search.provider)
+        return tune_both(model, options, search, samples, partial(_tune_once, model, backend, shared))
+
+
+def _tune_once(model: Model, backend: Backend, shared: Shared, options: Options, search: Search) -> Tuned:
+    """:func:`tune` with the exponents of the options."""
+    device, samples, judge = device_called(search.device), shared.samples, shared.judge.made()
     usual = replace(options, level=Level.O2)
     reference = reference_of(model, options)
-    proof = UpgradeProof(Comparison.of(reference, samples, None, backend.provider, budget=search.budget))
+    comparison = Comparison.of(reference, samples, None, backend.provider, budget=search.budget, workers=shared.workers)
+    proof = UpgradeProof(comparison)
     upgraded, _ = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
     graph = upgraded.graph
     estimate = Estimate(
@@ -197,7 +206,7 @@ def _tune_once(model: Model, samples: Samples, options: Options, search: Search)
         ]
         state = load_state(fingerprint(words, ready, samples), as_path(search.state))
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
-        job = Job(ready, space, samples, judge, state, backend, Path(folder), search.budget)
+        job = Job(ready, space, samples, judge, state, backend, shared, Path(folder), search.budget)
         tuned = _tuned(job, search, live, device)
     plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *upgraded.refused))
     return replace(tuned, plan=plan) if upgraded.refused else tuned

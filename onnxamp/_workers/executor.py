@@ -1,7 +1,8 @@
 """Handing out work to processes that may die: one loop for those of this machine and those of a cluster.
 
 A *work* is a function that makes another one: it runs once in each worker, which keeps what it made for all items. So
-what all items need (models, sessions, options) is sent once, and an item is small. A worker has one item at a time, and
+what all items need (models, sessions, options) is sent once, and an item is small. The work is called with the worker's
+memory, a dict in which it may leave what later works can use. A worker has one item at a time, and
 the next is taken from its source when a worker is free: memory depends on the number of workers, not on that of items.
 
 If a worker dies, only the item that it worked on is affected: it is given to others, elsewhere if possible, and at last
@@ -13,11 +14,12 @@ import signal
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Protocol, TypeAlias
 
-Work: TypeAlias = Callable[[], Callable[[Any], Any]]
+Memory: TypeAlias = dict[str, Any]
+Work: TypeAlias = Callable[[Memory], Callable[[Any], Any]]
 """Makes the function that is called with each item; it must be possible to pickle it, with what it is made from."""
 
 
@@ -145,7 +147,7 @@ def _may_pass(result: Any) -> bool:
     return isinstance(result, Crash) or (isinstance(result, Failed) and isinstance(result.error, MemoryError))
 
 
-_AHEAD: Final = 16
+AHEAD: Final = 16
 """Items per worker that may be done before the oldest one that is not."""
 
 
@@ -158,7 +160,7 @@ def run_in_order(
         As :func:`run`, and the first error that the work's function raised, in the order of the items.
     """
     ready, first = dict[int, Any](), 0
-    with closing(run(workers, work, items, window=_AHEAD * workers.count)) as results:
+    with closing(run(workers, work, items, window=AHEAD * workers.count)) as results:
         for position, result in results:
             done(position, result)
             ready[position] = result
@@ -174,6 +176,7 @@ def run_in_order(
 class Station:
     """What a worker process has: the function of the present work."""
 
+    memory: Memory = field(default_factory=dict)
     _function: Callable[[Any], Any] | None = None
     _fault: Exception | None = None
 
@@ -181,7 +184,7 @@ class Station:
         """Turn to another work; an error is that of each of its items."""
         self._function = self._fault = None
         try:
-            self._function = pickle.loads(pickled)()  # noqa: S301 - it comes from the main process
+            self._function = pickle.loads(pickled)(self.memory)  # noqa: S301 - it comes from the main process
         except Exception as error:  # noqa: BLE001 - the main process decides what it means
             self._fault = error
 

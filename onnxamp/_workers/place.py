@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from onnxamp._errors import ArgumentError
 from onnxamp._workers.cluster import Cluster, connect
+from onnxamp._workers.executor import Workers
 from onnxamp._workers.processes import Processes
 from onnxamp._workers.threads import core_count
 
@@ -32,11 +33,6 @@ class Place:
         if self.cluster is not None and not self.cluster:
             raise ArgumentError("The cluster has no address: write 'local', or that of a Ray cluster.")
 
-    @property
-    def is_given(self) -> bool:
-        """Whether anything but the default is asked for."""
-        return self.jobs is not None or self.cluster is not None
-
     @contextmanager
     def workers(self, most: int | None = None, gpus: int = 0) -> Iterator[Processes | Cluster]:
         """The workers, for the length of a ``with`` block.
@@ -49,6 +45,19 @@ class Place:
             As :func:`onnxamp._workers.cluster.connect`.
         """
         with closing(self._opened(most, gpus)) as workers:
+            yield workers
+
+    @contextmanager
+    def sharing(self, items: int, gpus: int = 0) -> Iterator[Workers | None]:
+        """The workers for so many items; None where this process does them: for a single one, and by default.
+
+        Raises:
+            As :meth:`workers`.
+        """
+        if (self.jobs is None and self.cluster is None) or items < 2:
+            yield None
+            return
+        with self.workers(items, gpus) as workers:
             yield workers
 
     def _opened(self, most: int | None, gpus: int) -> Processes | Cluster:

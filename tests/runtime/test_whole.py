@@ -17,8 +17,8 @@ from rich.console import Console
 import onnxamp
 from onnxamp import ArgumentError, convert_model, diff_models, random_samples
 from onnxamp._model.model import Model
-from onnxamp._numerics.diff import noise_floor
 from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.sample_diff import noise_floor
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.terminal import as_text
 from onnxamp._runtime.engines import WholeModel

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 import zoo_jobs
 from commands import MODELS
@@ -22,8 +23,9 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._batch.folder import FolderProgress
+from onnxamp._report.machine import diff_json
 from onnxamp._workers.cluster import Cluster, connect
-from onnxamp._workers.executor import Crash
+from onnxamp._workers.executor import Crash, Work
 from onnxamp._workers.executor import run as work_on
 
 ray: Any = pytest.importorskip("ray", reason="needs Ray: pip install onnxamp[ray]")
@@ -58,16 +60,20 @@ def cluster(machines: Any) -> Iterator[Cluster]:
         yield workers
 
 
+def doing(function: Callable[..., Any], *first: object) -> Work:
+    return partial(zoo_jobs.plain, partial(function, *first))
+
+
 def test_each_machine_has_a_worker(cluster: Cluster, tmp_path: Path) -> None:
     assert (cluster.count, cluster.threads) == (2, 1)
-    found = dict(work_on(cluster, partial(partial, zoo_jobs.home, str(tmp_path)), range(2)))
+    found = dict(work_on(cluster, doing(zoo_jobs.home, str(tmp_path)), range(2)))
     assert len(set(found.values())) == 2
 
 
 def test_an_item_that_kills_is_tried_elsewhere_and_fails_alone(cluster: Cluster, tmp_path: Path) -> None:
-    work = partial(partial, zoo_jobs.die_on, str(tmp_path), 2)
+    work = doing(zoo_jobs.die_on, str(tmp_path), 2)
     assert dict(work_on(cluster, work, ["a", "bad", "c"])) == {0: "A", 1: "BAD", 2: "C"}
-    work = partial(partial, zoo_jobs.die_on, str(tmp_path), 9)
+    work = doing(zoo_jobs.die_on, str(tmp_path), 9)
     found = dict(work_on(cluster, work, ["a", "bad-2", "c"]))
     assert isinstance(found[1], Crash)
     assert (found[0], found[1].attempts, found[2]) == ("A", 3, "C")
@@ -90,7 +96,7 @@ def test_a_lost_machine_loses_no_item(machines: Any, tmp_path: Path) -> None:
     thread.start()
     with closing(connect(machines.address, None)) as workers:
         assert workers.count == 3
-        work = partial(partial, zoo_jobs.wait_for, str(tmp_path))
+        work = doing(zoo_jobs.wait_for, str(tmp_path))
         found = dict(work_on(workers, work, range(6), started=started.append))
     thread.join()
     assert found == {number: number for number in range(6)}
@@ -103,10 +109,10 @@ def test_what_cannot_start_is_an_error(cluster: Cluster) -> None:
 
 
 def test_closing_ends_workers_at_work(cluster: Cluster) -> None:
-    running = work_on(cluster, partial(partial, zoo_jobs.slow), [0.0, 3600.0])
+    running = work_on(cluster, doing(zoo_jobs.slow), [0.0, 3600.0])
     assert next(running) == (0, 0.0)
     running.close()  # would wait for an hour
-    assert dict(work_on(cluster, partial(partial, zoo_jobs.slow), [0.0])) == {0: 0.0}
+    assert dict(work_on(cluster, doing(zoo_jobs.slow), [0.0])) == {0: 0.0}
 
 
 def test_there_is_no_such_cluster(machines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +168,25 @@ def test_a_folder_is_converted_as_by_one_process_though_a_worker_is_killed(machi
     assert {row.outcome for row in again.rows} == {"up to date", "failed before"}
 
 
+def test_samples_are_compared_as_by_one_process(machines: Any, tmp_path: Path) -> None:
+    """Of samples in files, and with a metric that no other process could import."""
+    for number, sample in enumerate(onnxamp.random_samples(MODELS[0], 4)):
+        np.savez(tmp_path / f"{number}.npz", **sample)
+    low = onnxamp.convert_model(MODELS[0])
+    wanted = onnxamp.diff_models(MODELS[0], low, tmp_path, provider="cpu")
+    found = onnxamp.diff_models(MODELS[0], low, tmp_path, provider="cpu", cluster=machines.address)
+    assert diff_json(found) == diff_json(wanted)
+
+    def largest(reference: dict[str, Any], result: dict[str, Any]) -> float:
+        return max(float(np.abs(value - result[name]).max()) for name, value in reference.items())
+
+    several = [
+        onnxamp.tune_model(MODELS[0], 1e-3, metric=largest, samples=tmp_path, provider="cpu", cluster=cluster)
+        for cluster in (None, machines.address)
+    ]
+    assert several[0] == several[1]
+
+
 def test_ctrl_c_leaves_what_is_done_and_the_cluster(machines: Any, tmp_path: Path) -> None:
     (source := tmp_path / "in").mkdir()
     for number in range(8):
@@ -172,7 +197,8 @@ def test_ctrl_c_leaves_what_is_done_and_the_cluster(machines: Any, tmp_path: Pat
     command += ["--cluster", machines.address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("[1/8] ")
+        while not process.stderr.readline().startswith("[1/8] "):  # a slow machine tells how far it is
+            assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait() == 130

@@ -15,7 +15,7 @@ from commands import CLASSIFIER
 
 import onnxamp
 from onnxamp._runtime.session import make_session
-from onnxamp._workers.executor import Crash, Failed, run, run_in_order
+from onnxamp._workers.executor import Crash, Failed, Work, run, run_in_order
 from onnxamp._workers.place import Place
 from onnxamp._workers.processes import Processes
 from onnxamp._workers.threads import THREADS, thread_limit
@@ -29,9 +29,8 @@ def pair() -> Iterator[Processes]:
         yield workers
 
 
-def doing(function: Callable[[Any], Any]) -> Callable[[], Callable[[Any], Any]]:
-    """The work that is a function."""
-    return partial(partial, function)
+def doing(function: Callable[[Any], Any]) -> Work:
+    return partial(zoo_jobs.plain, function)
 
 
 @UNIX
@@ -62,6 +61,12 @@ def test_what_is_made_serves_all_items_of_a_work() -> None:
     with closing(Processes(1, 1)) as workers:
         for _ in range(2):  # the worker is the same, and makes it anew
             assert [result for _, result in run(workers, zoo_jobs.counter, range(4))] == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_worker_remembers_what_works_leave() -> None:
+    with closing(Processes(1, 1)) as workers:
+        assert [dict(run(workers, zoo_jobs.remembering, [0])) for _ in range(2)] == [{0: 1}, {0: 2}]
 
 
 @pytest.mark.usefixtures("forked")
@@ -98,7 +103,7 @@ def test_items_are_taken_when_a_worker_is_free(pair: Processes) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_results_in_order_and_the_first_error(pair: Processes) -> None:
-    assert list(run_in_order(Slow(3), lambda: str, range(10))) == list(range(10))
+    assert list(run_in_order(Slow(3), lambda _: str, range(10))) == list(range(10))
     with pytest.raises(ValueError, match="first"):
         list(run_in_order(pair, doing(zoo_jobs.square_of_number), [1, "first", 2, "second"]))
     assert isinstance(dict(run(pair, doing(zoo_jobs.square_of_number), [1, "first"]))[1], Failed)
@@ -112,7 +117,7 @@ def test_what_cannot_be_made_is_the_error_of_each_item(pair: Processes) -> None:
 
 def test_what_cannot_be_sent() -> None:
     with closing(Processes(1, 1)) as workers, pytest.raises(onnxamp.ArgumentError, match="importable by name"):
-        next(run(workers, lambda: str, [1]))
+        next(run(workers, lambda _: str, [1]))
 
 
 class Slow:
@@ -143,19 +148,19 @@ class Slow:
 
 @pytest.mark.parametrize(("deaths", "found"), [(2, "odd"), (3, Crash(None, "10.0.0.1", 3))])
 def test_an_item_gets_as_many_workers_as_it_may(deaths: int, found: object) -> None:
-    assert dict(run(Slow(1, deaths, 3), lambda: str, ["even", "odd", "even"])) == {0: "even", 1: found, 2: "even"}
+    assert dict(run(Slow(1, deaths, 3), lambda _: str, ["even", "odd", "even"])) == {0: "even", 1: found, 2: "even"}
 
 
 def test_no_item_is_far_ahead_of_the_oldest() -> None:
-    order = [position for position, _ in run(Slow(2), lambda: str, range(8), window=4)]
+    order = [position for position, _ in run(Slow(2), lambda _: str, range(8), window=4)]
     assert order == [1, 2, 3, 0, 5, 6, 7, 4]  # without a window, the first would be the last
-    assert [position for position, _ in run(Slow(2), lambda: str, range(8))][-1] == 0
+    assert [position for position, _ in run(Slow(2), lambda _: str, range(8))][-1] == 0
 
 
 def test_a_memory_error_may_pass_on_another_machine() -> None:
     items = ["even", Failed(MemoryError()), "even"]
     gave: list[int] = []
-    assert dict(run(Slow(1, 0, 3), lambda: str, items, started=gave.append)) == dict(enumerate(items))
+    assert dict(run(Slow(1, 0, 3), lambda _: str, items, started=gave.append)) == dict(enumerate(items))
     assert gave == [0, 1, 1, 1, 2]
 
 

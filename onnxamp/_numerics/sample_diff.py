@@ -1,0 +1,279 @@
+"""Comparing two models on one sample, here or in a worker process, and what that shows."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
+from onnxamp._model.model import Model
+from onnxamp._numerics.accept import Accept
+from onnxamp._numerics.compare import compare_outputs
+from onnxamp._numerics.detections import Detections, compare_matched
+from onnxamp._numerics.metrics import LOWNESS, TensorDiff
+from onnxamp._numerics.pairing import exponents_between
+from onnxamp._numerics.results import LayerDiff
+from onnxamp._numerics.tokens import Parting, find_parting, token_outputs
+from onnxamp._numerics.walk import Compared, SideBySide, Walked
+from onnxamp._ops.facts import op_key
+from onnxamp._ops.profiles import Profile
+from onnxamp._runtime.custom_ops import Surroundings
+from onnxamp._runtime.engines import Executable, OutputCache, Outputs, Progress, WholeModel, engine_name, part_of
+from onnxamp._runtime.flow import Flow, dtype_of, origin
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.samples import Sample
+from onnxamp._runtime.sent import SentModel, SentSample
+from onnxamp._runtime.session import Provider, is_plugin
+from onnxamp._runtime.side import run_alone
+from onnxamp._runtime.values import Feed
+from onnxamp._workers.executor import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDiff:
+    """What one sample shows.
+
+    Attributes:
+        facts: fields of the report that the models have on this sample; empty if it could not even be prepared.
+        error: why the reference does not run on it.
+        failure: why the result does not.
+        mismatches: differences of outputs that no limit allows.
+        rejected: the function of the user that rejects the outputs.
+    """
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    error: RuntimeFailure | None = None
+    failure: str | None = None
+    noise: float | None = None
+    outputs: tuple[TensorDiff, ...] = ()
+    detections: tuple[Detections, ...] = ()
+    layers: tuple[LayerDiff, ...] = ()
+    tokens: tuple[Parting, ...] = ()
+    mismatches: tuple[str, ...] = ()
+    rejected: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class SampleRun:
+    """Two models, and how they are compared on a sample; see :class:`onnxamp._numerics.diff.Comparison`."""
+
+    reference: Executable
+    result: Executable
+    provider: Provider
+    whole: bool
+    selected: frozenset[str]
+    accept: Accept | None
+    outputs: OutputCache
+    walk: SideBySide | None
+    """What compares intermediate values; None for outputs alone."""
+
+    def diff(self, number: int, sample: Sample, progress: Progress | None = None) -> SampleDiff:
+        """Compare the models.
+
+        Raises:
+            ArgumentError: the sample does not fit the reference, the models do not fit each other, or the user's
+                function does not say yes or no.
+        """
+        feeds, found = check_inputs(self.reference.model.proto, sample), SampleDiff()
+        try:
+            flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
+            found = SampleDiff(self._facts(*flows))
+            walked = self._run(number, feeds, progress)
+        except RuntimeFailure as error:
+            return replace(found, error=error)
+        if walked.failure is not None:
+            return replace(found, failure=walked.failure)
+        noise = None
+        if self.whole and self.provider != "cpu" and number == 0 and found.facts["reference_lowest"] == "float32":
+            noise = self._noise(feeds, walked.reference)
+        missing = next((name for name in walked.reference if name not in walked.result), None)
+        if missing is not None:
+            raise ArgumentError(f"The models have different outputs: only the reference has {missing!r}.")
+        detections, diffs = compare_matched(walked.reference, walked.result, self.selected)
+        accept = self.accept
+        return replace(
+            found, noise=noise, outputs=tuple(diffs), detections=tuple(detections),
+            layers=tuple(_layers(*flows, walked.compared)), tokens=tuple(self._tokens(number, feeds, flows[0], walked)),
+            mismatches=tuple(_mismatches(walked)),
+            rejected=None if accept is None or accept.takes(walked.reference, walked.result) else accept.name,
+            notes=tuple(nan_inputs(feeds)),
+        )  # fmt: skip
+
+    def _facts(self, reference: Flow, result: Flow) -> dict[str, Any]:
+        """What is known before anything runs."""
+        lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
+        if self.whole and lowest != "float32" and self.provider == "cpu":
+            raise ArgumentError(f"whole=True on CPU would hide what {lowest} does: leave it out, for emulation.")
+        return {
+            "lowest": lowest,
+            "ran_on": engine_name(self.provider, lowest, self.reference.arithmetic),
+            "reference_lowest": reference.lowest,
+            "notes": _unmatched(reference, result),
+        }
+
+    def _run(self, number: int, feeds: Mapping[str, Feed], progress: Progress | None) -> Walked:
+        """Run both models on one sample: side by side if values are compared, whole if that is how they run.
+
+        Raises:
+            RuntimeFailure: the reference does not run.
+        """
+        walked = self.walk.run(feeds, progress) if self.walk is not None else Walked({}, {}, {})
+        if self.walk is not None and not self.result.runs_whole(feeds):
+            self.outputs.keep(number, walked.reference)
+            return walked
+        reference = self.outputs.kept.get(number)
+        if reference is None:
+            reference = self.reference.run(feeds, part_of(progress, 0, 2))
+            self.outputs.keep(number, reference)
+        try:
+            return Walked(reference, self.result.run(feeds, part_of(progress, 1, 2)), walked.compared)
+        except RuntimeFailure as error:
+            return Walked({}, {}, walked.compared, str(error))
+
+    def _noise(self, feeds: Mapping[str, Feed], outputs: Outputs) -> float | None:
+        """:func:`noise_floor` of the reference, whose outputs are known from the device or from the CPU."""
+        one, on_device = self.reference, self.reference.provider == self.provider
+        elsewhere = WholeModel(one.model.path or one.model.proto, "cpu" if on_device else self.provider)
+        return noise_floor(elsewhere, feeds, outputs, on_device=on_device)
+
+    def _tokens(self, number: int, feeds: Mapping[str, Feed], flow: Flow, walked: Walked) -> Iterator[Parting]:
+        for name, logits in token_outputs(flow):
+            found = partial(self._value, feeds, logits)
+            parting = find_parting(name, number, walked.reference[name], walked.result[name], found)
+            if parting is not None:
+                yield parting
+
+    def _value(self, feeds: Mapping[str, Feed], name: str) -> Any:
+        """A value of the reference."""
+        return run_alone(self.reference.prepare(feeds), feeds, [name], self.reference.budget).output(name)
+
+
+_REFERENCE: Final = "diff reference"
+"""Where a worker remembers the last reference that it compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiffWork:
+    """:meth:`SampleRun.diff` in worker processes. They keep the reference for the next result.
+
+    ``first`` is the sample for which models are prepared, as in one process.
+    """
+
+    key: str
+    """Stands for the reference and how it is run."""
+    reference: SentModel
+    result: SentModel
+    is_converted: bool
+    """Whether the result was converted from the reference."""
+    budget: int
+    arithmetic: Profile | None
+    provider: Provider
+    whole: bool
+    selected: frozenset[str]
+    accept: Accept | None
+    layers: bool
+    first: SentSample
+    surroundings: Surroundings = field(default_factory=Surroundings.here)
+
+    def __call__(self, memory: Memory) -> Callable[[SentSample], SampleDiff]:
+        """The models are read, and prepared for the first sample."""
+        self.surroundings.enter()
+        if memory.get(_REFERENCE, ("",))[0] != self.key:
+            one = reference_on(self.provider, self.reference.opened(), self.budget, self.arithmetic, whole=self.whole)
+            memory[_REFERENCE] = self.key, one, OutputCache()
+        _, one, cache = memory[_REFERENCE]
+        result = self.result.opened(one.model if self.is_converted else None)
+        other = result_on(self.provider, result, one, whole=self.whole)
+        run = SampleRun(
+            one, other, self.provider, self.whole, self.selected, self.accept, cache,
+            SideBySide(one, other) if self.layers else None,
+        )  # fmt: skip
+        with suppress(OnnxAmpError):  # as its own item will tell
+            feeds = check_inputs(one.model.proto, self.first.read())
+            one.prepare(feeds)
+            other.prepare(feeds)
+        return lambda item: run.diff(item.number, item.read())
+
+
+def reference_on(
+    provider: Provider, model: Model, budget: int, arithmetic: Profile | None, *, whole: bool
+) -> Executable:
+    """The reference of results that run on a provider: on the same, or on the CPU beside a plugin provider."""
+    home = "cpu" if is_plugin(provider) else provider
+    return Executable(model, home, home == "cpu", whole and home == provider, budget, arithmetic=arithmetic)
+
+
+def result_on(provider: Provider, model: Model, reference: Executable, *, whole: bool) -> Executable:
+    """The result, as it is compared with a reference."""
+    origin = reference if model.origin is reference.model else None
+    return Executable(model, provider, provider == "cpu", whole, reference.budget, origin, reference.arithmetic)
+
+
+def noise_floor(
+    elsewhere: WholeModel, feeds: Mapping[str, Feed], outputs: Outputs, *, on_device: bool = True
+) -> float | None:
+    """The error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
+
+    Args:
+        elsewhere: the model, on the one of them that did not make the outputs.
+        outputs: what the other one made of the same feeds.
+        on_device: whether a device made the outputs, and not the CPU.
+
+    Returns:
+        The largest relative L2 error of all float outputs; None if the model does not run.
+    """
+    try:
+        others = elsewhere.run(feeds)
+    except RuntimeFailure:
+        return None
+    on_cpu, found = (others, outputs) if on_device else (outputs, others)
+    diffs = (diff for name, value in on_cpu.items() for diff in compare_outputs(name, value, found[name]))
+    return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
+
+
+def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
+    """Inputs and outputs that only one of the models has, and that are not compared."""
+    inputs = [name for name in reference.inputs if name not in result.inputs and name not in result.defaults]
+    outputs = [name for name in result.outputs if name not in reference.outputs]
+    notes = [f"Only the reference takes the input {name!r}." for name in inputs]
+    return (*notes, *(f"Only the result gives the output {name!r}; it is not compared." for name in outputs))
+
+
+def nan_inputs(feeds: Mapping[str, Feed]) -> Iterator[str]:
+    """Sentences about inputs that hold NaN, which spoils whatever it meets."""
+    for name, feed in feeds.items():
+        if isinstance(feed, np.ndarray) and feed.dtype.kind == "f" and (count := int(np.isnan(feed).sum())):
+            yield f"Input {name!r} holds NaN in {count:,} of {feed.size:,} elements."
+
+
+def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iterator[LayerDiff]:
+    exponents = exponents_between(reference, result)
+    for name, row in rows.items():
+        _, position = origin(reference, name)
+        node = reference.nodes[position]
+        dtype, label = dtype_of(result, name), node.name or name
+        if "float" not in dtype and not (row.accumulated and row.accumulated.error_max):
+            continue  # shapes, indices and masks that are equal
+        yield LayerDiff(
+            position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note, exponents.get(name, 0)
+        )
+
+
+def _mismatches(walked: Walked) -> Iterator[str]:
+    """Differences between sequences and optionals as such; their elements are compared one by one."""
+    for name, value in walked.reference.items():
+        yield from (f"Output {name!r}: {text}" for text in _differences(value, walked.result[name]))
+
+
+def _differences(reference: Any, result: Any) -> list[str]:
+    if isinstance(reference, list) and isinstance(result, list):
+        if len(reference) != len(result):
+            return [f"The sequence has {len(result)} elements instead of {len(reference)}."]
+        return [text for one, other in zip(reference, result, strict=True) for text in _differences(one, other)]
+    if type(reference) is not type(result):
+        return [f"It is {type(result).__name__} instead of {type(reference).__name__}."]
+    return []

@@ -1,0 +1,81 @@
+"""What samples take in another process: models, and how a sample gets there."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from onnx import ModelProto
+
+from onnxamp._model.model import Model
+from onnxamp._model.protos import tensors_of
+from onnxamp._model.weights import INSIDE
+from onnxamp._runtime.engines import Progress
+from onnxamp._runtime.sample_files import read_json, read_npz
+from onnxamp._runtime.samples import Sample, Samples, read_one
+from onnxamp._workers.executor import Work, Workers, run_in_order
+
+_TRAVEL: Final = frozenset({read_npz, read_json, read_one})
+"""Functions that read a sample from a file, wherever they run."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentModel:
+    """A model by its path, or as it is in memory; weights that were left in files are still read from there."""
+
+    path: Path | None
+    data: bytes
+    folder: Path | None
+    inside: str
+    """What marks a weight that was left in a model file; another process has another mark."""
+
+    @classmethod
+    def of(cls, model: Model) -> "SentModel":
+        """A model to send."""
+        data = model.proto.SerializeToString() if model.path is None else b""
+        return cls(model.path, data, model.folder, INSIDE)
+
+    def opened(self, origin: Model | None = None) -> Model:
+        """The model, where it was sent."""
+        if self.path is not None:
+            return Model.read(self.path, origin)
+        proto = ModelProto.FromString(self.data)
+        for item in (item for tensor in tensors_of(proto) for item in tensor.external_data):
+            if item.key == "location" and item.value.startswith(self.inside):
+                item.value = INSIDE + item.value.removeprefix(self.inside)
+        return Model(proto, self.folder, origin=origin)
+
+
+class SentSample(NamedTuple):
+    """A sample: its number, and what reads it."""
+
+    number: int
+    read: Callable[[], Sample]
+
+
+def sent_samples(samples: Samples, numbers: Iterable[int] | None = None) -> Iterator[SentSample]:
+    """Samples by number, all by default; those in files are read where they are sent to."""
+    for number in range(len(samples)) if numbers is None else numbers:
+        reader = samples.readers[number]
+        travels = getattr(reader, "func", None) in _TRAVEL
+        yield SentSample(number, reader if travels else partial(dict, samples[number]))
+
+
+def run_samples(workers: Workers, work: Work, samples: Samples, progress: Progress | None = None) -> Iterator[Any]:
+    """What workers make of the samples, in their order; a crash where a sample ends its worker.
+
+    ``progress`` is called with the samples that are done, whatever their order, and their number.
+
+    Raises:
+        As :func:`onnxamp._workers.executor.run_in_order`.
+    """
+    done = 0
+
+    def tell(*_: object) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, len(samples))
+
+    return run_in_order(workers, work, sent_samples(samples), done=tell)

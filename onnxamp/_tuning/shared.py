@@ -1,0 +1,200 @@
+"""What workers do for a tuning: measure ops on a sample, and judge a converted model on it."""
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from math import inf
+from secrets import token_hex
+from time import monotonic
+from typing import Final
+
+from onnxamp._errors import OnnxAmpError, RuntimeFailure
+from onnxamp._model.model import Model
+from onnxamp._numerics.accept import Accept
+from onnxamp._ops.profiles import Profile
+from onnxamp._runtime.advice import input_failure
+from onnxamp._runtime.custom_ops import Surroundings
+from onnxamp._runtime.engines import Executable, OutputCache
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.sent import SentModel, SentSample, run_samples, sent_samples
+from onnxamp._runtime.session import Provider
+from onnxamp._tuning.metric import Metric, MetricLike, accepted, make_metric
+from onnxamp._tuning.runs import Backend
+from onnxamp._tuning.sensitivity import LocalErrors, LocalSample, Progress, local_sample, side_by_side
+from onnxamp._workers.executor import AHEAD, Crash, Failed, Memory, Workers, run
+
+_SAVE_EVERY: Final = 5.0
+"""Seconds between two writes of the state: what a killed tuning loses at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What a metric is made from: its function need not be importable."""
+
+    metric: MetricLike
+    tolerance: float
+    selected: frozenset[str]
+    accept: Accept | None
+
+    def made(self) -> Metric:
+        """The metric."""
+        return accepted(make_metric(self.metric, self.tolerance, self.selected), self.accept)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """Measuring each op on one sample; ``first`` is the one for which the models are prepared."""
+
+    model: SentModel
+    lowered: SentModel
+    names: frozenset[str]
+    judge: Judge
+    budget: int
+    arithmetic: Profile | None
+    first: SentSample
+    surroundings: Surroundings = field(default_factory=Surroundings.here)
+
+    def __call__(self, _: Memory) -> Callable[[SentSample], LocalSample]:
+        """The models are read, and prepared for the first sample."""
+        self.surroundings.enter()
+        model, metric = self.model.opened(), self.judge.made()
+        walk = side_by_side(model, self.lowered.opened(), self.names, self.budget, self.arithmetic)
+        with suppress(OnnxAmpError):  # as its own item will tell
+            walk.together(check_inputs(model.proto, self.first.read()), ())
+
+        def measured(item: SentSample) -> LocalSample:
+            try:
+                return local_sample(walk.run(check_inputs(model.proto, item.read())), metric)
+            except RuntimeFailure as error:
+                return LocalSample({}, inf, error)
+
+        return measured
+
+
+_REFERENCE: Final = "tuning reference"
+"""Where a worker remembers the original, for the next candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorWork:
+    """The error of a converted model on one sample; infinite if it does not run. The original serves all candidates."""
+
+    key: str
+    """Stands for the original and how it is run."""
+    original: SentModel
+    result: SentModel
+    judge: Judge
+    backend: Backend
+    budget: int
+    first: SentSample
+    surroundings: Surroundings = field(default_factory=Surroundings.here)
+
+    def __call__(self, memory: Memory) -> Callable[[SentSample], float]:
+        """The models are read, and prepared for the first sample."""
+        self.surroundings.enter()
+        backend, metric = self.backend, self.judge.made()
+        if memory.get(_REFERENCE, ("",))[0] != self.key:
+            model = self.original.opened()
+            made = _executable(model, backend.reference, backend, self.budget)
+            memory[_REFERENCE] = self.key, made, OutputCache()
+        _, before, cache = memory[_REFERENCE]
+        result = self.result.opened()
+        after = _executable(result, backend.provider, backend, self.budget)
+        with suppress(OnnxAmpError):  # as its own item will tell
+            feeds = check_inputs(before.model.proto, self.first.read())
+            for executable in (before, after):
+                if not executable.runs_whole(feeds):
+                    executable.prepare(feeds)
+
+        def error(item: SentSample) -> float:
+            feeds = check_inputs(before.model.proto, item.read())
+            reference = cache.kept.get(item.number)
+            if reference is None:
+                reference = before.run(feeds)
+                cache.keep(item.number, reference)
+            try:
+                return float(metric.error(reference, after.run(feeds)))
+            except RuntimeFailure:
+                return inf
+
+        return error
+
+
+def _executable(model: Model, provider: Provider, backend: Backend, budget: int) -> Executable:
+    emulated = backend.emulated
+    return Executable(model, provider, emulated, not emulated, budget, None, backend.arithmetic if emulated else None)
+
+
+@dataclass(slots=True)
+class Shared:
+    """What workers do in common for a tuning. ``workers`` is None where this process does it all."""
+
+    workers: Workers | None
+    judge: Judge
+    samples: Samples
+    _sent: tuple[Model, str] | None = None
+    """The original that workers have, and what stands for it."""
+
+    def measure(
+        self, measured: LocalErrors, model: Model, lowered: Model, names: frozenset[str], budget: int,
+        arithmetic: Profile | None, progress: Progress, saved: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """As :func:`onnxamp._tuning.sensitivity.measure_samples`. Samples are added up in order; those that are done
+        before earlier ones are kept aside, in the state file, too.
+
+        Raises:
+            RuntimeFailure: the model does not run, or a sample ends the processes that run it.
+        """
+        assert self.workers is not None
+        samples, first = self.samples, next(sent_samples(self.samples))
+        work = LocalWork(SentModel.of(model), SentModel.of(lowered), names, self.judge, budget, arithmetic, first)
+        numbers = [n for n in range(measured.samples, len(samples)) if n not in measured.ahead]
+        last, window = monotonic(), AHEAD * self.workers.count
+        try:
+            with closing(run(self.workers, work, sent_samples(samples, numbers), window=window)) as results:
+                for position, result in results:
+                    measured.ahead[numbers[position]] = result
+                    self._fold(measured, model)
+                    done = measured.samples + len(measured.ahead)
+                    progress("measuring each op", done, len(samples))
+                    if monotonic() - last > _SAVE_EVERY:
+                        saved()
+                        last = monotonic()
+        finally:
+            measured.ahead = dict(measured.done_ahead())
+            saved()
+
+    def _fold(self, measured: LocalErrors, model: Model) -> None:
+        """Add up what is next."""
+        while (found := measured.ahead.get(number := measured.samples)) is not None:
+            if isinstance(found, Failed):
+                raise found.error
+            if isinstance(found, Crash):
+                which = f"Sample {number + 1} of {len(self.samples)}"
+                raise RuntimeFailure(f"{which} cannot be measured. {found} Leave it out of the inputs.")
+            if found.trouble is not None:
+                text = input_failure("The model does not run", found.trouble, self.samples, number, model)
+                raise RuntimeFailure(text) from found.trouble
+            del measured.ahead[number]
+            measured.add(found.values, found.error)
+
+    def error(self, original: Model, result: Model, backend: Backend, budget: int) -> float:
+        """As :func:`onnxamp._tuning.runs.converted_error`.
+
+        Raises:
+            RuntimeFailure: the original does not run, or a sample ends the processes that run it.
+        """
+        assert self.workers is not None
+        if self._sent is None or self._sent[0] is not original:
+            self._sent = original, token_hex()
+        work = ErrorWork(
+            self._sent[1], SentModel.of(original), SentModel.of(result), self.judge, backend, budget,
+            next(sent_samples(self.samples)),
+        )  # fmt: skip
+        worst = 0.0
+        for number, found in enumerate(run_samples(self.workers, work, self.samples)):
+            if isinstance(found, Crash):
+                raise RuntimeFailure(f"Sample {number + 1} cannot be run. {found} Leave it out of the inputs.")
+            worst = max(worst, found)
+        return worst

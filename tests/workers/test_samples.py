@@ -1,0 +1,150 @@
+"""Samples that several processes share: the report is that of one, and a sample that kills fails alone."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from commands import MODELS, run
+
+import onnxamp
+from onnxamp._model.model import Model
+from onnxamp._numerics.diff import Comparison
+from onnxamp._report.machine import diff_json
+from onnxamp._runtime.samples import Samples, random_samples
+from onnxamp._tuning.state import load_state
+from onnxamp._workers.processes import Processes
+
+pytestmark = pytest.mark.usefixtures("forked")
+
+
+def model(stem: str) -> Path:
+    return next(path for path in MODELS if path.stem == stem)
+
+
+@pytest.fixture
+def three() -> Iterator[Processes]:
+    with closing(Processes(3, 1)) as workers:
+        yield workers
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Samples of the classifier in files, and the folder that they are in."""
+    (tmp_path / "samples").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for number, sample in enumerate(random_samples(model("classifier"), 6, dims={"batch": 2})):
+        np.savez(tmp_path / "samples" / f"{number}.npz", **sample)
+    return tmp_path
+
+
+class Fatal(dict[str, Any]):
+    """A sample that ends the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (9,)
+
+
+@pytest.mark.parametrize(("stem", "layers"), [("encoder", True), ("detector", None), ("recurrent", None)])
+def test_the_comparison_is_that_of_one_process(stem: str, layers: bool | None, three: Processes) -> None:
+    """Of the detector, outputs miss their limits, so that layers are compared, too."""
+    original, low = Model.read(model(stem)), Model.of(onnxamp.convert_model(model(stem), "O3", hazards=False))
+    one = Comparison.of(original, random_samples(original, 7), None, "cpu")
+    wanted = diff_json(one.compare(low, layers=layers))
+    assert diff_json(replace(one, workers=three).compare(low, layers=layers)) == wanted
+
+
+def test_workers_keep_the_reference_for_the_next_result(three: Processes) -> None:
+    original = Model.read(model("classifier"))
+    comparison = Comparison.of(original, random_samples(original, 4), None, "cpu", workers=three)
+    for level in ("O1", "O2"):
+        low = onnxamp.convert_model(model("classifier"), level)
+        wanted = onnxamp.diff_models(model("classifier"), low, random_samples(original, 4), provider="cpu")
+        assert diff_json(comparison.compare(Model.of(low), layers=None)) == diff_json(wanted)
+
+
+def test_a_model_in_memory_whose_weights_are_in_a_file(three: Processes, tmp_path: Path) -> None:
+    onnx.save(onnx.load(model("encoder")), tmp_path / "e.onnx", save_as_external_data=True, location="w")
+    read = Model.read(tmp_path / "e.onnx")
+    memory = Model(read.proto, read.folder)
+    comparison = Comparison.of(memory, random_samples(memory, 3), None, "cpu", workers=three)
+    assert comparison.compare(read, layers=False).passed
+
+
+@pytest.mark.parametrize("stem", ["decoder", "recurrent"])
+def test_the_check_is_that_of_one_process(stem: str) -> None:
+    broken = onnxamp.convert_model(model(stem), "O3", hazards=False)
+    runs = [onnxamp.check_run(broken, count=5, provider="cpu", jobs=jobs) for jobs in (None, 2)]
+    assert runs[0] == runs[1]
+
+
+def test_to_stop_samples_run_one_after_another() -> None:
+    with pytest.raises(onnxamp.ArgumentError, match="leave out jobs and cluster"):
+        onnxamp.check_run(model("decoder"), count=2, provider="cpu", jobs=2, stop=True)
+
+
+def test_the_tuning_is_that_of_one_process(folder: Path) -> None:
+    wanted, one = onnxamp.tune_model(model("classifier"), 5e-4, samples="samples", provider="cpu")
+    made, tuned = onnxamp.tune_model(model("classifier"), 5e-4, samples="samples", provider="cpu", jobs=2)
+    assert tuned == one
+    assert 0 < one.error < 5e-4
+    assert made == wanted
+
+
+def test_a_sample_that_kills_fails_alone(folder: Path, three: Processes) -> None:
+    """The others are compared, and the comparison fails with a sentence on it."""
+    original = Model.read(model("classifier"))
+    good = onnxamp.load_samples("samples")
+    bad = Samples("six", [Fatal if number == 4 else reader for number, reader in enumerate(good.readers)])
+    comparison = Comparison.of(original, bad, None, "cpu", workers=three)
+    report = comparison.compare(Model.of(onnxamp.convert_model(model("classifier"))), layers=False)
+    assert report.failure is not None
+    assert report.failure.startswith("Sample 4 could not be compared. The worker process ended with exit code 9")
+    alone = Samples("five", [reader for number, reader in enumerate(good.readers) if number != 4])
+    wanted = onnxamp.diff_models(model("classifier"), onnxamp.convert_model(model("classifier")), alone, provider="cpu")
+    assert report.outputs == wanted.outputs
+
+
+def test_a_sample_that_does_not_fit_is_the_error_of_one_process(folder: Path) -> None:
+    np.savez("samples/3.npz", wrong=np.zeros(1, np.float32))
+    messages = []
+    for jobs in (None, 2):
+        with pytest.raises(onnxamp.ArgumentError) as caught:
+            onnxamp.diff_models(model("classifier"), model("classifier"), "samples", provider="cpu", jobs=jobs)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_tuning_goes_on_where_it_stopped(folder: Path) -> None:
+    """What is done before an earlier sample is not measured again."""
+    state, steps = Path("state.json"), list[int]()
+
+    def told(text: str, done: int, total: int) -> None:
+        if text == "measuring each op":
+            steps.append(done)
+            if len(steps) == 3:
+                raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"samples": "samples", "provider": "cpu", "state": state}
+    with pytest.raises(KeyboardInterrupt):
+        onnxamp.tune_model(model("classifier"), 5e-4, **options, jobs=2, progress=told)
+    left = load_state(json.loads(state.read_text())["signature"], state).local
+    assert left.samples + len(left.ahead) == 3
+    made, tuned = onnxamp.tune_model(model("classifier"), 5e-4, **options, jobs=2, progress=told)
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert (made, tuned) == onnxamp.tune_model(model("classifier"), 5e-4, samples="samples", provider="cpu")
+
+
+def test_commands_share_samples(folder: Path) -> None:
+    for options in ([], ["--jobs", "2"]):
+        diff = run("diff", model("classifier"), model("classifier"), "--inputs", "samples", *options)
+        assert (diff.exit_code, "6 samples" in diff.output) == (0, True)
+        assert run("check", model("classifier"), "--inputs", "samples", *options).exit_code == 0
+        tune = ["tune", model("classifier"), "-o", "low.onnx", "--inputs", "samples", "--tolerance", "1e-2"]
+        assert run(*tune, *options).exit_code == 0
