@@ -28,6 +28,8 @@ _OF_MODELS: Final = {
     "dims": "its function brings them",
     "accept": "its function judges",
     "pick": "choices are of each model",
+    "jobs": "its function runs all models in this process",
+    "cluster": "its function runs all models in this process",
     "in_place": "results go to a folder",
     "rescale": "exponents are found where they are needed",
 }
