@@ -9,8 +9,9 @@ strongly typed. A form is asked in float32 first, and then in every mixture of f
 schema admits; one that is refused in float32 says nothing about types.
 
 A table has the form that make_kernel_tables.py explains. A row takes a mixture if no form that is built in float32 is
-refused with it; forms under a condition of placement.toml, which limits types, do not count. Types that are no floats
-are not asked, and count as taken. Versions that no form could be made for are as the next newer one.
+refused with it, in any version of the op, since fewer forms are asked of old ones. Forms under a condition of
+placement.toml, which limits types, do not count. Types that are no floats are not asked, and count as taken. Versions
+that no form could be made for are as the next newer one.
 """
 
 import argparse
@@ -103,13 +104,17 @@ def is_limited(form: Form, types: Types) -> bool:
 # The table
 
 
-def rows(found: Sequence[Answer]) -> list[dict[str, frozenset[str]]]:
-    """What all forms of a version take."""
-    mixtures = {types for answer in found for types in answer.refusals}
-    refused = {
-        types for answer in found for types, text in answer.refusals.items()
+def refused_types(answers: Iterable[Answer]) -> set[frozenset[tuple[str, str]]]:
+    """The mixtures that a form is refused with, but for what placement.toml says."""
+    return {
+        types for answer in answers for types, text in answer.refusals.items()
         if text and not is_limited(answer.form, dict(types))
     }  # fmt: skip
+
+
+def rows(found: Sequence[Answer], refused: set[frozenset[tuple[str, str]]]) -> list[dict[str, frozenset[str]]]:
+    """What all forms of a version take."""
+    mixtures = {types for answer in found for types in answer.refusals}
     mixtures = {others for types in mixtures for others in _with_others(types)}
     taken = [dict(types) for types in mixtures if not any(bad <= types for bad in refused)]
     signature = found[0].form.signature
@@ -136,11 +141,12 @@ def table(found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> str:
     kernels: dict[str, list[tuple[int, int | None, Mapping[str, frozenset[str]]]]] = {}
     for op, by_version in sorted(found.items()):
         ranges: list[list[Any]] = []
+        refused = refused_types(answer for answers in by_version.values() for answer in answers)
         for since in versions(op):
             source = next((later for later in versions(op) if later >= since and later in by_version), None)
             if source is None:
                 source = max(by_version)
-            made = sorted(rows(by_version[source]), key=lambda row: sorted((k, sorted(v)) for k, v in row.items()))
+            made = sorted(rows(by_version[source], refused), key=_order)
             if ranges and ranges[-1][2] == made:
                 ranges[-1][1] = newest_of(op, since)
             else:
@@ -161,6 +167,10 @@ def table(found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> str:
         "types": names,
     }  # fmt: skip
     return _json(head)[:-1] + ',\n"kernels":{\n' + ",\n".join(lines) + "}}\n"
+
+
+def _order(row: Mapping[str, frozenset[str]]) -> list[tuple[str, list[str]]]:
+    return sorted((name, sorted(types)) for name, types in row.items())
 
 
 def _json(value: object) -> str:

@@ -15,7 +15,11 @@ from onnxamp._target.kernels import carries
 
 
 def find_variables(
-    graph: Graph, options: Options, groups: Sequence[Sequence[int]] = (), low_weights: frozenset[int] = frozenset()
+    graph: Graph,
+    options: Options,
+    groups: Sequence[Sequence[int]] = (),
+    low_weights: frozenset[int] = frozenset(),
+    whole: frozenset[str] = frozenset(),
 ) -> PortVariables:
     """Find all variables of a model, and tie those that must be equal. Complexity: near linear in ports.
 
@@ -24,6 +28,7 @@ def find_variables(
         options: the options of the conversion.
         groups: nodes whose variables must all be equal (folded normalisations, decomposed patterns, mask paths).
         low_weights: constants to store in low precision.
+        whole: ops whose bodies have one precision.
     """
     finder = _Finder(graph, options, low_weights)
     for scope in graph.scopes:
@@ -35,6 +40,7 @@ def find_variables(
     finder.containers()
     for group in groups:
         finder.join([variable for node in group for variable in finder.of_node.get(node, {}).values()])
+    finder.wholes([*graph.nodes_of(whole)])
     return finder.finish()
 
 
@@ -267,6 +273,20 @@ class _Finder:
             for node in touching:
                 if node is not None and node.key not in op_facts().control_flow:
                     variables += self.of_node.get(node.index, {}).values()
+            self.join(variables)
+
+    def wholes(self, nodes: Sequence[Node]) -> None:
+        """Tie all that is in the bodies of each node, and what it passes on: no Cast is needed in them."""
+        owners = {body: node.index for node in nodes for _, body in node.bodies}
+        joined: dict[int, list[int]] = {node.index: [*self.consumed[node.index]] for node in nodes}
+        for scope in self.graph.scopes:  # outer ones come first
+            owner = owners.setdefault(scope.index, owners.get(scope.parent, ABSENT))
+            if owner != ABSENT:
+                joined[owner] += [self.produced[value] for value in scope.inputs if self.is_float(value)]
+        for node in self.graph.nodes:
+            if (owner := owners[node.scope]) != ABSENT:
+                joined[owner] += [*self.of_node.get(node.index, {}).values(), *self.consumed[node.index]]
+        for variables in joined.values():
             self.join(variables)
 
     def is_sparse(self, value: int) -> bool:

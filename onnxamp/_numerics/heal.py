@@ -6,13 +6,13 @@ float32 model is written. A failing result never takes the place of another file
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
@@ -27,9 +27,10 @@ from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Level, Options
+from onnxamp._runtime.building import build_engine, can_build
 from onnxamp._runtime.loading import Loaded, load_file, the_loader
 from onnxamp._runtime.session import Provider, is_plugin
-from onnxamp._target.versions import device_of
+from onnxamp._target.versions import BUILDERS, device_of
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
@@ -169,7 +170,11 @@ def _attempt(
         provider = validation.comparison.reference.provider
         place = provider if provider == device_of(options.target) and not is_plugin(provider) else None
         result = Model.read(written, model)
-        loaded = load_result(result, model, place)
+        loaded, asked = load_result(result, model, place), validation.comparison.samples
+        ran_in = loaded.where(place)
+        if not loaded.fault and options.target in BUILDERS and can_build():
+            loaded = build_result(result, model, asked[0])
+            ran_in = " and ".join(filter(None, (ran_in, loaded.by)))
         if loaded.fault:
             raise _RefusedError(_unloadable(validation.comparison, sink, options, loaded), _casts(result), loaded.fault)
         report = validation.comparison.compare(
@@ -177,7 +182,7 @@ def _attempt(
             layers=validation.layers,
             progress=lambda done, total: validation.progress("validating", done, total),
         )
-        reports.append(replace(report, result=str(sink.target), loaded=loaded.where(place)))
+        reports.append(replace(report, result=str(sink.target), loaded=ran_in))
         if not report.passed and not report.skipped:
             raise _RefusedError(reports[0], _casts(result))
 
@@ -199,16 +204,25 @@ def load_result(result: Model, original: Model, place: Provider | None) -> Loade
     return found
 
 
+def build_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Loaded:
+    """Build an engine of a result. Refusals count only where the original is built."""
+    built = build_engine(result, feeds)
+    if built.refusals and build_engine(original, feeds).refusals:
+        return Loaded()
+    told = (f"{refusal.text} ({refusal.node})" if refusal.node else refusal.text for refusal in built.refusals)
+    return Loaded(built.by, "; ".join(told), "build")
+
+
 def _unloadable(compared: Comparison, sink: Sink, options: Options, loaded: Loaded) -> DiffReport:
     return DiffReport(
         compared.reference.model.label, str(sink.target), loaded.by, compared.samples.description,
-        len(compared.samples), options.dtype, failure=f"{loaded.by} does not load the result: {loaded.fault}.",
+        len(compared.samples), options.dtype, failure=f"{loaded.by} does not {loaded.does} the result: {loaded.fault}.",
     )  # fmt: skip
 
 
 def _named_in(fault: str, model: Model) -> Cure:
-    """The nodes of the original that ONNX Runtime names where it does not load the result, as what may cure it."""
+    """The nodes of the original that are named where the result is not loaded or built, as what may cure it."""
     names = {node.name for node in all_nodes(model.proto.graph.node) if node.name}
     named = tuple(sorted(name for name in names if f"({name})" in fault or f"'{name}'" in fault))
-    outcome = "It does not load with the nodes in float32 that are named either." if named else "No node is named."
+    outcome = "It is refused with the nodes in float32 that are named, too." if named else "No node is named."
     return Cure("", named, outcome, bool(named), len(named))

@@ -63,6 +63,7 @@ class Profile:
         roundings: by op that computes in several steps of float16, its error over that of rounding its result once.
         cancelling: normalisations that subtract the mean in float16.
         signature_inputs: by op, the inputs that must be inputs of the model itself, without a Cast.
+        whole_bodies: ops whose bodies have one precision, since no Cast may be in them.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Profile:
     roundings: Mapping[str, float]
     cancelling: frozenset[str]
     signature_inputs: Mapping[str, tuple[int, ...]]
+    whole_bodies: frozenset[str]
 
 
 def emulated_arithmetic(target: str) -> Profile | None:
@@ -100,6 +102,7 @@ def profile_of(target: str) -> Profile | None:
     cancelling = frozenset(name for name, row in data["normalisations"].items() if row.get("cancels"))
     steps = data["normalisations"] | data.get("elementwise", {})
     roundings = {name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS}
+    whole = frozenset(data.get("whole_bodies", ()))
     own = {name: tuple(positions) for name, positions in data.get("signature_inputs", {}).items()}
     values = data["values"]
-    return Profile(device, data["seen"], data["source"], values, products, sums, roundings, cancelling, own)
+    return Profile(device, data["seen"], data["source"], values, products, sums, roundings, cancelling, own, whole)

@@ -62,7 +62,7 @@ class EngineBuilder:
         Raises:
             RuntimeFailure: TensorRT-RTX is not installed, or no process can be started.
         """
-        if find_spec("tensorrt_rtx") is None:
+        if not can_build():
             message = "Engines are built with TensorRT-RTX, which is not installed: pip install 'onnxamp[tensorrt]'."
             raise RuntimeFailure(message)
         arrays = {name: np.asarray(feed) for name, feed in (feeds or {}).items() if not isinstance(feed, list)}
@@ -86,6 +86,11 @@ class EngineBuilder:
     def end(self) -> None:
         """End the process, if there is one."""
         self._child.end()
+
+
+def can_build() -> bool:
+    """Whether TensorRT-RTX is installed."""
+    return find_spec("tensorrt_rtx") is not None
 
 
 def build_engine(model: Model, feeds: Mapping[str, Any] | None = None) -> Built:

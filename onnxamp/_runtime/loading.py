@@ -29,11 +29,12 @@ _LARGE: Final = 16 << 20
 class Loaded:
     """What loading showed: ``by`` names the runtime, and ``fault`` says in a clause why it did not work ("": it did).
 
-    Where nothing could be asked, ``by`` is "".
+    Where nothing could be asked, ``by`` is "". ``does`` is what was asked of it: to "load" a model, or to "build" one.
     """
 
     by: str = ""
     fault: str = ""
+    does: str = "load"
 
     def where(self, provider: Provider | None) -> str:
         """``by`` with the provider, as reports name it."""

@@ -1,6 +1,8 @@
 """TensorRT-RTX builds engines in a process of its own, and what it refuses names the node and the cure."""
 
 import json
+import os
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,6 +102,75 @@ def test_check_builds(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "TensorRT-RTX" in done.stdout
     assert "not built" in done.stdout
+
+
+STAND_IN = """
+import onnx
+__version__ = "0"
+class ILogger:
+    ERROR, INTERNAL_ERROR = 1, 0
+class NetworkDefinitionCreationFlag:
+    STRONGLY_TYPED = 0
+class Builder:
+    num_inputs = 0
+    nbytes = 8
+    def __init__(self, log): pass
+    def create_network(self, flags): return self
+    create_builder_config = create_optimization_profile = lambda self: self
+    def build_serialized_network(self, network, config): return self
+class Error:
+    def __init__(self, name): self.node_name = lambda: name
+    def desc(self): return "the kernel is missing"
+class OnnxParser:
+    def __init__(self, network, log): pass
+    def parse(self, data, path):
+        nodes = onnx.ModelProto.FromString(data).graph.node
+        self.errors = [Error(node.name) for node in nodes if REFUSED]
+        self.num_errors = len(self.errors)
+        return not self.errors
+    def get_error(self, index): return self.errors[index]
+"""
+"""A builder that refuses nodes, for reasons of its own."""
+TWO = """(float[2,4] x) => (float[2,4] y) {
+    [first] h = MatMul (x, w) [middle] r = Relu (h) [last] y = MatMul (r, w)
+}"""
+CONVERT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from onnxamp._cli import group; group()"
+
+
+def convert(folder: Path, refused: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``onnxamp convert --target tensorrt`` with a builder that refuses these nodes."""
+    model = parse(TWO)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    onnx.save(model, folder / "model.onnx")
+    (folder / "there" / "tensorrt_rtx").mkdir(parents=True)
+    (folder / "there" / "tensorrt_rtx" / "__init__.py").write_text(STAND_IN.replace("REFUSED", refused))
+    command = [sys.executable, "-c", CONVERT, str(folder / "there"), "convert", "model.onnx", "--provider", "cpu",
+               "--target", "tensorrt", *arguments]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_a_result_that_is_not_built_keeps_the_named_nodes_in_float32(tmp_path: Path) -> None:
+    done = convert(tmp_path, "node.op_type == 'MatMul' and node.input[0] == 'x_fp16'", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    validation = json.loads(done.stdout)["validation"]
+    assert validation["cure"]["nodes"] == ["first"]
+    assert validation["loaded"].endswith("and TensorRT-RTX 0")
+    failure = "TensorRT-RTX 0 does not build the result: the kernel is missing (first)."
+    assert validation["cure"]["failure"] == failure
+
+
+def test_what_is_built_in_float32_is_never_put_in_place_unbuilt(tmp_path: Path) -> None:
+    done = convert(tmp_path, "node.op_type == 'Cast'")
+    assert done.returncode == 0, done.stderr
+    assert "The model stays float32" in done.stdout
+    assert (tmp_path / "model_fp16.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()
+
+
+def test_what_is_not_built_in_float32_either_is_no_fault_of_the_result(tmp_path: Path) -> None:
+    done = convert(tmp_path, "True")
+    assert done.returncode == 0, done.stderr
+    assert "output matches the original" in done.stdout
 
 
 def test_engines_are_built_for_tensorrt_alone(tmp_path: Path) -> None:

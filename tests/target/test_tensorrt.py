@@ -80,3 +80,37 @@ def test_a_refused_mixture_is_named_with_its_cure() -> None:
     assert "float16 with float32" in found.text or "float with float16" in found.text
     assert "--keep-fp32 NAME" in found.action
     assert not [f for f in onnxamp.audit_model(parse(GRID, 20), "tensorrt").findings if f.severity == "error"]
+
+
+SCANNED = """(float[2] s, float[3,2] x, float[2] k) => (float[2] t, float[3,2] y) {
+    t, y = Scan (s, x) <num_scan_inputs = 1, body = a (float[2] p, float[2] q) => (float[2] r, float[2] z) {
+        h = BODY (q)
+        m = Mul (h, k)
+        r = Add (p, m)
+        z = Identity (r)
+    }>
+}"""
+
+
+def casts_inside(model: ModelProto) -> list[str]:
+    (node,) = [node for node in model.graph.node if node.op_type == "Scan"]
+    return [inner.name for item in node.attribute for inner in item.g.node if inner.op_type == "Cast"]
+
+
+def test_the_body_of_a_scan_has_one_precision() -> None:
+    for op, dtype, opset in (("Relu", "bfloat16", 13), ("Relu", "float16", 21), ("Cosh", "bfloat16", 21)):
+        model = parse(SCANNED.replace("BODY", op), opset)
+        for level in ("O1", "O2", "O3"):
+            result = convert_model(model, level, dtype=dtype, target="tensorrt", opset="keep")
+            assert casts_inside(result) == [], (op, dtype, level)
+    mixed = convert_model(
+        parse(SCANNED.replace("BODY", "Relu"), 13), "O3", dtype="bfloat16", opset="keep", target="any"
+    )
+    assert casts_inside(mixed), "other targets take Casts there"
+
+
+def test_lengths_of_sequences_keep_recurrent_nodes_in_float32() -> None:
+    text = """(float[3,1,2] x, float[1,8,2] w, float[1,8,2] r, float[1,16] b, int32[1] n) => (float[3,1,1,2] y) {
+        y = LSTM <hidden_size = 2> (x, w, r, b, n)
+    }"""
+    assert set(low_inputs(convert_model(parse(text, 21), "O3", target="tensorrt"), "LSTM")[:4]) == {False}
