@@ -19,7 +19,7 @@ from onnxamp._numerics.ranges import with_ranges
 from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.metric import MetricLike

@@ -19,7 +19,7 @@ from onnxamp._errors import OutputError
 from onnxamp._model.staging import sweep
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, LevelName, Options
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 from onnxamp._public import Shown
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.session import Provider

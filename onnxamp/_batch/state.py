@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from onnxamp._model.storage import write_file
-from onnxamp._paths import as_path, is_remote
+from onnxamp._paths.paths import as_path, is_remote
 
 NAME: Final = ".onnxamp.json"
 """Name of the state file in the folder of the results."""

@@ -21,7 +21,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.stats import lowest_precision
 from onnxamp._model.model import Model
 from onnxamp._model.storage import load_model
-from onnxamp._paths import as_path, is_remote
+from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.engines import engine_name
 from onnxamp._runtime.inputs import check_inputs

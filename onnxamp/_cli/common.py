@@ -10,7 +10,7 @@ import click
 
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, OutputError
-from onnxamp._paths import is_remote
+from onnxamp._paths.paths import is_remote
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import fitted, print_report
 from onnxamp._report.text import printable

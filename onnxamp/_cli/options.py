@@ -18,7 +18,7 @@ from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.opsets import check_opset
 from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
-from onnxamp._paths import as_path, is_remote
+from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider

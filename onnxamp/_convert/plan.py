@@ -14,7 +14,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
 from onnxamp._options.options import Options
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 from onnxamp._public import Shown
 
 FORMAT: Final = 3

@@ -21,7 +21,7 @@ from onnxamp._model.protos import node_bodies, tensors_of
 from onnxamp._model.saving import WeightConverter, save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes, write_file
 from onnxamp._model.weights import embed
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 from onnxamp._runtime.inputs import Array
 from onnxamp._runtime.values import typed
 

@@ -22,7 +22,7 @@ from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError
 from onnxamp._model.lowering import ConversionCounts, Scratch, lower
 from onnxamp._model.weights import DataLocation
-from onnxamp._paths import is_remote, read_range, writing
+from onnxamp._paths.paths import is_remote, read_range, writing
 from onnxamp._workers.threads import core_count, thread_limit
 
 PIECE: Final = 4 << 20

@@ -23,7 +23,7 @@ from onnxamp._model.storage import (
     read_model,
     weight_bytes,
 )
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 
 _LOG: Final = logging.getLogger("onnxamp")
 

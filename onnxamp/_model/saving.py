@@ -34,7 +34,7 @@ from onnxamp._model.weights import (
     stored_bytes,
 )
 from onnxamp._model.wire import find_data, raw_data_head, replaced
-from onnxamp._paths import is_remote, writing
+from onnxamp._paths.paths import is_remote, writing
 
 EXTERNAL_MIN: Final = 1024
 """Bytes; smaller tensors stay in the model file even if the others go to a data file."""

@@ -32,7 +32,7 @@ from onnxamp._model.weights import (
     stored_bytes,
 )
 from onnxamp._model.wire import Ranges, find_data, replaced
-from onnxamp._paths import is_remote, read_range
+from onnxamp._paths.paths import is_remote, read_range
 
 INLINE_LIMIT: Final = 1_900_000_000
 """Bytes of weights up to which a model is saved as one file; a protobuf message cannot hold 2 GiB."""

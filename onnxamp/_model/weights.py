@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError, ModelError
 from onnxamp._model.record import record
-from onnxamp._paths import as_path, is_remote, read_range
+from onnxamp._paths.paths import as_path, is_remote, read_range
 
 SENTINEL: Final = 1e30
 """Magnitudes from here on stand for infinity, as in attention masks; a conversion saturates them."""

@@ -16,7 +16,7 @@ from onnxamp._context import active_within
 from onnxamp._dtypes import ELEM_NUMBERS
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.signature import DECLARED, Port, Signature
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 
 _MANY: Final = 1 << 31
 """More ports than a node can have."""

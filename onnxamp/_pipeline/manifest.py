@@ -31,7 +31,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import imported
 from onnxamp._options.options import Level, Options, check_level
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 
 BETTER: Final = ("lower", "higher")
 """Which of two numbers is the better one."""

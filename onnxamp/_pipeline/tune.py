@@ -19,7 +19,7 @@ from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 from onnxamp._pipeline.choices import Choice, Clock, choices_of
 from onnxamp._pipeline.manifest import Function, Pipeline, Settings, make_pipeline
 from onnxamp._pipeline.results import TunedMember, TunedPipeline

@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from onnxamp._model.model import Model
 from onnxamp._model.weights import external_tensor, stored_bytes
-from onnxamp._paths import is_remote
+from onnxamp._paths.paths import is_remote
 from onnxamp._runtime.child import Child
 from onnxamp._runtime.session import Provider, provider_options
 from onnxamp._runtime.shell import take_weights

@@ -33,7 +33,7 @@ from onnx import ModelProto
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 from onnxamp._runtime.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.sample_files import ARCHIVE_START, json_samples, quoted, read_json, read_npz
 from onnxamp._runtime.values import Feed, as_array, is_array

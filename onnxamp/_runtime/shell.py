@@ -14,7 +14,7 @@ from onnxamp._model import lowering
 from onnxamp._model.copying import copy_without
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.weights import embed, read_array, stored_bytes
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 
 WEIGHTS_IN_GRAPH: Final = 8 * 2**20
 """Bytes of weights up to which they stay in the graph, where kernels see that they are constant. There they take their

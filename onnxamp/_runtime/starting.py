@@ -18,7 +18,7 @@ from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import has_external_data
 from onnxamp._model.storage import data_files, folder_of, load_model
-from onnxamp._paths import as_path, is_remote
+from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.custom_ops import register_libraries
 from onnxamp._runtime.spill import is_large, save_spilled, unfolded
 from onnxamp._workers.threads import thread_limit

@@ -36,7 +36,7 @@ from onnxamp._ops.custom import declared_ops
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import SamplesLike, as_samples

@@ -19,7 +19,7 @@ from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.accept import Accept
 from onnxamp._options.options import Level, Options
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 from onnxamp._public import export
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from onnxamp._errors import ArgumentError
 from onnxamp._model.storage import write_file
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 
 Cell: TypeAlias = str | int | float | None
 """None for an empty cell."""

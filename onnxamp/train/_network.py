@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto
 from onnxamp._api import convert_as
 from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
 from onnxamp._options.options import Options
-from onnxamp._paths import as_path
+from onnxamp._paths.paths import as_path
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._checker import TensorChecker

@@ -20,7 +20,8 @@ from repository import ROOT
 import onnxamp
 from onnxamp import ArgumentError, MissingPackageError, ModelError, OutputError
 from onnxamp._model.model import Model
-from onnxamp._paths import RemotePath, as_path, file_system, is_remote, read_range, writing
+from onnxamp._paths.paths import as_path, is_remote, read_range, writing
+from onnxamp._paths.remote import RemotePath, file_system
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install onnxamp[remote]")
 
@@ -76,6 +77,113 @@ def loaded(url: str) -> ModelProto:
     for tensor in model.graph.initializer:
         tensor.ClearField("data_location")
     return model
+
+
+OBJECTS: dict[str, bytes] = {}
+"""What is in the bucket."""
+
+
+class Upload(io.BytesIO):
+    """An upload in parts, which shows when it is committed."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key, self.held = key, b""
+
+    def close(self) -> None:
+        self.held = self.held or self.getvalue()
+
+    def commit(self) -> None:
+        OBJECTS[self.key] = self.held
+
+    def discard(self) -> None:
+        self.held = b""
+
+
+class Bucket(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """Object storage in memory: files are there when they are committed, and folders cannot be made."""
+
+    protocol = "s3"
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        found = {key: {"name": key, "size": len(data), "type": "file"} for key, data in OBJECTS.items()}
+        below = [key for key in found if key == path or key.startswith(f"{path.rstrip('/')}/")]
+        if not below:
+            raise FileNotFoundError(path)
+        return [found[key] for key in below] if detail else below
+
+    def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **_: Any) -> Any:
+        if mode == "rb":
+            return io.BytesIO(OBJECTS[path])
+        assert not autocommit, "the old object would be gone before the new one is complete"
+        if not path.startswith("shelf/"):
+            raise FileNotFoundError("The specified bucket does not exist")
+        return Upload(path)
+
+    def cat_file(
+        self, path: str, version_id: str | None = None, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
+        assert version_id is None
+        if path not in OBJECTS:
+            raise FileNotFoundError(path)
+        return OBJECTS[path][start:end]
+
+    def mv(self, path1: str, path2: str, **_: Any) -> None:  # type: ignore[override]
+        OBJECTS[path2] = OBJECTS.pop(path1)
+
+    def rm_file(self, path: str) -> None:
+        if OBJECTS.pop(path, None) is None:
+            raise FileNotFoundError(path)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        raise AssertionError("a bucket would be made")
+
+
+@pytest.fixture
+def bucket() -> Iterator[dict[str, bytes]]:
+    """What is in a bucket of S3, empty at first."""
+    OBJECTS.clear()
+    before = fsspec.registry.get("s3")
+    fsspec.register_implementation("s3", Bucket, clobber=True)
+    file_system.cache_clear()
+    yield OBJECTS
+    file_system.cache_clear()
+    if before is not None:
+        fsspec.register_implementation("s3", before, clobber=True)
+
+
+def test_object_storage(bucket: dict[str, bytes]) -> None:
+    bucket["shelf/in.onnx"] = wide().SerializeToString()
+    for external in ("never", "always", "always"):
+        onnxamp.convert_file("s3://shelf/in.onnx", "s3://shelf/deep/out.onnx", external_data=external)
+        assert len(bucket) == (2 if external == "never" else 3)
+        assert loaded("s3://shelf/deep/out.onnx") == onnxamp.convert_model(wide())
+    before = dict(bucket)
+    with pytest.raises(KeyError), writing(as_path("s3://shelf/in.onnx")) as file:  # noqa: PT012
+        file.write(b"x")
+        raise KeyError
+    with pytest.raises(OutputError, match=r"Cannot write 's3://other/out.onnx': The specified bucket does not exist"):
+        onnxamp.convert_file("s3://shelf/in.onnx", "s3://other/out.onnx")
+    assert bucket == before
+
+
+def test_storage_that_does_not_answer(bucket: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a file system raises, the message names the URL."""
+    bucket["shelf/in.onnx"] = wide().SerializeToString()
+    read = Model.read(as_path(put("s3://shelf/out.onnx", wide(128))))
+
+    def silent(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no\ncredentials")
+
+    monkeypatch.setattr(Bucket, "ls", silent)
+    monkeypatch.setattr(Bucket, "cat_file", silent)
+    for command in (("convert",), ("convert", "-o", "out"), ("check",), ("tune",)):
+        result = run(command[0], "s3://shelf/in.onnx", *command[1:])
+        assert is_one_sentence(result) or result.exit_code == 2
+        assert "'s3://shelf/in.onnx': RuntimeError: no credentials." in " ".join(result.output.split())
+    with pytest.raises(onnxamp.ExternalDataError, match=r"Cannot read 5 bytes at 3 of 's3://shelf/in.onnx': Runtime"):
+        read_range(as_path("s3://shelf/in.onnx"), 3, 5)
+    assert read.path is not None
 
 
 class Traffic:

@@ -1,9 +1,4 @@
-"""Paths of files, here and elsewhere: ``s3://bucket/model.onnx`` is as good as a path.
-
-:func:`as_path` turns what users name into a :class:`~pathlib.Path`: a URL of fsspec's file systems becomes a
-:class:`RemotePath`, whose methods ask the file system. Whoever opens files by their methods needs no other code for it.
-What is large is read by ranges (:func:`read_range`) and written as a stream (:func:`writing`), never copied as a whole.
-"""
+"""A path of another file system, which fsspec opens."""
 
 import os
 import posixpath
@@ -20,10 +15,8 @@ from os import PathLike
 from pathlib import Path
 from secrets import token_hex
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar, cast
-from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
 
-from onnxamp._errors import ArgumentError, MissingPackageError
+from onnxamp._errors import ArgumentError, ExternalDataError, MissingPackageError
 
 _LOCAL: Final[type[Path]] = type(Path())
 if TYPE_CHECKING:
@@ -31,49 +24,28 @@ if TYPE_CHECKING:
 else:
     _Base = _LOCAL
 
-_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
+URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
 """A scheme has two letters at least: one is a drive."""
+
+_BUCKETS: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"))
+"""Schemes of object storage."""
+
+_COMMITS: Final = _BUCKETS | {"local"}
+"""Schemes whose files stay unseen until they are committed: uploads in parts, and temporary files. Elsewhere what is
+written gets another name first.
+"""
 
 _NUMBERS: Final = {FileNotFoundError: ENOENT, PermissionError: EACCES, IsADirectoryError: EISDIR}
 """Errors of file systems that come without a number."""
 
+_PACKAGES: Final = {
+    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
+    "http": "aiohttp", "https": "aiohttp", "hdfs": "pyarrow", "sftp": "paramiko", "ssh": "paramiko", "oci": "ocifs",
+    "hf": "huggingface_hub",
+}  # fmt: skip
+"""Scheme -> the package that has its file system (fsspec, "Other Known Implementations")."""
+
 T = TypeVar("T")
-
-
-def as_path(given: str | PathLike[str]) -> Path:
-    """The path that an argument means, of a file here or of one behind a URL.
-
-    Raises:
-        ArgumentError: no file system knows the URL. MissingPackageError: the package for it is not installed.
-    """
-    if isinstance(given, Path):
-        return given
-    text = os.fspath(given)
-    found = _URL.fullmatch(text)
-    if found is None:
-        return Path(text)
-    if found[1].lower() == "file":
-        return Path(url2pathname(urlsplit(text).path)) if "%" in text else Path(unquote(found[2]))
-    return RemotePath.of(text)
-
-
-def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """As :func:`os.walk`, with paths: each folder, the names of those in it, which may be changed, and of its files."""
-    if not is_remote(folder):
-        yield from ((Path(here), below, files) for here, below, files in os.walk(folder))
-        return
-    waiting = [folder]
-    while waiting:
-        here = waiting.pop()
-        entries = list(here.iterdir())
-        below = [entry.name for entry in entries if entry.is_dir()]
-        yield here, below, [entry.name for entry in entries if entry.name not in below]
-        waiting += [here / name for name in reversed(below)]
-
-
-def is_remote(path: Path | None) -> bool:
-    """Whether a path is one of another file system."""
-    return isinstance(path, RemotePath)
 
 
 class RemotePath(_Base):
@@ -92,7 +64,7 @@ class RemotePath(_Base):
         Raises:
             ArgumentError, MissingPackageError: as :func:`as_path`.
         """
-        found = _URL.fullmatch(url)
+        found = URL.fullmatch(url)
         assert found is not None
         scheme, rest = found[1].lower(), found[2]
         if "::" in url:
@@ -140,10 +112,23 @@ class RemotePath(_Base):
             if error.strerror:
                 raise
             number = next((number for kind, number in _NUMBERS.items() if isinstance(error, kind)), EIO)
-            text = os.strerror(number) if number != EIO else str(error) or type(error).__name__
+            said = " ".join(str(error).split())
+            text = said if " " in said or number == EIO else os.strerror(number)  # one word is the path again
             raise OSError(number, text) from error
         except Exception as error:
-            raise OSError(EIO, f"{type(error).__name__}: {error}".splitlines()[0]) from error
+            raise OSError(EIO, " ".join(f"{type(error).__name__}: {error}".split())) from error
+
+    def _look(self, ask: Callable[[], T]) -> T:
+        """As :meth:`_ask`, for questions that have an answer even if there is no file."""
+        try:
+            return self._ask(ask)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ArgumentError(
+                f"Cannot look up {str(self)!r}: {str(error.strerror).rstrip('.')}. Check the address, the network and"
+                " the credentials."
+            ) from error
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Size, kind and time.
@@ -162,17 +147,17 @@ class RemotePath(_Base):
     def exists(self, *, follow_symlinks: bool = True) -> bool:
         """Whether there is a file or a folder."""
         del follow_symlinks
-        return bool(self._ask(lambda: self.file_system.exists(self.key)))
+        return bool(self._look(lambda: self.file_system.exists(self.key)))
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Whether there is a file."""
         del follow_symlinks
-        return bool(self._ask(lambda: self.file_system.isfile(self.key)))
+        return bool(self._look(lambda: self.file_system.isfile(self.key)))
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Whether there is a folder; on object storage, whether anything is in it."""
         del follow_symlinks
-        return bool(self._ask(lambda: self.file_system.isdir(self.key)))
+        return bool(self._look(lambda: self.file_system.isdir(self.key)))
 
     def is_symlink(self) -> bool:
         """No."""
@@ -180,7 +165,7 @@ class RemotePath(_Base):
 
     def samefile(self, other_path: str | PathLike[str]) -> bool:
         """Whether it is the same path."""
-        return self.resolve() == as_path(other_path)
+        return isinstance(other_path, RemotePath) and self.resolve() == other_path.resolve()
 
     def absolute(self) -> Self:
         """Itself."""
@@ -193,14 +178,15 @@ class RemotePath(_Base):
 
     def iterdir(self) -> Iterator[Self]:  # type: ignore[override] # a generator there
         """What is in a folder."""
-        names = self._ask(lambda: self.file_system.ls(self.key, detail=False))
+        names = self._look(lambda: self.file_system.ls(self.key, detail=False))
         own = self.key.rstrip("/")
         return iter([self / name.rstrip("/").rpartition("/")[2] for name in names if name.rstrip("/") != own])
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-        """Make a folder, where the file system has such."""
+        """Make a folder; not in object storage, which has none: there it would be a bucket."""
         del mode, parents
-        self._ask(lambda: self.file_system.makedirs(self.key, exist_ok=exist_ok))
+        if self._scheme not in _BUCKETS:
+            self._ask(lambda: self.file_system.makedirs(self.key, exist_ok=exist_ok))
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Remove a file."""
@@ -212,10 +198,9 @@ class RemotePath(_Base):
 
     def replace(self, target: str | PathLike[str]) -> Self:
         """Move a file to another path of the same file system."""
-        other = as_path(target)
-        assert isinstance(other, RemotePath)
-        self._ask(lambda: self.file_system.mv(self.key, other.key))
-        return type(self)(*other.parts)
+        assert isinstance(target, RemotePath)
+        self._ask(lambda: self.file_system.mv(self.key, target.key))
+        return type(self)(*target.parts)
 
     def open(  # type: ignore[override] # one signature for all modes
         self, mode: str = "r", buffering: int = -1, encoding: str | None = None, errors: str | None = None,
@@ -238,11 +223,66 @@ class RemotePath(_Base):
         del newline
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
+    def read_range(self, start: int, size: int) -> bytes:
+        """``size`` bytes from byte ``start``; fewer where the file ends before.
+
+        Raises:
+            ExternalDataError: they cannot be read.
+        """
+        if not size:
+            return b""
+        try:
+            data: bytes = self._ask(lambda: self.file_system.cat_file(self.key, start=start, end=start + size))
+        except OSError as error:
+            raise ExternalDataError(
+                f"Cannot read {size} bytes at {start} of {str(self)!r}: {str(error.strerror).rstrip('.')}."
+            ) from error
+        return data
+
     def write_bytes(self, data: Any) -> int:
         """Write a file, whole or not at all."""
-        with writing(self) as file:
+        with self.writing() as file:
             file.write(data)
         return len(data)
+
+    @contextmanager
+    def writing(self) -> Iterator[IO[bytes]]:
+        """The file, to be written from its start to its end; it is there when all is written.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        fs = self.file_system
+        self.parent.mkdir(parents=True, exist_ok=True)
+        other = None if self._scheme in _COMMITS else self.with_name(f"{self.name}.{token_hex(4)}.tmp")
+        file = self._ask(
+            lambda: fs.open(self.key, "wb", autocommit=False) if other is None else fs.open(other.key, "wb")
+        )
+        try:
+            yield cast(IO[bytes], _Upload(self, file))
+            self._ask(file.close)
+            if other is None:
+                self._ask(file.commit)
+            else:
+                other.replace(self)
+        except BaseException:
+            with suppress(Exception):
+                file.close()
+            with suppress(Exception):
+                file.discard() if other is None else other.unlink()
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """A file that is being written."""
+
+    path: RemotePath
+    file: Any
+
+    def write(self, data: Any) -> int:
+        """Write some bytes."""
+        return self.path._ask(lambda: int(self.file.write(data)))
 
 
 @cache
@@ -269,75 +309,3 @@ def file_system(scheme: str) -> Any:
     except ValueError:
         known = ", ".join(sorted(fsspec.available_protocols()))
         raise ArgumentError(f"No file system is known for {scheme}://...: choose one of {known}.") from None
-
-
-_PACKAGES: Final = {
-    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
-    "http": "aiohttp", "https": "aiohttp", "hdfs": "pyarrow", "sftp": "paramiko", "ssh": "paramiko", "oci": "ocifs",
-    "hf": "huggingface_hub",
-}  # fmt: skip
-"""Scheme -> the package that has its file system (fsspec, "Other Known Implementations")."""
-
-_COMMITS: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "local"))
-"""Schemes whose files stay unseen until they are committed: uploads in parts, and temporary files. Elsewhere what is
-written gets another name first.
-"""
-
-
-def read_range(path: Path, start: int, size: int) -> bytes:
-    """``size`` bytes of a file from byte ``start``; fewer where it ends before.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    if isinstance(path, RemotePath):
-        data: bytes = path._ask(lambda: path.file_system.cat_file(path.key, start, start + size)) if size else b""
-        return data
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(size)
-
-
-@dataclass(frozen=True, slots=True)
-class _Upload:
-    """A file that is being written."""
-
-    path: RemotePath
-    file: Any
-
-    def write(self, data: Any) -> int:
-        """Write some bytes."""
-        return self.path._ask(lambda: int(self.file.write(data)))
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to be written from its start to its end; behind a URL nothing is there until all is written.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if not isinstance(path, RemotePath):
-        with path.open("wb") as local:
-            yield local
-        return
-    fs = path.file_system
-    with suppress(OSError, NotImplementedError):  # object storage has no folders to make
-        path.parent.mkdir(parents=True, exist_ok=True)
-    other = None if path._scheme in _COMMITS else path.with_name(f"{path.name}.{token_hex(4)}.tmp")
-    file = path._ask(
-        lambda: fs.open(path.key, "wb", autocommit=False) if other is None else fs.open(other.key, "wb")
-    )  # fmt: skip
-    try:
-        yield cast(IO[bytes], _Upload(path, file))
-        path._ask(file.close)
-        if other is None:
-            path._ask(file.commit)
-        else:
-            other.replace(path)
-    except BaseException:
-        with suppress(Exception):
-            file.close()
-        with suppress(Exception):
-            file.discard() if other is None else other.unlink()
-        raise

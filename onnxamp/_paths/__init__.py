@@ -1,0 +1,1 @@
+"""Paths of files, here and elsewhere: a URL is as good as a path."""

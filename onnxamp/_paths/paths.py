@@ -1,0 +1,76 @@
+"""Paths of files, here and elsewhere: ``s3://bucket/model.onnx`` is as good as a path.
+
+:func:`as_path` turns what users name into a :class:`~pathlib.Path`: a URL of fsspec's file systems becomes one whose
+methods ask the file system (:mod:`onnxamp._paths.remote`). Whoever opens files by their methods needs no other code for
+it. What is large is read by ranges (:func:`read_range`) and written as a stream (:func:`writing`), never copied as a
+whole.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from os import PathLike
+from pathlib import Path
+from typing import IO
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
+
+from onnxamp._paths.remote import URL, RemotePath
+
+
+def as_path(given: str | PathLike[str]) -> Path:
+    """The path that an argument means, of a file here or of one behind a URL.
+
+    Raises:
+        ArgumentError: no file system knows the URL. MissingPackageError: the package for it is not installed.
+    """
+    if isinstance(given, Path):
+        return given
+    text = os.fspath(given)
+    found = URL.fullmatch(text)
+    if found is None:
+        return Path(text)
+    if found[1].lower() == "file":
+        return Path(url2pathname(urlsplit(text).path)) if "%" in text else Path(unquote(found[2]))
+    return RemotePath.of(text)
+
+
+def is_remote(path: Path | None) -> bool:
+    """Whether a path is one of another file system."""
+    return isinstance(path, RemotePath)
+
+
+def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """As :func:`os.walk`, with paths: each folder, the names of those in it, which may be changed, and of its files."""
+    if not is_remote(folder):
+        yield from ((Path(here), below, files) for here, below, files in os.walk(folder))
+        return
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        entries = list(here.iterdir())
+        below = [entry.name for entry in entries if entry.is_dir()]
+        yield here, below, [entry.name for entry in entries if entry.name not in below]
+        waiting += [here / name for name in reversed(below)]
+
+
+def read_range(path: Path, start: int, size: int) -> bytes:
+    """``size`` bytes of a file from byte ``start``; fewer where it ends before.
+
+    Raises:
+        OSError: a file here cannot be read. ExternalDataError: one behind a URL cannot.
+    """
+    if isinstance(path, RemotePath):
+        return path.read_range(start, size)
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
+
+
+def writing(path: Path) -> AbstractContextManager[IO[bytes]]:
+    """A file to be written from its start to its end; behind a URL nothing is there until all is written.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    return path.writing() if isinstance(path, RemotePath) else path.open("wb")
