@@ -25,6 +25,7 @@ from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.tune import tune_warned
 from onnxamp._warnings import warn
+from onnxamp._workers.place import Place
 
 
 class SurgeonGraph(Protocol):
@@ -146,6 +147,8 @@ def convert_file(
     tolerance: float = 1e-2,
     samples: SamplesLike | None = None,
     metric: MetricLike = "auto",
+    jobs: int | None = None,
+    cluster: str | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Conversion:
     """Convert a model file of any size, and write the result whole or not at all.
@@ -159,6 +162,8 @@ def convert_file(
             "always", or "never".
         shard_bytes: split the data file into several of about this many bytes.
         progress: called with (bytes written, bytes in all) while weights are written.
+        jobs: worker processes that read and write the data files of a large model; None for this process.
+        cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
 
     Returns:
         The plan, a summary of the result, and how many elements of each weight overflowed or underflowed.
@@ -176,8 +181,8 @@ def convert_file(
     settings = plan.options if plan else Options.of(level, options)
     if plan is not None and options:
         warn([f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."])
-    sink = Sink(as_path(dst), external_data, shard_bytes, progress)
-    with declared_ops(settings.custom_ops):
+    with declared_ops(settings.custom_ops), Place(jobs, cluster).sharing() as workers:
+        sink = Sink(as_path(dst), external_data, shard_bytes, progress, workers=workers)
         source = Model.read(as_path(src))
         if plan is None and is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
             plan = tune_warned(source, settings, Search(tolerance, metric, samples)).plan

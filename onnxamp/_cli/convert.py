@@ -18,6 +18,7 @@ from onnxamp._cli.options import (
     model_argument,
     options_of,
     output_options,
+    place_of,
     place_options,
     provider_of,
     run_options,
@@ -25,7 +26,7 @@ from onnxamp._cli.options import (
     sampling_arguments,
     target_option,
 )
-from onnxamp._convert.convert import Sink, convert_to_file
+from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan, load_plan
 from onnxamp._convert.raising import reference_of
 from onnxamp._errors import ArgumentError
@@ -91,8 +92,8 @@ def command(model: Path, **options: Any) -> None:
 
 
 def _convert(path: Path, given: dict[str, Any]) -> None:
-    if of_folder := [flag for flag in ("jobs", "cluster", "retry") if given[flag]]:
-        raise ArgumentError(f"--{of_folder[0]} is for a folder of models.")
+    if given["retry"]:
+        raise ArgumentError("--retry is for a folder of models.")
     validates = not given["no_validate"]
     if given["accept"] is not None and not validates and given["level"] != Level.AUTO:
         raise ArgumentError("--accept judges the validation, which --no-validate leaves out: drop one of the two.")
@@ -106,41 +107,55 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     tell(early)
     needs_samples = validates or options.level == Level.AUTO or options.lacks_ranges
     samples = samples_of(model, given) if needs_samples else None
-    target = target_of(model, given, options.dtype, given["plan_file"])
-    comparison = None
-    if samples is not None and validates:
-        limits = tuned_limits(given["tolerance"], options.dtype) if _is_tuned(options, plan) else Limits()
-        limits = replace(limits, accept=given["accept"])
-        reference = reference_of(model, options)
-        comparison = Comparison.of(reference, samples, limits, provider, metric=given["metric"], target=options.target)
-    tuned = validation = None
-    with progress_bar(quiet=given["quiet"]) as progress:
-        if _is_tuned(options, plan):
-            tuned = _tune(model, options, samples, given, progress)
-            plan = tuned.plan
-        if comparison is not None:
-            comparison.try_reference(partial(progress, "running the original"))
-        if samples is not None and plan is None:
-            options = with_ranges(model, options, samples, provider, partial(progress, "measuring ranges"))
-        progress("converting", 0, 0)
-        sink = Sink(target, given["external_data"], given["shard_size"], partial(progress, "writing"))
-        if comparison is None:
-            made = convert_to_file(model, sink, options, plan)
-        else:
-            how = Validation(
-                comparison, failed_name(target), bool(given["html"]) or None, heals=not given["no_cure"],
-                sampling=sampling_arguments(given), seconds=given["cure_time"], progress=progress,
+    sink = Sink(target_of(model, given, options.dtype, given["plan_file"]), given["external_data"], given["shard_size"])
+    with (
+        progress_bar(quiet=given["quiet"]) as progress,
+        place_of(given).sharing(gpus=provider == "cuda") as workers,
+    ):
+        sink = replace(sink, progress=partial(progress, "writing"), workers=workers)
+        comparison = None
+        if samples is not None and validates:
+            limits = tuned_limits(given["tolerance"], options.dtype) if _is_tuned(options, plan) else Limits()
+            comparison = Comparison.of(
+                reference_of(model, options), samples, replace(limits, accept=given["accept"]), provider,
+                metric=given["metric"], target=options.target, workers=workers if len(samples) > 1 else None,
             )  # fmt: skip
-            made, validation = convert_validated(model, sink, options, how, plan)
-        if tuned is not None:
-            made = replace(made, plan=tuned.plan)  # its reasons are the measured ones
-        if given["save_plan"]:
-            made.plan.save(given["save_plan"])
+        made, validation, tuned = _made(model, sink, options, plan, samples, comparison, given, progress)
     if given["html"]:
         write_conversion_page(made, Model.read(made.target, model), validation, tuned, given["html"])
     tell(text for text in made.plan.warnings if plan is None and text not in early)
     show(given, partial(conversion_report, made, validation), partial(conversion_json, made, validation))
     _finish(validation, made.target, quiet=given["quiet"])
+
+
+def _made(
+    model: Model, sink: Sink, options: Options, plan: Plan | None, samples: Samples | None,
+    comparison: Comparison | None, given: dict[str, Any], progress: Told,
+) -> tuple[Conversion, DiffReport | None, "Tuned | None"]:  # fmt: skip
+    """What was written, its validation, and what level auto found."""
+    tuned = validation = None
+    provider = comparison.provider if comparison is not None else None
+    if _is_tuned(options, plan):
+        tuned = _tune(model, options, samples, given, progress)
+        plan = tuned.plan
+    if comparison is not None:
+        comparison.try_reference(partial(progress, "running the original"))
+    if samples is not None and plan is None:
+        options = with_ranges(model, options, samples, provider, partial(progress, "measuring ranges"))
+    progress("converting", 0, 0)
+    if comparison is None:
+        made = convert_to_file(model, sink, options, plan)
+    else:
+        how = Validation(
+            comparison, failed_name(sink.target), bool(given["html"]) or None, heals=not given["no_cure"],
+            sampling=sampling_arguments(given), seconds=given["cure_time"], progress=progress,
+        )  # fmt: skip
+        made, validation = convert_validated(model, sink, options, how, plan)
+    if tuned is not None:
+        made = replace(made, plan=tuned.plan)  # its reasons are the measured ones
+    if given["save_plan"]:
+        made.plan.save(given["save_plan"])
+    return made, validation, tuned
 
 
 def _tune(model: Model, options: Options, samples: Samples | None, given: dict[str, Any], progress: Told) -> "Tuned":
@@ -150,8 +165,14 @@ def _tune(model: Model, options: Options, samples: Samples | None, given: dict[s
 
     metric = "rel-l2" if given["metric"] == "elements" else given["metric"]
     search = Search(
-        given["tolerance"], metric, samples, provider=provider_of(given), progress=progress, accept=given["accept"]
-    )
+        given["tolerance"],
+        metric,
+        samples,
+        provider=provider_of(given),
+        progress=progress,
+        accept=given["accept"],
+        place=place_of(given),
+    )  # fmt: skip
     return tune(model, options, search)
 
 

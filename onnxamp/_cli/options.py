@@ -144,7 +144,8 @@ def run_options(count: int | None = 1) -> Decorator:
 
 place_options: Final = option_group(
     click.option("--jobs", metavar="N", type=click.IntRange(1),
-                 help="Worker processes, for models of a folder or for samples [a folder: one per core; else none]."),
+                 help="Worker processes, for models of a folder, samples and data files [a folder: one per core; else"
+                 " none]."),
     click.option("--cluster", metavar="local|ADDRESS",
                  help="Let the worker processes be those of a Ray cluster; local starts one on this machine."),
 )  # fmt: skip

@@ -29,12 +29,14 @@ from onnxamp._model.formats import is_text
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
 from onnxamp._model.saving import WeightConverter, copy_file, save_model
+from onnxamp._model.shards import measured
 from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data, weight_bytes
 from onnxamp._options.options import Level, Options
 from onnxamp._public import Shown
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
+from onnxamp._workers.executor import Workers
 
 _LOG: Final = logging.getLogger("onnxamp")
 EXTERNAL_DATA: Final = ("auto", "always", "never")
@@ -152,6 +154,7 @@ class Sink:
         shard_bytes: size in bytes at which the data file is split; None for one file.
         progress: called with (bytes written, bytes in all).
         approve: called with the new model under another name; if it raises, nothing is put in place.
+        workers: who measures weights and writes data files if there are several; None for this process.
 
     Raises:
         ArgumentError: a value is unknown, or the target is a folder.
@@ -162,6 +165,7 @@ class Sink:
     shard_bytes: int | None = None
     progress: Callable[[int, int], None] | None = None
     approve: Callable[[Path], None] | None = None
+    workers: Workers | None = None
 
     def __post_init__(self) -> None:
         if self.external_data not in EXTERNAL_DATA:
@@ -220,7 +224,8 @@ def convert_to_file(
     assert source is not None
     target = sink.destination(stored)
     kept = frozenset() if target.exists() and target.samefile(source) else stored.files
-    converted = convert(model, options, plan, deferred=True, proof=proof)
+    with measured(model, sink.workers):
+        converted = convert(model, options, plan, deferred=True, proof=proof)
     analysis = converted.analysis
     summary = summarize(converted.prepared, analysis, plan)
     external = sink.is_external(stored, summary.low_weight_bytes - 2 * converted.prepared.widened)
@@ -230,7 +235,7 @@ def convert_to_file(
         written = save_model(
             converted.proto, target, converted.weights,
             external=external, shard_bytes=sink.shard_bytes, keep=kept, progress=sink.progress,
-            approve=sink.approve,
+            approve=sink.approve, workers=sink.workers,
         )  # fmt: skip
         counts = converted.weights.counts()
     else:

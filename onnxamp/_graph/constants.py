@@ -13,6 +13,7 @@ from onnx import TensorProto, numpy_helper
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
+from onnxamp._model.shards import known_stats
 from onnxamp._model.weights import ConstantStats, constant_stats, read_array
 from onnxamp._ops.facts import attribute, op_facts
 
@@ -77,9 +78,14 @@ class Constants:
         """Statistics of the float32 constant that the value is, or is moved from; None if it is not constant."""
         source = self._sources.get(value, value)
         if source not in self._stats:
-            array = self._array(source) if self.types[source] == FLOAT else None
-            self._stats[source] = None if array is None else constant_stats(array)
+            self._stats[source] = self._measured(source) if self.types[source] == FLOAT else None
         return self._stats[source]
+
+    def _measured(self, value: int) -> ConstantStats | None:
+        tensor = self.tensors.get(value)
+        known = None if tensor is None else known_stats(tensor, self.folder)
+        array = self._array(value) if known is None else None
+        return known if array is None else constant_stats(array)
 
     def floats(self) -> list[int]:
         """Float32 values that are constant, or may be because they are moved from other values."""

@@ -22,6 +22,7 @@ from onnxamp._model.blobs import PIECE, Blob, Copied, Held, Lowered, layout, str
 from onnxamp._model.lowering import ConversionCounts, convert
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.remote_stage import RemoteStage, remote_staging
+from onnxamp._model.shards import DataFile, write_data_files
 from onnxamp._model.staging import Stage, rename_data, staging
 from onnxamp._model.storage import load_model, unwritable
 from onnxamp._model.weights import (
@@ -35,6 +36,7 @@ from onnxamp._model.weights import (
 )
 from onnxamp._model.wire import find_data, raw_data_head, replaced
 from onnxamp._paths.paths import is_remote, writing
+from onnxamp._workers.executor import Workers
 
 EXTERNAL_MIN: Final = 1024
 """Bytes; smaller tensors stay in the model file even if the others go to a data file."""
@@ -126,6 +128,7 @@ def save_model(
     keep: frozenset[Path] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
     approve: Callable[[Path], None] | None = None,
+    workers: Workers | None = None,
 ) -> int:
     """Write a model whole or not at all. ``model`` is changed: it refers to what was written afterwards.
 
@@ -138,6 +141,7 @@ def save_model(
         keep: data files that are still needed. Others that an earlier save to ``path`` wrote are removed.
         progress: called with (bytes written, bytes in all) while large weights are written.
         approve: called with the new model under another name; if it raises, nothing changes.
+        workers: who writes data files if there are several; None for this process.
 
     Returns:
         Bytes of all weights that were written.
@@ -152,7 +156,8 @@ def save_model(
             report = _adding_up(progress, total) if progress else None
             if external:
                 # Where its data are gone, the model to replace may refer to a file that is new.
-                keep |= {(path.parent / name).resolve() for name in _write_data(blobs, stage, shard_bytes, report)}
+                written = _write_data(blobs, stage, shard_bytes, report, workers)
+                keep |= {(path.parent / name).resolve() for name in written}
                 stage.main.write_bytes(model.SerializeToString())
             else:
                 _write_inline(model, blobs, stage.main, report)
@@ -239,18 +244,16 @@ def _write_data(
     stage: Stage | RemoteStage,
     shard_bytes: int | None,
     progress: Callable[[int], None] | None,
+    workers: Workers | None,
 ) -> list[str]:
     """Write all blobs to new data files, each once, and point the tensors to them; returns the names of the files."""
     unique = list(dict.fromkeys(blob for _, blob in blobs))
     places = dict(zip(unique, layout([blob.size for blob in unique], shard_bytes), strict=True))
     names = _data_names(stage.path.name, places[unique[-1]][0] + 1 if unique else 0)
-    for number, name in enumerate(names):
-        own = [(offset, blob) for blob, (shard, offset) in places.items() if shard == number]
-        if is_remote(stage.path):
-            stream_blobs(stage.place(name), own, progress)
-            continue
-        stage.place(name).touch()
-        write_blobs(stage.place(name), own, progress)
+    files: list[DataFile] = [(stage.place(name), []) for name in names]
+    for blob, (number, offset) in places.items():
+        files[number][1].append((offset, blob))
+    write_data_files(files, progress, workers)
     names = stage.publish(names)
     for tensor, blob in blobs:
         number, offset = places[blob]

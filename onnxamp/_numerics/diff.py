@@ -167,12 +167,14 @@ class Comparison:
 
     def try_reference(self, progress: Progress | None = None) -> None:
         """Run the reference on given inputs, to know that they fit it before anything else is done; :meth:`compare`
-        keeps what this computes, as far as it fits in memory. Made-up inputs are left alone.
+        keeps what this computes, as far as it fits in memory. Made-up inputs are left alone, and all but the first of
+        those that workers will compare.
 
         Raises:
             ArgumentError: the reference does not run on them.
         """
-        for number, sample in enumerate(() if self.samples.made_up else self.samples):
+        given = range(0 if self.samples.made_up else len(self.samples) if self.workers is None else 1)
+        for number, sample in ((number, self.samples[number]) for number in given):
             feeds = check_inputs(self.reference.model.proto, sample)
             try:
                 self.outputs.keep(number, self.reference.run(feeds, part_of(progress, number, len(self.samples))))

@@ -48,13 +48,13 @@ class Place:
             yield workers
 
     @contextmanager
-    def sharing(self, items: int, gpus: int = 0) -> Iterator[Workers | None]:
-        """The workers for so many items; None where this process does them: for a single one, and by default.
+    def sharing(self, items: int | None = None, gpus: int = 0) -> Iterator[Workers | None]:
+        """The workers for so many items, if that is known; None where this process does them: for one, and by default.
 
         Raises:
             As :meth:`workers`.
         """
-        if (self.jobs is None and self.cluster is None) or items < 2:
+        if (self.jobs is None and self.cluster is None) or (items is not None and items < 2):
             yield None
             return
         with self.workers(items, gpus) as workers:

@@ -495,8 +495,8 @@ def test_an_empty_folder() -> None:
     assert "There is no *.onnx file below 'in'." in result.output
 
 
-def test_jobs_of_a_single_model() -> None:
-    assert run("convert", small(), "--jobs", "2").exit_code == 2
+def test_retry_of_a_single_model() -> None:
+    assert run("convert", small(), "--retry").exit_code == 2
 
 
 @UNIX
