@@ -11,7 +11,8 @@ import click
 from onnxamp._batch.folder import FolderProgress, Told, run_folder
 from onnxamp._batch.job import FolderOptions
 from onnxamp._cli.common import IN_FOLDER, show
-from onnxamp._cli.options import options_of, place_of, provider_of
+from onnxamp._cli.options import options_of, provider_of
+from onnxamp._cli.workers import place_of
 from onnxamp._errors import ArgumentError
 from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.machine import document

@@ -14,13 +14,12 @@ from onnxamp._cli.options import (
     Target,
     custom_ops_option,
     model_argument,
-    place_of,
-    place_options,
     provider_of,
     report_options,
     run_options,
     samples_of,
 )
+from onnxamp._cli.workers import place_of, place_options
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import OpFilter, check_run

@@ -18,14 +18,13 @@ from onnxamp._cli.options import (
     model_argument,
     options_of,
     output_options,
-    place_of,
-    place_options,
     provider_of,
     run_options,
     samples_of,
     sampling_arguments,
     target_option,
 )
+from onnxamp._cli.workers import place_of, place_options
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan, load_plan
 from onnxamp._convert.raising import reference_of

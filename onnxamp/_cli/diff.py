@@ -16,14 +16,13 @@ from onnxamp._cli.options import (
     custom_ops_option,
     metric_option,
     option_group,
-    place_of,
-    place_options,
     provider_of,
     report_options,
     run_options,
     samples_of,
     sampling_arguments,
 )
+from onnxamp._cli.workers import place_of, place_options
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._model.storage import write_file

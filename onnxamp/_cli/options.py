@@ -23,7 +23,6 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._target.kernels import check_target
-from onnxamp._workers.place import Place
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -140,25 +139,6 @@ def run_options(count: int | None = 1) -> Decorator:
         provider_option,
         library_option,
     )  # fmt: skip
-
-
-place_options: Final = option_group(
-    click.option("--jobs", metavar="N", type=click.IntRange(1),
-                 help="Worker processes, for models of a folder, samples and data files [a folder: one per core; else"
-                 " none]."),
-    click.option("--cluster", metavar="local|ADDRESS",
-                 help="Let the worker processes be those of a Ray cluster; local starts one on this machine."),
-)  # fmt: skip
-"""The options that say which worker processes to use."""
-
-
-def place_of(options: dict[str, Any]) -> Place:
-    """The worker processes that are asked for.
-
-    Raises:
-        ArgumentError: a value is wrong.
-    """
-    return Place(options["jobs"], options["cluster"])
 
 
 custom_ops_option: Final = click.option(

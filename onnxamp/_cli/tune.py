@@ -16,13 +16,12 @@ from onnxamp._cli.options import (
     model_argument,
     options_of,
     output_options,
-    place_of,
-    place_options,
     provider_of,
     run_options,
     samples_of,
     target_option,
 )
+from onnxamp._cli.workers import place_of, place_options
 from onnxamp._convert.convert import Sink, convert_to_file
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
