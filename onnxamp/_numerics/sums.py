@@ -5,7 +5,6 @@ model gets, beside each such node, the same node on magnitudes, and what that re
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 from typing import Final, NamedTuple
 
 from onnx import GraphProto, ModelProto, NodeProto, helper
@@ -14,11 +13,10 @@ from onnxamp._decide.rescaling import Partial
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.shapes import Shape, elements
-from onnxamp._graph.terms import terms_of
+from onnxamp._graph.shapes import Shape
+from onnxamp._graph.terms import summed_terms, terms_of
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.copying import copied
-from onnxamp._ops.facts import attribute
 from onnxamp._ops.profiles import Profile
 
 _BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
@@ -106,27 +104,17 @@ def partial_sums(
     found: dict[str, Partial] = {}
     for item in watched:
         node = graph.nodes[item.node]
-        terms = terms_of(node, shapes) if node.key in profile.products else _terms(node, shapes)
+        terms = terms_of(node, shapes) if node.key in profile.products else summed_terms(node, shapes)
         reach = largest.get(item.name, 0.0)
         if terms and reach:
             found[item.value] = Partial(reach * (terms if _divides(node) else 1), terms)
     for node in graph.nodes_of(_ROOTS & {op for op, fact in profile.sums.items() if fact.overflows}):
         name = graph.values[node.outputs[0]].name
         if node.key == "ReduceL2" and node.scope == 0 and largest.get(name):
-            found[name] = Partial(largest[name] ** 2, _terms(node, shapes) or 1, power=2)
+            found[name] = Partial(largest[name] ** 2, summed_terms(node, shapes) or 1, power=2)
     return found
 
 
 def _divides(node: Node) -> bool:
     """Whether the op divides its sum by the number of its terms."""
     return node.key in ("AveragePool", "GlobalAveragePool", "ReduceMean")
-
-
-def _terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
-    """Elements that make one element of a reduction or pooling; None where sizes are unknown."""
-    if node.key == "AveragePool":
-        return int(prod(attribute(node.proto, "kernel_shape")))
-    before, after = (shapes[value] for value in (node.inputs[0], node.outputs[0]))
-    if before is None or after is None or None in before or None in after:
-        return None
-    return elements(before) // max(elements(after), 1)
