@@ -65,7 +65,7 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     Args:
         graph: the prepared model.
         options: the options of the conversion.
-        ranges: what its values reach.
+        ranges: what its values reach, those in bodies by the names of :func:`value_names`.
 
     Complexity: near linear in nodes.
     """
@@ -190,8 +190,9 @@ def value_names(graph: Graph) -> dict[int, str]:
 
 
 def _measured(graph: Graph, largest: Mapping[str, float]) -> dict[int, float]:
-    names = graph.scopes[0].names
-    return {names[name]: number for name, number in largest.items() if name in names and number and isfinite(number)}
+    values = {name: value for value, name in value_names(graph).items()}
+    known = ((values[name], number) for name, number in largest.items() if name in values)
+    return {value: number for value, number in known if number and isfinite(number)}
 
 
 def _wanted(graph: Graph, low: LowType, measured: Mapping[int, float]) -> dict[int, Window]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from onnxamp._convert.convert import convert
 from onnxamp._decide.hazards import find_hazards
-from onnxamp._decide.rescaling import find_rescaling
+from onnxamp._decide.rescaling import find_rescaling, value_names
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import OnnxAmpError
 from onnxamp._graph.graph import Graph
@@ -65,11 +65,11 @@ def _out_of_range(graph: Graph, largest: Mapping[str, float], rescaling: Rescali
     exponents = {row.value: row.exponent for row in rescaling.scaled}
     unfit = {row.value: row.why for row in rescaling.unfit}
     hazards = {hazard.node: hazard.detail for hazard in graph.ask(find_hazards, FLOAT16)}
-    names = graph.scopes[0].names
+    values = {name: value for value, name in value_names(graph).items()}
     for name, reach in largest.items():
-        if reach <= FLOAT16.max_finite or name not in names:
+        if reach <= FLOAT16.max_finite:
             continue
-        producer = graph.values[names[name]].producer
+        producer = graph.values[values[name]].producer
         exponent, why = exponents.get(name, 0), unfit.get(name, "")
         if not why and reach * 2.0**-exponent > FLOAT16.max_finite:
             why = hazards.get(producer, "it stays float32")

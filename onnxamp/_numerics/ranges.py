@@ -8,13 +8,14 @@ import numpy as np
 
 from onnxamp._convert.raising import raised
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._decide.rescaling import Ranges, find_rescaling
+from onnxamp._decide.rescaling import Ranges, find_rescaling, value_names
 from onnxamp._dtypes import FLOAT, FLOAT16
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
+from onnxamp._numerics.bodies import of_bodies, with_body_ranges
 from onnxamp._numerics.measure import measure
-from onnxamp._numerics.sums import partial_sums, with_magnitudes
+from onnxamp._numerics.sums import Watch, partial_sums, with_magnitudes
 from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
@@ -68,26 +69,27 @@ def measured_ranges(
     """
     graph = with_casts(raised(model, options), options).graph
     profile = emulated_arithmetic(options.target) if options.rescale and options.low is FLOAT16 else None
-    if profile is None or not len(samples):
-        written = model if graph.model is model.proto else Model(graph.model, graph.folder)
-        return graph, Ranges(largest_magnitudes(written, samples, provider, progress))
-    proto, watched = with_magnitudes(graph, profile)
-    largest = largest_magnitudes(Model(proto, graph.folder), samples, provider, progress)
+    proto, inner = with_body_ranges(graph)
+    wide, watched = Graph.of(proto, graph.folder) if inner else graph, list[Watch]()
+    if profile is not None and len(samples):
+        proto, watched = with_magnitudes(wide, profile)
+    written = model if proto is model.proto else Model(proto, graph.folder)
+    largest = largest_magnitudes(written, samples, provider, progress)
+    found = of_bodies(largest, inner, value_names(graph))
+    if profile is None or not watched:
+        return graph, Ranges(found)
     feeds = check_inputs(graph.model, samples[0])
-    shapes = graph.shapes_of({name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)})
-    return graph, Ranges(largest, partial_sums(graph, profile, watched, largest, shapes))
+    shapes = wide.shapes_of({name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)})
+    return graph, Ranges(found, partial_sums(wide, profile, watched, largest, shapes))
 
 
 def _beyond(graph: Graph, options: Options, largest: Mapping[str, float], limit: float) -> Iterator[str]:
-    """Nodes of the main graph that read or write a float beyond the limit, but for those that the user lowers.
-
-    Nodes in bodies of loops and branches are not looked at: the node that holds them is.
-    """
+    """Nodes that read or write a float beyond the limit, but for those that the user lowers."""
     wishes = find_overrides(graph, options).of_node
-    large = {name for name, magnitude in largest.items() if magnitude > limit}
-    for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
+    large = {value for value, name in value_names(graph).items() if largest.get(name, 0.0) > limit}
+    for node in graph.nodes:
         is_forced = node.index in wishes and wishes[node.index].low
-        if not is_forced and not large.isdisjoint((*node.proto.input, *node.proto.output)):
+        if not is_forced and not large.isdisjoint((*node.inputs, *node.outputs)):
             yield node.proto.name or next(filter(None, node.proto.output))
 
 

@@ -1,0 +1,166 @@
+"""Ranges of values in bodies of loops and branches, which no run shows from outside.
+
+A copy of the model computes the largest magnitude of each float in a body, and passes it out: as an output per round of
+a Loop or Scan, of which the largest counts, or as an output of an If. Nested bodies pass on what theirs pass to them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from onnxamp._dtypes import FLOAT
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.names import NewNames
+from onnxamp._graph.view import Node, Origin, scope_graphs
+from onnxamp._model.copying import copied
+from onnxamp._model.weights import SENTINEL
+
+_ROUNDS: Final = frozenset({"Loop", "Scan"})
+"""Ops that run their body in rounds, and stack what it returns."""
+
+_LEAST_OPSET: Final = 9
+"""Where came with it, and Scan as it is today."""
+
+_AXES_INPUT: Final = 18
+"""Opset from which on ReduceMax takes its axes as an input."""
+
+
+def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
+    """A copy of the model that also computes the ranges in bodies, and new value -> value whose magnitude it is.
+
+    Complexity: linear in nodes.
+    """
+    if len(graph.scopes) == 1 or graph.book.opsets.get("", 0) < _LEAST_OPSET:
+        return graph.model, {}
+    model = copied(graph.model)
+    writer = _Writer(graph, model, scope_graphs(graph, model), NewNames(graph.all_names()))
+    vectors: dict[int, tuple[str, list[int]]] = {}
+    for scope in range(len(graph.scopes) - 1, -1, -1):  # a scope stands behind the one around it
+        for node in (graph.nodes[index] for index in graph.scopes[scope].nodes):
+            found = writer.pass_out(node) if _is_open(graph, node) else None
+            if found is not None:
+                vectors[node.index] = found
+        if scope:
+            inner = [vectors[index] for index in graph.scopes[scope].nodes if index in vectors]
+            writer.measure(scope, inner)
+    watched: dict[str, int] = {}
+    for index in graph.scopes[0].nodes:
+        vector, values = vectors.get(index, ("", []))
+        for place, value in enumerate(values):
+            name = writer.names.fresh(f"{graph.values[value].name}_largest")
+            model.graph.node.append(helper.make_node("Gather", [vector, writer.integers([place])], [name]))
+            watched[name] = value
+    return model, watched
+
+
+def _is_open(graph: Graph, node: Node) -> bool:
+    known = node.key == "If" or node.key in _ROUNDS
+    return known and not any(graph.scopes[body].opaque for _, body in node.bodies)
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Writes into the copy of a model."""
+
+    graph: Graph
+    model: ModelProto
+    graphs: Sequence[GraphProto]
+    names: NewNames
+    made: dict[int, tuple[str, list[int]]] = field(default_factory=dict)
+    """Scope -> the vector of its magnitudes, and the values that these are of."""
+    shared: dict[tuple[object, ...], str] = field(default_factory=dict)
+
+    def constant(self, array: Iterable[float], dtype: type) -> str:
+        """An initializer of the main graph, which bodies see."""
+        key = (dtype, *array)
+        if key not in self.shared:
+            self.shared[key] = self.names.fresh("range_constant")
+            tensor = numpy_helper.from_array(np.array(key[1:], dtype), self.shared[key])
+            self.model.graph.initializer.append(tensor)
+        return self.shared[key]
+
+    def integers(self, numbers: Iterable[int]) -> str:
+        """An int64 vector."""
+        return self.constant(numbers, np.int64)
+
+    def op(self, scope: int, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
+        """Append a node to a scope; its output."""
+        name = self.names.fresh(f"range_{kind}")
+        self.graphs[scope].node.append(helper.make_node(kind, inputs, [name], **attributes))
+        return name
+
+    def measure(self, scope: int, inner: Sequence[tuple[str, list[int]]]) -> None:
+        """Compute the magnitudes of a body's floats, beside those of the bodies in it."""
+        graph, parts, values = self.graph, list[str](), list[int]()
+        for value in graph.values:
+            if value.scope == scope and value.origin is Origin.NODE and graph.types[value.index] == FLOAT:
+                parts.append(self.largest(scope, value.name))
+                values.append(value.index)
+        parts += [vector for vector, _ in inner]
+        values += [value for _, listed in inner for value in listed]
+        if parts:
+            self.made[scope] = self.op(scope, "Concat", parts, axis=0), values
+
+    def largest(self, scope: int, name: str) -> str:
+        """The largest magnitude below that of sentinels, as a vector of one; 0 of nothing."""
+        flat = self.op(scope, "Reshape", [self.op(scope, "Abs", [name]), self.integers([-1])])
+        flat = self.op(scope, "Concat", [flat, self.constant([0.0], np.float32)], axis=0)
+        is_usual = self.op(scope, "Less", [flat, self.constant([SENTINEL], np.float32)])
+        usual = self.op(scope, "Where", [is_usual, flat, self.constant([0.0], np.float32)])
+        return self.op(scope, "ReduceMax", [usual], keepdims=1)
+
+    def pass_out(self, node: Node) -> tuple[str, list[int]] | None:
+        """Let a node return the magnitudes of its bodies; the vector behind it, and its values."""
+        bodies = [(body, *self.made[body]) for _, body in node.bodies if body in self.made]
+        if not bodies:
+            return None
+        proto = self.graphs[node.scope].node[node.index - self.graph.scopes[node.scope].nodes.start]
+        values = [value for _, _, listed in bodies for value in listed]
+        output = self.names.fresh("range_output")
+        if node.key == "If":
+            self.branches(node, values)
+        else:
+            ((body, vector, _),) = bodies
+            self.graphs[body].output.append(_vector(vector, len(values)))
+            self.fill(proto, len(self.graphs[body].output) - (node.key == "Loop") - 1)
+        proto.output.append(output)
+        if node.key == "If":
+            return output, values
+        none = self.constant([0.0] * len(values), np.float32)
+        row = self.op(node.scope, "Reshape", [none, self.integers([1, len(values)])])
+        rows = self.op(node.scope, "Concat", [row, output], axis=0)
+        if self.graph.book.opsets[""] >= _AXES_INPUT:
+            return self.op(node.scope, "ReduceMax", [rows, self.integers([0])], keepdims=0), values
+        return self.op(node.scope, "ReduceMax", [rows], axes=[0], keepdims=0), values
+
+    def branches(self, node: Node, values: Sequence[int]) -> None:
+        """Let both branches return all magnitudes: those of the other one are 0."""
+        for _, body in node.bodies:
+            parts = [
+                self.made[other][0] if other == body else self.constant([0.0] * len(self.made[other][1]), np.float32)
+                for _, other in node.bodies if other in self.made
+            ]  # fmt: skip
+            self.graphs[body].output.append(_vector(self.op(body, "Concat", parts, axis=0), len(values)))
+        proto = self.graphs[node.scope].node[node.index - self.graph.scopes[node.scope].nodes.start]
+        self.fill(proto, len(self.graphs[node.bodies[0][1]].output) - 1)
+
+    def fill(self, proto: NodeProto, count: int) -> None:
+        """Name as many outputs as the body had, and extend attributes that have an entry for each."""
+        proto.output.extend([""] * (count - len(proto.output)))
+        for item in proto.attribute:
+            if item.name in ("scan_output_axes", "scan_output_directions"):
+                item.ints.append(0)
+
+
+def _vector(name: str, size: int) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [size])
+
+
+def of_bodies(largest: Mapping[str, float], watched: Mapping[str, int], names: Mapping[int, str]) -> dict[str, float]:
+    """Ranges by full name: those that :func:`with_body_ranges` watched, beside the others."""
+    own = set(names.values())
+    found = {name: reach for name, reach in largest.items() if name in own}
+    return found | {names[value]: largest[name] for name, value in watched.items() if name in largest}
