@@ -19,8 +19,9 @@ from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
+from onnxamp._ops.profiles import computes_low
 from onnxamp._target.kernels import carries, kernel_table, runs_on
-from onnxamp._target.versions import BUILDERS, cpu_of, device_of, version_of
+from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of, device_of, version_of
 
 NONE: Final = "none"
 """Provider of a node that nothing runs."""
@@ -56,8 +57,8 @@ def place_nodes(graph: Graph, shapes: Sequence[Shape | None], target: str, broke
 
     Complexity: linear in nodes and ports; one look-up in the kernel tables per distinct typing.
     """
-    if target == "any":
-        return Placement([""] * len(graph.nodes), _unknown_ops(graph))
+    if target in UNLIMITED:
+        return Placement([""] * len(graph.nodes), [*_unhonoured(graph, target), *_unknown_ops(graph)])
     places = _by_kernels(graph, target)
     shaping = host_nodes(graph, shapes, [found.provider for found in places], device_of(target))
     folded = _folded(graph)
@@ -111,6 +112,14 @@ def _by_kernels(graph: Graph, target: str) -> list[Place]:
     keys, examples = distinct_typings(graph, target)
     known = {key: place(target, example) for key, example in examples.items()}
     return [Place("") if key is None else known[key] for key in keys]
+
+
+def _unhonoured(graph: Graph, target: str) -> list[Finding]:
+    """That float32 is float16 on the target, if there is any."""
+    if not computes_low(target) or FLOAT not in graph.types:
+        return []
+    text = f"{target} computes in float16 whatever the types say: float32 protects no value"
+    return [Finding("note", "hazard", "", "", text, "Make all values fit: onnxamp convert --rescale.")]
 
 
 def _unknown_ops(graph: Graph) -> list[Finding]:

@@ -26,6 +26,8 @@ from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial, cure_run
 from onnxamp._numerics.fits import find_fit
 from onnxamp._numerics.results import RunCheck
+from onnxamp._numerics.whole import check_whole, cure_whole
+from onnxamp._ops.profiles import computes_low
 from onnxamp._options.options import COMMAND_LINE
 from onnxamp._report.check import check_json, check_report
 from onnxamp._report.html.page import check_page
@@ -79,11 +81,16 @@ def command(model: Path, **options: Any) -> None:
 def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
     ops, place = OpFilter(frozenset(options["only"]), frozenset(options["skip"])), place_of(options)
     with progress_bar(quiet=options["quiet"]) as progress:
-        run = check_run(model, samples, provider=provider_of(options), ops=ops, stop=options["stop"],
+        provider, islands = provider_of(options), not computes_low(options["target"])
+        check = partial(check_run, samples=samples, provider=provider, ops=ops, stop=options["stop"],
                         progress=partial(progress, "running"), jobs=place.jobs, cluster=place.cluster)  # fmt: skip
-        provider = provider_of(options)
-        if run.first_bad is not None and not options["no_cure"] and (provider is None or not is_plugin(provider)):
-            trial = Trial(samples, provider=provider_of(options), progress=partial(progress, "looking for a fix"))
+        run = check(model) if islands else check_whole(model, check)
+        curable = run.first_bad is not None and not options["no_cure"]
+        if curable and not islands:
+            trial = Trial(samples, provider=provider, progress=partial(progress, "looking for a fix"))
+            run = replace(run, cure=cure_whole(model, check, trial))
+        elif curable and (provider is None or not is_plugin(provider)):
+            trial = Trial(samples, provider=provider, progress=partial(progress, "looking for a fix"))
             run = replace(run, cure=cure_run(model, run, trial))
         if not options["stop"] and run.skipped is None:
             progress("looking for exponents", 0, 0)

@@ -29,7 +29,7 @@ from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.upgrade.steps import newest_loaded, steps_of
 from onnxamp._rewrite.upgrade.upgrade import Obstacle, Upgrade, plan_upgrade
 from onnxamp._target.kernels import PROVIDERS, float_types, freedom, runs_on
-from onnxamp._target.versions import BUILDERS, cpu_of, device_of, release
+from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of, device_of, release
 
 Proof = Callable[[Graph], str | None]
 """Tells what is wrong with an upgraded float32 model, in a clause; None if it computes what the original does."""
@@ -276,7 +276,8 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     What the target leaves to the CPU does run. What the CPU cannot run nobody without a device can, or validate.
     """
     current = graph.book.opsets[""]
-    places = {*PROVIDERS} if target == "any" else {target, cpu_of(target), *(("cpu",) if target in BUILDERS else ())}
+    places = {*PROVIDERS} if target in UNLIMITED else {target, cpu_of(target)}
+    places |= {"cpu"} if target in BUILDERS else set()
     for key, indices in graph.by_key.items():
         node, steps = graph.nodes[indices[0]], steps_of(key, current, opset)
         if not steps or node.signature is None or key in op_facts().kernel_free:

@@ -20,7 +20,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits
-from onnxamp._ops.profiles import Profile, profile_of
+from onnxamp._ops.profiles import Profile, computes_low, profile_of
 from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import Freedom, freedom
 from onnxamp._target.versions import device_of
@@ -89,11 +89,18 @@ def find_pins(
     pins = collector.finish()
     made_up = options.rescaling is not None and options.rescaling.made_up
     warned = (_MADE_UP,) if made_up else ()
+    if computes_low(options.target) and any(not verdict.low for verdict in pins.verdicts.values()):
+        warned = (*warned, _NOT_HONOURED.format(target=options.target))
     return replace(pins, warnings=(*pins.warnings, *unmet_lists(problem, pins.verdicts), *warned))
 
 
 _MADE_UP = "Exponents follow from made-up inputs, which reach other ranges than real ones: give samples (--inputs)."
 
+
+_NOT_HONOURED = (
+    "{target} computes float32 nodes in float16, too, so that no type protects a value: onnxamp check --target {target}"
+    " tells what does not fit."
+)
 
 _IO = "keep_io_types is off for it"
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from onnxamp._dtypes import FLOAT16
 from onnxamp._ops.tables import read_table
 
-PROFILED: Final = ("cuda", "cpu", "webgpu", "tensorrt")
+PROFILED: Final = ("cuda", "cpu", "webgpu", "tensorrt", "float16-only")
 """Targets that have a profile."""
 
 _TERMS: Final = 4096
@@ -85,6 +85,12 @@ def emulated_arithmetic(target: str) -> Profile | None:
         return None
     facts = (*profile.products.values(), *profile.sums.values())
     return profile if any(fact.accumulator == "float16" for fact in facts) else None
+
+
+def computes_low(target: str) -> bool:
+    """Whether a target computes in float16 whatever the types of a model say."""
+    profile = profile_of(target)
+    return profile is not None and profile.values.get("computes_in") == "float16"
 
 
 @cache

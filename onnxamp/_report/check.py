@@ -197,6 +197,8 @@ def _exponents_step(run: RunCheck | None) -> tuple[parts.Step, ...]:
     """Exponents as the way out, where they were seen to help."""
     if run is None or run.fit is None or not run.fit.tried or run.first_bad is None:
         return ()
+    if run.cure is not None and run.cure.command == "--rescale":
+        return ()
     text = "Tried: no fault is left with exponents. Convert the original again with"
     return (parts.Step(text, "--rescale", is_options=True),)
 

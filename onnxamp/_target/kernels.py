@@ -31,6 +31,7 @@ from onnxamp._ops.signature import Signature, lookup
 from onnxamp._target.versions import (
     AUTO,
     BUILDERS,
+    UNLIMITED,
     cpu_of,
     device_of,
     history,
@@ -40,8 +41,8 @@ from onnxamp._target.versions import (
 )
 
 PROVIDERS = ("cuda", "cpu", "webgpu")
-TARGETS = (*PROVIDERS, *BUILDERS, "any")
-"""Where the result will run; "any" allows what ONNX allows, with or without a kernel."""
+TARGETS = (*PROVIDERS, *BUILDERS, *UNLIMITED)
+"""Where the result will run; "any" allows what ONNX allows, kernel or not; "float16-only" honours no types."""
 
 _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 
@@ -147,7 +148,7 @@ def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto
     """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
     if signature.declared or key in op_facts().kernel_free or key in op_facts().control_flow:
         return True
-    if provider == "any":
+    if provider in UNLIMITED:
         if not signature.has_function or any(kernel_table(name).get(key) for name in PROVIDERS):
             return True
     elif any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
@@ -160,7 +161,7 @@ def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
     """Whether a control-flow op's kernel on the target, or else on CPU, passes on values of the type."""
-    if target == "any":
+    if target in UNLIMITED:
         return True
     for provider in dict.fromkeys((target, cpu_of(target))):
         rows = [kernel for kernel in kernel_table(provider).get(key, ()) if kernel.covers(signature.since)]
@@ -189,7 +190,7 @@ def freedom(
     everything_high = (False,) * len(params)
     falls_back = everything_high not in legal and target not in BUILDERS
     typed_by_attribute = key in op_facts().dtype_attribute
-    if cpu_of(target) != target and (not legal or (target == "any" and typed_by_attribute)):
+    if cpu_of(target) != target and (not legal or (target in UNLIMITED and typed_by_attribute)):
         # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
         if low is not BFLOAT16 and not typed_by_attribute:
             return Freedom(falls_back=True)

@@ -16,6 +16,8 @@ from onnxamp._warnings import warn
 
 VERSIONED: Final = ("cuda", "cpu")
 """Targets whose kernels are known by version of ONNX Runtime."""
+UNLIMITED: Final = ("float16-only", "any")
+"""Targets that limit no types, since no kernels of theirs are known."""
 BUILDERS: Final = ("tensorrt",)
 """Targets that build an engine of a whole model: they refuse a model for one op that they do not take."""
 

@@ -15,6 +15,7 @@ from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import find_folds
 from onnxamp._rewrite.upgrade.upgrade import upgraded
 from onnxamp._target.kernels import float_types
+from onnxamp._target.versions import UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def reachable(graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | N
 
 def _losers(graph: Graph, folds: Sequence[Fold], target: str, opset: int) -> list[str]:
     """Op types outside the folds with fewer kernels on the target at that opset than now."""
-    if target == "any":
+    if target in UNLIMITED:
         return []
     going = {node for fold in folds for node in fold.nodes}
     staying = {node.key: node.signature for node in graph.nodes if node.index not in going}

@@ -1,0 +1,59 @@
+"""Checking a model for devices that compute in float16 whatever its types say."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from onnxamp._convert.convert import convert
+from onnxamp._errors import OnnxAmpError
+from onnxamp._model.model import Model
+from onnxamp._numerics.cure import Trial
+from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.results import Cure, RunCheck
+from onnxamp._options.options import Level, Options
+
+_OPTIONS: Final = Options(Level.O3, hazards=False, target="float16-only", from_dtype="auto")
+_WAYS: Final = (("--fold", Options(Level.O0, fold=True, from_dtype="auto")),
+                ("--rescale", Options(Level.O3, rescale=True, target="float16-only", from_dtype="auto")))  # fmt: skip
+"""What may make all values fit: options, and the conversion that they stand for."""
+
+
+def check_whole(model: Model, check: Callable[[Model], RunCheck]) -> RunCheck:
+    """Check a model as it runs where types are not honoured: every op is float16 that can be, without float32 islands.
+
+    Overflow becomes NaN there, so a fault is named so.
+
+    Args:
+        model: the model, of whatever types.
+        check: runs a model and measures its values.
+
+    Raises:
+        ModelError: the model cannot be converted.
+    """
+    run = check(Model(convert(model, _OPTIONS).embedded()))
+    bad = run.first_bad
+    if bad is not None and bad.alarm.startswith("Inf"):
+        bad = replace(bad, alarm=bad.alarm.replace("Inf", "overflow, which becomes NaN,", 1))
+    return replace(run, ran_on=f"{run.ran_on} everywhere", first_bad=bad)
+
+
+def cure_whole(model: Model, check: Callable[[Model], RunCheck], trial: Trial) -> Cure:
+    """Find out what makes a model fit: one op in place of a decomposed one, or exponents. No float32 island does.
+
+    Args:
+        model: the model.
+        check: runs a model and measures its values.
+        trial: the inputs for ranges, and where they are measured.
+    """
+    for trials, (flag, options) in enumerate(_WAYS, 1):
+        if trial.progress is not None:
+            trial.progress(trials, len(_WAYS))
+        try:
+            asked = with_ranges(model, options, trial.samples, trial.provider)
+            again = check_whole(Model(convert(model, asked).embedded()), check)
+        except OnnxAmpError:
+            continue
+        if again.first_bad is None and again.skipped is None:
+            return Cure(flag, (), "Tried: all values fit in a conversion with", True, trials)
+    text = "No cure was found: values do not fit float16 with --fold or --rescale either."
+    return Cure("", (), text, confirmed=False, trials=len(_WAYS))
