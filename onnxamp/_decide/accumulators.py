@@ -1,6 +1,6 @@
 """Hazards of a target that sums up float16 in float16: long products lose digits, means overflow on their way."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from onnxamp._decide.verdicts import Hazard, Reason
@@ -28,14 +28,32 @@ def accumulator_hazards(graph: Graph, low: LowType, target: str) -> list[Hazard]
     return sorted(found, key=lambda hazard: hazard.node)
 
 
+def accumulation_shares(graph: Graph, low: LowType, target: str) -> Mapping[int, float]:
+    """Products that the target sums up in float16 -> their squared error as a share of what is bearable, up to 1.
+
+    Complexity: linear in nodes.
+    """
+    profile = profile_of(target)
+    if profile is None or low is not FLOAT16:
+        return {}
+    return {node: min(1.0, (error / _BEARABLE) ** 2) for node, _, error in _products(graph, profile)}
+
+
 def _long_products(graph: Graph, profile: Profile) -> Iterator[Hazard]:
     """Products of so many terms that their float16 sum is off by more than is bearable."""
+    for node, terms, error in _products(graph, profile):
+        if error > _BEARABLE:
+            text = f"{profile.name} sums up {terms:,} products in float16, with an error of about {error:.1%}"
+            yield Hazard(node, Reason.PRODUCT, text)
+
+
+def _products(graph: Graph, profile: Profile) -> Iterator[tuple[int, int, float]]:
+    """Products that are summed up in float16, their terms and their relative errors."""
     lossy = {op: fact for op, fact in profile.products.items() if fact.accumulator == "float16"}
     for node in graph.nodes_of(frozenset(lossy)):
         terms = terms_of(node, graph.shapes)
-        if terms is not None and (error := lossy[node.key].error(terms)) > _BEARABLE:
-            text = f"{profile.name} sums up {terms:,} products in float16, with an error of about {error:.1%}"
-            yield Hazard(node.index, Reason.PRODUCT, text)
+        if terms is not None:
+            yield node.index, terms, lossy[node.key].error(terms)
 
 
 def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:

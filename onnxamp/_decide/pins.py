@@ -35,6 +35,7 @@ class Pins:
         implies: pairs (p, q) of variables: if p is low, q must be low.
         exact: variables whose low precision costs no accuracy.
         preferred: variables that gain by low precision.
+        worthy: variables of white-listed products whose float16 sums have a price.
         fallbacks: nodes that run on CPU, since the target has no float32 kernel for them.
         warnings: about options that match nothing or cannot be obeyed, in sentences.
     """
@@ -43,6 +44,7 @@ class Pins:
     implies: Sequence[tuple[int, int]]
     exact: frozenset[int]
     preferred: frozenset[int]
+    worthy: frozenset[int]
     fallbacks: tuple[int, ...]
     warnings: tuple[str, ...]
 
@@ -159,6 +161,7 @@ class _Collector:
     implies: list[tuple[int, int]] = field(default_factory=list)
     exact: set[int] = field(default_factory=set)
     preferred: set[int] = field(default_factory=set)
+    worthy: set[int] = field(default_factory=set)
     fallbacks: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     freedoms: dict[object, Freedom] = field(default_factory=dict)
@@ -255,6 +258,8 @@ class _Collector:
                 self.asked.setdefault(root, Verdict(variable, True, Reason.WHITE, node.key))
             elif pin is not None and not pin[0] and node.key not in self.options.user_black:
                 self.default.setdefault(root, Verdict(variable, *pin))
+            elif pin is not None and pin[:2] == (True, Reason.WHITE) and node.index in self.problem.shares:
+                self.worthy.add(root)  # its error has a price, which Casts may not be worth
             elif pin is not None:
                 self.pin(variable, Verdict(variable, *pin))
             elif not follows and (self.options.level == Level.O2 or node.key in self.options.white):
@@ -305,8 +310,8 @@ class _Collector:
                 settled[root] = soft[root]
         self.spread_high(settled)
         pairs = [(self.ports.root(p), self.ports.root(q)) for p, q in self.implies]
-        exact, preferred = frozenset(self.exact), frozenset(self.preferred)
-        return Pins(settled, pairs, exact, preferred, tuple(self.fallbacks), tuple(self.warnings))
+        exact, preferred, worthy = frozenset(self.exact), frozenset(self.preferred), frozenset(self.worthy)
+        return Pins(settled, pairs, exact, preferred, worthy, tuple(self.fallbacks), tuple(self.warnings))
 
     def contradictions(self) -> None:
         """Refuse overrides that pull a variable both ways.

@@ -32,6 +32,11 @@ _ACCURACY_CASTS = 64
 the charge is small, and more of them might be needed there."""
 
 
+_WORTH = 1.5
+"""Pairs of Casts that a white-listed product is worth in low precision, where sums have a price. Alone between
+float32 nodes it is low precision up to half of the bearable squared error, and among others up to all of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Measurements of nodes, by node index.
@@ -80,8 +85,17 @@ def verdict_on(problem: Problem, pins: Pins, decision: Decision, variable: int) 
         return Verdict(variable, pin.low, Reason.TIE, f"shares its precision: {pin.reason.value}, {pin.detail}")
     if ports.variables[variable].param == "value":
         return Verdict(variable, low[variable], Reason.CONSTANT, "follows its readers")
+    if root in pins.worthy:
+        return Verdict(variable, low[variable], *_PRICED[bool(low[variable])])
     reason = Reason.EXACT if root in pins.exact else Reason.CUT
     return Verdict(variable, low[variable], reason, "fewest Casts")
+
+
+_PRICED = {
+    True: (Reason.WHITE, "the error of its float16 sum is worth it"),
+    False: (Reason.PRODUCT, "the error of its float16 sum is not worth the Casts"),
+}
+"""Verdicts on white-listed products whose errors have a price, by whether they are low precision."""
 
 
 @dataclass(slots=True)
@@ -133,11 +147,25 @@ class CutProblem:
         for node in self.graph.nodes_of({"Cast"}):
             self.idle_cast(node)
             self.widening_cast(node)
-        gaining = self.pins.preferred - self.pins.verdicts.keys()
+        gaining, worthy = (roots - self.pins.verdicts.keys() for roots in (self.pins.preferred, self.pins.worthy))
         for index, variables in self.ports.of_node.items():
             for root in map(self.roots.__getitem__, variables.values()):
-                if root in gaining and not self.is_high(self.problem.joined.get(index, ABSENT)):
+                if root in worthy:
+                    self.product(index, root)
+                elif root in gaining and not self.is_high(self.problem.joined.get(index, ABSENT)):
                     self.network.charge_high(root, self.gain(self.graph.nodes[index]))
+
+    def product(self, index: int, root: int) -> None:
+        """Charge a white-listed product what it is worth if it is float32, and the error of its float16 sum if not.
+
+        The error costs up to a pair of Casts: as much as the hazard is worth that starts where it is unbearable.
+        """
+        node = self.graph.nodes[index]
+        ends = (node.input(0), node.outputs[0])
+        largest = max(elements(self.graph.shapes[value]) for value in ends if value != ABSENT)
+        pair = 2 * self.costs.cast(min(largest, MAX_ELEMENTS), self.trips[node.scope])
+        self.network.charge_high(root, int(pair * _WORTH))
+        self.network.charge_low(root, int(pair * self.problem.shares.get(index, 0.0)))
 
     def is_high(self, node: int) -> bool:
         """Whether the node is pinned to float32."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from onnxamp._decide.accumulators import accumulator_hazards
+from onnxamp._decide.accumulators import accumulation_shares, accumulator_hazards
 from onnxamp._decide.hazards import find_hazards
 from onnxamp._decide.masks import sentinel_paths
 from onnxamp._decide.overrides import Overrides, find_overrides
@@ -37,6 +37,8 @@ class Problem:
         unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
         constant_fed: exact ops on constants alone. At O3 a look-up in a constant is none, unless it is unfit.
         joined: see :func:`onnxamp._patterns.fusion_groups.skip_sums`.
+        shares: products that the target sums up in float16 -> their squared error as a share of what is bearable, where
+            the level lets that decide.
         absorbed: values whose up-cast a fusion would absorb, see
             :func:`onnxamp._patterns.fusion_groups.absorbed_casts`.
     """
@@ -51,6 +53,7 @@ class Problem:
     unfit: frozenset[int]
     constant_fed: frozenset[int]
     joined: Mapping[int, int]
+    shares: Mapping[int, float]
     absorbed: frozenset[int]
 
 
@@ -91,12 +94,14 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         fitting = fitting_sums(graph, options)
         sums = (hazard for hazard in graph.ask(accumulator_hazards, low, options.target) if hazard.node not in fitting)
         hazards = [*graph.ask(find_hazards, low), *sums]
+    priced = options.hazards and not options.strict and options.level in (Level.O1, Level.O2)
+    shares = graph.ask(accumulation_shares, low, options.target) if priced else {}
     unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
     constant_fed = _constant_fed(graph, unfit, lookups=options.level != Level.O3)
     batch_norms = frozenset(norm for _, norm in folds)
     return Problem(
         graph, options, ports, hazards, overrides, sentinels, batch_norms, unfit, constant_fed, graph.ask(skip_sums),
-        absorbed,
+        shares, absorbed,
     )  # fmt: skip
 
 

@@ -56,3 +56,40 @@ def test_what_is_kept_for_webgpu_passes_there() -> None:
         for target in ("cuda", "webgpu")
     }
     assert passed == {"cuda": False, "webgpu": True}
+
+
+ALONE = """(float[1, 1, {terms}] x) => (float[1, 1, 8] y) {{
+    n = LayerNormalization (x, s)
+    [product] h = MatMul (n, v)
+    y = LayerNormalization (h, r) }}"""
+AMONG = """(float[1, 1, {terms}] x) => (float[1, 1, {terms}] y) {{
+    n = LayerNormalization (x, s)
+    a = MatMul (n, w) b = Relu (a)
+    [product] c = MatMul (b, w) d = Relu (c)
+    e = MatMul (d, w)
+    y = LayerNormalization (e, s) }}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "terms", "low"),
+    [(ALONE, 512, True), (ALONE, 1024, False), (AMONG, 512, True), (AMONG, 1024, True), (AMONG, 2048, False)],
+)
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_product_is_low_precision_where_its_casts_cost_less_than_its_error(
+    text: str, terms: int, low: bool, level: str
+) -> None:
+    model = parse(text.format(terms=terms))
+    for name, shape in (("w", (terms, terms)), ("v", (terms, 8)), ("s", (terms,)), ("r", (8,))):
+        model.graph.initializer.append(numpy_helper.from_array(np.full(shape, 0.5, np.float32), name))
+
+    def row(**options: str) -> tuple[bool, str]:
+        rows = onnxamp.plan_model(model, **({"level": level, "target": "webgpu"} | options)).rows  # type: ignore[arg-type]
+        return next((row.low, row.reason) for row in rows if row.node == "product")
+
+    assert row() == (low, "white list" if low else "long float16 product")
+    assert row(target="cuda") == (True, "white list")
+    assert row(level="O3")[0] is (terms <= 1024), "at O3 hazards alone keep products in float32"
+    listed = onnxamp.plan_model(model, level=level, target="webgpu", white_list=["MatMul"])
+    assert all(row.low for row in listed.rows if row.node == "product" and terms <= 1024)
+    strict = onnxamp.plan_model(model, level="O2", target="webgpu", strict=True)
+    assert all(row.low for row in strict.rows if row.node == "product" and terms <= 1024)
