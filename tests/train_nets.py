@@ -60,3 +60,16 @@ def feeds(count: int = 4, shape: tuple[int, ...] = (6,), classes: int = 3, seed:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((count, *shape)).astype(np.float32)
     return {"x": x, "label": rng.integers(0, classes, count)}
+
+
+def pooled_net(seed: int = 0) -> ModelProto:
+    """Conv, Relu, MaxPool and a Gemm; for images [N, 1, 8, 8]."""
+    rng = np.random.default_rng(seed)
+    weights = {"c.w": rng.standard_normal((12, 1, 3, 3)) * 0.4, "c.b": np.zeros(12),
+               "head.w": rng.standard_normal((12 * 16, 10)) * 0.07, "head.b": np.zeros(10)}  # fmt: skip
+    nodes = [
+        make("Conv", "x c.w c.b", "c", pads=[1] * 4), make("Relu", "c", "r"),
+        make("MaxPool", "r", "p", kernel_shape=[2, 2], strides=[2, 2]), make("Flatten", "p", "flat"),
+        make("Gemm", "flat head.w head.b", "y"),
+    ]  # fmt: skip
+    return network(nodes, weights, ["N", 1, 8, 8], ["N", 10])

@@ -42,6 +42,7 @@ class Plugin:
     kind: str = ""
     nothing: str = ""
     advice: Sequence[Mapping[str, str]] = ()
+    lacks: Sequence[str] = ()
     source: str = ""
 
 

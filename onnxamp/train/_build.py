@@ -10,6 +10,7 @@ from onnxamp._model.model import Model
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_name
+from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin, make_session
 from onnxamp.train._decorate import Decorated, Excluded
 from onnxamp.train._forward import training_model
@@ -121,7 +122,8 @@ def build_train_network(
     forward = training_model(masters.model, precision.opset(masters.model))
     loss = None if loss_fn is None else find_loss(loss_fn)
     scale = LossScale.of(manager, "float32" if is_exact else precision.options.dtype)
-    step = build_step(forward, optimizer, loss, scale.scaling)
+    plugin = plugin_called(chosen) if is_plugin(chosen) else None
+    step = build_step(forward, optimizer, loss, scale.scaling, plugin.lacks if plugin else ())
     wanted = precision.options_for(forward.model)
     wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
     graph = step.model if is_exact else convert_as(step.model, wanted)

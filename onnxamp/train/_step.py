@@ -19,7 +19,7 @@ clipping) and the successor of each piece of state. Where nodes skip an update w
 state except for the scale and its counters stays, including running statistics.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,13 +84,20 @@ class Step:
         return frozenset((SCALE, *(name for name in self.state if name.startswith(SUM))))
 
 
-def build_step(forward: Forward, optimizer: Optimizer, loss: Loss | None, scaling: Scaling | None) -> Step:
+def build_step(
+    forward: Forward,
+    optimizer: Optimizer,
+    loss: Loss | None,
+    scaling: Scaling | None,
+    lacks: Container[str] = (),
+) -> Step:
     """Write the graph of a step.
 
     Args:
         forward: the model in training mode; it is not changed.
         loss: None where the first output of the model is the loss.
         scaling: how the loss is scaled; None for not at all, and then no update is skipped.
+        lacks: what the engine cannot run, as in ``_data/plugins.toml``.
 
     Raises:
         GradientError: an op has no rule, or there is nothing to train.
@@ -110,7 +117,7 @@ def build_step(forward: Forward, optimizer: Optimizer, loss: Loss | None, scalin
     data = [entry.name for entry in model.graph.input if entry.name not in (SCALE, *(m.name for m in forward.masks))]
     state |= as_inputs(model, weights)
     state |= as_inputs(model, [name for name in forward.statistics if name not in weights])
-    gradients = differentiate(model, target, weights)
+    gradients = differentiate(model, target, weights, lacks)
     return _with_update(gradients.model, gradients.outputs, forward, optimizer, scaling, state, data)
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import onnx
 import pytest
 from gradient_cases import OPSET, Array, Case, central_difference, gradients_of, missing_kernels, one, reference
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
 from onnxamp._runtime.session import make_session, run
 from onnxamp.train import add_gradients
+from onnxamp.train._gradients import differentiate
 
 RNG = np.random.default_rng(0)
 
@@ -381,3 +382,40 @@ def test_wrong_wishes() -> None:
         add_gradients(model, "loss", [])
     with pytest.raises(OpsetError, match="opset 18"):
         add_gradients(chain(make("Relu", "x", "y"), TOTAL, opset=17), "loss", ["x"])
+
+
+POOLS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+    ((2, 3, 6, 6), {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    ((2, 2, 6, 7), {"kernel_shape": [3, 3], "strides": [2, 1], "pads": [1, 1, 0, 1]}),
+    ((1, 2, 9, 9), {"kernel_shape": [3, 2], "dilations": [2, 3], "strides": [1, 2]}),
+    ((2, 1, 7), {"kernel_shape": [3], "strides": [2], "ceil_mode": 1}),
+    ((1, 2, 5, 5), {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"}),
+    ((1, 1, 4, 5, 4), {"kernel_shape": [2, 3, 2], "strides": [1, 2, 2]}),
+)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("shape", "attributes"), POOLS)
+def test_max_pool_without_indices_has_the_same_gradient(
+    shape: tuple[int, ...], attributes: dict[str, Any], dynamic: bool
+) -> None:
+    """Ties and negative numbers included; for engines that have no indices."""
+    if dynamic and "auto_pad" in attributes:
+        pytest.skip("SAME padding needs known sizes in either form")
+    x = np.random.default_rng(0).integers(-3, 2, shape).astype(np.float32)
+    sizes = [f"d{axis}" for axis in range(len(shape))] if dynamic else shape
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p"], **attributes),
+        helper.make_node("Sin", ["p"], ["s"]),
+        helper.make_node("ReduceSumSquare", ["s"], ["y"], keepdims=0),
+    ]
+    entries = [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)]
+    graph = helper.make_graph(nodes, "g", entries, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    found = []
+    for lacks in ((), ("MaxPool.Indices",)):
+        made = differentiate(model, "y", ["x"], lacks)
+        assert any(len(node.output) > 1 for node in made.model.graph.node) is not bool(lacks)
+        found.append(run(make_session(made.model), {"x": x})[made.outputs["x"]])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+    assert np.any(found[0])

@@ -1,6 +1,6 @@
 """Reverse mode: the forward pass, then the gradients from the loss back to the wanted values."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnx import ModelProto, helper
@@ -76,8 +76,11 @@ def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradi
     return differentiate(Model.of(model).embedded(), loss, wanted)
 
 
-def differentiate(model: ModelProto, loss: str, wanted: Iterable[str]) -> Gradients:
-    """:func:`add_gradients` for a well-formed model with its weights. Linear in nodes, except for shape inference."""
+def differentiate(model: ModelProto, loss: str, wanted: Iterable[str], lacks: Container[str] = ()) -> Gradients:
+    """:func:`add_gradients` for a well-formed model with its weights. Linear in nodes, except for shape inference.
+
+    ``lacks`` is what the engine that is meant cannot run, as in ``_data/plugins.toml``.
+    """
     names = list(dict.fromkeys(wanted))
     if not names:
         raise ArgumentError("Name at least one value whose gradient is wanted.")
@@ -85,7 +88,7 @@ def differentiate(model: ModelProto, loss: str, wanted: Iterable[str]) -> Gradie
     if version < MIN_OPSET:
         raise OpsetError(f"Gradients need opset {MIN_OPSET} or later; the model has opset {version}: upgrade it first.")
     forward = expand(model, loss, names)
-    writer = Writer(NewNames(forward.graph.all_names()))
+    writer = Writer(NewNames(forward.graph.all_names()), lacks=lacks)
     saved = _write_forward(forward, writer)
     gradients = _Backward(forward, writer).write(saved, value_of(forward.graph, loss))
     by_name = {name: gradients.get(value_of(forward.graph, name)) for name in names}

@@ -13,6 +13,9 @@ from onnxamp.train._gradients.calls import Call, Forward, Grads, Rule
 from onnxamp.train._gradients.shapes import reshape_like
 from onnxamp.train._gradients.writer import Tensor
 
+_INDICES: Final = "MaxPool.Indices"
+"""How ``_data/plugins.toml`` calls what an engine may lack."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -162,18 +165,58 @@ def _conv_transpose(call: Call) -> Grads:
 
 
 def _max_pool_forward(call: Call) -> tuple[Tensor, ...]:
-    """The node itself, with its indices as second output."""
+    """The node itself, with its indices as second output where the engine has them."""
     if call.attribute("storage_order", 0):
         raise call.error("has column-major indices (storage_order), for which there is no gradient rule")
+    if _INDICES in call.writer.lacks:
+        call.writer.nodes.append(call.proto)
+        return ()
     return (call.with_second_output("indices", TensorProto.INT64),)
 
 
 def _max_pool(call: Call) -> Grads:
     """Every gradient goes to the position of its maximum; overlapping windows add up."""
+    if not call.saved:
+        return [_to_first_maxima(call)]
     x, places = call.x, call.saved[0].reshape(-1)
     zeros = call.writer.zeros(x.op("Size").reshape(1), x.elem)
     flat = zeros.op("ScatterElements", places, call.dy.reshape(-1), axis=0, reduction="add")
     return [reshape_like(flat, x)]
+
+
+def _to_first_maxima(call: Call) -> Tensor:
+    """The gradient of a MaxPool without indices: each window's goes to its first maximum.
+
+    Channels join the batch, and the places of a window become the channels; a ConvTranspose moves each to its place.
+    """
+    x, y, dy, window = call.x, call.y, call.dy, _window(call)
+    axes, count = list(range(2, window.rank + 2)), prod(window.kernel)
+    more = [
+        a + bool(call.attribute("ceil_mode", 0)) * (s - 1) for a, s in zip(window.after, window.strides, strict=True)
+    ]
+    padded = x
+    if any((*window.before, *more)):
+        least = call.writer.number(float(np.finfo(helper.tensor_dtype_to_np_dtype(x.elem)).min), x.elem)
+        padded = x.op("Pad", [0, 0, *window.before, 0, 0, *more], least)
+    inner, places = y.op("Shape", start=2), []
+    for place in np.ndindex(*window.kernel):
+        starts = [at * step for at, step in zip(place, window.dilations, strict=True)]
+        ends = [_last(y, axis, window.strides[axis - 2], starts[axis - 2]) for axis in axes]
+        taken = padded.op("Slice", starts, call.writer.concat(ends, 0), axes, list(window.strides))
+        places.append(taken.reshape(-1, 1, inner))
+    first = call.writer.concat(places, 1).op("ArgMax", axis=1, keepdims=1, elem=TensorProto.INT64)
+    numbers = call.writer.ints(range(count)).reshape(1, count, *[1] * window.rank)
+    each = first.equals(numbers).where(dy.reshape(-1, 1, inner), 0)
+    shift = np.eye(count, dtype=helper.tensor_dtype_to_np_dtype(dy.elem)).reshape(count, 1, *window.kernel)
+    return reshape_like(_spread(each, call.writer.constant(shift), window, 1, x), x)
+
+
+def _last(y: Tensor, axis: int, stride: int, start: int) -> Tensor:
+    """Where a slice ends that starts at ``start`` and has as many elements as ``y``."""
+    size = y.known_size(axis)
+    if size is not None:
+        return y.writer.ints([start + (size - 1) * stride + 1])
+    return y.size(axis) * stride + (start + 1 - stride)
 
 
 def _average_pool(call: Call) -> Grads:

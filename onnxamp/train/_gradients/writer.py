@@ -4,7 +4,7 @@
 opset 18 (:data:`MIN_OPSET`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -152,6 +152,8 @@ class Writer:
     names: NewNames
     nodes: list[NodeProto] = field(default_factory=list)
     constants: dict[tuple[int, tuple[int, ...], bytes], TensorProto] = field(default_factory=dict)
+    lacks: Container[str] = ()
+    """What the engine that is meant cannot run, as in ``_data/plugins.toml``."""
     prefix: str = "grad"
     """Start of the names of new values: the node or value whose gradient is being written."""
 
