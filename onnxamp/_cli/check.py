@@ -33,7 +33,6 @@ from onnxamp._report.check import check_json, check_report
 from onnxamp._report.html.page import check_page
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.session import is_plugin
 from onnxamp._target.versions import BUILDERS
 
 
@@ -89,7 +88,7 @@ def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
         if curable and not islands:
             trial = Trial(samples, provider=provider, progress=partial(progress, "looking for a fix"))
             run = replace(run, cure=cure_whole(model, check, trial))
-        elif curable and (provider is None or not is_plugin(provider)):
+        elif curable:
             trial = Trial(samples, provider=provider, progress=partial(progress, "looking for a fix"))
             run = replace(run, cure=cure_run(model, run, trial))
         if not options["stop"] and run.skipped is None:

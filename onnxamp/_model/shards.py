@@ -28,7 +28,7 @@ from onnxamp._model.weights import (
     read_array,
     stored_bytes,
 )
-from onnxamp._paths import is_remote
+from onnxamp._paths.paths import is_remote
 from onnxamp._workers.executor import Crash, Memory, Workers, run, run_in_order
 
 _LARGE: Final = 1 << 20

@@ -2,7 +2,8 @@
 
 For a comparison, the original is converted again with more and more nodes kept in float32, broken ones first, then
 those with the largest local error, and each candidate is compared as the failing result was. For a model alone, whose
-original is not at hand, the same nodes are left unrounded in its emulation.
+original is not at hand, the same nodes are left unrounded in its emulation. On an engine that computes low precision
+itself, it is raised to float32 and converted again, for that engine.
 """
 
 import re
@@ -20,9 +21,10 @@ from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._numerics.results import Cure, DiffReport, LayerDiff, RunCheck
-from onnxamp._options.options import Options
+from onnxamp._ops.profiles import profile_of
+from onnxamp._options.options import Level, Options
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.session import Provider, is_plugin
 from onnxamp._runtime.side import BUDGET
 
 _FEW: Final = 4
@@ -209,13 +211,14 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     Returns:
         The options, or how far the trials came; None if no low-precision value is at fault: the float32 model fails.
     """
+    if trial.provider is not None and is_plugin(trial.provider):
+        return _cure_seen(Model.of(model), report, trial)
     nodes: dict[str, None] = {}
     checked, trials = report, 0
     while checked.first_bad is not None and trials < CHECKS and len(nodes) <= _MANY:
-        faults = [row for row in checked.values if row.fault and row.dtype in ("float16", "bfloat16")]
-        if not faults:
+        around = _around_faults(checked)
+        if not around:
             return None
-        around = dict.fromkeys(name for row in faults for name in (row.node, *row.readers))
         if not around.keys() - nodes.keys():
             break
         nodes |= around
@@ -229,3 +232,48 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     names = "|".join(map(re.escape, nodes))
     text = f"Tried: no fault is left with {_nodes(nodes)} in float32. Convert the original again with"
     return Cure(f"--keep-fp32 {shlex.quote(names)}", tuple(nodes), text, confirmed=True, trials=trials)
+
+
+def _around_faults(checked: RunCheck) -> dict[str, None]:
+    """The low-precision nodes that go wrong, and those that read what they make."""
+    faults = [row for row in checked.values if row.fault and row.dtype in ("float16", "bfloat16")]
+    return dict.fromkeys(name for row in faults for name in (row.node, *row.readers))
+
+
+def _cure_seen(model: Model, report: RunCheck, trial: Trial) -> Cure | None:
+    """:func:`cure_run` on an engine: the model is converted again as far as its kernels and its arithmetic allow, then
+    with more and more nodes in float32, and each result is checked there.
+    """
+    known = profile_of(trial.provider or "")
+    target = known.name if known is not None else "any"
+    nodes: dict[str, None] = {}
+    checked, trials, until = report, 0, monotonic() + trial.seconds
+    while True:
+        around = _around_faults(checked)
+        if not around:
+            return None
+        if trials and not around.keys() - nodes.keys():
+            break
+        if trials or known is None:
+            nodes |= around
+        trials += 1
+        if trial.progress is not None:
+            trial.progress(trials, TRIALS)
+        kept = tuple(map(re.escape, nodes))
+        try:
+            result = convert(model, Options(Level.O3, from_dtype="auto", target=target, keep_high=kept)).embedded()
+            checked = check_run(Model(result), trial.samples, provider=trial.provider, budget=trial.budget)
+        except OnnxAmpError:  # it cannot be raised to float32, or contradicts itself with these nodes
+            return None
+        if checked.first_bad is None or trials == TRIALS or len(nodes) > _MANY or monotonic() > until:
+            break
+    if checked.first_bad is not None or checked.skipped is not None:
+        text = f"No cure was found: conversions with up to {_nodes(nodes)} in float32 fail there, too."
+        return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
+    options = [f"--target {target}"] if known is not None else []
+    options += [f"--keep-fp32 {shlex.quote('|'.join(map(re.escape, nodes)))}"] if nodes else []
+    what = f"converted for {target}" if known is not None else "converted again"
+    if nodes:
+        what += f" with {_nodes(nodes)} in float32"
+    text = f"Tried: {what}, it has no fault there. Convert the original with"
+    return Cure(" ".join(options), tuple(nodes), text, confirmed=True, trials=trials)
