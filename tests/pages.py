@@ -151,7 +151,7 @@ def tuned(**changes: object) -> Tuned:
         for i, (time, error) in enumerate(errors)
     )
     kept = (
-        KeptNode(label(2), OPS[2], "costs accuracy", "it would use 12.0% of the squared error that is allowed"),
+        KeptNode(label(2), OPS[2], "costs accuracy", "it would use 12.0 % of the squared error that is allowed"),
         KeptNode(label(4), OPS[4], "breaks on its own", "Inf in 3 of 100 elements"),
     )
     facts = {

@@ -124,8 +124,8 @@ def _lost_digits(lows: Mapping[LowType, Mapping[str, Contents]]) -> Iterator[Fin
             continue
         worst = max(tensors, key=lambda name: tensors[name].subnormal)
         text = (
-            f"{subnormal / total:.1%} of the {low.name} weights are subnormal, with fewer digits, and"
-            f" {zero / total:.1%} are zero; most subnormal ones are in {worst!r}"
+            f"{100 * subnormal / total:.1f} % of the {low.name} weights are subnormal, with fewer digits, and"
+            f" {100 * zero / total:.1f} % are zero; most subnormal ones are in {worst!r}"
         )
         action = "bfloat16 holds such numbers in full (--dtype bfloat16)." if low is FLOAT16 else ""
         yield Finding("note", "weight", "", "", text, action)

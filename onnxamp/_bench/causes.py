@@ -60,7 +60,7 @@ def _casts(e: Evidence) -> Said:
     )
     total = sum(row.seconds for row in e.model.ops) or 1e-12
     if mine[0] > theirs[0] and mine[1] > _CAST_SHARE * total:
-        share = f"{mine[1] * 1e3:.3g} ms, {mine[1] / total:.0%} of the time"
+        share = f"{mine[1] * 1e3:.3g} ms, {100 * mine[1] / total:.0f} % of the time"
         text = f"{mine[0]} Casts ({theirs[0]} in the original) take {share}"
         yield (
             "casts",

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
@@ -40,6 +41,15 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"onnxamp._cli.{_MODULES.get(cmd_name, cmd_name)}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is called; what is misspelt is told with the nearest name."""
+        near = [] if args[0] in _COMMANDS else get_close_matches(args[0], _COMMANDS, 1)
+        if near and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands in ``--help``, without importing them."""

@@ -8,7 +8,8 @@ import click
 
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._cli.common import new_command, show
-from onnxamp._cli.options import FILE, custom_ops_option, given_samples, provider_of, report_options, run_options
+from onnxamp._cli.options import custom_ops_option, given_samples, provider_of, report_options, run_options
+from onnxamp._cli.types import FILE
 from onnxamp._report.bench import bench_json, bench_report
 from onnxamp._report.progress import progress_bar
 

@@ -11,7 +11,6 @@ import numpy as np
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, new_command, show, write_page
 from onnxamp._cli.options import (
-    Target,
     custom_ops_option,
     model_argument,
     provider_of,
@@ -19,6 +18,7 @@ from onnxamp._cli.options import (
     run_options,
     samples_of,
 )
+from onnxamp._cli.types import Target
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model

@@ -114,6 +114,8 @@ def target_of(
         target = made_folder(output.parent) / name
     else:
         target = output / name if output.is_dir() else output
+    if not target.suffix:
+        tell([f"{str(target)!r} becomes a file without a suffix: '{target}.onnx' names a model, '{target}/' a folder."])
     if is_same_file(path, target) and not options["in_place"]:
         raise ArgumentError(f"{str(target)!r} is the model itself: name another output, or replace it with --in-place.")
     files = [file for file in files_of(model) if not (file == path and is_same_file(path, target))]

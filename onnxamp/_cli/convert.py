@@ -10,7 +10,6 @@ from click.core import ParameterSource
 
 from onnxamp._cli.common import failed_name, new_command, show, target_of, tell, write_conversion_page
 from onnxamp._cli.options import (
-    FILE,
     accept_option,
     conversion_options,
     in_place_option,
@@ -24,6 +23,7 @@ from onnxamp._cli.options import (
     sampling_arguments,
     target_option,
 )
+from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan, load_plan
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @model_argument
 @target_option
 @in_place_option
-@click.option("--level", type=click.Choice(get_args(LevelName), case_sensitive=False), default="O2", show_default=True,
+@click.option("--level", type=LevelChoice(get_args(LevelName)), default="O2", show_default=True,
               help="How much to convert to low precision.")  # fmt: skip
 @click.option("--tolerance", type=float, default=1e-2, show_default=True,
               help="Level auto: largest relative L2 error; 'onnxamp tune' has more options.")  # fmt: skip

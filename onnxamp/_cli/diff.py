@@ -10,8 +10,6 @@ import click
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, new_command, show, write_page
 from onnxamp._cli.options import (
-    FILE,
-    Target,
     accept_option,
     custom_ops_option,
     metric_option,
@@ -22,6 +20,7 @@ from onnxamp._cli.options import (
     samples_of,
     sampling_arguments,
 )
+from onnxamp._cli.types import FILE, Target
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model

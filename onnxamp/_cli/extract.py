@@ -8,7 +8,6 @@ import click
 
 from onnxamp._cli.common import check_outputs, files_of, new_command, show
 from onnxamp._cli.options import (
-    FILE,
     custom_arguments,
     custom_ops_option,
     model_argument,
@@ -16,6 +15,7 @@ from onnxamp._cli.options import (
     report_options,
     run_options,
 )
+from onnxamp._cli.types import FILE
 from onnxamp._extract.around import extract_region
 from onnxamp._extract.region import region_files, save_region
 from onnxamp._model.model import Model

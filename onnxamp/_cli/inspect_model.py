@@ -9,6 +9,7 @@ import click
 
 from onnxamp._cli.common import new_command, show, tell
 from onnxamp._cli.options import conversion_options, format_option, library_option, model_argument, options_of
+from onnxamp._cli.types import LevelChoice
 from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
@@ -25,7 +26,7 @@ _LEVELS = ("O1", "O2", "O3")
 
 @new_command("inspect")
 @model_argument
-@click.option("--level", "levels", type=click.Choice(_LEVELS), multiple=True, help="Level to show [all]. Repeatable.")
+@click.option("--level", "levels", type=LevelChoice(_LEVELS), multiple=True, help="Level to show [all]. Repeatable.")
 @conversion_options
 @library_option
 @format_option("inspection")

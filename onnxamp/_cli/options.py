@@ -1,28 +1,22 @@
 """The groups of options that commands share, and what they mean to the library."""
 
-import os
 import re
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
 
 import click
 
-from onnxamp._cli.common import IN_FOLDER
-from onnxamp._dtypes import dtype_name
-from onnxamp._errors import ArgumentError, OnnxAmpError
+from onnxamp._cli.types import FILE, OpsetType, OutputPath, Target, Words
+from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
-from onnxamp._options.opsets import check_opset
 from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
-from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
-from onnxamp._target.kernels import check_target
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -30,36 +24,11 @@ FORMATS: Final = ("line", "table", "json")
 """How commands print what they report."""
 
 
-class _File(click.Path):
-    """A path of a file here, or a URL."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path."""
-        try:
-            path = as_path(value)
-        except OnnxAmpError as error:
-            self.fail(str(error), param, ctx)
-        return path if is_remote(path) else super().convert(os.fspath(path), param, ctx)
-
-
-FILE: Final = _File(path_type=Path)
-"""The type of every option that names a file."""
-
 model_argument: Final = click.argument("model", type=FILE)
 
 
-class _Output(_File):
-    """A file, or a folder, which a path that ends with a separator means even if it does not exist."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; that of a folder with a placeholder for the name of the file."""
-        is_folder = isinstance(value, str) and value.endswith(("/", os.sep))
-        path: Path = super().convert(value, param, ctx)
-        return path / IN_FOLDER if is_folder else path
-
-
 target_option: Final = click.option(
-    "-o", "--output", type=_Output(path_type=Path),
+    "-o", "--output", type=OutputPath(path_type=Path),
     help="Where to write the result; FOLDER/ makes a folder for it [MODEL_fp16.onnx or MODEL_bf16.onnx].",
 )  # fmt: skip
 
@@ -95,6 +64,8 @@ def _dims(_: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) 
         name, _equals, number = pair.rpartition("=")
         if not name or not number.isdecimal():
             raise click.BadParameter(f"{pair!r} is not of the form NAME=N.", param=parameter)
+        if int(number) == 0:
+            raise click.BadParameter(f"{pair!r} would make empty inputs, which show nothing.", param=parameter)
         dims[name] = int(number)
     return dims
 
@@ -104,7 +75,8 @@ def _dims(_: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) 
 
 def provider_of(options: dict[str, Any]) -> Provider | None:
     """The provider that was asked for, None for "auto"."""
-    return None if options["provider"] == "auto" else options["provider"]
+    provider: Provider = options["provider"].lower()
+    return None if provider == "auto" else provider
 
 
 provider_option: Final = click.option(
@@ -265,58 +237,12 @@ output_options: Final = option_group(
 # --- conversion ---------------------------------------------------------------------------------------------------
 
 
-class _Words(click.Choice[str]):
-    """Words in either case, and the usual short names of types."""
-
-    def __init__(self, words: Iterable[str], named: str | None = None) -> None:
-        super().__init__(list(words), case_sensitive=False)
-        self.named = named
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The word as it is listed; one that names follow as it stands."""
-        if self.named is not None and isinstance(value, str) and value.startswith(f"{self.named}:"):
-            return value
-        if "float16" in self.choices and isinstance(value, str):
-            value = dtype_name(value)
-        return super().convert(value, param, ctx)
-
-
-class _Opset(click.types.StringParamType):
-    """A number, or one of the words that an opset can be."""
-
-    name = "opset"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number or the word."""
-        try:
-            return check_opset(int(value) if str(value).isdecimal() else str(value).lower())
-        except ArgumentError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Target(click.types.StringParamType):
-    """A target, perhaps with a version of ONNX Runtime."""
-
-    name = "target"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The target that is meant."""
-        try:
-            with warnings.catch_warnings(record=True, action="always") as caught:
-                target = check_target(str(value).lower())
-        except ArgumentError as error:
-            self.fail(str(error), param, ctx)
-        for warning in caught:
-            click.echo(f"Warning: {warning.message}", err=True)
-        return target
-
-
 def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
     default = default_of(name)
     if spelled.words is not None:
         word = next(word for word, value in spelled.words.items() if value == default)
         return click.option(
-            spelled.flag, name, type=_Words(spelled.words, spelled.named), default=word, show_default=True,
+            spelled.flag, name, type=Words(spelled.words, spelled.named), default=word, show_default=True,
             metavar=spelled.metavar, help=spelled.help,
         )  # fmt: skip
     if "/" in spelled.flag:
@@ -325,7 +251,7 @@ def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
         return click.option(spelled.flag, name, flag_value=not default, default=default, help=spelled.help)
     if spelled.many:
         return click.option(spelled.flag, name, multiple=True, metavar=spelled.metavar, help=spelled.help)
-    own: dict[str, Any] = {"opset": _Opset(), "target": Target()}
+    own: dict[str, Any] = {"opset": OpsetType(), "target": Target()}
     kind = own.get(name, click.IntRange(1) if spelled.kind is int else spelled.kind)
     shown = {} if default in (None, ()) else {"default": default, "show_default": True}
     return click.option(spelled.flag, name, type=kind, metavar=spelled.metavar, help=spelled.help, **shown)

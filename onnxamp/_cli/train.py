@@ -10,7 +10,6 @@ import click
 
 from onnxamp._cli.common import check_outputs, files_of, new_command, show
 from onnxamp._cli.options import (
-    FILE,
     custom_ops_option,
     library_option,
     model_argument,
@@ -18,6 +17,7 @@ from onnxamp._cli.options import (
     provider_option,
     report_options,
 )
+from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
@@ -83,14 +83,14 @@ def _manager(_: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option(
     "--weights", metavar="REGEX", multiple=True, help="Train only weights whose whole name matches. Repeatable."
 )
-@click.option("--level", type=click.Choice(LEVELS), default="O2", show_default=True, help="Precision of the step.")
+@click.option("--level", type=LevelChoice(LEVELS), default="O2", show_default=True, help="Precision of the step.")
 @click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), default="float16", show_default=True,
               help="Low-precision type.")  # fmt: skip
 @click.option("--keep-batchnorm-fp32/--no-keep-batchnorm-fp32", default=None,
               help="Whether normalisations stay float32 [as the level says].")  # fmt: skip
 @click.option("--cast-model-type", type=click.Choice(["float32", "float16", "bfloat16"]),
               help="Compute everything in this type, whatever the level says.")  # fmt: skip
-@click.option("--boost-level", type=click.Choice(BOOSTS), default="O0", show_default=True,
+@click.option("--boost-level", type=LevelChoice(BOOSTS), default="O0", show_default=True,
               help="O1 keeps the state on the device; O2 also replays CUDA graphs.")  # fmt: skip
 @click.option("--loss-scale", "scale", callback=_manager, metavar="fixed:N|dynamic:N|none",
               help="How the loss is scaled; N is the first scale [dynamic:16777216 at O2, else none].")  # fmt: skip

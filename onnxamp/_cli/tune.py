@@ -9,7 +9,6 @@ import click
 
 from onnxamp._cli.common import new_command, show, target_of, tell, write_conversion_page
 from onnxamp._cli.options import (
-    FILE,
     accept_option,
     conversion_options,
     in_place_option,
@@ -21,6 +20,7 @@ from onnxamp._cli.options import (
     samples_of,
     target_option,
 )
+from onnxamp._cli.types import FILE
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._convert.convert import Sink, convert_to_file
 from onnxamp._model.model import Model

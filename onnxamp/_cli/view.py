@@ -10,7 +10,6 @@ import click
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, new_command, show, tell, write_page
 from onnxamp._cli.options import (
-    FILE,
     conversion_options,
     custom_arguments,
     library_option,
@@ -18,6 +17,7 @@ from onnxamp._cli.options import (
     options_of,
     report_options,
 )
+from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._convert.convert import preview
 from onnxamp._convert.plan import load_plan
 from onnxamp._dtypes import low_type
@@ -34,7 +34,7 @@ _LEVELS = ("O0", "O1", "O2", "O3")
 @new_command("view")
 @model_argument
 @click.option("-o", "--output", type=FILE, help="Where to write the page [MODEL.html].")
-@click.option("--level", type=click.Choice(_LEVELS, case_sensitive=False), default="O2", show_default=True,
+@click.option("--level", type=LevelChoice(_LEVELS), default="O2", show_default=True,
               help="The level to show.")  # fmt: skip
 @conversion_options
 @library_option
@@ -51,7 +51,8 @@ def command(model: Path, **options: Any) -> None:
     plan = load_plan(options["plan_file"]) if options["plan_file"] else None
     asked = plan.options if plan else options_of(options)
     if asked.lacks_ranges:
-        raise ArgumentError("--rescale needs measured ranges: view the plan that onnxamp convert --save-plan writes.")
+        flag = "--rescale" if asked.data_max is None else "--data-max"
+        raise ArgumentError(f"{flag} needs measured ranges: view the plan that onnxamp convert --save-plan writes.")
     opened = Model.read(model)
     page = options["output"] or model.with_suffix(".html")
     if page.is_dir():

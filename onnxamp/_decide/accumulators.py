@@ -43,7 +43,7 @@ def _long_products(graph: Graph, profile: Profile) -> Iterator[Hazard]:
     """Products of so many terms that their float16 sum is off by more than is bearable."""
     for node, terms, error in _products(graph, profile):
         if error > _BEARABLE:
-            text = f"{profile.name} sums up {terms:,} products in float16, with an error of about {error:.1%}"
+            text = f"{profile.name} sums up {terms:,} products in float16, with an error of about {100 * error:.1f} %"
             yield Hazard(node, Reason.PRODUCT, text)
 
 

@@ -280,7 +280,7 @@ def _in_words(row: ValueCheck) -> FirstBad:
         + (f"; the exact result reaches {m.reference_max:.4g}" if m.broken else born),
         "all zero": f"all {m.elements} elements are zero; the exact result reaches {m.reference_max:.4g}",
         "vanished": f"{m.vanished} of {m.elements} elements vanished: zero, where the exact result is not small",
-        "flushed": f"{m.flushed} of {m.elements} elements became zero, which changes the value by {m.rel_l2:.0%}",
+        "flushed": f"{m.flushed} of {m.elements} elements became zero, changing the value by {100 * m.rel_l2:.0f} %",
         "saturated": f"elements stay at {m.found_max:g}, the largest number of {row.dtype}",
     }
     return FirstBad(row.value, row.node, row.op, text[row.fault or "NaN"])

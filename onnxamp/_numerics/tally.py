@@ -70,7 +70,9 @@ def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
         text = "The reference's outputs are NaN or infinite throughout: there is no right answer to compare with."
         return replace(report, skipped=" ".join([text, *tally.notes]))
     if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
-        text = f"Float32 itself, on the same inputs, is off by {report.noise:.0%} there from what the CPU computes"
+        text = (
+            f"Float32 itself, on the same inputs, is off by {100 * report.noise:.0f} % there from what the CPU computes"
+        )
         return replace(report, skipped=f"{text}: its outputs cannot tell what low precision does.")
     return report
 

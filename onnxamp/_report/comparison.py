@@ -10,6 +10,8 @@ from onnxamp._numerics.tokens import Parting
 from onnxamp._report import parts
 from onnxamp._report.text import change, count, magnitude, number, shape
 
+_ROWS: Final = 12
+"""Outputs that the terminal shows without -v."""
 _LAYERS: Final = 15
 """Layers that the terminal shows without -v."""
 _ORDER_ERROR: Final = {"float16": "0.35 %", "bfloat16": "2 %"}
@@ -159,8 +161,10 @@ def _tokens(found: Parting) -> str:
 
 def _outputs(diff: DiffReport) -> parts.Table:
     missed = {judgement.output for judgement in diff.judgements if not judgement.passed}
-    rows = (_output(output, is_missed=output.name in missed) for output in diff.outputs)
-    return parts.table(_OUTPUT_COLUMNS, rows, right=range(3, 12), key="output", drop=_LEAST_FIRST)
+    rows = [_output(output, is_missed=output.name in missed) for output in diff.outputs]
+    if len(rows) > _ROWS:  # what is wrong must be among those that are shown
+        rows.sort(key=lambda row: row.status is parts.Status.PASSED)
+    return parts.table(_OUTPUT_COLUMNS, rows, right=range(3, 12), shown=_ROWS, key="output", drop=_LEAST_FIRST)
 
 
 def _output(d: TensorDiff, *, is_missed: bool) -> parts.Row:

@@ -298,7 +298,11 @@ def _kept(made: Conversion) -> list[parts.Part]:
         )
         for weight in kept
     ]
-    return [parts.table(("weight", "size", "readers", "reason"), rows, right=(1,), shown=_ROWS)] if rows else []
+    return (
+        [parts.table(("weight", "size", "readers", "reason"), rows, right=(1,), prose=(3,), shown=_ROWS)]
+        if rows
+        else []
+    )
 
 
 def _shortened(names: Sequence[str]) -> str:

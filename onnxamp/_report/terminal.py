@@ -276,6 +276,8 @@ def _summary(report: Report, verdict: Verdict, width: int) -> Iterator[Text]:
     facts = [printable(figure.brief) for figure in report.figures if figure.brief]
     named = printable(report.models[-1]) if report.models else ""
     room = width - 2
+    while len(facts) > 1 and cell_len(", ".join([sentence, *facts])) + cell_len(named) + 2 > room:
+        facts.pop()
     while facts and cell_len(", ".join([sentence, *facts])) + min(cell_len(named), _NAME) + 2 > room:
         facts.pop()
     told = ", ".join([sentence, *facts])

@@ -14,7 +14,7 @@ from onnxamp._numerics.results import DiffReport
 from onnxamp._report import parts
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import as_data, document
-from onnxamp._report.text import count, percent, size, tally
+from onnxamp._report.text import count, number, percent, size, tally
 from onnxamp._tuning.results import Candidate, Exponents, Tuned
 
 _OPS: Final = 6
@@ -114,12 +114,13 @@ def error_text(tuned: Tuned, error: float) -> str:
     """An error as people read it; for the signal-to-noise ratio, in dB."""
     if tuned.metric == "snr":
         return "∞ dB" if not error else f"{-20 * log10(error):.1f} dB" if error < inf else "−∞ dB"
-    return "∞" if error == inf else f"{error:.3g}"
+    return number(error)
 
 
 def tolerance_text(tuned: Tuned) -> str:
-    """The tolerance, likewise."""
-    return error_text(tuned, tuned.tolerance) + (" or more" if tuned.metric == "snr" else " or less")
+    """The tolerance, likewise, as it was given."""
+    given = error_text(tuned, tuned.tolerance) if tuned.metric == "snr" else f"{tuned.tolerance:g}"
+    return given + (" or more" if tuned.metric == "snr" else " or less")
 
 
 def time_text(microseconds: float) -> str:

@@ -83,7 +83,9 @@ def unmatched(model: Model, options: Options) -> list[str]:
     named = (options.white_list, options.black_list, options.keep_high, options.force_low)
     if not any(named) and isinstance(options.keep_io_types, bool):
         return []
-    asked = replace(options, rescale=False) if options.lacks_ranges else options  # which nothing has measured yet
+    asked = options
+    if options.lacks_ranges:  # which nothing has measured yet
+        asked = replace(options, rescale=False, data_max=None)
     return list(find_overrides(prepare(model, asked).graph, asked).warnings)
 
 

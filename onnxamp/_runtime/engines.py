@@ -150,7 +150,7 @@ class OutputCache:
 
 
 def engine_name(provider: Provider, lowest: str, arithmetic: Profile | None = None) -> str:
-    """What computed, as reports name it: "CUDA (device)", "OpenVINO (hint dynamic) on device", "CPU, emulated float16"."""
+    """What computed, as reports name it: "CUDA (device)", "CPU, emulated float16", "OpenVINO (hint dynamic) on ..."."""
     if provider == "cuda":
         return f"CUDA ({device_name()})"
     if is_plugin(provider):

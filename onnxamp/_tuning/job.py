@@ -197,7 +197,7 @@ class Job:
             elif share < _NEGLIGIBLE:
                 kept.append(KeptNode(unit.label, unit.op, "not worth its Casts", ""))
             else:
-                text = f"it would use {share:.1%} of the squared error that is allowed"
+                text = f"it would use {100 * share:.1f} % of the squared error that is allowed"
                 kept.append(KeptNode(unit.label, unit.op, "costs accuracy", text))
         for index, why in self.space.pins.items():
             kind = "never run" if why == UNSEEN else "not measured"

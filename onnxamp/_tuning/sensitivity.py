@@ -163,7 +163,7 @@ def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: LowType)
     if alarm is not None:
         return LocalError(error, largest, alarm)
     if error > _BROKEN_ABOVE:
-        return LocalError(error, largest, f"its own error is {error:.0%}")
+        return LocalError(error, largest, f"its own error is {100 * error:.0f} %")
     if largest * _HEADROOM > low.max_finite:
         return LocalError(error, largest, f"it reaches {largest:.4g}; {low.name} ends at {low.max_finite:.6g}")
     return LocalError(max(error, low.epsilon / 64), largest, None)

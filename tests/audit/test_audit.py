@@ -526,7 +526,7 @@ def test_lost_digits_of_weights() -> None:
     weights = half(w=[1e-7] * 100 + [0.0] * 300 + [1.0] * 1600)
     audit = audit_model(add_weights(parse("(float16[2000] x) => (float16[2000] y) { y = Mul (x, w) }"), weights))
     (note,) = found(audit, kind="weight")
-    assert note.text.startswith("5.0% of the float16 weights are subnormal, with fewer digits, and 15.0% are zero")
+    assert note.text.startswith("5.0 % of the float16 weights are subnormal, with fewer digits, and 15.0 % are zero")
     assert "'w'" in note.text
 
 

@@ -233,7 +233,7 @@ class TestCauses:
         found = causes_of(
             bench(MATMUL, ("Cast", "CUDA", "float16", 7, 0.25)), bench(("Cast", "CUDA", "float32", 2, 0.1))
         )
-        assert found == {"casts": "7 Casts (2 in the original) take 250 ms, 20% of the time"}
+        assert found == {"casts": "7 Casts (2 in the original) take 250 ms, 20 % of the time"}
         assert not causes_of(bench(MATMUL, ("Cast", "CUDA", "float16", 7, 0.01)))
         assert not causes_of(bench(MATMUL, ("Cast", "CUDA", "no floats", 7, 0.25)))
 

@@ -496,3 +496,35 @@ def test_a_good_output_survives_a_failure(content: bytes) -> None:
 def test_verbose_shows_tracebacks() -> None:
     result = run("convert", "nothing.onnx", "-v")
     assert isinstance(result.exception, onnxamp.ModelError)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("convrt",), "No such command 'convrt'. Did you mean 'convert'?"),
+    (("convert", "model.onnx", "--level", "4"), "'4' is not a level: choose one of O0, O1, O2, O3, auto."),
+    (("convert", "model.onnx", "--io-types", "float"), "'float' is not one of keep, low and keep:NAME,...."),
+    (("check", "model.onnx", "--dim", "batch=0"), "'batch=0' would make empty inputs, which show nothing."),
+])  # fmt: skip
+def test_what_is_meant_is_told(arguments: tuple[str, ...], said: str) -> None:
+    small()
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("level", ["o1", "1", "O1"])
+@pytest.mark.parametrize("command", ["convert", "view", "inspect"])
+def test_levels_may_be_numbers(command: str, level: str) -> None:
+    result = run(command, small(), "--level", level, "--format", "line")
+    assert result.exit_code == 0, result.output
+
+
+def test_providers_in_either_case() -> None:
+    assert run("convert", small(), "--provider", "CPU", "-q").exit_code == 0
+
+
+def test_an_output_without_a_suffix_is_told() -> None:
+    result = run("convert", small(), "-o", "result", "-q")
+    assert result.exit_code == 0
+    assert "Warning: 'result' becomes a file without a suffix" in result.output
+    assert Path("result").is_file()
+    assert run("convert", small(), "-o", "folder/", "-q").output == ""

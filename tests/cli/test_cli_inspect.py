@@ -121,7 +121,7 @@ def test_view_shows_a_plan_with_its_reasons() -> None:
     [
         (("--rescale",), "--rescale needs measured ranges"),
         (("-o", "model.onnx"), "choose another name"),
-        (("--level", "auto"), "'auto' is not one of"),
+        (("--level", "auto"), "'auto' is not a level"),
     ],
 )
 def test_view_refuses(options: tuple[str, ...], said: str) -> None:

@@ -2,7 +2,9 @@
 
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -77,16 +79,33 @@ def warns(said: str, function: Any, *arguments: Any, **options: Any) -> Any:
 # --- onnxconverter-common ---------------------------------------------------------------------------------------------
 
 
+def holds(module: ModuleType, *names: str) -> bool:
+    """Whether a module has these names, and they are those of the package that it is in."""
+    package = import_module(module.__name__.rpartition(".")[0])
+    return set(module.__all__) == set(names) and all(getattr(module, name) is getattr(package, name) for name in names)
+
+
 @row("`from onnxconverter_common import float16`")
 def _() -> None:
-    assert {"convert_float_to_float16", "convert_float_to_float16_model_path", "convert_np_to_float16",
-            "convert_tensor_float_to_float16", "DEFAULT_OP_BLOCK_LIST"} <= set(float16.__all__)  # fmt: skip
-    assert onnxamp.compat.onnxconverter_common is float16
+    from onnxamp.compat.onnxconverter_common import float16 as module
+
+    assert holds(module, *(name for name in float16.__all__ if not name.startswith("auto_")))
+    assert module.DEFAULT_OP_BLOCK_LIST == float16.DEFAULT_OP_BLOCK_LIST
+
+
+@row("`from onnxconverter_common.float16 import convert_float_to_float16`")
+def _() -> None:
+    from onnxamp.compat.onnxconverter_common.float16 import convert_float_to_float16
+
+    assert convert_float_to_float16 is convert
 
 
 @row("`from onnxconverter_common import auto_mixed_precision`")
 def _() -> None:
-    assert {"auto_convert_mixed_precision", "auto_convert_mixed_precision_model_path"} <= set(float16.__all__)
+    from onnxamp.compat.onnxconverter_common import auto_mixed_precision, auto_mixed_precision_model_path
+
+    assert holds(auto_mixed_precision, "auto_convert_mixed_precision")
+    assert holds(auto_mixed_precision_model_path, "auto_convert_mixed_precision_model_path")
 
 
 SIGNATURE = (
@@ -343,6 +362,9 @@ def _() -> None:
 
 @row("`from onnxruntime.transformers.float16 import convert_float_to_float16`")
 def _() -> None:
+    from onnxamp.compat.onnxruntime_transformers import float16 as module
+
+    assert holds(module, *onnxruntime_transformers.__all__)
     theirs = pytest.importorskip("onnxruntime.transformers.float16")
     for name in onnxruntime_transformers.__all__:
         ours, original = getattr(onnxruntime_transformers, name), getattr(theirs, name)

@@ -62,6 +62,30 @@ def test_a_plan_holds_the_nodes(tmp_path: Path) -> None:
     assert onnxamp.apply_plan(model(), onnxamp.load_plan(tmp_path / "plan.json")) == wanted
 
 
+@pytest.mark.parametrize("command", ["convert", "tune"])
+def test_names_are_looked_for_before_ranges(command: str, tmp_path: Path) -> None:
+    """What matches nothing is told at once, when no range is known yet."""
+    path = tmp_path / "m.onnx"
+    onnx.save(model(), path)
+    asked = [
+        command,
+        str(path),
+        "-o",
+        f"{tmp_path}/",
+        "--keep-fp32",
+        "on[e]",
+        "--keep-fp32",
+        "nosuch",
+        "--data-max",
+        "40",
+    ]
+    done = CliRunner().invoke(group, asked)
+    assert done.exit_code == 0, done.output
+    assert "'nosuch'" in done.output
+    kept = {tensor.data_type for tensor in onnx.load(tmp_path / "m_fp16.onnx").graph.initializer}
+    assert onnx.TensorProto.FLOAT in kept
+
+
 def test_it_takes_a_run() -> None:
     with pytest.raises(onnxamp.ArgumentError, match="samples is only for level 'auto', rescale or data_max"):
         onnxamp.convert_model(model(), samples=ONES)

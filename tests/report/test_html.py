@@ -20,6 +20,7 @@ import onnxamp
 from onnxamp._audit.findings import Finding
 from onnxamp._dtypes import LOW_TYPES
 from onnxamp._numerics.results import Cure, Judgement
+from onnxamp._report.comparison import diff_report
 from onnxamp._report.conversion import conversion_notes, conversion_report
 from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.plot import plot_of
@@ -137,6 +138,19 @@ def test_terminal_and_page_advise_the_same() -> None:
         assert sentence in words
         assert sentence in console.file.getvalue()
     assert "2 nodes have no kernel on cuda, in float32 either, and run on the CPU: Det ×2." in said
+
+
+def test_of_many_outputs_the_wrong_ones_are_shown() -> None:
+    """A decoder has dozens, for its cache."""
+    one, _ = pages.diff().outputs
+    outputs = tuple(replace(one, name=f"present.{number}") for number in range(40))
+    missed = Judgement("present.31", "rel_l2", 1e-3, 1e-4, passed=False)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(as_text(diff_report(pages.diff(outputs=outputs, judgements=(missed,)))))
+    shown = console.file.getvalue()
+    rows = re.findall(r"present\.\d+", shown.partition("Outputs")[2])
+    assert (len(rows), rows[:2]) == (12, ["present.31", "present.0"])
+    assert "and 28 more" in shown
 
 
 def test_numbers_keep_their_units() -> None:

@@ -2,7 +2,7 @@
 
 Names, order and defaults of arguments are those of onnxconverter-common 1.16. To try onnxamp, change the import::
 
-    from onnxamp.compat import onnxconverter_common as float16
+    from onnxamp.compat.onnxconverter_common import float16
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

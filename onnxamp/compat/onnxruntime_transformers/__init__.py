@@ -2,7 +2,7 @@
 
 Names, order and defaults of arguments are those of ONNX Runtime 1.31. To try onnxamp, change the import::
 
-    from onnxamp.compat.onnxruntime_transformers import convert_float_to_float16
+    from onnxamp.compat.onnxruntime_transformers.float16 import convert_float_to_float16
 """
 
 from collections.abc import Iterable, Mapping

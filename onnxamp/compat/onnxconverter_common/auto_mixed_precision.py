@@ -1,0 +1,5 @@
+"""``onnxconverter_common.auto_mixed_precision`` under its own name."""
+
+from onnxamp.compat.onnxconverter_common import auto_convert_mixed_precision
+
+__all__ = ["auto_convert_mixed_precision"]
