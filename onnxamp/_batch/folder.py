@@ -19,7 +19,7 @@ from onnxamp._errors import OutputError
 from onnxamp._model.staging import sweep
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, LevelName, Options
-from onnxamp._paths.paths import as_path
+from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._public import Shown
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.session import Provider
@@ -188,7 +188,7 @@ def run_folder(
     prints, state = _fingerprints(options), load_state(target)
     if index is not None:
         found = [replace(job, page=page_of(index.parent, job.name)) for job in found]
-    if options.conversion.level == Level.AUTO:
+    if options.conversion.level == Level.AUTO and not is_remote(target):
         found = [replace(job, search=target / SEARCHES / f"{job.name}-{prints.search[:8]}.json") for job in found]
     rows, waiting = _known(found, state, prints, target, retry=retry)
     waiting.sort(key=size_of, reverse=True)  # so that no worker starts a large one last

@@ -124,7 +124,7 @@ class Plan(Shown):
         body = (
             f"{row.key:<{width}}  {self.dtype if row.low else 'float32':<8}  {row.op}  {row.reason}"
             + (f": {row.detail}" if row.detail else "")
-            for row in self.rows
+            for row in sorted(self.rows, key=lambda row: row.op in CONSTANTS)  # which follow from the others
         )
         return "\n".join([head, *body])
 
