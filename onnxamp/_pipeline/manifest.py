@@ -224,6 +224,8 @@ def _file(name: str, source: Any, folder: Path | None) -> str:
 def _check_files(members: Iterable[Member]) -> None:
     seen: dict[str, str] = {}
     for member in members:
+        if Path(member.file).is_absolute() or ".." in Path(member.file).parts:
+            raise ArgumentError(f"The model {member.name!r} cannot be a file in the folder for results: rename it.")
         other = seen.setdefault(member.file, member.name)
         if other != member.name:
             raise ArgumentError(f"The models {other!r} and {member.name!r} are the same file: name it once.")

@@ -26,7 +26,7 @@ from onnxamp._pipeline.results import TunedMember, TunedPipeline
 from onnxamp._pipeline.runs import PipelineRuns
 from onnxamp._pipeline.search import RUNS, SECONDS, PipelineSearch, Told
 from onnxamp._pipeline.state import PipelineState, load_state, signature_of
-from onnxamp._pipeline.write import write_pipeline
+from onnxamp._pipeline.write import check_targets, write_pipeline
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._target.roofline import DEFAULT_DEVICE, device_called
@@ -136,6 +136,8 @@ def run_tuning(
     Raises:
         As :func:`tune_pipeline`.
     """
+    if output is not None:
+        check_targets(pipeline.members, output)
     with ExitStack() as stack:
         for member in pipeline.members:
             stack.enter_context(declared_ops(member.asked(Level.O2, "float16").custom_ops))
@@ -149,7 +151,7 @@ def run_tuning(
         job.progress("writing", 0, 0)
         made = write_pipeline(
             pipeline.members, chosen, output, sink, job.runs.backend.provider,
-            lambda paths: ran.append(job.approved(paths, chosen)),
+            lambda paths: ran.append(job.approved(paths, chosen)), folder / "source",
         )  # fmt: skip
         return job.outcome(search, made, output, *ran[0])
 

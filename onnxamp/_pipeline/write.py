@@ -9,8 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
-from onnxamp._errors import OutputError, RuntimeFailure
+from onnxamp._dtypes import FLOAT16
+from onnxamp._errors import ArgumentError, OutputError, RuntimeFailure
+from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
+from onnxamp._model.saving import WeightConverter, save_model
+from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._numerics.heal import load_result
 from onnxamp._pipeline.choices import Choice
 from onnxamp._pipeline.manifest import Member
@@ -21,9 +25,26 @@ Approve = Callable[[Mapping[str, Path]], None]
 """Judges the files of all models before they are put in their places; raises if they are refused."""
 
 
+def check_targets(members: Sequence[Member], folder: Path) -> None:
+    """Before anything runs, check that no result takes the place of a model.
+
+    Raises:
+        ArgumentError: one would.
+    """
+    read = {path.resolve() for member in members for path in _files_of(member.model)}
+    for member in members:
+        if (folder / member.file).resolve() in read:
+            text = f"{str(folder / member.file)!r} is a model of the pipeline: name another folder for the results."
+            raise ArgumentError(text)
+
+
+def _files_of(model: Model) -> list[Path]:
+    return [] if model.path is None else [model.path, *model.stock.files]
+
+
 def write_pipeline(
     members: Sequence[Member], chosen: Mapping[str, Choice], folder: Path, sink: Callable[[Path], Sink],
-    provider: Provider, approve: Approve,
+    provider: Provider, approve: Approve, scratch: Path,
 ) -> dict[str, Conversion]:  # fmt: skip
     """Write all models of a pipeline into a folder.
 
@@ -34,6 +55,7 @@ def write_pipeline(
         sink: how to write a file.
         provider: where models ran.
         approve: judges the files.
+        scratch: a folder for models that came from no file.
 
     Raises:
         RuntimeFailure: ONNX Runtime does not load a result. OutputError: something cannot be written.
@@ -56,10 +78,19 @@ def write_pipeline(
 
         how = replace(sink(target), approve=go_on)
         plan = None if choice.is_float32 else choice.plan
-        made[member.name] = convert_to_file(member.model, how, choice.plan.options, plan)
+        model = member.model if member.model.path is not None else _in_file(member.model, scratch / member.file)
+        made[member.name] = convert_to_file(model, how, choice.plan.options, plan)
 
     written(members, {})
     return made
+
+
+def _in_file(model: Model, path: Path) -> Model:
+    """The model, written to a file and read from there."""
+    _make(path.parent)
+    proto = copied(model.proto)
+    save_model(proto, path, WeightConverter(FLOAT16, model.folder), external=weight_bytes(proto) > INLINE_LIMIT)
+    return Model.read(path)
 
 
 def _check_loads(member: Member, choice: Choice, path: Path, provider: Provider) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from commands import is_one_sentence, report_of, run
+from cuda_double import CudaDouble
 from graphs.case import add_weights, parse
 from onnx import ModelProto, TensorProto
 from repository import ROOT
@@ -313,6 +314,8 @@ def test_arguments() -> None:
         tuned({"m": product()}, 1e-2, rescale=True)
     with pytest.raises(ArgumentError, match="needs a function that has a name"):
         tuned({"m": product()}, 1e-2, state="state.json")
+    with pytest.raises(ArgumentError, match="cannot be a file in the folder for results"):
+        tuned({"../m": product()}, 1e-2)
     with pytest.raises(ArgumentError, match="at least one model"):
         tuned({}, 1e-2)
 
@@ -378,6 +381,13 @@ def test_a_result_that_is_refused_harms_nothing() -> None:
     assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
 
 
+def test_results_do_not_replace_models() -> None:
+    onnx.save(product(), "m.onnx")
+    with pytest.raises(ArgumentError, match=r"'m\.onnx' is a model of the pipeline: name another folder"):
+        tuned({"m": "m.onnx"}, 1e-2, output=".")
+    assert onnx.load("m.onnx") == product()
+
+
 def test_an_interrupted_tuning_resumes() -> None:
     counting = CHAIN.replace(
         'return {"y"', 'with open("calls", "a") as calls:\n        calls.write(".")\n    return {"y"'
@@ -428,6 +438,18 @@ def test_models_look_like_sessions_to_the_function() -> None:
     wanted = [(item.name, item.type, item.shape) for item in (*session.get_inputs(), *session.get_outputs())]
     assert seen[0] == wanted
     assert all(one == wanted for one in seen)
+
+
+def test_with_a_device_converted_models_run_as_they_are(cuda_double: CudaDouble) -> None:
+    """As on CUDA, with the CPU in its place, which computes float16 in float32."""
+    emulated = tuned({"m": product()}, 1e-2, dtypes=["float16"])
+    cuda_double.models.clear()
+    found = tuned({"m": product()}, 1e-2, dtypes=["float16"], provider="cuda", output="out")
+    assert (found.ran_on, emulated.ran_on) == ("CUDA (CUDA device)", "CPU, emulated float16")
+    ran = [ModelProto.FromString(model) for model in cuda_double.models if isinstance(model, bytes)]
+    assert any(tensor.data_type == TensorProto.FLOAT16 for model in ran for tensor in model.graph.initializer)
+    assert any(str(model).startswith("out") for model in cuda_double.models if isinstance(model, str)), "as written"
+    assert found.written_error == found.error != emulated.error
 
 
 def test_calls_are_sampled_and_counted() -> None:
