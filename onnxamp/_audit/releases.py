@@ -6,7 +6,10 @@ from onnx import ModelProto
 
 from onnxamp._audit.device_placement import distinct_typings, place
 from onnxamp._audit.findings import Finding, LoadsFrom
+from onnxamp._decide.wrong_kernels import wrong_kernels
+from onnxamp._dtypes import LOW_TYPES
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT
 from onnxamp._target.versions import VERSIONED, device_of, known_versions, release, version_of
 
 
@@ -43,6 +46,15 @@ def release_faults(graph: Graph, model: ModelProto, target: str) -> Iterator[Fin
             yield Finding(
                 "error", "opset", "", "", f"ONNX Runtime {version_of(target)} does not load it: {text}", action
             )
+
+
+def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
+    """Low nodes whose kernels are wrong in the target's version."""
+    for low in LOW_TYPES.values():
+        for node, why in wrong_kernels(graph, low.name, target):
+            if any(value != ABSENT and graph.types[value] == low.tensor for value in node.inputs):
+                action = "Keep it float32 (--keep-fp32 NAME), or use a newer ONNX Runtime."
+                yield Finding("warning", "kernel", node.label, node.key, why, action)
 
 
 def _unloadable(graph: Graph, model: ModelProto, target: str) -> Iterator[str]:

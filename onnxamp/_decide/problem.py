@@ -13,6 +13,7 @@ from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.rescaling import fitting_sums
 from onnxamp._decide.variables import find_variables
 from onnxamp._decide.verdicts import Hazard
+from onnxamp._decide.wrong_kernels import wrong_kernel_hazards
 from onnxamp._dtypes import LowType
 from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
@@ -93,7 +94,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     if judged:
         fitting = fitting_sums(graph, options)
         sums = (hazard for hazard in graph.ask(accumulator_hazards, low, options.target) if hazard.node not in fitting)
-        hazards = [*graph.ask(find_hazards, low), *sums]
+        hazards = [*graph.ask(find_hazards, low), *sums, *graph.ask(wrong_kernel_hazards, low, options.target)]
     priced = options.hazards and not options.strict and options.level in (Level.O1, Level.O2)
     shares = graph.ask(accumulation_shares, low, options.target) if priced else {}
     unfit = _unfit(graph, low) if judged and options.hazards else frozenset()

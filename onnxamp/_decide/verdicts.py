@@ -20,6 +20,7 @@ class Reason(Enum):
     REDUCTION = "large reduction"
     PRODUCT = "long float16 product"
     ACCUMULATION = "float16 accumulator"
+    WRONG_KERNEL = "wrong kernel"
     FUSION = "runtime fusion"
     QDQ = "quantized unit"
     MEASURED = "measured"

@@ -67,6 +67,11 @@ def version_of(target: str) -> str:
     return target.partition("@")[2]
 
 
+def is_older(version: str, other: str) -> bool:
+    """Whether a version of ONNX Runtime comes before another one."""
+    return _ordinal(version) < _ordinal(other)
+
+
 def cpu_of(target: str) -> str:
     """The CPU provider that stands by the target's provider: "cpu@1.24" for "cuda@1.24"; none stands by a builder."""
     if target in BUILDERS:

@@ -15,7 +15,7 @@ from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import find_folds
 from onnxamp._rewrite.upgrade.upgrade import upgraded
 from onnxamp._target.kernels import float_types
-from onnxamp._target.versions import UNLIMITED
+from onnxamp._target.versions import UNLIMITED, known_versions, release, version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Folded:
 def fold_graph(graph: Graph, options: Options) -> Folded:
     """Fold decomposed patterns into the standard ops that they are; the same graph where there is nothing to fold.
 
-    The model is upgraded where an op needs it, as far as ``options.opset`` allows.
+    The model is upgraded where an op needs it, as far as ``options.opset`` allows and the target loads it.
 
     Raises:
         ModelError: the model breaks a rule of ONNX.
@@ -62,8 +62,14 @@ def fold_graph(graph: Graph, options: Options) -> Folded:
 def reachable(graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | None) -> int:
     """The newest opset that folds want and at which no other node loses a kernel on the target."""
     current = graph.book.opsets[""]
-    opsets = sorted({fold.opset for fold in folds if current < fold.opset <= (ceiling or fold.opset)}, reverse=True)
+    newest = min(ceiling or _newest(target), _newest(target))
+    opsets = sorted({fold.opset for fold in folds if current < fold.opset <= newest}, reverse=True)
     return next((opset for opset in opsets if not _losers(graph, folds, target, opset)), current)
+
+
+def _newest(target: str) -> int:
+    """The newest opset that the target's version of ONNX Runtime loads."""
+    return release(target).opset
 
 
 def _losers(graph: Graph, folds: Sequence[Fold], target: str, opset: int) -> list[str]:
@@ -87,6 +93,9 @@ def _why_late(graph: Graph, late: Sequence[Fold], target: str, ceiling: int | No
     text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that takes opset {opset}"
     if ceiling is not None and opset > ceiling:
         return f"{text}, and --opset {'keep' if ceiling == graph.book.opsets[''] else ceiling} is asked for."
+    if opset > _newest(target):
+        version = version_of(target) or known_versions()[-1]
+        return f"{text}, and ONNX Runtime {version} loads none beyond {_newest(target)}."
     losers = _losers(graph, late, target, opset)
     return f"{text}, where {', '.join(losers)} would lose kernels on {target}." if losers else f"{text}."
 

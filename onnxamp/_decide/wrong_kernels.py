@@ -1,0 +1,44 @@
+"""Kernels that are wrong in the target's version of ONNX Runtime, from ``_data/kernels/wrong.toml``."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from onnxamp._decide.verdicts import Hazard, Reason
+from onnxamp._dtypes import LowType
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import attribute
+from onnxamp._ops.tables import read_table
+from onnxamp._target.versions import device_of, is_older, version_of
+
+
+def wrong_kernel_hazards(graph: Graph, low: LowType, target: str) -> list[Hazard]:
+    """Nodes that would run on a kernel that is wrong in low precision, in node order. Complexity: linear in nodes."""
+    found = wrong_kernels(graph, low.name, target)
+    return [Hazard(node.index, Reason.WRONG_KERNEL, why) for node, why in found]
+
+
+def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, str]]:
+    """The nodes of ops whose kernels are wrong in this type on the target, and what they do."""
+    rules = _rules(target)
+    for node in graph.nodes_of(frozenset(rules)):
+        rule = rules[node.key]
+        if low in rule["types"] and ("head_size" not in rule or (_head_size(graph, node) or 0) > rule["head_size"]):
+            yield node, f"ONNX Runtime {version_of(target)}: {rule['because']}"
+
+
+@cache
+def _rules(target: str) -> Mapping[str, Mapping[str, Any]]:
+    """Op -> the rule that holds for the target's version; none where no version is named, since the newest is right."""
+    rules = read_table("kernels/wrong").get(device_of(target), ()) if version_of(target) else ()
+    return {op: rule for rule in rules if is_older(version_of(target), rule["before"]) for op in rule["ops"]}
+
+
+def _head_size(graph: Graph, node: Node) -> int | None:
+    """Numbers per head of the queries of an Attention; None if it is not known."""
+    shape = graph.shapes[node.inputs[0]] if node.input(0) != ABSENT else None
+    if not shape or shape[-1] is None:
+        return None
+    heads = attribute(node.proto, "q_num_heads") if len(shape) == 3 else 1
+    return shape[-1] // heads if heads else None
