@@ -91,6 +91,8 @@ def _fallbacks(e: Evidence) -> Said:
 
 def _fusions(e: Evidence) -> Said:
     kept = _ran(e.model)  # made by ONNX Runtime, or part of the model
+    for op, fused in executed().standard.items():
+        kept[fused] += kept[op]
     lost = {op: count - kept[op] for op, count in fused_ops(e.original).items() if count > kept[op]}
     softmax = _sum(e.model.ops, lambda row: row.op == "Softmax" and row.dtype == "float32")[0]
     attention = [op for op in lost if op in executed().attentions]

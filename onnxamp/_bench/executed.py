@@ -17,10 +17,12 @@ class Executed:
     attentions: frozenset[str]
     copies: frozenset[str]
     glue: frozenset[str]
+    standard: Mapping[str, str]
 
 
 @cache
 def executed() -> Executed:
     """The facts, parsed at the first call."""
     data = read_table("executed")
-    return Executed(data["channels"], **{name: frozenset(ops) for name, ops in data["ops"].items()})
+    ops = {name: frozenset(ops) for name, ops in data["ops"].items()}
+    return Executed(data["channels"], **ops, standard=data["standard"])

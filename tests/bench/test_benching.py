@@ -252,6 +252,9 @@ class TestCauses:
         assert not causes_of(bench(MATMUL), own)
         assert fused_ops(original) == {"LayerNormalization": 5}
         assert not causes_of(own, original)  # folded beforehand: nothing is left to fuse
+        fused = bench(("SimplifiedLayerNormalization", "CUDA", "float32", 5, 1.0), kinds={"ReduceMean": 10})
+        folded = bench(("RMSNormalization", "CUDA", "float16", 5, 1.0), kinds={"RMSNormalization": 5})
+        assert not causes_of(folded, fused), "one kernel as well, by the standard's name"
 
     def test_attention_lost_to_a_softmax(self) -> None:
         original = bench(("Attention", "CUDA", "float32", 4, 1.0))
