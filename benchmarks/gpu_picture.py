@@ -43,7 +43,7 @@ def draw(facts: Facts, reference: str) -> str:
             parts.append(_text(LEFT + times * unit + 8, y + 12, f"{times:.2f}×   {milliseconds:.2f} ms"))
             y += ROW
         for name, why in subject["missing"].items():
-            parts.append(_text(16, y + 12, f"{name}: {why[:110]}", "dim"))
+            parts.append(_text(16, y + 12, f"{name}: {_short(why)}", "dim"))
             y += ROW
     machine = facts["machine"]
     packages = machine["packages"]
@@ -69,6 +69,12 @@ def _rows(subject: Facts, reference: str) -> Iterator[tuple[Facts, float, float]
     }
     for row in subject["variants"]:
         yield row, medians[reference] / medians[row["model"]], medians[row["model"]] * 1e3
+
+
+def _short(why: str) -> str:
+    """A reason in one line, without the path of the file that does not load."""
+    text = why.rpartition(" failed:")[2] if why.startswith("ONNX Runtime could not load") else why
+    return f"does not load: {text[:100]}..." if text is not why and len(text) > 100 else text[:110]
 
 
 def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
