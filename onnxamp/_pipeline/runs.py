@@ -11,6 +11,7 @@ import numpy as np
 from onnxamp._convert.upgrades import analyse_model
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
+from onnxamp._ops.profiles import Profile
 from onnxamp._pipeline.choices import Choice, recorded
 from onnxamp._pipeline.manifest import Pipeline
 from onnxamp._pipeline.models import Calls, PipelineModel
@@ -38,7 +39,8 @@ class PipelineRuns:
     """
 
     pipeline: Pipeline
-    backend: Backend
+    backends: Mapping[str, Backend]
+    """By model: they differ in the target whose sums are emulated."""
     metric: Metric
     folder: Path
     budget: int = BUDGET
@@ -59,7 +61,10 @@ class PipelineRuns:
         self.calls = {member.name: Calls() for member in self.pipeline.members}
         for member in self.pipeline.members:
             home = self.backend.reference
-            one = Executable(member.model, home, home == "cpu", whole=home != "cpu", budget=self.budget)
+            one = Executable(
+                member.model, home, home == "cpu", whole=home != "cpu", budget=self.budget,
+                arithmetic=self._arithmetic(member.name),
+            )  # fmt: skip
             self._float32[member.name] = one.run
         self.reference = self._called(self._models({}, self.calls), "in float32")
         value = self.value
@@ -72,6 +77,11 @@ class PipelineRuns:
                 f"The function {self.pipeline.called!r} never runs the model {never[0]!r}: take it out of the pipeline,"
                 " or run it."
             )
+
+    @property
+    def backend(self) -> Backend:
+        """Where all models run."""
+        return next(iter(self.backends.values()))
 
     @property
     def value(self) -> float | None:
@@ -109,7 +119,7 @@ class PipelineRuns:
         self._runs(name, choice)
         member = next(one for one in self.pipeline.members if one.name == name)
         made = self._converted[name][1]
-        return converted_error(member.model, made, self.samples(name), metric, self.backend, budget=self.budget)
+        return converted_error(member.model, made, self.samples(name), metric, self.backends[name], budget=self.budget)
 
     def written(self, paths: Mapping[str, Path]) -> Measured:
         """Run the pipeline on files, each in a session of ONNX Runtime, as it will run later."""
@@ -136,10 +146,18 @@ class PipelineRuns:
             path = self.folder / str([one.name for one in self.pipeline.members].index(name))
             path.mkdir(exist_ok=True)
             made = converted_model(analysis, member.model.stock.size, path / "converted.onnx")
-            provider, emulated = self.backend.provider, self.backend.emulated
-            ready = Executable(made, provider, emulated, whole=not emulated, budget=self.budget)
+            backend = self.backends[name]
+            ready = Executable(
+                made, backend.provider, backend.emulated, whole=not backend.emulated, budget=self.budget,
+                arithmetic=self._arithmetic(name),
+            )  # fmt: skip
             self._converted[name] = choice.key, made, ready.run
         return self._converted[name][2]
+
+    def _arithmetic(self, name: str) -> Profile | None:
+        """The target whose sums emulations of a model show."""
+        backend = self.backends[name]
+        return backend.arithmetic if backend.emulated else None
 
     def _called(self, models: Mapping[str, PipelineModel], where: str) -> Any:
         """What the function returns: a dict of arrays, or a number.

@@ -32,7 +32,7 @@ from onnxamp._runtime.side import BUDGET
 from onnxamp._target.roofline import DEFAULT_DEVICE, device_called
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.metric import MetricLike, make_metric
-from onnxamp._tuning.runs import choose_backend
+from onnxamp._tuning.runs import Backend, choose_backend
 from onnxamp._tuning.tune import tune
 from onnxamp._warnings import warn
 
@@ -172,10 +172,13 @@ class _Job:
         if asked.state is not None and not (":" in pipeline.called and isinstance(pipeline.metric, str)):
             raise ArgumentError("A state file needs a function that has a name: write it as 'package:function'.")
         metric = make_metric(pipeline.metric, pipeline.tolerance)
-        backend = choose_backend(asked.provider)
-        runs = PipelineRuns(pipeline, backend, metric, folder, asked.budget)
+        backends = {
+            member.name: choose_backend(asked.provider, member.asked(Level.O2, "float16").target)
+            for member in pipeline.members
+        }
+        runs = PipelineRuns(pipeline, backends, metric, folder, asked.budget)
         path = None if asked.state is None else as_path(asked.state)
-        state = load_state(signature_of(pipeline, metric.name, repr(backend)) if path else "", path)
+        state = load_state(signature_of(pipeline, metric.name, _names(backends, "float16")) if path else "", path)
         job = cls(runs, asked, state)
         job.progress("running in float32", 0, asked.runs)
         runs.start()
@@ -289,9 +292,14 @@ class _Job:
         return TunedPipeline(
             members, self.order, pipeline.path, output, pipeline.called, metric, pipeline.better,
             self.tolerance, runs.value, last.value, last.error, last.error <= self.tolerance, self.noise,
-            runs.backend.name(lowest), written, note, state.made, len(state.recalled),
+            _names(runs.backends, lowest), written, note, state.made, len(state.recalled),
             search.stopped, self.asked.device, tuple(search.trials), tuple(dict.fromkeys(said)),
         )  # fmt: skip
+
+
+def _names(backends: Mapping[str, Backend], low: str) -> str:
+    """What runs the models, as reports name it."""
+    return " and ".join(dict.fromkeys(backend.name(low) for backend in backends.values()))
 
 
 def _member(
