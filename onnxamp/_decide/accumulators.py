@@ -12,6 +12,9 @@ from onnxamp._ops.profiles import Profile, profile_of
 _BEARABLE: Final = 5e-3
 """Relative error of one product from which on it stays float32: half of what a whole model may have (1e-2)."""
 
+_NOTABLE: Final = 0.25
+"""Share of the bearable squared error from which on a product pays for it: that of half of the bearable error."""
+
 _USUAL: Final = 64
 """Magnitude of activations that means and norms should bear."""
 
@@ -29,14 +32,16 @@ def accumulator_hazards(graph: Graph, low: LowType, target: str) -> list[Hazard]
 
 
 def accumulation_shares(graph: Graph, low: LowType, target: str) -> Mapping[int, float]:
-    """Products that the target sums up in float16 -> their squared error as a share of what is bearable, up to 1.
+    """Products that the target sums up in float16 -> their squared error as a share of what is bearable, up to 1; those
+    with a share that counts.
 
     Complexity: linear in nodes.
     """
     profile = profile_of(target)
     if profile is None or low is not FLOAT16:
         return {}
-    return {node: min(1.0, (error / _BEARABLE) ** 2) for node, _, error in _products(graph, profile)}
+    shares = {node: min(1.0, (error / _BEARABLE) ** 2) for node, _, error in _products(graph, profile)}
+    return {node: share for node, share in shares.items() if share > _NOTABLE}
 
 
 def _long_products(graph: Graph, profile: Profile) -> Iterator[Hazard]:
