@@ -225,6 +225,19 @@ def test_candidates_stand_where_they_belong() -> None:
     assert {tick.text for tick in decibels.ys} >= {"40.0 dB", "∞ dB"}
 
 
+def test_a_line_joins_what_is_best() -> None:
+    """Not what is slower and less accurate than another, as low precision with many Casts may be."""
+    made = pages.tuned()
+    pairs = ((20.0, 4e-3), (10.0, 0.0), (30.0, 8e-3), (8.0, 2e-2), (40.0, 1e-2))
+    found = tuple(replace(made.candidates[0], time=time, error=error) for time, error in pairs)
+    plot = plot_of(replace(made, candidates=found, chosen=0, error=4e-3))
+    assert plot.front == (plot.points[3], plot.points[1])
+    html = render(
+        conversion_page(pages.conversion(), None, None, replace(made, candidates=found, chosen=0, error=4e-3))
+    )
+    assert html.count('class="step"') == 1
+
+
 @pytest.mark.parametrize("errors", [(0.0,), (inf, 1e-9, 0.0), (1e-12, 0.0), (1e-2, 1e-2), (3e-4,), (1e9, 1e-9)])
 def test_fronts_of_any_shape(errors: tuple[float, ...]) -> None:
     made = pages.tuned()

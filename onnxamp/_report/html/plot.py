@@ -1,5 +1,6 @@
 """Where the candidates of a tuning stand on the page: error against time."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, inf, log10
 from typing import Final
@@ -35,10 +36,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Candidates from fast to slow, their axes, and the tolerance."""
+    """Candidates, those from fast to slow that none is both faster and more accurate than, axes, and the tolerance."""
 
     metric: str
     points: tuple[Point, ...]
+    front: tuple[Point, ...]
     xs: tuple[Tick, ...]
     ys: tuple[Tick, ...]
     limit: Tick
@@ -64,13 +66,24 @@ def plot_of(tuned: Tuned) -> Plot:
     steps = [left + (right - left) * k / 4 for k in range(5)] if right > left else [left]
     ends = [error for error in (inf, 0.0) if error in errors]
     labels = {tick: error_text(tuned, tick) if tuned.metric == "snr" else number(tick, 1) for tick in ticks}
+    points = tuple(_point(tuned, k, x(times[k]), y(error)) for k, error in enumerate(errors))
     return Plot(
         tuned.metric,
-        tuple(_point(tuned, k, x(times[k]), y(error)) for k, error in enumerate(errors)),
+        points,
+        tuple(points[k] for k in _front(times, errors)),
         tuple(Tick(x(time), time_text(time)) for time in steps),
         tuple(Tick(y(error), labels.get(error) or error_text(tuned, error)) for error in (*ends, *ticks)),
         Tick(y(tuned.tolerance), tolerance_text(tuned)),
     )
+
+
+def _front(times: Sequence[float], errors: Sequence[float]) -> Iterator[int]:
+    """From fast to slow, the candidates that are more accurate than all faster ones."""
+    least = inf
+    for k in sorted(range(len(times)), key=lambda k: (times[k], errors[k])):
+        if errors[k] < least:
+            yield k
+            least = errors[k]
 
 
 def _known_error(tuned: Tuned, position: int) -> float:
