@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from onnxamp._cli.grouped import GroupedCommand
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, OutputError
 from onnxamp._paths.paths import is_remote
@@ -54,7 +55,7 @@ def new_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
                 kind = click.UsageError if is_usage else click.ClickException
                 raise kind(fitted(printable(str(error)), "Error: ")) from None
 
-        return click.command(name)(guarded)
+        return click.command(name, cls=GroupedCommand)(guarded)
 
     return decorate
 

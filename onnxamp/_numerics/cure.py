@@ -131,9 +131,9 @@ def cure_conversion(
     nodes = search.fewer(nodes)
     worst = max((diff.rel_l2 for diff in report.outputs if diff.is_float), default=0.0)
     if not nodes and not tried:
-        text = f"Tried: a conversion with onnxamp's lists and hazards holds (relative L2 {worst:.1e})."
+        text = f"Tried: a conversion with onnxamp's lists and hazards holds (relative L2 {worst:.2g})."
     else:
-        text = f"Tried: with {_nodes(nodes)} more in float32 the conversion holds (relative L2 {worst:.1e})."
+        text = f"Tried: with {_nodes(nodes)} more in float32 the conversion holds (relative L2 {worst:.2g})."
     return Cure(recipe.command(*command, nodes), nodes, text, confirmed=True, trials=search.trials)
 
 
