@@ -1,5 +1,6 @@
 """What a model of a pipeline can become: a level, a low type, and exponents; with estimated time and bytes."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -66,7 +67,12 @@ class Choice:
     def key(self) -> str:
         """What it is in a state file."""
         low = "".join("1" if row.low else "0" for row in self.plan.rows)
-        return f"{self.label} {self.plan.opset} {self.plan.options.keywords()} {low}"
+        return f"{self.label} {self.plan.opset} {written(self.plan.options)} {low}"
+
+
+def written(options: Options) -> str:
+    """Options as text, the same in every process."""
+    return json.dumps(options.as_json(), sort_keys=True)
 
 
 @dataclass(frozen=True)

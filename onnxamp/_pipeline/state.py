@@ -12,7 +12,8 @@ from typing import Any, Final
 from onnxamp._convert.plan import Plan, plan_json, plan_of
 from onnxamp._errors import ArgumentError
 from onnxamp._model.storage import write_file
-from onnxamp._pipeline.choices import Choice
+from onnxamp._options.options import Level
+from onnxamp._pipeline.choices import Choice, written
 from onnxamp._pipeline.manifest import Pipeline
 from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.state import fingerprint
@@ -117,7 +118,7 @@ def signature_of(pipeline: Pipeline, metric: str, backend: str) -> str:
     """A hash of all that measurements depend on: the models, the function and its file, the metric, what computes."""
     words = [pipeline.called, _source(pipeline), metric, pipeline.better, backend]
     parts = [
-        fingerprint([member.name, repr(sorted(member.options.items()))], member.model, Samples("", ()))
+        fingerprint([member.name, written(member.asked(Level.O2, "float16"))], member.model, Samples("", ()))
         for member in pipeline.members
     ]
     return _digest("\n".join([*words, *parts]))

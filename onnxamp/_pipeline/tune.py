@@ -20,7 +20,7 @@ from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level
 from onnxamp._paths.paths import as_path
-from onnxamp._pipeline.choices import Choice, Clock, choices_of
+from onnxamp._pipeline.choices import Choice, Clock, choices_of, written
 from onnxamp._pipeline.manifest import Function, Pipeline, Settings, make_pipeline
 from onnxamp._pipeline.results import TunedMember, TunedPipeline
 from onnxamp._pipeline.runs import PipelineRuns
@@ -246,7 +246,7 @@ class _Job:
             tuned = tune(member.model, asked, search)
             return tuned.plan, tuned.error
 
-        words = f"{name} {tolerance!r} {asked.keywords()} {self.asked.device} {self.asked.allow_slower}"
+        words = f"{name} {tolerance!r} {written(asked)} {self.asked.device} {self.asked.allow_slower}"
         plan, error = self.state.plan(words, find)
         _, analysis = analyse_model(member.model, plan.options, plan)
         choice = clock.choice(analysis, tolerance=tolerance, error=error, plan=plan)

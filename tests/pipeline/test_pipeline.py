@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -407,6 +409,22 @@ def test_an_interrupted_tuning_resumes() -> None:
     assert Path("b/one.onnx").read_bytes() == Path("c/one.onnx").read_bytes()
     Path("run.py").write_text(counting + "# another function")
     assert report_of(run(*arguments, "-o", "d"))["recalled"] == 0
+
+
+def test_a_state_is_that_of_another_process_as_well() -> None:
+    """Sets have another order there."""
+    manifest = pipeline(CHAIN, "one", dtypes='["float16"]')
+    arguments = ["tune", str(manifest), "--provider", "cpu", "--allow-slower", "--state", "state.json"]
+    arguments += ["--io-types", "keep:x,y,a,b,c,d", "--format", "json"]
+    runs = []
+    for seed in "12":
+        done = subprocess.run(
+            [sys.executable, "-m", "onnxamp", *arguments, "-o", f"out{seed}"], check=True, capture_output=True,
+            text=True, env={**os.environ, "PYTHONHASHSEED": seed},
+        )  # fmt: skip
+        runs.append(json.loads(done.stdout)["runs"])
+    assert runs[0] > 0
+    assert runs[1] == 0
 
 
 def test_a_state_of_something_else() -> None:
