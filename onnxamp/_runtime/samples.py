@@ -11,6 +11,7 @@ dict of arrays         one
 array                  one, of a model with one input
 iterable of these      one per item; they are kept in memory. A tuple holds arrays in the order of the model's
                        inputs; what follows them, such as labels, is left out. Loaders of PyTorch yield these
+Dataset of Ray         one per row: a column is an input; rows are read where they are needed
 nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), each with a seed of its own
 =====================  ==============================================================================================
 
@@ -34,6 +35,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._paths.paths import as_path
+from onnxamp._runtime.dataset import is_dataset, row_readers
 from onnxamp._runtime.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.sample_files import ARCHIVE_START, json_samples, quoted, read_json, read_npz
 from onnxamp._runtime.values import Feed, as_array, is_array
@@ -100,9 +102,10 @@ def as_samples(
     """Samples from whatever a public function was given; at least one.
 
     Args:
-        samples: Samples, a path, a dict of arrays, or an iterable of dicts, tuples or arrays, whose items are kept in
-            memory; of one that is no sequence, such as a loader, the first 64. Tensors with a method ``numpy`` are
-            arrays. None for random samples of ``model``, for which ``count``, ``seed`` and ``dims`` are meant.
+        samples: Samples, a path, a Ray Dataset, a dict of arrays, or an iterable of dicts, tuples or arrays, whose
+            items are kept in memory; of one that is no sequence, such as a loader, the first 64. Tensors with a method
+            ``numpy`` are arrays. None for random samples of ``model``, for which ``count``, ``seed`` and ``dims`` are
+            meant.
         model, count, seed, dims: as for :func:`random_samples`.
 
     Raises:
@@ -126,6 +129,9 @@ def given_samples(given: Any, model: ModelSource) -> Samples:
     Raises:
         ArgumentTypeError: they are of another type. ArgumentError: an item has too few arrays.
     """
+    if is_dataset(given):
+        rows = row_readers(given)
+        return Samples(f"{_count(len(rows), 'row')} of a Ray Dataset", rows)
     if isinstance(given, Mapping) or is_array(given):
         return Samples("the given inputs", [partial(dict, _sample(given, given, model))])
     if not isinstance(given, Iterable):

@@ -11,6 +11,7 @@ from onnx import ModelProto
 from onnxamp._model.model import Model
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.weights import INSIDE
+from onnxamp._runtime.dataset import read_row
 from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.sample_files import read_json, read_npz
 from onnxamp._runtime.samples import Sample, Samples, read_one
@@ -54,12 +55,18 @@ class SentSample(NamedTuple):
     read: Callable[[], Sample]
 
 
-def sent_samples(samples: Samples, numbers: Iterable[int] | None = None) -> Iterator[SentSample]:
-    """Samples by number, all by default; those in files are read where they are sent to."""
+def sent_samples(
+    samples: Samples, numbers: Iterable[int] | None = None, workers: Workers | None = None
+) -> Iterator[SentSample]:
+    """Samples by number, all by default; those in files are read where they are sent to.
+
+    So are those of a Ray Dataset, if the workers are of its cluster.
+    """
+    travels = _TRAVEL | {read_row} if workers is not None and workers.is_ray else _TRAVEL
     for number in range(len(samples)) if numbers is None else numbers:
         reader = samples.readers[number]
-        travels = getattr(reader, "func", None) in _TRAVEL
-        yield SentSample(number, reader if travels else partial(dict, samples[number]))
+        is_sent = getattr(reader, "func", None) in travels
+        yield SentSample(number, reader if is_sent else partial(dict, samples[number]))
 
 
 def run_samples(workers: Workers, work: Work, samples: Samples, progress: Progress | None = None) -> Iterator[Any]:
@@ -78,4 +85,4 @@ def run_samples(workers: Workers, work: Work, samples: Samples, progress: Progre
         if progress is not None:
             progress(done, len(samples))
 
-    return run_in_order(workers, work, sent_samples(samples), done=tell)
+    return run_in_order(workers, work, sent_samples(samples, workers=workers), done=tell)

@@ -152,7 +152,9 @@ class Shared:
         numbers = [n for n in range(measured.samples, len(samples)) if n not in measured.ahead]
         last, window = monotonic(), AHEAD * self.workers.count
         try:
-            with closing(run(self.workers, work, sent_samples(samples, numbers), window=window)) as results:
+            with closing(
+                run(self.workers, work, sent_samples(samples, numbers, self.workers), window=window)
+            ) as results:
                 for position, result in results:
                     measured.ahead[numbers[position]] = result
                     self._fold(measured, model)

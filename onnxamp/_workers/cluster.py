@@ -58,6 +58,7 @@ class Cluster:
     gpus: int = 0
     is_own: bool = False
     """Whether the connection was made here, and ends with this."""
+    is_ray: bool = True
     attempts: int = _ATTEMPTS
     _work: Any = None
     """(number of the work, reference to it)"""

@@ -67,6 +67,10 @@ class Workers(Protocol):
         """How many there are, at most."""
 
     @property
+    def is_ray(self) -> bool:
+        """Whether references to objects of Ray mean something to them."""
+
+    @property
     def attempts(self) -> int:
         """How many workers may die of one item."""
 

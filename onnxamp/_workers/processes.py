@@ -40,6 +40,7 @@ class Processes:
 
     count: int
     threads: int
+    is_ray: bool = False
     attempts: int = 1
     """What crashes here would crash again, and what runs out of memory, too."""
     _work: bytes = b""

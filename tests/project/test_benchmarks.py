@@ -5,9 +5,11 @@ import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from repository import ROOT
 
@@ -218,3 +220,43 @@ def test_broken_promises_of_rescaling_are_named() -> None:
     worse = {"casts": 9, "float32": ["n"], "error": 3e-3, "device": None, "webgpu": {"error": None}}
     facts = {"model": "m", "bits": False, "rescaled": worse, "islands": {"casts": 9}, "small": {"error": 1e-3}}
     assert len(rescale.broken(facts)) == 6
+
+
+def test_models_of_mixed_sizes_are_the_same_again(tmp_path: Path) -> None:
+    import cluster
+
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        cluster.make_models(folder, 3)
+    names = sorted(path.name for path in folders[0].iterdir())
+    assert names == ["0000.onnx", "0001.onnx", "0002.onnx"]
+    assert all((folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() for name in names)
+    assert onnxamp.convert_model(folders[0] / names[0]) != onnx.load(folders[0] / names[0])
+
+
+def test_simulated_farms_obey_the_formula() -> None:
+    import cluster
+
+    farm = cluster.Farm(2, workers=2, network=100.0, storage=100.0, latency=0.0, dispatch=0.0, start=5.0)
+    assert farm.rate == 25.0, "what all read from is shared by four workers"
+    even = [cluster.Task(1.0, 25.0)] * 8
+    assert cluster.simulate(even, farm) == cluster.bound(even, farm) == 5.0 + 2 * 2.0
+    long = [*even, cluster.Task(50.0, 0.0)]
+    assert cluster.bound(long, farm) == 5.0 + 50.0
+    assert cluster.simulate(long, farm) == 5.0 + 4.0 + 50.0, "the longest came last"
+    slow = replace(farm, dispatch=1.0)
+    none = [cluster.Task(0.0, 0.0)] * 10
+    assert cluster.simulate(none, slow) == cluster.bound(none, slow) == 5.0 + 10.0, "one process hands out all"
+
+
+def test_plans_come_close_to_their_bounds() -> None:
+    import cluster
+
+    facts = {"services": [[0.1, 1e6], [0.5, 4e6]], "shard": {"measure": 1e9, "convert": 5e8}}
+    rows = cluster.plan(facts)
+    assert [(row["machines"], row["gigabits"]) for row in rows[:2]] == [(1, 1), (1, 10)]
+    for row in rows:
+        assert row["models_bound"] <= row["models"] < 1.1 * row["models_bound"] + 5
+        assert row["checkpoint_bound"] <= row["checkpoint"] < 1.5 * row["checkpoint_bound"]
+    assert str(rows[0]["machines"]) in cluster.shown(rows)

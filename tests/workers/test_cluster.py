@@ -187,6 +187,20 @@ def test_samples_are_compared_as_by_one_process(machines: Any, tmp_path: Path) -
     assert several[0] == several[1]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of Ray, about itself
+def test_rows_of_a_dataset_are_samples(machines: Any) -> None:
+    """They are read by workers of the cluster, and for others by this process."""
+    pytest.importorskip("pyarrow", reason="Ray's datasets need it: pip install ray[data]")
+    samples = list(onnxamp.random_samples(MODELS[0], 4))
+    dataset = ray.data.from_items([dict(sample) for sample in samples])
+    low = onnxamp.convert_model(MODELS[0])
+    wanted = onnxamp.diff_models(MODELS[0], low, samples, provider="cpu")
+    for place in ({}, {"jobs": 2}, {"cluster": machines.address}):
+        found = onnxamp.diff_models(MODELS[0], low, dataset, provider="cpu", **place)
+        assert found.inputs == "4 rows of a Ray Dataset"
+        assert found.outputs == wanted.outputs
+
+
 def test_ctrl_c_leaves_what_is_done_and_the_cluster(machines: Any, tmp_path: Path) -> None:
     (source := tmp_path / "in").mkdir()
     for number in range(8):

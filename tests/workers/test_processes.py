@@ -126,6 +126,8 @@ class Slow:
     def __init__(self, count: int, deaths: int = 0, attempts: int = 1) -> None:
         self.count, self.deaths, self.attempts, self.had = count, deaths, attempts, list[tuple[int, Any]]()
 
+    is_ray = False
+
     def begin(self, work: object) -> None:
         pass
 
