@@ -1,9 +1,11 @@
-"""Ask TensorRT's builder which types its ops take, and write the answers to onnxamp/_data/kernels/tensorrt.json.
+"""Ask an engine which types its ops take, and write the answers to onnxamp/_data/kernels/ENGINE.json.
 
     python scripts/ask_tensorrt.py --answers FILE    ask what FILE does not hold yet, and write the table
     python scripts/ask_tensorrt.py --answers FILE --disagreements    show forms that are refused where others are built
+    python scripts/ask_tensorrt.py --answers FILE --plugin openvino    ask a plugin provider in its stead
 
-TensorRT-RTX (``pip install tensorrt-rtx-cu12``) builds engines without a GPU. Each question is a model of one node: a
+TensorRT-RTX (``pip install tensorrt-rtx-cu12``) builds engines without a GPU. A plugin provider that compiles what it
+takes is asked whether it leaves the op to the CPU. Each question is a model of one node: a
 *form* of an op (its attributes, its inputs, which of them are constants; tensorrt_forms.py) with given types, built
 strongly typed. A form is asked in float32 first, and then in every mixture of float32, float16 and bfloat16 that its
 schema admits; one that is refused in float32 says nothing about types.
@@ -32,10 +34,13 @@ from make_kernel_tables import TABLES, merge
 from onnx import ModelProto
 from tensorrt_forms import FLOATS, Form, Types, body_forms, elem, newest_of, node_forms, random_forms, versions
 
+from onnxamp import OnnxAmpError
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import kernel_limit
 from onnxamp._ops.signature import Signature
 from onnxamp._runtime.building import EngineBuilder
+from onnxamp._runtime.plugins import engine_called, plugin_called
+from onnxamp._runtime.session import assigned_nodes, make_session
 
 SECONDS = 120
 OTHER = "other"
@@ -44,13 +49,62 @@ FORMS, OLDER = 60, 6
 """Forms that are asked of the newest version of an op, and of each older one."""
 
 
-class Answers:
-    """What the builder said of models, in a file that grows."""
+class TensorRT:
+    """TensorRT's builder."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.builder = path, EngineBuilder()
+    target = "tensorrt"
+
+    def __init__(self) -> None:
+        self.builder = EngineBuilder()
+
+    def head(self) -> dict[str, str]:
+        """What was asked."""
+        return {"tensorrt_rtx": version("tensorrt-rtx-cu12")}
+
+    def refuses(self, model: ModelProto) -> str:
+        """Why it refuses a model; "" if it does not."""
+        built = self.builder.build(model, "", seconds=SECONDS)
+        return built.refusals[0].text if built.refusals else ""
+
+    def rest(self) -> None:
+        """Give back memory, which the builder does not by itself."""
+        self.builder.end()
+
+
+class Plugin:
+    """A plugin provider that compiles what it takes, and has no registry of kernels."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def head(self) -> dict[str, str]:
+        """What was asked."""
+        found = plugin_called(self.target)
+        assert found is not None
+        return {"provider": engine_called(self.target).provider, "package": f"{found.package} {version(found.package)}"}
+
+    def refuses(self, model: ModelProto) -> str:
+        """Why it leaves a model to the CPU, or does not load it; "" if it runs it."""
+        try:
+            session = make_session(model, self.target, optimize=False)
+        except OnnxAmpError as error:
+            return str(error)
+        left = any(where == "CPU" for where, op, _ in assigned_nodes(session) if op == model.graph.node[0].op_type)
+        return "left to the CPU" if left else ""
+
+    def rest(self) -> None:
+        """It needs none."""
+
+
+class Answers:
+    """What an engine said of models, in a file that grows."""
+
+    def __init__(self, path: Path, engine: TensorRT | Plugin) -> None:
+        self.path, self.engine, self.open = path, engine, path.with_suffix(".open")
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         self.known: dict[str, str] = dict(json.loads(line) for line in lines)
+        if self.open.exists():  # the question at which the last run ended
+            self.known.setdefault(self.open.read_text(encoding="utf-8"), "it crashes")
         self.asked = 0
 
     def of(self, model: ModelProto) -> str:
@@ -58,13 +112,14 @@ class Answers:
         data = model.SerializeToString(deterministic=True)
         key = hashlib.sha1(data, usedforsecurity=False).hexdigest()
         if key not in self.known:
-            built = self.builder.build(model, "", seconds=SECONDS)
-            self.known[key] = built.refusals[0].text if built.refusals else ""
+            self.open.write_text(key, encoding="utf-8")
+            self.known[key] = self.engine.refuses(model)
+            self.open.unlink()
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([key, self.known[key]]) + "\n")
             self.asked += 1
             if self.asked % 200 == 0:
-                self.builder.end()  # it does not give back all of its memory
+                self.engine.rest()
                 print(f"{self.asked} questions", file=sys.stderr, flush=True)
         return self.known[key]
 
@@ -96,19 +151,19 @@ def allowed(signature: Signature, param: str) -> frozenset[str]:
     return signature.params.get(param.partition("#")[0], frozenset())
 
 
-def is_limited(form: Form, types: Types) -> bool:
+def is_limited(target: str, form: Form, types: Types) -> bool:
     """Whether placement.toml says of the form that it is refused with these types."""
-    return kernel_limit("tensorrt", form.node, types) is not None
+    return kernel_limit(target, form.node, types) is not None
 
 
 # The table
 
 
-def refused_types(answers: Iterable[Answer]) -> set[frozenset[tuple[str, str]]]:
+def refused_types(target: str, answers: Iterable[Answer]) -> set[frozenset[tuple[str, str]]]:
     """The mixtures that a form is refused with, but for what placement.toml says."""
     return {
         types for answer in answers for types, text in answer.refusals.items()
-        if text and not is_limited(answer.form, dict(types))
+        if text and not is_limited(target, answer.form, dict(types))
     }  # fmt: skip
 
 
@@ -136,12 +191,12 @@ def _types(signature: Signature, name: str, kind: str) -> frozenset[str]:
     return frozenset(kind for kind in allowed(signature, name) if kind.startswith("tensor(") and kind not in FLOATS)
 
 
-def table(found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> str:
+def table(engine: TensorRT | Plugin, found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> str:
     """The text of a table."""
     kernels: dict[str, list[tuple[int, int | None, Mapping[str, frozenset[str]]]]] = {}
     for op, by_version in sorted(found.items()):
         ranges: list[list[Any]] = []
-        refused = refused_types(answer for answers in by_version.values() for answer in answers)
+        refused = refused_types(engine.target, (answer for answers in by_version.values() for answer in answers))
         for since in versions(op):
             source = next((later for later in versions(op) if later >= since and later in by_version), None)
             if source is None:
@@ -162,10 +217,7 @@ def table(found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> str:
     ]  # fmt: skip
     forms = sum(len(answers) for by_version in found.values() for answers in by_version.values())
     today = datetime.now(UTC).date().isoformat()
-    head = {
-        "tensorrt_rtx": version("tensorrt-rtx-cu12"), "onnx": onnx.__version__, "date": today, "forms": forms,
-        "types": names,
-    }  # fmt: skip
+    head = {**engine.head(), "onnx": onnx.__version__, "date": today, "forms": forms, "types": names}
     return _json(head)[:-1] + ',\n"kernels":{\n' + ",\n".join(lines) + "}}\n"
 
 
@@ -177,14 +229,14 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def disagreements(found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> Iterator[str]:
+def disagreements(target: str, found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> Iterator[str]:
     """Forms that are refused with types that another form of the op takes."""
     for op, by_version in found.items():
         for since, answers in by_version.items():
             taken = {types for answer in answers for types, text in answer.refusals.items() if not text}
             for answer in answers:
                 for types, text in answer.refusals.items():
-                    if text and types in taken and not is_limited(answer.form, dict(types)):
+                    if text and types in taken and not is_limited(target, answer.form, dict(types)):
                         said = ", ".join(f"{name} {elem(kind)}" for name, kind in sorted(types))
                         yield f"{op} {since} ({said}): {answer.form.name}: {text}"
 
@@ -214,17 +266,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Ask, and write the table; the exit code is 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--answers", type=Path, required=True, metavar="FILE", help="the answers so far, and new ones")
-    parser.add_argument("--to", type=Path, default=TABLES / "tensorrt.json", metavar="FILE", help="write FILE")
+    parser.add_argument("--plugin", metavar="NAME", help="ask this plugin provider, not TensorRT")
+    parser.add_argument("--to", type=Path, default=TABLES, metavar="DIR", help="write the table into DIR")
     parser.add_argument("--disagreements", action="store_true", help="show them, and write nothing")
     parser.add_argument("--op", help="ask about this op alone, and write nothing")
     options = parser.parse_args(argv)
     every = itertools.chain(body_forms(), node_forms(), random_forms())
     forms = (form for form in every if options.op in (None, form.op))
-    found = ask_all(forms, Answers(options.answers))
+    engine = TensorRT() if options.plugin is None else Plugin(options.plugin)
+    found = ask_all(forms, Answers(options.answers, engine))
     if options.disagreements or options.op:
-        print("\n".join(disagreements(found)))
+        print("\n".join(disagreements(engine.target, found)))
     else:
-        options.to.write_text(table(found), encoding="utf-8", newline="\n")
+        (options.to / f"{engine.target}.json").write_text(table(engine, found), encoding="utf-8", newline="\n")
     return 0
 
 
