@@ -145,11 +145,12 @@ def make(shape: Shape, folder: Path, seconds: float, runs: int) -> Made:
     try:
         made.models["tuned"], tuned = tune_model(
             model, tolerance, metric="rel-l2", count=2, provider="openvino", device="Xeon-8480",
-            dtype="bfloat16", seconds=seconds, runs=runs, keep_io_types=True,
+            dtype="bfloat16", times="measured", seconds=seconds, runs=runs, keep_io_types=True,
         )  # fmt: skip
         made.tuned = {
             "tolerance": tolerance, "error": tuned.error, "candidates": len(tuned.candidates),
-            "nodes low": tuned.candidates[tuned.chosen].nodes, "nodes": tuned.units, "stopped": tuned.stopped,
+            "nodes low": tuned.candidates[tuned.chosen].nodes, "nodes": tuned.units, "stopped": tuned.stopped, "times": tuned.times,
+            "timed": dict(tuned.timed),
         }  # fmt: skip
     except onnxamp.OnnxAmpError as error:
         made.missing[TUNED] = sentence(error)

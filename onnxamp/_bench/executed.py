@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from onnxamp._ops.tables import read_table
 
@@ -18,6 +19,7 @@ class Executed:
     copies: frozenset[str]
     glue: frozenset[str]
     standard: Mapping[str, str]
+    kernels: Mapping[str, Mapping[str, Any]]
 
 
 @cache
@@ -25,4 +27,4 @@ def executed() -> Executed:
     """The facts, parsed at the first call."""
     data = read_table("executed")
     ops = {name: frozenset(ops) for name, ops in data["ops"].items()}
-    return Executed(data["channels"], **ops, standard=data["standard"])
+    return Executed(data["channels"], **ops, standard=data["standard"], kernels=data["kernels"])

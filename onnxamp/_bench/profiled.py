@@ -25,7 +25,7 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.custom_ops import active_libraries, custom_ops
 from onnxamp._runtime.device import device_memory_used
-from onnxamp._runtime.profile import times_of
+from onnxamp._runtime.profile import engine_kernels, times_of
 from onnxamp._runtime.session import Provider, cuda_available, make_session, short_provider
 from onnxamp._runtime.values import Feed
 
@@ -108,12 +108,23 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
     for name, args in _nodes(events):
         if args["op_name"] in op_facts().control_flow:
             continue
-        kinds.setdefault(name, (args["op_name"], short_provider(args["provider"]), _dtype(args)))
+        if name in seconds:  # a graph that an engine compiles is not: its kernels stand in its place
+            kinds.setdefault(name, (args["op_name"], short_provider(args["provider"]), _dtype(args)))
+    for event in engine_kernels(events):
+        kinds.setdefault(event["name"].partition("::")[2], _kernel_kind(event["args"]))
     spent, counts = defaultdict[tuple[str, str, str], float](float), Counter(kinds.values())
     for name, kind in kinds.items():
         spent[kind] += seconds.get(name, 0.0)
     rows = [OpTime(*kind, counts[kind], total) for kind, total in spent.items()]
     return tuple(sorted(rows, key=lambda row: (-row.seconds, row.op)))
+
+
+def _kernel_kind(args: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Op, provider and type of a kernel that a compiling engine lists."""
+    provider = str(args.get("ep", ""))
+    words = executed().kernels.get(provider, {})
+    dtype = str(args.get(words.get("kernel"), "")).rpartition("_")[2]
+    return str(args.get(words.get("op"), "?")), short_provider(provider), words.get("types", {}).get(dtype, "no floats")
 
 
 def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:

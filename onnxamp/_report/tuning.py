@@ -185,6 +185,9 @@ def _figures(tuned: Tuned) -> tuple[parts.Figure, ...]:
 def _sections(tuned: Tuned, state: Path | None) -> tuple[parts.Section, ...]:
     free = "" if state else "; with --state FILE, without running again"
     told = [parts.Item(f"Times are {tuned.times}.", parts.Level.NONE)]
+    if tuned.timed:
+        each = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in tuned.timed)
+        told.append(parts.Item(f"Timed whole on {tuned.ran_on}: {each}.", parts.Level.NONE))
     told += (
         [parts.Item(f"--pick K writes candidate K instead{free}.", parts.Level.NONE)]
         if len(tuned.candidates) > 1

@@ -4,6 +4,10 @@ The profile is a list of events. Those of category "Node", "<node>_kernel_time",
 category "Session", "model_run" spans one run. Builds with CUPTI add events of category "Kernel", with the device's
 time, behind the node that launched them. Builds without it, such as those on PyPI, show only how long launching took on
 CUDA, unless launches block (``CUDA_LAUNCH_BLOCKING=1``).
+
+A plugin provider that compiles the graph runs it as one node. It may list its own kernels, as OpenVINO does: events of
+category "Kernel", "OV::<name>", that name the event of that node. They stand in its place, each under the name that the
+engine gives it: that of one of the nodes that were fused, or one of its own.
 """
 
 import json
@@ -24,6 +28,7 @@ from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import Feed
 
 _OF_NODE: Final = "_kernel_time"
+_OF_ENGINE: Final = "parent_ort_event_name"
 _CUDA: Final = "CUDAExecutionProvider"
 
 
@@ -38,7 +43,7 @@ def node_times(
     """Seconds that each node takes per run: the median of several runs after a warm-up.
 
     A node in a body counts each time it runs, and again as part of the node with the body. Nodes without a name have
-    the name that ONNX Runtime gives them; fused nodes that of the result.
+    the name that ONNX Runtime gives them; fused nodes that of the result, or the one that the engine gives them.
 
     Args:
         model, provider, optimize: as for :func:`~onnxamp._runtime.session.make_session`.
@@ -71,10 +76,15 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """
     starts = sorted(event["ts"] for event in events if event.get("name") == "model_run")
     shown = _kernels_shown(events)
+    compiled = {event["args"][_OF_ENGINE] for event in engine_kernels(events)}
     spent: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     node, number = "", 0
+    for event in engine_kernels(events):
+        spent[event["name"].partition("::")[2]][bisect_right(starts, event["ts"])] += event["dur"] * 1e-6
     for event in events:
         name = event.get("name", "")
+        if name in compiled or _OF_ENGINE in event.get("args", {}):
+            continue
         if event.get("cat") == "Node" and name.endswith(_OF_NODE):
             node, number = name.removesuffix(_OF_NODE), bisect_right(starts, event["ts"])
             on_device = shown and event.get("args", {}).get("provider") == _CUDA
@@ -85,5 +95,10 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: median(by_run.get(k, 0.0) for k in measured) for name, by_run in spent.items() if measured}
 
 
+def engine_kernels(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The events of kernels that a compiling provider lists, in the order in which they ran."""
+    return [event for event in events if event.get("cat") == "Kernel" and _OF_ENGINE in event.get("args", {})]
+
+
 def _kernels_shown(events: Iterable[Mapping[str, Any]]) -> bool:
-    return any(event.get("cat") == "Kernel" for event in events)
+    return any(event.get("cat") == "Kernel" and _OF_ENGINE not in event.get("args", {}) for event in events)

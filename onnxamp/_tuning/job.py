@@ -15,13 +15,12 @@ from onnxamp._dtypes import LowType
 from onnxamp._model.model import Model
 from onnxamp._model.saving import WeightConverter, save_model
 from onnxamp._runtime.engines import OutputCache
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.side import BUDGET
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Candidate, KeptNode
-from onnxamp._tuning.runs import Backend, converted_error, device_noise, profile_nodes
+from onnxamp._tuning.runs import Backend, converted_error, device_noise
 from onnxamp._tuning.sensitivity import LocalError, Progress, local_of, measure_samples, names_of
 from onnxamp._tuning.shared import Shared
 from onnxamp._tuning.space import UNSEEN, SearchSpace, exactly
@@ -106,28 +105,6 @@ class Job:
                 self.backend.arithmetic,
             )  # fmt: skip
 
-    def measure_times(self, device: str) -> str:
-        """Replace estimated times by those of the first sample; returns a description of them.
-
-        On CUDA both the float32 model and the lowered one are profiled. A CPU computes low precision in float32: there
-        the estimates for the device say how much of the measured time low precision saves.
-
-        Raises:
-            RuntimeFailure: the model does not run, or its kernels cannot be timed.
-        """
-        provider = "cuda" if self.backend.provider == "cuda" else "cpu"
-        sample = check_inputs(self.prepared.proto, self.samples[0])
-        high, low = profile_nodes(self.prepared, sample, provider), dict[str, float]()
-        if provider == "cuda":
-            low = profile_nodes(self.made(self.space.all_low), sample, provider)
-        self.space = self.space.retimed({key: (time, low.get(key)) for key, time in high.items()})
-        if provider == "cuda":
-            return "measured on CUDA, node by node"
-        return (
-            "measured in float32 on the CPU, node by node; the share that low precision saves is estimated for"
-            f" {device}"
-        )
-
     def everything_error(self) -> dict[frozenset[str], float]:
         """The error with everything lowered, which measuring local errors gives."""
         units = (*self.space.tunable, *self.space.followers)
@@ -143,9 +120,7 @@ class Job:
             if self.backend.emulated and self.space.tunable and plan.decisions() == self.everything.decisions():
                 self.errors[candidate.low] = self.state.local.worst
             else:
-                assert self._planned is not None
-                assert self._planned[0] is plan
-                analysis, where = self._planned[1], self.backend.name(self.low.name)
+                analysis, where = self.planned(plan), self.backend.name(self.low.name)
                 self.errors[candidate.low] = self.state.error(
                     candidate.low,
                     where,
@@ -180,6 +155,12 @@ class Job:
         ]
         self._planned = replace(plan, rows=tuple(rows)), analysis
         return self._planned[0]
+
+    def planned(self, plan: Plan) -> Analysis:
+        """What the last plan was made from."""
+        assert self._planned is not None
+        assert self._planned[0] is plan
+        return self._planned[1]
 
     def kept(self, low: frozenset[str], prices: Sequence[float]) -> list[KeptNode]:
         """Nodes that stay float32 because of a measurement, with the reason; prices are of amplitudes."""

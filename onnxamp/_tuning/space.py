@@ -57,12 +57,14 @@ class TunableNode:
     high: float
     low: float
     seen: bool = True
+    price: float | None = None
+    """Measured time of Casts over the estimate; None if it is estimated, as then all that can be lowered is."""
 
     gain: int = field(init=False)
 
     def __post_init__(self) -> None:
-        saved = max(0, min(int((self.high - self.low) / UNIT_US), _EAGER))
-        object.__setattr__(self, "gain", _CASTS_PER_NODE * LAUNCH + saved)
+        saved = max(0, min(int((self.high - self.low) / (UNIT_US * (self.price or 1))), _EAGER))
+        object.__setattr__(self, "gain", saved + (_CASTS_PER_NODE * LAUNCH if self.price is None else 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class SearchSpace:
     rest: float
     """Microseconds of all other nodes, and of the launches of all nodes."""
     scale: float = 1.0
-    """Measured times as multiples of estimated ones."""
+    """Measured times of Casts, or else of nodes, as multiples of estimated ones."""
 
     def known(self, live: AbstractSet[int], usual: Callable[[], AbstractSet[int]]) -> "SearchSpace":
         """The space when samples run only the ``live`` nodes. Others cannot be measured: they follow level O2, where
@@ -97,25 +99,26 @@ class SearchSpace:
         units = [replace(unit, seen=unit.node in live) for unit in self.tunable if unit.node not in pins]
         return replace(self, tunable=tuple(units), pins={**self.pins, **pins})
 
-    def retimed(self, seconds: Mapping[str, tuple[float, float | None]]) -> "SearchSpace":
+    def retimed(self, seconds: Mapping[str, tuple[float, float | None]], price: float | None = None) -> "SearchSpace":
         """The space with measured seconds by node, in float32 and, if known, in low precision. Estimates of the other
-        nodes are scaled to match.
+        nodes are scaled to match, and those of Casts, unless their ``price`` was measured, too: then nodes are lowered
+        for the time alone that they save.
         """
         units = (*self.tunable, *self.followers)
         timed = [unit for unit in units if unit.key in seconds]
         measured = sum(seconds[unit.key][0] for unit in timed) * 1e6
-        scale = measured / (sum(unit.high for unit in timed) or 1)
+        ratio = measured / (sum(unit.high for unit in timed) or 1)
 
         def of(unit: TunableNode) -> TunableNode:
-            high, low = seconds.get(unit.key, (unit.high * scale * 1e-6, None))
+            high, low = seconds.get(unit.key, (unit.high * ratio * 1e-6, None))
             low = high * (unit.low / unit.high if unit.high else 1) if low is None else low
-            return replace(unit, high=high * 1e6, low=low * 1e6)
+            return replace(unit, high=high * 1e6, low=low * 1e6, price=price)
 
         mine = {unit.key for unit in units}
         rest = sum(high * 1e6 for key, (high, _) in seconds.items() if key not in mine)
         tunable, followers = (tuple(map(of, units)) for units in (self.tunable, self.followers))
-        return replace(self, tunable=tunable, followers=followers, rest=rest,
-                       scale=measured / (sum(unit.high + LAUNCH_US for unit in timed) or 1))  # fmt: skip
+        scale = measured / (sum(unit.high + LAUNCH_US for unit in timed) or 1) if price is None else price
+        return replace(self, tunable=tunable, followers=followers, rest=rest, scale=scale)
 
     def time(self, low: AbstractSet[str], casts: Sequence[int]) -> float:
         """Microseconds per run with these nodes in low precision, and these values cast."""

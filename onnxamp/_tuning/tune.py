@@ -45,6 +45,7 @@ from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._target.roofline import DEFAULT_DEVICE, Device, device_called
 from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.engine_times import confirmed, measure_times
 from onnxamp._tuning.estimate import Estimate, bound_shapes
 from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.job import Job
@@ -110,7 +111,8 @@ def tune_model(
             order of the inputs, or of arrays, such as a loader of PyTorch. None for ``count`` random samples (with
             ``seed``, and sizes of named dimensions from ``dims``).
         device: the device to estimate times for, such as "A100" or "H100".
-        times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler.
+        times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler. On CUDA and on plugin
+            providers the result is then timed, too: level O2 or float32 is returned where it is faster.
         provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
             is a device.
         runs: mask runs that may measure sensitivities; candidates take up to 18 more.
@@ -227,12 +229,16 @@ def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Dev
         noise = _noise(job, masked, subset)
     timing = f"estimates for {device.name} and the shapes of the first sample, with launches and Casts"
     if search.times == "measured":
-        timing = job.measure_times(device.name)
+        timing = measure_times(job, device.name)
     candidates = CandidateSearch(
         job.solver(), masked, job.state, judge, job.locals, subset, search.runs, progress, job.everything_error(),
         search.seconds,
     )  # fmt: skip
-    return _finish(job, candidates, noise, search, timing)
+    tuned = _finish(job, candidates, noise, search, timing)
+    if search.times != "measured" or job.backend.emulated or search.pick is not None:
+        return tuned
+    progress("timing the converted model", 0, 1)
+    return confirmed(job, candidates, tuned, allow_slower=search.allow_slower)
 
 
 def _listed(model: Model, metric: MetricLike) -> frozenset[str]:
