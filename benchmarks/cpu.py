@@ -149,8 +149,8 @@ def make(shape: Shape, folder: Path, seconds: float, runs: int) -> Made:
         )  # fmt: skip
         made.tuned = {
             "tolerance": tolerance, "error": tuned.error, "candidates": len(tuned.candidates),
-            "nodes low": tuned.candidates[tuned.chosen].nodes, "nodes": tuned.units, "stopped": tuned.stopped, "times": tuned.times,
-            "timed": dict(tuned.timed),
+            "nodes low": tuned.candidates[tuned.chosen].nodes, "nodes": tuned.units, "stopped": tuned.stopped,
+            "times": tuned.times, "timed": dict(tuned.timed),
         }  # fmt: skip
     except onnxamp.OnnxAmpError as error:
         made.missing[TUNED] = sentence(error)

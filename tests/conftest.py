@@ -19,6 +19,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs an engine that cannot be used here, with the reason."""
     if item.get_closest_marker("tensorrt") is not None and find_spec("tensorrt_rtx") is None:
         pytest.skip("TensorRT-RTX is not installed")
+    if item.get_closest_marker("openvino") is not None:
+        from any_cpu import openvino_trouble
+
+        if trouble := openvino_trouble():
+            pytest.skip(trouble)
     if item.get_closest_marker("webgpu") is not None:
         from onnxamp._errors import RuntimeFailure
         from onnxamp._runtime.plugins import engine_called

@@ -123,8 +123,12 @@ def _kernel_kind(args: Mapping[str, Any]) -> tuple[str, str, str]:
     """Op, provider and type of a kernel that a compiling engine lists."""
     provider = str(args.get("ep", ""))
     words = executed().kernels.get(provider, {})
-    dtype = str(args.get(words.get("kernel"), "")).rpartition("_")[2]
-    return str(args.get(words.get("op"), "?")), short_provider(provider), words.get("types", {}).get(dtype, "no floats")
+    dtype = str(args.get(words.get("kernel", ""), "")).rpartition("_")[2]
+    return (
+        str(args.get(words.get("op", ""), "?")),
+        short_provider(provider),
+        words.get("types", {}).get(dtype, "no floats"),
+    )
 
 
 def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:

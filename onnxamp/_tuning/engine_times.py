@@ -97,15 +97,20 @@ def confirmed(job: Job, search: CandidateSearch, tuned: Tuned, *, allow_slower: 
     """
     feeds = check_inputs(job.prepared.proto, job.samples[0])
     chosen, nothing = tuned.candidates[tuned.chosen], tuned.candidates[-1]
-    if not chosen.low or any(feed is None for feed in feeds.values()):
+    if any(feed is None for feed in feeds.values()):
         return tuned
     usual = low_nodes(analyse(job.space.all_low.graph, replace(job.space.all_low.options, level=Level.O2)))
     units = (*job.space.tunable, *job.space.followers)
     low = frozenset(unit.key for unit in units if unit.node in usual and unit.node not in job.pins)
-    rivals = {"float32": (nothing, tuned.noise or 0.0, job.prepared), "result": _rival(job, tuned, chosen, "result")}
+    own = "result" if chosen.low else "float32"
+    rivals = {"float32": (nothing, tuned.noise or 0.0, job.prepared)}
+    if chosen.low:
+        rivals[own] = _rival(job, tuned, chosen, own)
     if low not in (chosen.low, frozenset()):
         candidate = search.solver.candidate(low, [0.0] * len(job.space.tunable), None)
         rivals["level O2"] = _rival(job, tuned, candidate, "o2")
+    if len(rivals) == 1:
+        return tuned
     models = (model.path or model.embedded() for _, _, model in rivals.values())
     how = BenchOptions(seconds=_SECONDS, profile=False)
     try:
@@ -115,9 +120,9 @@ def confirmed(job: Job, search: CandidateSearch, tuned: Tuned, *, allow_slower: 
     times = {name: timing.latency.median for name, timing in zip(rivals, report.timings, strict=True)}
     tuned = replace(tuned, timed=tuple(times.items()))
     able = [name for name, (_, error, _) in rivals.items() if job.metric.holds(error)]
-    able = [name for name in able if name != "float32" or not allow_slower]
-    best = min(able, key=lambda name: times[name] / (_CLOSE if name == "result" else 1), default="result")
-    if best == "result":
+    able = [name for name in able if name == own or not (name == "float32" and allow_slower)]
+    best = min(able, key=lambda name: times[name] / (_CLOSE if name == own else 1), default=own)
+    if best == own:
         return tuned
     candidate, error, _ = rivals[best]
     candidate = candidate if best == "float32" else replace(candidate, predicted=error, error=error)

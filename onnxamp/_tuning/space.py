@@ -63,7 +63,8 @@ class TunableNode:
     gain: int = field(init=False)
 
     def __post_init__(self) -> None:
-        saved = max(0, min(int((self.high - self.low) / (UNIT_US * (self.price or 1))), _EAGER))
+        most = _EAGER if self.price is None else _EAGER << 4
+        saved = max(0, min(int((self.high - self.low) / (UNIT_US * (self.price or 1))), most))
         object.__setattr__(self, "gain", saved + (_CASTS_PER_NODE * LAUNCH if self.price is None else 1))
 
 

@@ -67,3 +67,16 @@ def test_times_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     model = parse("(float[512,512] x) => (float[512,512] y) { [only] y = MatMul (x, x) }")
     assert node_times(model, random_samples(model)[0], "cuda")["only"] > 0
+
+
+def test_an_engine_that_compiles_shows_its_own_kernels() -> None:
+    def kernel(name: str, ts: int, dur: int) -> dict[str, object]:
+        args = {"ep": "OpenVINOExecutionProvider", "parent_ort_event_name": "graph_kernel_time"}
+        return {"cat": "Kernel", "name": f"OV::{name}", "ts": ts, "dur": dur, "args": args}
+
+    first = [model_run(0), node("graph", 1, 900, "OpenVINOExecutionProvider"), node("cpu", 5, 9)]
+    second = [model_run(1000), node("graph", 1001, 90, "OpenVINOExecutionProvider"), node("cpu", 1005, 8)]
+    kernels = [kernel("a", 2, 800), kernel("MVN_7", 3, 50), kernel("a", 1002, 70), kernel("MVN_7", 1003, 5)]
+    found = times_of([*first, *second, *kernels])
+    assert found == {"a": pytest.approx(7e-5), "MVN_7": pytest.approx(5e-6), "cpu": pytest.approx(8e-6)}
+    assert list(found)[:2] == ["a", "MVN_7"], "in the order in which they ran"

@@ -1,0 +1,43 @@
+"""OpenVINO's plugin provider on CPUs that Intel did not make, which it does not offer by itself."""
+
+import atexit
+import os
+import subprocess
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from onnxamp._errors import RuntimeFailure
+from onnxamp._runtime.plugins import engine_called, plugin_called
+
+SOURCE = Path(__file__).parent / "standin" / "any_cpu.c"
+
+
+@cache
+def openvino_trouble() -> str | None:
+    """Why OpenVINO cannot be used here; None if it can, perhaps behind a library that hides the CPU's vendor."""
+    plugin = plugin_called("openvino")
+    assert plugin is not None
+    try:
+        module = import_module(plugin.package.replace("-", "_"))
+        if not _made_by_intel():
+            folder = TemporaryDirectory(prefix="onnxamp-")
+            atexit.register(folder.cleanup)
+            library = str(Path(folder.name, "any_cpu.so"))
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", library, str(SOURCE), "-ldl"], check=True)
+            os.environ["ONNXAMP_PLUGIN"] = module.get_library_path()
+            module.get_library_path = lambda: library
+        engine_called("openvino")
+    except ImportError:
+        return f"{plugin.package} is not installed"
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"the CPU is not Intel's, and what hides that cannot be built: {error}"
+    except RuntimeFailure as error:
+        return str(error)
+    return None
+
+
+def _made_by_intel() -> bool:
+    info = Path("/proc/cpuinfo")
+    return not info.is_file() or "GenuineIntel" in info.read_text()

@@ -1,0 +1,111 @@
+"""Times that an engine measures, and what tuning makes of them."""
+
+import numpy as np
+import pytest
+from engine import space_of
+from graphs.case import parse
+from onnx import ModelProto, numpy_helper
+
+import onnxamp
+from onnxamp import RuntimeFailure, bench_models
+from onnxamp._bench.bench import BenchOptions
+from onnxamp._runtime.plugins import engine_called
+from onnxamp._runtime.session import choose_provider, make_session
+from onnxamp._tuning.engine_times import apportioned
+
+CHAIN = """(float[8,64] x) => (float[8,64] y) {
+    [p] a = MatMul (x, w)  [q] c = Add (a, b)  [r] d = Relu (c)  [s] e = MatMul (d, w)  [t] y = Tanh (e)
+}"""
+
+
+def chain() -> ModelProto:
+    """Two products with what engines fuse into them."""
+    model = parse(CHAIN)
+    random = np.random.default_rng(0)
+    for name, shape in (("w", (64, 64)), ("b", (64,))):
+        array = (random.standard_normal(shape) / 8).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+FEEDS = {"x": np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)}
+
+
+def test_kernels_are_apportioned_to_the_nodes_between_their_neighbours() -> None:
+    space = space_of(chain())
+    found = apportioned(space.all_low.graph, {"a": 4e-6, "Fused_3": 2e-6, "e": 3e-6}, space.estimate)
+    assert (found["a"], found["e"], found["y"]) == (4e-6, 3e-6, 0.0), "what is fused into a node costs nothing"
+    assert found["c"] + found["d"] == pytest.approx(2e-6)
+    assert min(found["c"], found["d"]) > 0
+
+
+def test_a_measured_price_of_casts_counts_savings_in_casts() -> None:
+    space = space_of(chain())
+    seconds = {"a": (50e-6, 10e-6), "c": (0.0, 0.0)}
+    cheap, dear = (space.retimed(seconds, price) for price in (0.5, 2.0))
+    gains = [{unit.key: unit.gain for unit in one.tunable} for one in (cheap, dear)]
+    assert gains[0]["a"] == pytest.approx(4 * gains[1]["a"], rel=0.01)
+    assert gains[0]["c"] == gains[1]["c"] == 1, "nobody lowers a node for its own sake that costs nothing"
+    values = [0]
+    assert cheap.time(frozenset(), values) < dear.time(frozenset(), values)
+
+
+@pytest.mark.webgpu
+def test_the_result_is_timed_on_the_engine() -> None:
+    _, tuned = onnxamp.tune_model(chain(), 1e-2, samples=FEEDS, provider="webgpu", times="measured", allow_slower=True)
+    assert tuned.times.startswith("measured on WebGPU on ")
+    first, *others = (name for name, _ in tuned.timed)
+    assert first == "float32"
+    assert set(others) & {"result", "level O2"}
+    assert all(seconds > 0 for _, seconds in tuned.timed)
+    assert tuned.held
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize("allow_slower", [False, True])
+def test_times_on_openvino(allow_slower: bool) -> None:
+    low, tuned = onnxamp.tune_model(
+        chain(), 1e-2, samples=FEEDS, provider="openvino", times="measured", dtype="bfloat16", allow_slower=allow_slower
+    )
+    assert tuned.times.startswith("measured on OpenVINO (hint dynamic) on ")
+    assert tuned.held
+    assert onnxamp.diff_models(chain(), low, FEEDS, provider="openvino").ran_on == tuned.ran_on
+    times, chosen = dict(tuned.timed), tuned.candidates[tuned.chosen]
+    if times and not chosen.low and not allow_slower:
+        assert times["float32"] <= min(times.values()) * 1.03
+
+
+@pytest.mark.openvino
+def test_the_hint_decides_whether_types_count() -> None:
+    model = chain()
+    low = onnxamp.convert_model(model, dtype="bfloat16")
+    assert onnxamp.diff_models(model, low, FEEDS, provider="openvino").outputs[0].rel_l2 > 1e-4
+    exact = onnxamp.diff_models(model, model, FEEDS, provider="openvino:f32")
+    assert exact.ran_on.startswith("OpenVINO (hint f32) on ")
+    assert exact.outputs[0].rel_l2 < 1e-5
+
+
+@pytest.mark.openvino
+def test_models_of_several_engines_are_timed_beside_each_other() -> None:
+    places = ("cpu", "openvino:f32", "openvino")
+    each = [BenchOptions(provider=place, threads=1, seconds=0.01, profile=False) for place in places]
+    report = bench_models(chain(), chain(), chain(), provider="cpu", options=each)
+    assert report.ran_on.split("; ")[0] == "CPU"
+    assert len(report.ran_on.split("; ")) == 3
+    assert [set(model.assigned) for model in report.models] == [{"CPU"}, {"OPENVINO"}, {"OPENVINO"}]
+
+
+@pytest.mark.openvino
+def test_the_number_of_threads_reaches_the_engine() -> None:
+    assert 'INFERENCE_NUM_THREADS":"3"' in engine_called("openvino").settings(3)["load_config"]
+    session = make_session(chain(), "openvino", threads=1)
+    assert session.run(None, FEEDS)[0].shape == (8, 64)
+
+
+def test_hints_are_checked() -> None:
+    with pytest.raises(onnxamp.ArgumentError, match="'openvino' has no hint 'int8': it takes dynamic, f32, bf16, f16"):
+        choose_provider("openvino:int8")
+    with pytest.raises(onnxamp.ArgumentError, match="'webgpu' has no hint 'f16': it takes none"):
+        choose_provider("webgpu:f16")
+    with pytest.raises((RuntimeFailure, onnxamp.ArgumentError)):
+        choose_provider("vulkan:f16")
