@@ -63,7 +63,7 @@ class TensorRT:
 
     def refuses(self, model: ModelProto) -> str:
         """Why it refuses a model; "" if it does not."""
-        built = self.builder.build(model, "", seconds=SECONDS)
+        built = self.builder.build(model, seconds=SECONDS)
         return built.refusals[0].text if built.refusals else ""
 
     def rest(self) -> None:

@@ -28,10 +28,10 @@ def _building() -> Callable[..., dict[str, Any]]:
 
     log = Log()  # TensorRT keeps the first one for as long as the process lives
 
-    def build(path: str, folder: str, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Sequence[int]]) -> Any:
+    def build(path: str, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Sequence[int]]) -> Any:
         log.errors.clear()
         answer = {"by": f"TensorRT-RTX {trt.__version__}"}
-        return answer | _build(trt, log, path, folder, shapes, values)
+        return answer | _build(trt, log, path, shapes, values)
 
     return build
 
@@ -40,7 +40,6 @@ def _build(
     trt: Any,
     log: Any,
     path: str,
-    folder: str,
     shapes: Mapping[str, Sequence[int]],
     values: Mapping[str, Sequence[int]],
 ) -> dict[str, Any]:
@@ -50,14 +49,13 @@ def _build(
         trt: the module.
         log: the logger that keeps errors.
         path: the model, with its types.
-        folder: the file beside which its weights are.
         shapes: input -> the shape to build for, where the model leaves it open.
         values: input -> its numbers, where these are shapes.
     """
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
-    if not parser.parse(Path(path).read_bytes(), folder):
+    if not parser.parse(Path(path).read_bytes(), path):
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
         return {"faults": [(error.node_name(), error.desc()) for error in errors], "bytes": 0}
     config, profile = builder.create_builder_config(), builder.create_optimization_profile()

@@ -20,6 +20,7 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
 from onnxamp._runtime.child import Child
+from onnxamp._runtime.spill import save_spilled
 
 _SHAPE_LIKE: Final = 64
 """Elements up to which an integer input may be a shape, whose numbers TensorRT wants to know."""
@@ -49,13 +50,12 @@ class EngineBuilder:
     _child: Child = field(default_factory=lambda: Child("onnxamp._runtime.build_server"))
 
     def build(
-        self, model: ModelProto, beside: str, feeds: Mapping[str, Any] | None = None, *, seconds: float | None = None
+        self, model: ModelProto, feeds: Mapping[str, Any] | None = None, *, seconds: float | None = None
     ) -> Built:
         """Build an engine.
 
         Args:
             model: the model; its nodes' names come back in refusals.
-            beside: the file beside which external weights are, or "".
             feeds: inputs whose shapes the engine is for, where the model leaves them open.
             seconds: how long it may take.
 
@@ -67,13 +67,11 @@ class EngineBuilder:
             raise RuntimeFailure(message)
         arrays = {name: np.asarray(feed) for name, feed in (feeds or {}).items() if not isinstance(feed, list)}
         question = {
-            "folder": beside,
             "shapes": {name: array.shape for name, array in arrays.items()},
             "values": {name: array.ravel().tolist() for name, array in arrays.items() if _may_be_shape(array)},
         }
         with TemporaryDirectory(prefix="onnxamp-") as folder:
-            path = Path(folder, "model.onnx")
-            path.write_bytes(model.SerializeToString())
+            path = save_spilled(model, Path(folder))
             try:
                 answer = self._child.ask({"path": str(path), **question}, seconds=seconds)
             except OSError as error:
@@ -103,14 +101,14 @@ def build_engine(model: Model, feeds: Mapping[str, Any] | None = None) -> Built:
     Raises:
         RuntimeFailure: TensorRT-RTX is not installed, or no process can be started.
     """
+    _ = model.stock  # looks weights up that are in files
     proto = copied(model.proto)
     labels: dict[str, str] = {}
     for node in _every_node(proto):
         unique = f"node{len(labels)}."
         labels[unique] = node.name or next(filter(None, node.output), "")
         node.name = unique
-    beside = "" if model.folder is None else str(model.path or Path(model.folder, "model.onnx"))
-    built = the_builder().build(proto, beside, feeds)
+    built = the_builder().build(proto, feeds)
     refusals = tuple(_named(found, labels) for found in built.refusals)
     return Built(built.by, refusals, built.size)
 

@@ -197,7 +197,7 @@ def test_a_crash_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(tmp_path)
     builder = building.EngineBuilder()
     assert find_spec("tensorrt_rtx") is not None
-    (found,) = builder.build(parse(OPEN), "").refusals
+    (found,) = builder.build(parse(OPEN)).refusals
     assert found.text == "the process that builds it was ended by SIGABRT"
     builder.end()
 
