@@ -39,7 +39,7 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import kernel_limit
 from onnxamp._ops.signature import Signature
 from onnxamp._runtime.building import EngineBuilder
-from onnxamp._runtime.plugins import engine_called, plugin_called
+from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import assigned_nodes, make_session
 
 SECONDS = 120
@@ -81,7 +81,7 @@ class Plugin:
         """What was asked."""
         found = plugin_called(self.target)
         assert found is not None
-        return {"provider": engine_called(self.target).provider, "package": f"{found.package} {version(found.package)}"}
+        return {"package": f"{found.package} {version(found.package)}"}
 
     def refuses(self, model: ModelProto) -> str:
         """Why it leaves a model to the CPU, or does not load it; "" if it runs it."""

@@ -45,7 +45,8 @@ def audit_model(
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        target: where the model will run: "cuda", "cpu", "webgpu" or "tensorrt"; "cuda" and "cpu" also of a version of
+        target: where the model will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda"
+            and "cpu" also of a version of
             ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for
             devices that honour no types; or "any" (ignores kernels).
         base_dir: folder of a ModelProto's external data; a path says it itself.

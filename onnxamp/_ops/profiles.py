@@ -13,7 +13,7 @@ from typing import Any, Final
 from onnxamp._dtypes import FLOAT16
 from onnxamp._ops.tables import read_table
 
-PROFILED: Final = ("cuda", "cpu", "webgpu", "tensorrt", "float16-only")
+PROFILED: Final = ("cuda", "cpu", "webgpu", "openvino", "tensorrt", "float16-only")
 """Targets that have a profile."""
 
 _TERMS: Final = 4096

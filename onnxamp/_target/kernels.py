@@ -40,7 +40,7 @@ from onnxamp._target.versions import (
     versioned,
 )
 
-PROVIDERS = ("cuda", "cpu", "webgpu")
+PROVIDERS = ("cuda", "cpu", "webgpu", "openvino")
 TARGETS = (*PROVIDERS, *BUILDERS, *UNLIMITED)
 """Where the result will run; "any" allows what ONNX allows, kernel or not; "float16-only" honours no types."""
 

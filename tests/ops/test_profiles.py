@@ -23,7 +23,7 @@ def script() -> ModuleType:
 
 
 def test_every_target_but_any_has_a_profile_with_its_source() -> None:
-    seen, told = {"cpu", "cuda", "webgpu"}, {"tensorrt", "float16-only"}
+    seen, told = {"cpu", "cuda", "webgpu", "openvino"}, {"tensorrt", "float16-only"}
     assert set(TARGETS) - set(PROFILED) == {"any"}
     assert profile_of("any") is None
     for target in PROFILED:

@@ -109,3 +109,16 @@ def test_hints_are_checked() -> None:
         choose_provider("webgpu:f16")
     with pytest.raises((RuntimeFailure, onnxamp.ArgumentError)):
         choose_provider("vulkan:f16")
+
+
+@pytest.mark.openvino
+def test_what_the_target_allows_runs_there() -> None:
+    model = parse(
+        "(float[8,64] x, int64 i) => (float[8,64] y) { [e] a = Exp (x) [sum] c = CumSum (a, i) [t] y = Tanh (c) }"
+    )
+    feeds = {**FEEDS, "i": np.array(1)}
+    low = onnxamp.convert_model(model, level="O3", target="openvino", dtype="bfloat16")
+    rows = {row.node: row.low for row in onnxamp.plan_model(model, "O3", target="openvino", dtype="bfloat16").rows}
+    assert not rows["sum"], "OpenVINO takes CumSum in float32 alone"
+    assert rows["e"]
+    assert onnxamp.diff_models(model, low, feeds, provider="openvino").ran_on.startswith("OpenVINO")
