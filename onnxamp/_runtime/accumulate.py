@@ -52,6 +52,9 @@ _LONG: Final = 768
 _TERMS: Final = 4096
 """Terms of the sums whose error a profile's ``growth`` tells."""
 
+_NORMAL: Final = 2.0**-14
+"""The smallest normal number of float16."""
+
 _BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 """Products whose third input is added to the sum."""
 
@@ -116,7 +119,7 @@ class Accumulator:
         if terms <= _SHORT:
             grown = made.number(sqrt(size / 2))
         else:
-            ratio = made("Div", _of_squares(made, written), made("Mul", alone, alone))
+            ratio = made("Div", _of_squares(made, written), made.square(alone))
             grown = made("Sqrt", made("Add", made("Mul", ratio, made.number(size / 6)), made.number(size / 3)))
         if terms > _LONG:
             left = made("Mul", ratio, made.number(2.0**_DIGITS))
@@ -148,7 +151,7 @@ class Accumulator:
         each = max(1.0, 2 * (fact.growth**2 - 8) * terms / _TERMS)
         grown = made.number(1 + each**2 / (3 * terms))
         if node.key in _SIGNED:
-            ratio = made("Div", _of_squares(made, written), made("Mul", raw, raw))
+            ratio = made("Div", _of_squares(made, written), made.square(raw))
             factor = (each / 2 + log2(terms / each)) / (1 if node.key == "ReduceSum" else terms)
             grown = made("Add", made("Mul", ratio, made.number(factor)), grown)
         return made.off(raw, kept, made("Sqrt", grown), kept)
@@ -216,6 +219,10 @@ class _Writer:
         found = self("Add", kept, self("Mul", self("Sub", self.rounded(raw), raw), grown))
         # Where the result is zero, infinite or NaN, there is no estimate.
         return self("Where", self("IsNaN", found), otherwise, found)
+
+    def square(self, name: str) -> str:
+        """The square of a sum; of the smallest normal number where it is less, as its residual tells nothing then."""
+        return self("Max", self("Mul", name, name), self.number(_NORMAL**2))
 
     def rounded(self, name: str) -> str:
         return self("Cast", self("Cast", name, to=FLOAT16.elem), to=TensorProto.FLOAT)

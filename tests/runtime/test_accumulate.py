@@ -154,6 +154,14 @@ def test_the_error_is_that_of_webgpu(name: str) -> None:
     assert real / 2 < error(emulated(model, x), exact) < real * 2
 
 
+def test_a_sum_that_vanishes_has_the_error_of_its_terms() -> None:
+    """What is left of it is below float16's range, where rounding says nothing of the sum."""
+    signs = np.array([(-1) ** i.bit_count() for i in range(64)])  # they cancel in any order of summation
+    x, w = np.append(signs / 4, 2.0**-10).astype(np.float16), np.append(np.ones(64), 2.0**-10 * (1 + 2.0**-5))
+    found = emulated(model_of("MatMul", x[None], {"w": w.astype(np.float16)[:, None]}), x[None])
+    assert abs(found.item()) < 0.02
+
+
 def test_a_bias_is_added_behind_the_sum() -> None:
     """Where the inputs are zero, it is all that is left, and it is exact."""
     x = np.zeros((1, 64, 8, 8), np.float16)
