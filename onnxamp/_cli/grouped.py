@@ -15,7 +15,8 @@ _HEADINGS: Final = {
     ),
     **dict.fromkeys(("metric", "accept", "no_validate", "no_cure", "cure_time", "retry"), "Validation"),
     **dict.fromkeys(
-        ("save_plan", "external_data", "shard_size", "html", "format", "quiet", "verbose", "help"), "Files and report"
+        ("save_plan", "external_data", "shard_size", "data_names", "html", "format", "quiet", "verbose", "help"),
+        "Files and report",
     ),
 }
 """Parameter -> its heading; others are the command's own, and come first."""
