@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 from float16_device import run_on_device
+from measure import machine
 from onnx import ModelProto
 from overflowing import MODELS, REAL
 
@@ -232,7 +233,8 @@ def _written(rows: Sequence[Facts]) -> str:
     """The results as JSON, a figure of each model per line."""
     models = (",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in row.items()) for row in rows)
     body = ",\n".join(f" {{\n  {text}\n }}" for text in models)
-    return f'{{"onnxruntime": {json.dumps(onnxruntime.__version__)}, "models": [\n{body}\n]}}\n'
+    head = f'"machine": {json.dumps(machine())}, "onnxruntime": {json.dumps(onnxruntime.__version__)}'
+    return f'{{{head}, "models": [\n{body}\n]}}\n'
 
 
 def _say(line: str) -> None:

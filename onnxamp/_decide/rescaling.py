@@ -52,11 +52,13 @@ class Partial(NamedTuple):
 class Ranges(NamedTuple):
     """What was measured, by name of a value.
 
-    ``largest`` is the largest magnitude, sentinels apart; ``sums`` are those of targets that keep them in float16.
+    ``largest`` is the largest magnitude, sentinels apart; ``sums`` are those of targets that keep them in float16, and
+    ``centred`` what normalisations make there that subtract a small mean.
     """
 
     largest: Mapping[str, float]
     sums: Mapping[str, Partial] = MappingProxyType({})
+    centred: tuple[str, ...] = ()
 
 
 def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
@@ -82,7 +84,8 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     scaled = rows_of(equations, solution.exponents, measured)
     unfit = tuple(_unfit(equations, solution, low, measured, exponents))
     fitting = (value for value, item in sums.items() if _fits(item, exponents.get(value, 0), low))
-    return Rescaling(scaled, unfit, sums=tuple(graph.values[value].name for value in fitting), gap=solution.gap)
+    known = (*(graph.values[value].name for value in fitting), *ranges.centred)
+    return Rescaling(scaled, unfit, sums=known, gap=solution.gap)
 
 
 def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
@@ -99,7 +102,7 @@ def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
 
 
 def fitting_sums(graph: Graph, options: Options) -> frozenset[int]:
-    """Nodes whose sums were measured, and fit float16: no guess counts there."""
+    """Nodes whose sums and means were measured, and fit float16: no guess counts there."""
     names, made = graph.scopes[0].names, options.rescaling or Rescaling()
     values = (names[name] for name in made.sums if name in names)
     return frozenset(graph.values[value].producer for value in values)

@@ -15,7 +15,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.bodies import of_bodies, with_body_ranges
 from onnxamp._numerics.measure import measure
-from onnxamp._numerics.sums import Watch, partial_sums, with_magnitudes
+from onnxamp._numerics.sums import Watch, centred_norms, partial_sums, with_magnitudes
 from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
@@ -80,7 +80,8 @@ def measured_ranges(
         return graph, Ranges(found)
     feeds = check_inputs(graph.model, samples[0])
     shapes = wide.shapes_of({name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)})
-    return graph, Ranges(found, partial_sums(wide, profile, watched, largest, shapes))
+    sums = partial_sums(wide, profile, watched, largest, shapes)
+    return graph, Ranges(found, sums, centred_norms(wide, profile, watched, largest))
 
 
 def _beyond(graph: Graph, options: Options, largest: Mapping[str, float], limit: float) -> Iterator[str]:

@@ -5,7 +5,8 @@ model gets, beside each such node, the same node on magnitudes, and what that re
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from math import inf
+from typing import Any, Final, NamedTuple
 
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
@@ -17,17 +18,31 @@ from onnxamp._graph.shapes import Shape
 from onnxamp._graph.terms import summed_terms, terms_of
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.copying import copied
+from onnxamp._ops.facts import attribute
 from onnxamp._ops.profiles import Profile
 
 _BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 """Products with a bias, which is no term: their third input."""
 
+_LEAST_OPSET: Final = 13
+"""Where Constant takes numbers, and Flatten an axis from the end."""
+
 _ROOTS: Final = frozenset({"ReduceL2", "ReduceLogSumExp"})
 """Sums that follow from their result."""
 
 
+_CENTRED: Final = 4.0
+"""Squared mean over variance up to which a normalisation may subtract the mean in float16: a digit is lost or two."""
+
+_LEAST_SPREAD: Final = 1e-12
+"""Variance over squared mean that counts as this much at least, so that ratios stay below those of sentinels."""
+
+_AXES_INPUT: Final = 18
+"""Opset from which on ReduceMean takes its axes as an input."""
+
+
 class Watch(NamedTuple):
-    """A node on magnitudes: what it stands for, its output, and how many terms it divides its sum by."""
+    """A node, the value that it makes, and what was added: it on magnitudes, or a norm's squared mean over variance."""
 
     node: int
     value: str
@@ -43,6 +58,11 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
     watched: list[Watch] = []
     behind: dict[int, list[NodeProto]] = {}
     magnitudes: dict[int, str] = {}
+    for node in graph.nodes_of(profile.cancelling):
+        if node.scope == 0 and graph.types[node.inputs[0]] == FLOAT and graph.book.opsets.get("", 0) >= _LEAST_OPSET:
+            made, name = _squared_mean(graph, node, names)
+            behind.setdefault(node.index, []).extend(made)
+            watched.append(Watch(node.index, graph.values[node.outputs[0]].name, name))
     for node in _summing(graph, profile):
         proto = copied(node.proto)
         added = behind.setdefault(node.index, [])
@@ -64,6 +84,36 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
     if watched:
         _insert(model, graph, behind)
     return model, watched
+
+
+def _squared_mean(graph: Graph, node: Node, names: NewNames) -> tuple[list[NodeProto], str]:
+    """Nodes that compute the squared mean over the variance of what a node normalises, and their result."""
+    axis = 2 if node.key == "InstanceNormalization" else attribute(node.proto, "axis")
+    made, source = list[NodeProto](), node.proto.input[0]
+
+    def op(kind: str, *inputs: str, **attributes: Any) -> str:
+        made.append(helper.make_node(kind, inputs, [names.fresh(f"{source}_{kind}")], **attributes))
+        return str(made[-1].output[0])
+
+    def mean(of: str) -> str:
+        if graph.book.opsets[""] >= _AXES_INPUT:
+            return op("ReduceMean", of, op("Constant", value_ints=[1]))
+        return op("ReduceMean", of, axes=[1])
+
+    flat = op("Flatten", source, axis=-1 if axis is None else axis)
+    middle = mean(flat)
+    centred = op("Sub", flat, middle)
+    square = op("Mul", middle, middle)
+    least = op("Mul", square, op("Constant", value_float=_LEAST_SPREAD))
+    return made, op("Div", square, op("Max", mean(op("Mul", centred, centred)), least))
+
+
+def centred_norms(
+    graph: Graph, profile: Profile, watched: Sequence[Watch], largest: Mapping[str, float]
+) -> tuple[str, ...]:
+    """What normalisations make whose mean is small beside the deviation: it can be subtracted in float16."""
+    norms = (item for item in watched if graph.nodes[item.node].key in profile.cancelling)
+    return tuple(item.value for item in norms if largest.get(item.name, inf) <= _CENTRED)
 
 
 def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
@@ -104,6 +154,8 @@ def partial_sums(
     found: dict[str, Partial] = {}
     for item in watched:
         node = graph.nodes[item.node]
+        if node.key in profile.cancelling:
+            continue
         terms = terms_of(node, shapes) if node.key in profile.products else summed_terms(node, shapes)
         reach = largest.get(item.name, 0.0)
         if terms and reach:

@@ -26,7 +26,7 @@ class Unfit(NamedTuple):
 class Rescaling(NamedTuple):
     """Exponents of values, what stays out of range, and whether the inputs that say so were made up.
 
-    ``sums`` are values that a target sums up in float16, and whose sums were measured, and fit. ``gap`` is the number
+    ``sums`` are values whose sums or means a target keeps in float16, were measured, and fit. ``gap`` is the number
     of constants that could at most stay as they are with other exponents; 0 where that is proven, None where not.
 
     Example:

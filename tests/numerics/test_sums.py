@@ -114,3 +114,16 @@ def test_it_is_seen_on_an_engine(name: str) -> None:
 
     assert error("webgpu") < (0.5 if name == "cancels" else 1e-2)
     assert error("cuda") > (0.5 if name != "flushes" else 0)
+
+
+@pytest.mark.parametrize("mean", [0, 1, 30])
+def test_normalisations_of_what_is_centred_are_low(mean: float) -> None:
+    """WebGPU subtracts the mean in float16, which does no harm where it is small beside the deviation."""
+    text = """(float[2,4,8,8] X) => (float[2,4,8,8] Y) {
+        n = InstanceNormalization (X, gain, shift) Y = LayerNormalization <axis = 2> (n, g) }"""
+    weights = {"gain": np.ones(4, np.float32), "shift": np.zeros(4, np.float32), "g": np.ones((8, 8), np.float32)}
+    model, feeds = add_weights(parse(text, 20), weights), {"X": normal(2, 4, 8, 8) + np.float32(mean)}
+    made = onnxamp.plan_model(model, "O3", rescale=True, samples=feeds, target="webgpu")
+    kept = {row.op for row in made.rows if row.reason == "float16 accumulator"}
+    assert kept == ({"InstanceNormalization"} if mean == 30 else set())
+    assert len(onnxamp.plan_model(model, "O3", target="webgpu").float32_nodes) == 2
