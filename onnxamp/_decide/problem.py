@@ -12,7 +12,7 @@ from onnxamp._decide.overrides import Overrides, find_overrides
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.rescaling import fitting_sums
 from onnxamp._decide.variables import find_variables
-from onnxamp._decide.verdicts import Hazard
+from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._decide.wrong_kernels import wrong_kernel_hazards
 from onnxamp._dtypes import LowType
 from onnxamp._errors import OpsetError
@@ -92,8 +92,8 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     ports = find_variables(graph, options, groups, overrides.low_weights if judged else frozenset(), whole)
     hazards: list[Hazard] = []
     if judged:
-        fitting = fitting_sums(graph, options)
-        sums = (hazard for hazard in graph.ask(accumulator_hazards, low, options.target) if hazard.node not in fitting)
+        fitting, found = fitting_sums(graph, options), graph.ask(accumulator_hazards, low, options.target)
+        sums = (hazard for hazard in found if hazard.reason is not Reason.ACCUMULATION or hazard.node not in fitting)
         hazards = [*graph.ask(find_hazards, low), *sums, *graph.ask(wrong_kernel_hazards, low, options.target)]
     priced = options.hazards and not options.strict and options.level in (Level.O1, Level.O2)
     shares = graph.ask(accumulation_shares, low, options.target) if priced else {}
