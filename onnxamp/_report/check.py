@@ -195,7 +195,8 @@ def _out_of_range(run: RunCheck | None) -> list[parts.Part]:
 
 def _exponents_step(run: RunCheck | None) -> tuple[parts.Step, ...]:
     """Exponents as the way out, where they were seen to help."""
-    if run is None or run.fit is None or not run.fit.tried or run.first_bad is None:
+    told = run is not None and run.cure is not None and run.cure.command == "--rescale"
+    if run is None or run.fit is None or not run.fit.tried or run.first_bad is None or told:
         return ()
     if run.cure is not None and run.cure.command == "--rescale":
         return ()
