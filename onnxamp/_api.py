@@ -81,10 +81,9 @@ def convert_model(
         data_max: nodes that read or write a float beyond this magnitude on the samples stay float32; the model runs
             for that. Nodes in bodies of loops and branches are not looked at.
         keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
-        target: where the result will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda"
-            and "cpu" also of a version of
-            ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for
-            devices that honour no types; or "any" (whatever ONNX allows, kernel or not).
+        target: where the result will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu" also of a
+            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that honour
+            no types; or "any" (whatever ONNX allows, kernel or not).
         strict: at O2, lower every op that is not black-listed, whatever its Casts cost.
         hazards: keep in float32 what is known to break in low precision.
         freeze_defaults: whether initializers that are also graph inputs become plain weights, which callers can no

@@ -45,10 +45,9 @@ def audit_model(
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        target: where the model will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda"
-            and "cpu" also of a version of
-            ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for
-            devices that honour no types; or "any" (ignores kernels).
+        target: where the model will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu" also of a
+            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that honour
+            no types; or "any" (ignores kernels).
         base_dir: folder of a ModelProto's external data; a path says it itself.
         shapes: input name -> shape, for estimates. Unknown dimensions count as 64 otherwise.
         build: build an engine for the shapes of these inputs (name -> array), of those at least whose shapes the model

@@ -260,3 +260,23 @@ def test_plans_come_close_to_their_bounds() -> None:
         assert row["models_bound"] <= row["models"] < 1.1 * row["models_bound"] + 5
         assert row["checkpoint_bound"] <= row["checkpoint"] < 1.5 * row["checkpoint_bound"]
     assert str(rows[0]["machines"]) in cluster.shown(rows)
+
+
+def test_goals_on_a_cpu_compare_with_the_engine_itself() -> None:
+    import cpu
+
+    def row(name: str, error: float, seconds: float) -> dict[str, Any]:
+        return {"model": name, "error": error, "timings": [{"batch": 1, "latency": {"median": seconds}}]}
+
+    def missed(error: float, seconds: float) -> list[str]:
+        rows = [row(cpu.REFERENCE, 0, 0.1), row(cpu.OWN, 1e-2, 0.020), row(cpu.TUNED, error, seconds)]
+        found = cpu.goals([{"name": "bert", "batches": [1], "variants": rows}])
+        return [goal["goal"] for goal in found if not goal["holds"]]
+
+    assert missed(5e-3, 0.0209) == []
+    assert missed(6e-3, 0.0209) == ["bert: at most 0.5 of OpenVINO's own error"]
+    assert missed(5e-3, 0.026) == [
+        "bert, batch 1: OpenVINO's own time + 5 %", "bert, batch 1: 4 times ONNX Runtime, float32"
+    ]  # fmt: skip
+    assert len(cpu.goals([{"name": "gru", "batches": [1], "variants": []}])) == 2, "what is missing is no success"
+    assert not any(goal["holds"] for goal in cpu.goals([{"name": "gru", "batches": [1], "variants": []}]))
