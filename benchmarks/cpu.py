@@ -136,7 +136,7 @@ def make(shape: Shape, folder: Path, seconds: float, runs: int) -> Made:
     made, model = Made(), shape.model(folder)
     made.models["float32"] = model
     start = time.perf_counter()
-    made.models["O2"] = convert_model(model, dtype="bfloat16", keep_io_types=True)
+    made.models["O2"] = convert_model(model, dtype="bfloat16", target="openvino", keep_io_types=True)
     made.seconds["O2"] = time.perf_counter() - start
     errors_of(shape, made, folder)
     start = time.perf_counter()
@@ -145,7 +145,7 @@ def make(shape: Shape, folder: Path, seconds: float, runs: int) -> Made:
     try:
         made.models["tuned"], tuned = tune_model(
             model, tolerance, metric="rel-l2", count=2, provider="openvino", device="Xeon-8480",
-            dtype="bfloat16", times="measured", seconds=seconds, runs=runs, keep_io_types=True,
+            dtype="bfloat16", target="openvino", times="measured", seconds=seconds, runs=runs, keep_io_types=True,
         )  # fmt: skip
         made.tuned = {
             "tolerance": tolerance, "error": tuned.error, "candidates": len(tuned.candidates),
