@@ -28,6 +28,10 @@ def openvino_trouble() -> str | None:
             subprocess.run(["cc", "-shared", "-fPIC", "-o", library, str(SOURCE), "-ldl"], check=True)
             os.environ["ONNXAMP_PLUGIN"] = module.get_library_path()
             module.get_library_path = lambda: library
+            text = f"get_library_path = lambda: {library!r}\nget_ep_names = lambda: {module.get_ep_names()!r}\n"
+            Path(folder.name, f"{module.__name__}.py").write_text(text)  # for processes that tests start
+            paths = (folder.name, os.environ.get("PYTHONPATH"))
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         engine_called("openvino")
     except ImportError:
         return f"{plugin.package} is not installed"

@@ -60,7 +60,7 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-MARKS = {"webgpu": [pytest.mark.webgpu], "tensorrt": [pytest.mark.tensorrt]}
+MARKS = {name: [getattr(pytest.mark, name)] for name in ("openvino", "tensorrt", "webgpu")}
 """What pages need."""
 
 
