@@ -144,6 +144,7 @@ def convert_file(
     plan: Plan | None = None,
     external_data: str = "auto",
     shard_bytes: int | None = None,
+    data_names: str = "onnx",
     progress: Callable[[int, int], None] | None = None,
     tolerance: float = 1e-2,
     samples: SamplesLike | None = None,
@@ -162,6 +163,7 @@ def convert_file(
         external_data: "auto" (weights go to a data file if those of the source do, or if they exceed 1.9 GB),
             "always", or "never".
         shard_bytes: split the data file into several of about this many bytes.
+        data_names: "onnx" (``NAME.data``) or "transformers.js" (``NAME_data``, ``NAME_data_1``, ...).
         progress: called with (bytes written, bytes in all) while weights are written.
         jobs: worker processes that read and write the data files of a large model; None for this process.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
@@ -183,7 +185,7 @@ def convert_file(
     if plan is not None and options:
         warn([f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."])
     with declared_ops(settings.custom_ops), Place(jobs, cluster).sharing() as workers:
-        sink = Sink(as_path(dst), external_data, shard_bytes, progress, workers=workers)
+        sink = Sink(as_path(dst), external_data, shard_bytes, progress, workers=workers, data_names=data_names)
         source = Model.read(as_path(src))
         if plan is None and is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
             plan = tune_warned(source, settings, Search(tolerance, metric, samples)).plan

@@ -21,7 +21,7 @@ from onnxamp._report.terminal import make_console
 from onnxamp._report.text import printable
 from onnxamp._runtime.custom_ops import active_libraries
 
-_SINGLE_MODEL: Final = {"plan_file": "--plan", "save_plan": "--save-plan"}
+_SINGLE_MODEL: Final = {"plan_file": "--plan", "save_plan": "--save-plan", "data_names": "--data-names"}
 """Options that apply to one model."""
 
 

@@ -23,6 +23,7 @@ from onnxamp._cli.options import (
     sampling_arguments,
     target_option,
 )
+from onnxamp._cli.presets import preset_options
 from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 @click.option("--cure-time", metavar="SECONDS", type=click.FloatRange(0), default=SECONDS, show_default=True,
               help="Time in which nodes are looked for that must stay float32 to pass.")  # fmt: skip
 @output_options
+@preset_options
 def command(model: Path, **options: Any) -> None:
     """Convert MODEL to mixed precision, validate the result, and report.
 
@@ -111,7 +113,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         progress_bar(quiet=given["quiet"]) as progress,
         place_of(given).sharing(gpus=provider == "cuda") as workers,
     ):
-        sink = replace(sink, progress=partial(progress, "writing"), workers=workers)
+        names = given["data_names"] or "onnx"
+        sink = replace(sink, progress=partial(progress, "writing"), workers=workers, data_names=names)
         comparison = None
         if samples is not None and validates:
             limits = tuned_limits(given["tolerance"], options.dtype) if _is_tuned(options, plan) else Limits()

@@ -58,7 +58,8 @@ def tune_manifest(manifest: Path, options: dict[str, Any]) -> None:
             options["device"], provider_of(options), options["runs"], seconds, options["state"], progress,
             options["budget"] << 20, options["allow_slower"],
         )  # fmt: skip
-        base = Sink(folder / "model.onnx", options["external_data"], options["shard_size"])
+        base = Sink(folder / "model.onnx", options["external_data"], options["shard_size"],
+                    data_names=options["data_names"] or "onnx")  # fmt: skip
         tuned = run_tuning(pipeline, asked, folder, lambda target: replace(base, target=target))
     if options["save_plan"]:
         _save_plans(tuned, options["save_plan"])

@@ -20,6 +20,7 @@ from onnxamp._cli.options import (
     samples_of,
     target_option,
 )
+from onnxamp._cli.presets import preset_options
 from onnxamp._cli.types import FILE
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._convert.convert import Sink, convert_to_file
@@ -71,6 +72,7 @@ from onnxamp._tuning.tune import tune
 @click.option("--allow-slower", is_flag=True,
               help="Choose as much low precision as possible, even if it is slower than float32.")  # fmt: skip
 @output_options
+@preset_options
 def command(model: Path, **options: Any) -> None:
     """Convert as much of MODEL to low precision as its measured accuracy allows.
 
@@ -101,7 +103,8 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
             seconds=options["search_time"], allow_slower=options["allow_slower"], accept=options["accept"],
             place=place_of(options),
         )  # fmt: skip
-        sink = Sink(target, options["external_data"], options["shard_size"], partial(progress, "writing"))
+        sink = Sink(target, options["external_data"], options["shard_size"], partial(progress, "writing"),
+                    data_names=options["data_names"] or "onnx")  # fmt: skip
         tuned = tune(opened, asked, search)
         made = convert_to_file(opened, sink, tuned.plan.options, tuned.plan)
         told = partial(progress, "comparing values")

@@ -31,6 +31,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.saving import WeightConverter, copy_file, save_model
 from onnxamp._model.shards import measured
 from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data, weight_bytes
+from onnxamp._ops.tables import read_table
 from onnxamp._options.options import Level, Options
 from onnxamp._public import Shown
 from onnxamp._rewrite.apply import apply_edits
@@ -155,6 +156,7 @@ class Sink:
         progress: called with (bytes written, bytes in all).
         approve: called with the new model under another name; if it raises, nothing is put in place.
         workers: who measures weights and writes data files if there are several; None for this process.
+        data_names: whose names data files get: "onnx" or "transformers.js".
 
     Raises:
         ArgumentError: a value is unknown, or the target is a folder.
@@ -166,8 +168,11 @@ class Sink:
     progress: Callable[[int, int], None] | None = None
     approve: Callable[[Path], None] | None = None
     workers: Workers | None = None
+    data_names: str = "onnx"
 
     def __post_init__(self) -> None:
+        if self.data_names not in (styles := read_table("presets")):
+            raise ArgumentError(f"Unknown data_names {self.data_names!r}: choose one of {', '.join(styles)}.")
         if self.external_data not in EXTERNAL_DATA:
             raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {self.external_data!r}.")
         if self.shard_bytes is not None and self.shard_bytes <= 0:
@@ -230,12 +235,13 @@ def convert_to_file(
     summary = summarize(converted.prepared, analysis, plan)
     external = sink.is_external(stored, summary.low_weight_bytes - 2 * converted.prepared.widened)
     is_beside = source.absolute().parent.resolve() == target.resolve().parent
-    weights_stay = bool(stored.files) == external and sink.shard_bytes is None and (not external or is_beside)
+    as_they_are = sink.shard_bytes is None and (not external or (is_beside and sink.data_names == "onnx"))
+    weights_stay = bool(stored.files) == external and as_they_are
     if converted.changed or not weights_stay or is_text(source):
         written = save_model(
             converted.proto, target, converted.weights,
-            external=external, shard_bytes=sink.shard_bytes, keep=kept, progress=sink.progress,
-            approve=sink.approve, workers=sink.workers,
+            external=external, shard_bytes=sink.shard_bytes, data_names=sink.data_names, keep=kept,
+            progress=sink.progress, approve=sink.approve, workers=sink.workers,
         )  # fmt: skip
         counts = converted.weights.counts()
     else:

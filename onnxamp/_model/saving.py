@@ -35,6 +35,7 @@ from onnxamp._model.weights import (
     stored_bytes,
 )
 from onnxamp._model.wire import find_data, raw_data_head, replaced
+from onnxamp._ops.tables import read_table
 from onnxamp._paths.paths import is_remote, writing
 from onnxamp._workers.executor import Workers
 
@@ -125,6 +126,7 @@ def save_model(
     *,
     external: bool,
     shard_bytes: int | None = None,
+    data_names: str = "onnx",
     keep: frozenset[Path] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
     approve: Callable[[Path], None] | None = None,
@@ -138,6 +140,7 @@ def save_model(
         converter: holds the weights that are still to be converted, and knows the model's folder.
         external: put weights of at least EXTERNAL_MIN bytes into a data file beside the model ...
         shard_bytes: ... or into several, each of about this size.
+        data_names: whose names data files get; see ``_data/presets.toml``.
         keep: data files that are still needed. Others that an earlier save to ``path`` wrote are removed.
         progress: called with (bytes written, bytes in all) while large weights are written.
         approve: called with the new model under another name; if it raises, nothing changes.
@@ -156,7 +159,7 @@ def save_model(
             report = _adding_up(progress, total) if progress else None
             if external:
                 # Where its data are gone, the model to replace may refer to a file that is new.
-                written = _write_data(blobs, stage, shard_bytes, report, workers)
+                written = _write_data(blobs, stage, shard_bytes, data_names, report, workers)
                 keep |= {(path.parent / name).resolve() for name in written}
                 stage.main.write_bytes(model.SerializeToString())
             else:
@@ -169,15 +172,17 @@ def save_model(
             raise
         raise unwritable(path, error) from None
     if external and blobs and not is_remote(path):
-        _name_as_usual(model, path, identity, [tensor for tensor, _ in blobs])
+        _name_as_usual(model, path, identity, [tensor for tensor, _ in blobs], data_names)
     return total
 
 
-def _name_as_usual(model: ModelProto, path: Path, identity: str, tensors: Sequence[TensorProto]) -> None:
+def _name_as_usual(
+    model: ModelProto, path: Path, identity: str, tensors: Sequence[TensorProto], data_names: str
+) -> None:
     """Rename the data files of a result that is in its place, where those of its predecessor had the usual names."""
     places = [item for tensor in tensors for item in tensor.external_data if item.key == "location"]
-    used = sorted({item.value for item in places})
-    names = dict(zip(used, _data_names(path.name, len(used)), strict=True))
+    used = sorted({item.value for item in places}, key=lambda name: (len(name), name))
+    names = dict(zip(used, _data_names(path.name, len(used), data_names), strict=True))
     if used == list(names.values()):
         return
     for item in places:
@@ -243,13 +248,14 @@ def _write_data(
     blobs: list[tuple[TensorProto, Blob]],
     stage: Stage | RemoteStage,
     shard_bytes: int | None,
+    data_names: str,
     progress: Callable[[int], None] | None,
     workers: Workers | None,
 ) -> list[str]:
     """Write all blobs to new data files, each once, and point the tensors to them; returns the names of the files."""
     unique = list(dict.fromkeys(blob for _, blob in blobs))
     places = dict(zip(unique, layout([blob.size for blob in unique], shard_bytes), strict=True))
-    names = _data_names(stage.path.name, places[unique[-1]][0] + 1 if unique else 0)
+    names = _data_names(stage.path.name, places[unique[-1]][0] + 1 if unique else 0, data_names)
     files: list[DataFile] = [(stage.place(name), []) for name in names]
     for blob, (number, offset) in places.items():
         files[number][1].append((offset, blob))
@@ -263,11 +269,11 @@ def _write_data(
     return names
 
 
-def _data_names(base: str, count: int) -> list[str]:
-    """``model.onnx.data`` if one is enough, else ``model.onnx-00001-of-00003.data`` and so on."""
-    if count == 1:
-        return [f"{base}.data"]
-    return [f"{base}-{number + 1:05d}-of-{count:05d}.data" for number in range(count)]
+def _data_names(base: str, count: int, style: str) -> list[str]:
+    """``model.onnx.data`` if one is enough, else ``model.onnx-00001-of-00003.data`` and so on; or in another style."""
+    row = read_table("presets")[style]
+    forms = [row["one"]] if count == 1 else [row["first"], *[row["other"]] * (count - 1)][:count]
+    return [form.format(name=base, number=index + 1, index=index, count=count) for index, form in enumerate(forms)]
 
 
 def _write_inline(
@@ -330,7 +336,7 @@ def copy_file(source: Path, target: Path, keep: frozenset[Path], approve: Callab
 
 def _own_data_files(path: Path, keep: frozenset[Path]) -> list[Path]:
     """Data files that an earlier save to ``path`` wrote: nothing refers to them once it is replaced."""
-    own = re.compile(re.escape(path.name) + r"(\.[0-9a-f]{8})?(-[0-9]{5}-of-[0-9]{5})?\.data")
+    own = re.compile(re.escape(path.name) + r"(\.[0-9a-f]{8})?((-[0-9]{5}-of-[0-9]{5})?\.data|_data(_[0-9]+)?)")
     files = {}
     with suppress(OSError, ModelError):
         if not any(own.fullmatch(file.name) for file in path.parent.iterdir()):

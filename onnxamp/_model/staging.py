@@ -145,7 +145,7 @@ class Stage:
             for file in (beside / data.name, self._with_token(data.name)):
                 if file.exists() and file.samefile(data):
                     file.unlink()
-        moved = re.compile(re.escape(f"{self.path.name}.{self.token}") + "[-.].*")
+        moved = re.compile(re.escape(f"{self.path.name}.{self.token}") + "[-._].*")
         for file in _listed(beside):
             if moved.fullmatch(file.name):
                 file.unlink()

@@ -235,7 +235,7 @@ def _() -> None:
 
 @row("`external_data_name`, `size_threshold`, `convert_attribute`")
 def _() -> None:
-    nothing("data-name", "threshold", "attribute")()
+    nothing("external-data-name", "threshold", "attribute")()
 
 
 @row("`OrtMixedPrecision`")
@@ -287,6 +287,16 @@ def _() -> None:
 @row("inputs and outputs stay float32")
 def _() -> None:
     assert set(io_types(converted()).values()) == {FLOAT}
+
+
+@row('`dtype: "fp16", device: "webgpu"`; data files `model_fp16.onnx_data`, `_data_1`, ...')
+def _() -> None:
+    made = converted("--preset", "transformers.js", "--external-data", "always")
+    places = {
+        item.value for tensor in made.graph.initializer for item in tensor.external_data if item.key == "location"
+    }
+    assert set(io_types(made).values()) == {FLOAT}
+    assert all(place.endswith(".onnx_data") for place in places)
 
 
 @row("`--op_block_list OP ...`")
