@@ -30,6 +30,8 @@ from pathlib import Path
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 PLUGINS = {"webgpu": "WebGpuExecutionProvider"}
+UNNAMED = {"BatchNormalization": {14: ("U",), 15: ("T1", "T2")}}
+"""Op -> first opset -> parameters that the registry of a plugin does not restrict, but its kernel does: those of T."""
 INTERNAL_DOMAINS = {"com.ms.internal.nhwc", "com.microsoft.nchwc"}
 OPEN_ENDED = 2**31 - 1  # what the registry calls a range without an end
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,6 +190,9 @@ def read_plugin(name: str) -> dict[str, dict]:
     except OnnxAmpError as error:
         raise UnreadableError(str(error)) from error
     rows = [_row(kernel) for kernel in get_registered_ep_kernel_defs(provider)]
+    for row in rows:
+        for param in UNNAMED.get(row["op"], {}).get(row["since"], ()):
+            row["types"].setdefault(param, row["types"]["T"])
     return {name: {"onnxruntime": ort.__version__, "provider": provider, "kernels": rows}}
 
 
