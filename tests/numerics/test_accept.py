@@ -141,7 +141,6 @@ def test_a_suggested_command_judges_alike(tmp_path: Path, functions: str, low: o
     (["convert", MODEL, "--accept", "JUDGES:nothing"], "cannot be imported"),
     (["convert", MODEL, "--accept", "JUDGES:exact", "--no-validate"], "drop one of the two"),
     (["tune", MODEL, "--accept", "JUDGES:never"], "rejects the original's own outputs"),
-    (["convert", MODEL.parent, "--accept", "JUDGES:exact"], "--accept is for a single model"),
 ])  # fmt: skip
 def test_wrong_usage(arguments: list[Any], said: str, tmp_path: Path, functions: str) -> None:
     words = [str(word).replace("JUDGES", functions) for word in arguments]

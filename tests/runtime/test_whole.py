@@ -122,7 +122,7 @@ def test_where_float32_is_off_itself_nothing_is_told(noise: float, compared: boo
     assert found.noise == pytest.approx(noise, rel=1e-2)
     assert found.passed == compared
     assert (found.skipped is None) == compared
-    assert compared or "off by 50%" in shown(found)
+    assert compared or "off by 50 %" in shown(found)
 
 
 def shown(found: DiffReport) -> str:

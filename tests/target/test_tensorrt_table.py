@@ -26,7 +26,7 @@ def script() -> Iterator[ModuleType]:
 @pytest.mark.parametrize(("op", "opset"), [("GridSample", 22), ("ConvTranspose", 22), ("Where", 16)])
 def test_the_builder_still_answers_as_the_table_says(script: ModuleType, op: str, opset: int, tmp_path: Path) -> None:
     forms = importlib.import_module("tensorrt_forms")
-    answers = script.Answers(tmp_path / "answers.jsonl")
+    answers = script.Answers(tmp_path / "answers.jsonl", script.TensorRT())
     asked = 0
     for form in forms.random_form(op, opset, 0):
         answer = script.ask(form, answers)
@@ -36,8 +36,8 @@ def test_the_builder_still_answers_as_the_table_says(script: ModuleType, op: str
             assert any(row.takes(form.signature, bound) for row in rows) == (refusal == ""), (op, bound, refusal)
             asked += 1
     assert asked >= 2
-    answers.builder.end()
-    again = script.Answers(tmp_path / "answers.jsonl")
+    answers.engine.builder.end()
+    again = script.Answers(tmp_path / "answers.jsonl", answers.engine)
     assert len(again.known) == len(answers.known) > 0, "answers are kept, so that asking can go on"
 
 
@@ -50,10 +50,10 @@ def answer(script: ModuleType, op: str, refusals: dict[tuple[tuple[str, str], ..
 def test_a_mixture_is_taken_if_no_form_is_refused_with_it(script: ModuleType) -> None:
     built = answer(script, "Relu", {(("T", FLOAT),): "", (("T", HALF),): ""})
     refused = answer(script, "Relu", {(("T", FLOAT),): "", (("T", HALF),): "no"})
-    (both,) = script.rows([built], script.refused_types([built]))
+    (both,) = script.rows([built], script.refused_types("tensorrt", [built]))
     assert {FLOAT, HALF} <= both["T"]
     assert "tensor(int32)" in both["T"], "what is no float is not asked, and counts as taken"
-    (less,) = script.rows([built, refused], script.refused_types([built, refused]))
+    (less,) = script.rows([built, refused], script.refused_types("tensorrt", [built, refused]))
     assert FLOAT in less["T"]
     assert HALF not in less["T"]
 
@@ -61,5 +61,5 @@ def test_a_mixture_is_taken_if_no_form_is_refused_with_it(script: ModuleType) ->
 def test_a_row_says_which_parameters_are_absent(script: ModuleType) -> None:
     plain = answer(script, "Relu", {(("T", HALF),): ""})
     more = answer(script, "Relu", {(("T", HALF), ("U", HALF)): "no"})
-    rows = script.rows([plain, more], script.refused_types([plain, more]))
+    rows = script.rows([plain, more], script.refused_types("tensorrt", [plain, more]))
     assert [row["U"] for row in rows if HALF in row["T"]] == [frozenset()], "with U bound, the mixture is refused"
