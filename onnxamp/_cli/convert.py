@@ -22,6 +22,7 @@ from onnxamp._cli.options import (
     samples_of,
     sampling_arguments,
     target_option,
+    unlike_target,
 )
 from onnxamp._cli.presets import preset_options
 from onnxamp._cli.types import FILE, LevelChoice
@@ -105,7 +106,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     provider = choose_provider(provider_of(given)) if validates else None  # fails before anything is written
     model = Model.read(path)
     early = unmatched(model, options) if plan is None else _overridden()
-    tell(early)
+    tell([*early, *(unlike_target(given, options.target) if validates and plan is None else ())])
     needs_samples = validates or options.level == Level.AUTO or options.lacks_ranges
     samples = samples_of(model, given) if needs_samples else None
     sink = Sink(target_of(model, given, options.dtype, given["plan_file"]), given["external_data"], given["shard_size"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
 
 import click
+from click.core import ParameterSource
 
 from onnxamp._cli.types import FILE, OpsetType, OutputPath, Target, Words
 from onnxamp._errors import ArgumentError
@@ -16,7 +17,9 @@ from onnxamp._options.command_line import CommandLine
 from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.session import Provider, is_plugin
+from onnxamp._target.kernels import TARGETS
+from onnxamp._target.versions import device_of
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -77,6 +80,17 @@ def provider_of(options: dict[str, Any]) -> Provider | None:
     """The provider that was asked for, None for "auto"."""
     provider: Provider = options["provider"].lower()
     return None if provider == "auto" else provider
+
+
+def unlike_target(options: dict[str, Any], target: str) -> list[str]:
+    """A warning where the engine of ``--provider`` has a target of its own, and nobody asked for another one."""
+    engine = (provider_of(options) or "cpu").partition(":")[0]
+    asked = click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
+    if asked or not is_plugin(engine) or engine not in TARGETS or device_of(target) == engine:
+        return []
+    return [
+        f"Made for {target}, and judged on {engine}: --target {engine} converts for what it has and how it computes."
+    ]
 
 
 provider_option: Final = click.option(

@@ -19,6 +19,7 @@ from onnxamp._cli.options import (
     run_options,
     samples_of,
     target_option,
+    unlike_target,
 )
 from onnxamp._cli.presets import preset_options
 from onnxamp._cli.types import FILE
@@ -94,7 +95,7 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
     asked, opened = options_of(options, Level.AUTO), Model.read(model)
     target = target_of(opened, options, asked.dtype, also=options["state"])
     early, samples = unmatched(opened, asked), samples_of(opened, options)
-    tell(early)
+    tell([*early, *unlike_target(options, asked.target)])
     with progress_bar(quiet=options["quiet"]) as progress:
         search = Search(
             options["tolerance"], options["metric"], samples, device=options["device"],

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from commands import run as run_cli
 from onnx import ModelProto, parser
@@ -168,3 +169,15 @@ def test_a_training_step_runs_on_the_engine() -> None:
         assert net.runs_on == ("CPU, emulated" if provider == "cpu" else engine_name("webgpu", "float16"))
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
     assert losses[0][2] < losses[0][0]
+
+
+@pytest.mark.webgpu
+@pytest.mark.parametrize("command", ["convert", "tune"])
+def test_the_target_of_the_engine_is_named_where_nobody_named_one(command: str, tmp_path: Path) -> None:
+    onnx.save(pooled(), tmp_path / "model.onnx")
+    wishes = ("-o", tmp_path / "low.onnx", "--provider", "webgpu", "--samples", "1")
+    told = "Warning: Made for cuda, and judged on webgpu: --target webgpu converts"
+    for target, warned in (((), True), (("--target", "cuda"), False), (("--target", "webgpu"), False)):
+        found = run_cli(command, tmp_path / "model.onnx", *wishes, *target)
+        assert found.exit_code == 0, found.output
+        assert (told in " ".join(found.output.split())) == warned
