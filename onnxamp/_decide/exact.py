@@ -162,7 +162,11 @@ class _Program:
         i, j, number = (list(column) for column in zip(*self.entries, strict=True)) if self.entries else ([], [], [])
         matrix = csr_array((number, (i, j)), shape=(len(self.lower), self.count))
         extra = [self.objective(k) for k in range(len(limits))]
-        matrix = vstack([matrix, *(csr_array(row[None]) for row in extra)]) if extra else matrix
+        matrix = vstack([matrix, *(csr_array(row[None]) for row in extra)], format="csr") if extra else matrix
+        matrix.indices, matrix.indptr = (
+            matrix.indices.astype(np.int32),
+            matrix.indptr.astype(np.int32),
+        )  # scipy 1.14's milp
         least, most = np.zeros(self.count), np.full(self.count, np.inf)
         least[: self.members], most[: self.members] = -_LARGEST, _LARGEST
         most[self.starts[2] :] = 1
