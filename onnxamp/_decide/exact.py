@@ -163,10 +163,8 @@ class _Program:
         matrix = csr_array((number, (i, j)), shape=(len(self.lower), self.count))
         extra = [self.objective(k) for k in range(len(limits))]
         matrix = vstack([matrix, *(csr_array(row[None]) for row in extra)], format="csr") if extra else matrix
-        matrix.indices, matrix.indptr = (
-            matrix.indices.astype(np.int32),
-            matrix.indptr.astype(np.int32),
-        )  # scipy 1.14's milp
+        matrix.indices = matrix.indices.astype(np.int32)  # milp of scipy 1.14 takes no others
+        matrix.indptr = matrix.indptr.astype(np.int32)
         least, most = np.zeros(self.count), np.full(self.count, np.inf)
         least[: self.members], most[: self.members] = -_LARGEST, _LARGEST
         most[self.starts[2] :] = 1
