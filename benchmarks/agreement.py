@@ -49,9 +49,10 @@ def load(name: str) -> ModelProto:
 def compared(name: str, provider: str, target: str) -> list[dict[str, Any]]:
     """One row for each distinct result of converting a model."""
     warnings.simplefilter("ignore", onnxamp.OptionWarning)
+    model = load(name)
     return [
-        {"model": Path(name).stem, "level": level, "dtype": dtype} | errors(load(name), low, provider, target)
-        for level, dtype, low in results(load(name), target)
+        {"model": Path(name).stem, "level": level, "dtype": dtype} | errors(model, low, provider, target)
+        for level, dtype, low in results(model, target)
     ]
 
 
