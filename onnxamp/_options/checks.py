@@ -1,7 +1,8 @@
 """Checks of what is given for an option."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import SupportsFloat
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
@@ -65,3 +66,9 @@ def compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
         except re.error as error:
             raise ArgumentError(f"{what}: {text!r} is not a regular expression: {error}.") from None
     return tuple(found)
+
+
+def meant(name: str, known: Sequence[str]) -> str:
+    """What to write instead of a name that is unknown, as the end of a message: the nearest name, or all there are."""
+    near = get_close_matches(name, known, 1, 0.5)
+    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."

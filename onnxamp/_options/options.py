@@ -7,7 +7,6 @@ types of keyword arguments are in :mod:`onnxamp._options.keywords`; a test compa
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from difflib import get_close_matches
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final, Literal, Self, get_args
@@ -17,7 +16,7 @@ from onnx import NodeProto
 from onnxamp._dtypes import DtypeName, LowType, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ContradictionError
 from onnxamp._ops.custom import CustomOp, as_json, custom_ops_of
-from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, compiled
+from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, compiled, meant
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
 from onnxamp._options.opsets import OpsetWord, check_opset
@@ -183,9 +182,7 @@ class Options:
         names = [item.name for item in fields(cls)]
         for name in keywords or ():
             if name not in names:
-                near = get_close_matches(name, names, 1, 0.5)
-                hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}."
-                raise ArgumentTypeError(f"Unknown option {name!r}: {hint}")
+                raise ArgumentTypeError(f"Unknown option {name!r}: {meant(name, names)}")
         return cls(level, **(keywords or {}))  # type: ignore[arg-type] # __post_init__ checks and normalises them
 
     @cached_property

@@ -22,7 +22,6 @@ A model with ``dtypes = []`` stays as it is.
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
 
@@ -30,6 +29,7 @@ from onnxamp._dtypes import DtypeName, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import imported
+from onnxamp._options.checks import meant
 from onnxamp._options.options import Level, Options, check_level
 from onnxamp._paths.paths import as_path
 
@@ -158,9 +158,7 @@ def _check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
     known = list(known)
     for name in found:
         if name not in known:
-            near = get_close_matches(name, known, 1, 0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."
-            raise ArgumentError(f"{where} has no key {name!r}: {hint}")
+            raise ArgumentError(f"{where} has no key {name!r}: {meant(name, known)}")
 
 
 def _function(given: str | Function | None, manifest: Path | None) -> tuple[Function, str]:
