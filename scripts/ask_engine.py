@@ -15,6 +15,8 @@ split       number of terms from which on a pooling of one window has several ac
 cancels     a normalisation subtracts large numbers in float16, so that it loses digits where the mean is large
 largest     largest error of an elementwise op over all float16 numbers, over that of rounding a result of the same size
             (of 1 if it is smaller); 0.5 is right
+folds_norms the numbers of a BatchNormalization are put into the weights of a convolution, which are rounded again: all
+            results of a channel are off by the same factor
 left_to_cpu what the engine has no float16 kernel for (opset 21)
 """
 
@@ -43,6 +45,7 @@ from onnxamp._runtime.session import assigned_nodes, choose_provider, make_sessi
 TARGETS = ROOT / "onnxamp" / "_data" / "targets"
 TERMS = 4096
 FLOAT16, FLOAT32 = np.float16, np.float32
+FLOAT16_UNIT = 2.0**-11
 Array = np.ndarray[Any, Any]
 
 
@@ -142,6 +145,7 @@ ELEMENTWISE = {
     "Tan": np.tan, "Atan": np.arctan,
 }  # fmt: skip
 
+BY_HAND = "# By hand:"
 SPLIT = 128
 """Terms from which on WebGPU pools in several accumulators (microsoft/onnxruntime, core/providers/webgpu/nn/pool.cc:
 are_small_output_big_kernel); asked with 11 * 11 and 12 * 12."""
@@ -281,7 +285,19 @@ def ask_values(provider: str) -> dict[str, Any]:
         "overflow": "Inf" if np.isinf(overflow) else "NaN" if np.isnan(overflow) else "saturates",
         "subnormals": "kept" if tiny else "flushed",
         "honours_types": bool(np.isinf(chain)),
+        "folds_norms": folds_norms(provider),
     }
+
+
+def folds_norms(provider: str) -> bool:
+    """Whether the factors by which channels are off, rounding averaged out, are those of weights rounded twice."""
+    random, channels = np.random.default_rng(0), 64
+    x, w, scale = (random.uniform(1, 2, shape).astype(FLOAT16) for shape in ((1, 1, 64, 64), channels, channels))
+    nodes = [node("Conv", ["x", "w"], ["c"]), node("BatchNormalization", ["c", "s", "b", "b", "v"], ["y"], epsilon=0.0)]
+    weights = {"w": w.reshape(-1, 1, 1, 1), "s": scale, "b": np.zeros_like(w), "v": np.ones_like(w)}
+    found = ask(provider, nodes, {"x": x}, weights)[0].astype(np.float64)
+    off = (found / x[0].astype(np.float64)).mean((1, 2)) / (w.astype(np.float64) * scale) - 1
+    return float(np.abs(off).mean()) > FLOAT16_UNIT / 8
 
 
 def float32_noise(provider: str) -> float:
@@ -318,8 +334,8 @@ def answers(provider: str) -> dict[str, Any]:
     return found
 
 
-def as_toml(provider: str, found: Mapping[str, Any]) -> str:
-    """The text of a profile."""
+def as_toml(provider: str, found: Mapping[str, Any], kept: str = "") -> str:
+    """The text of a profile, with what was written by hand."""
     lines = [
         f"# How {provider} computes float16. Written by scripts/ask_engine.py, which explains the fields.",
         "seen = true",
@@ -327,7 +343,13 @@ def as_toml(provider: str, found: Mapping[str, Any]) -> str:
     ]
     for part, rows in found.items():
         lines += ["", f"[{part}]", *(f"{_key(name)} = {_value(row)}" for name, row in rows.items())]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + kept
+
+
+def by_hand(path: Path) -> str:
+    """What a profile says that nobody can ask: the end of the file, from a line of its own on."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return text[text.index(BY_HAND) - 1 :] if BY_HAND in text else ""
 
 
 def _key(name: str) -> str:
@@ -372,7 +394,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = answers(options.provider)
     if not options.check:
         path = options.to / f"{options.provider}.toml"
-        path.write_text(as_toml(options.provider, found), encoding="utf-8", newline="\n")
+        path.write_text(as_toml(options.provider, found, by_hand(path)), encoding="utf-8", newline="\n")
         return 0
     lines = differences(tomllib.loads((options.to / f"{options.provider}.toml").read_text(encoding="utf-8")), found)
     print("\n".join(lines) or f"{options.provider} computes as its profile says.")

@@ -8,6 +8,7 @@ See :mod:`onnxamp._decide.mincut` for the solver.
 """
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from onnxamp._decide.mincut import INFINITE, Network
@@ -45,11 +46,13 @@ class Prices:
         pins: why a node must stay float32.
         gains: time that a node saves in low precision, in cost units.
         prices: price of the error that a node makes in low precision, in cost units.
+        high: nodes that nothing else outweighs, such as the memory of their weights: float32, unless pinned low.
     """
 
     pins: Mapping[int, str] = field(default_factory=dict)
     gains: Mapping[int, int] = field(default_factory=dict)
     prices: Mapping[int, int] = field(default_factory=dict)
+    high: AbstractSet[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class CutProblem:
     """Values that are float32, or that only exact ops stand between such values and."""
     pure: set[int] = field(default_factory=set)
     deciding: dict[int, int] = field(default_factory=dict)
+    bound: set[int] | None = None
 
     graph: Graph = field(init=False)
     ports: PortVariables = field(init=False)
@@ -175,20 +179,43 @@ class CutProblem:
     def measured(self, network: Network, prices: Prices) -> None:
         """Charge each node its error in low precision, and its gain in float32."""
         network.charge_all(self.by_variable(prices.prices), self.by_variable(prices.gains))
+        for root in {self.decides(index) for index in prices.high} - self.bound_low():
+            network.charge_low(root, INFINITE)
+
+    def bound_low(self) -> set[int]:
+        """Variables that no price can keep in float32: those pinned low, what these imply, and none at all.
+
+        Complexity: linear in implications.
+        """
+        if self.bound is None:
+            implied: dict[int, list[int]] = {}
+            for p, q in self.pins.implies:
+                implied.setdefault(p, []).append(q)
+            found = {NONE}
+            waiting = [root for root, verdict in self.pins.verdicts.items() if verdict.low]
+            while waiting:
+                if (root := waiting.pop()) not in found:
+                    found.add(root)
+                    waiting += implied.get(root, ())
+            self.bound = found
+        return self.bound
 
     def by_variable(self, costs: Mapping[int, int]) -> dict[int, int]:
         """Costs of nodes, summed over the variables that decide for them."""
         totals: dict[int, int] = {}
         for index, cost in costs.items():
-            root = self.deciding.get(index)
-            if root is None:
-                root = self.deciding[index] = self.of_node(index)
+            root = self.decides(index)
             if root != NONE and cost:
                 totals[root] = totals.get(root, 0) + cost
         return totals
 
-    def of_node(self, index: int) -> int:
+    def decides(self, index: int) -> int:
         """The variable that decides for a node: of its first output that has one, otherwise of an input."""
+        if index not in self.deciding:
+            self.deciding[index] = self.of_node(index)
+        return self.deciding[index]
+
+    def of_node(self, index: int) -> int:
         variables = self.ports.of_node.get(index, {})
         outputs = [self.ports.produced[value] for value in self.graph.nodes[index].outputs if value != ABSENT]
         return next((self.ports.root(variable) for variable in (*outputs, *variables.values()) if variable >= 0), NONE)

@@ -64,6 +64,7 @@ class Profile:
         cancelling: normalisations that subtract the mean in float16.
         signature_inputs: by op, the inputs that must be inputs of the model itself, without a Cast.
         whole_bodies: ops whose bodies have one precision, since no Cast may be in them.
+        folded_first: kinds of folds to make before any number is rounded.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Profile:
     cancelling: frozenset[str]
     signature_inputs: Mapping[str, tuple[int, ...]]
     whole_bodies: frozenset[str]
+    folded_first: frozenset[str]
 
 
 def emulated_arithmetic(target: str) -> Profile | None:
@@ -95,6 +97,12 @@ def computes_low(target: str) -> bool:
     return profile is not None and profile.values.get("computes_in") == "float16"
 
 
+def folded_first(target: str) -> frozenset[str]:
+    """Kinds of folds that a target makes by itself, but of numbers that are rounded already: better made before."""
+    profile = profile_of(target)
+    return profile.folded_first if profile is not None else frozenset()
+
+
 @cache
 def profile_of(target: str) -> Profile | None:
     """The profile of a target, of whatever version; None for "any", of which nothing is known."""
@@ -112,5 +120,7 @@ def profile_of(target: str) -> Profile | None:
     roundings = {name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS}
     whole = frozenset(data.get("whole_bodies", ()))
     own = {name: tuple(positions) for name, positions in data.get("signature_inputs", {}).items()}
-    values = data["values"]
-    return Profile(device, data["seen"], data["source"], values, products, sums, roundings, cancelling, own, whole)
+    first = frozenset(data.get("folds", {}).get("first", ()))
+    return Profile(
+        device, data["seen"], data["source"], data["values"], products, sums, roundings, cancelling, own, whole, first
+    )

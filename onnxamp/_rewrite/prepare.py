@@ -17,6 +17,7 @@ from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.inline import inline_functions
 from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model
+from onnxamp._ops.profiles import folded_first
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.casts import remove_idle_casts
 from onnxamp._rewrite.fold import fold_graph
@@ -108,15 +109,21 @@ def with_casts(model: Model, options: Options) -> Prepared:
     if options.level != Level.O0 or options.freeze_defaults:
         proto = _frozen(proto, options.freeze_defaults, notes)
     graph = _graph(model, proto)
-    if options.folds:
-        folded = fold_graph(graph, options)
-        requested, graph = requested or folded.graph is not graph, folded.graph
+    if options.folds or _folded_first(options):
+        folded = fold_graph(graph, options, None if options.folds else _folded_first(options))
+        requested, graph = requested or (options.folds and folded.graph is not graph), folded.graph
         notes += folded.notes
     if options.rescaling is not None and options.level != Level.O0:
         rescaled = rescale_graph(graph, options.rescaling)
         requested, graph = requested or rescaled.graph is not graph, rescaled.graph
         notes += rescaled.notes
     return Prepared(graph, tuple(notes), requested)
+
+
+def _folded_first(options: Options) -> frozenset[str]:
+    """Kinds of folds that the target asks for, where nobody asks for all."""
+    wanted = options.level != Level.O0 and options.folds_batch_norm
+    return folded_first(options.target) if wanted else frozenset()
 
 
 def _graph(model: Model, proto: ModelProto) -> Graph:

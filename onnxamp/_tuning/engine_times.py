@@ -1,11 +1,11 @@
 """Times of nodes on the engine that runs the converted models, and a last look at the clock before one is written.
 
-An engine that compiles a graph times its own kernels. One that has the name of a node counts for that node: what was
-fused into it costs nothing by itself. One with a name of its own stands for nodes that lie between its neighbours, as
+An engine that compiles a graph times its own kernels. One that has the name of a node, perhaps with a suffix behind a
+slash ("Conv_0/WithoutBiases"), counts for that node: what was fused into it costs nothing by itself. One with a name of its own stands for nodes that lie between its neighbours, as
 several became one: its time is apportioned among those that have none, by their estimates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -39,6 +39,7 @@ def apportioned(graph: Graph, seconds: Mapping[str, float], estimate: Estimate) 
     neighbours.
     """
     at = {node_key(graph.nodes[index]): place for place, index in enumerate(graph.order)}
+    seconds = _of_nodes(seconds, at)
     found = dict.fromkeys(at, 0.0) | {key: time for key, time in seconds.items() if key in at}
     kernels = list(seconds)
     after = [len(at)] * (len(kernels) + 1)
@@ -54,6 +55,16 @@ def apportioned(graph: Graph, seconds: Mapping[str, float], estimate: Estimate) 
         shares = [estimate.work(node).time(estimate.device, low=False) or 1e-9 for node in free]
         for node, share in zip(free, shares, strict=True):
             found[node_key(node)] += seconds[kernel] * share / sum(shares)
+    return found
+
+
+def _of_nodes(seconds: Mapping[str, float], known: Container[str]) -> dict[str, float]:
+    """The times under the names of nodes, where kernels have one with a suffix."""
+    found: dict[str, float] = {}
+    for name, time in seconds.items():
+        node = name.rpartition("/")[0]
+        name = node if name not in known and node in known else name  # noqa: PLW2901
+        found[name] = found.get(name, 0.0) + time
     return found
 
 

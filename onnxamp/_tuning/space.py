@@ -220,13 +220,15 @@ def prices_for(
 ) -> Prices:
     """Gains and error prices for the cut, in its cost units; prices are capped at a multiple of all gains.
 
-    ``kept`` are nodes that stay float32 without a verdict of their own.
+    ``kept`` are nodes that stay float32 without a verdict of their own, as do those of an infinite price.
     """
     ceiling = 4 * sum(unit.gain for unit in units)
-    costs = {unit.node: round(min(price, ceiling)) for unit, price in zip(units, prices, strict=True)}
-    costs |= dict.fromkeys((*pins, *kept), ceiling)
+    costs = {
+        unit.node: round(min(price, ceiling)) for unit, price in zip(units, prices, strict=True) if 0 < price < inf
+    }
+    high = {unit.node for unit, price in zip(units, prices, strict=True) if price == inf}.union(pins, kept)
     gains = {unit.node: unit.gain for unit in units if unit.node not in pins}
-    return Prices(dict(pins), gains, {node: cost for node, cost in costs.items() if cost})
+    return Prices(dict(pins), gains, {node: cost for node, cost in costs.items() if cost}, high)
 
 
 def exactly(space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]) -> Prices:

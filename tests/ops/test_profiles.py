@@ -3,12 +3,19 @@
 import importlib.util
 from types import ModuleType
 
+import numpy as np
 import pytest
+from graphs.case import parse
+from onnx import numpy_helper
 from repository import ROOT
 
+from onnxamp import convert_model
 from onnxamp._ops.profiles import PROFILED, Accumulation, profile_of
 from onnxamp._target.kernels import TARGETS
 
+CONVOLUTION = """(float[1,8,12,12] X) => (float[1,16,10,10] Y) {
+    c = Conv (X, k)  Y = BatchNormalization (c, s, b, m, v)
+}"""
 SCRIPT = ROOT / "scripts" / "ask_engine.py"
 
 
@@ -69,3 +76,27 @@ def test_webgpu_computes_as_its_profile_says(script: ModuleType, capsys: pytest.
 def test_an_engine_that_is_missing_cannot_be_asked(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["onnxruntime-ep-none"]) == 1
     assert "is not installed" in capsys.readouterr().err
+
+
+def test_what_is_written_by_hand_stays(script: ModuleType) -> None:
+    path = script.TARGETS / "openvino.toml"
+    kept = script.by_hand(path)
+    assert script.BY_HAND in kept
+    assert path.read_text(encoding="utf-8").endswith(kept)
+    assert script.by_hand(script.TARGETS / "webgpu.toml") == ""
+    assert script.as_toml("cpu", {"values": {"overflow": "Inf"}}, kept).endswith(f'overflow = "Inf"\n{kept}')
+
+
+def test_folds_before_rounding() -> None:
+    """OpenVINO folds a BatchNormalization whose numbers are rounded already, which costs accuracy."""
+    random, options = np.random.default_rng(0), {"dtype": "bfloat16", "target": "openvino"}
+    model = parse(CONVOLUTION)
+    for name, shape in (("k", (16, 8, 3, 3)), ("s", 16), ("b", 16), ("m", 16)):
+        model.graph.initializer.append(numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), name))
+    model.graph.initializer.append(numpy_helper.from_array(random.uniform(1, 2, 16).astype(np.float32), "v"))
+    ops = [node.op_type for node in convert_model(model, **options).graph.node]
+    assert "BatchNormalization" not in ops
+    kept = convert_model(model, black_list=["BatchNormalization"], **options)
+    assert "BatchNormalization" in [node.op_type for node in kept.graph.node]
+    assert convert_model(model, "O0", **options).graph.node == model.graph.node
+    assert "BatchNormalization" in [node.op_type for node in convert_model(model, dtype="bfloat16").graph.node]

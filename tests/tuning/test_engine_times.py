@@ -9,9 +9,12 @@ from onnx import ModelProto, numpy_helper
 import onnxamp
 from onnxamp import RuntimeFailure, bench_models
 from onnxamp._bench.bench import BenchOptions
+from onnxamp._convert.analysis import decided
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import choose_provider, make_session
+from onnxamp._runtime.switch import node_key
 from onnxamp._tuning.engine_times import apportioned
+from onnxamp._tuning.space import exactly, low_nodes
 
 CHAIN = """(float[8,64] x) => (float[8,64] y) {
     [p] a = MatMul (x, w)  [q] c = Add (a, b)  [r] d = Relu (c)  [s] e = MatMul (d, w)  [t] y = Tanh (e)
@@ -37,6 +40,26 @@ def test_kernels_are_apportioned_to_the_nodes_between_their_neighbours() -> None
     assert (found["a"], found["e"], found["y"]) == (4e-6, 3e-6, 0.0), "what is fused into a node costs nothing"
     assert found["c"] + found["d"] == pytest.approx(2e-6)
     assert min(found["c"], found["d"]) > 0
+
+
+def test_kernels_may_have_the_name_of_a_node_with_a_suffix() -> None:
+    space = space_of(chain())
+    found = apportioned(space.all_low.graph, {"a/WithoutBiases": 4e-6, "a/Reorder": 1e-6, "d": 2e-6}, space.estimate)
+    assert (found["a"], found["c"], found["d"]) == (pytest.approx(5e-6), 0.0, 2e-6)
+
+
+def test_nothing_is_low_where_nothing_shall_be_whatever_the_weights_take() -> None:
+    model = chain()
+    heavy = np.zeros((2048, 64, 64), np.float32)  # 32 MB, which low precision halves
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(heavy, "w"))
+    space = space_of(model, target="openvino")
+    units = (*space.tunable, *space.followers)
+    space = space.retimed({unit.key: (1e-6, 1e-6) for unit in units}, 1.0)
+    assert {unit.gain for unit in space.tunable} == {1}
+    for low in (frozenset[str](), frozenset({"a"}), frozenset({"a", "e"})):
+        analysis = decided(space.all_low.problem, prices=exactly(space, low, {}))
+        keys = {node_key(analysis.graph.nodes[index]) for index in low_nodes(analysis)}
+        assert keys <= low
 
 
 def test_a_measured_price_of_casts_counts_savings_in_casts() -> None:

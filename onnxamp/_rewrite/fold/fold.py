@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from onnxamp._errors import OpsetError
@@ -26,17 +27,21 @@ class Folded:
     notes: tuple[str, ...]
 
 
-def fold_graph(graph: Graph, options: Options) -> Folded:
+def fold_graph(graph: Graph, options: Options, kinds: AbstractSet[str] | None = None) -> Folded:
     """Fold decomposed patterns into the standard ops that they are; the same graph where there is nothing to fold.
 
     The model is upgraded where an op needs it, as far as ``options.opset`` allows and the target loads it.
+
+    Args:
+        graph, options: of the conversion.
+        kinds: fold these alone, as :attr:`Fold.kind` calls them; None for all.
 
     Raises:
         ModelError: the model breaks a rule of ONNX.
     """
     current, notes = graph.book.opsets[""], list[str]()
     target, ceiling = options.target, options.highest_opset(current)
-    possible = find_folds(graph, with_weights=False)
+    possible = _of_kinds(find_folds(graph, with_weights=False), kinds)
     wanted = reachable(graph, possible, target, ceiling)
     if wanted > current:
         try:
@@ -45,7 +50,7 @@ def fold_graph(graph: Graph, options: Options) -> Folded:
             notes.append(f"Upgraded from opset {current} to {wanted}, for the sake of {needed}.")
         except OpsetError as error:
             notes.append(str(error))
-    folds = find_folds(graph)
+    folds = _of_kinds(find_folds(graph), kinds)
     reached = graph.book.opsets[""]
     ready = [fold for fold in folds if fold.opset <= reached]
     late = [fold for fold in folds if fold.opset > reached]
@@ -57,6 +62,10 @@ def fold_graph(graph: Graph, options: Options) -> Folded:
     apply_folds(graph, ready, result)
     folded = Graph.of(result, graph.folder)
     return Folded(folded, (*notes, f"Folded {told(ready)}."))
+
+
+def _of_kinds(folds: list[Fold], kinds: AbstractSet[str] | None) -> list[Fold]:
+    return [fold for fold in folds if kinds is None or fold.kind in kinds]
 
 
 def reachable(graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | None) -> int:
