@@ -10,8 +10,9 @@ and whose overflow is NaN (float16_device.py); "cuda" and "webgpu", each convert
 models of real size, and writes benchmarks/results/rescale_real.json. Writes benchmarks/results/rescale.json and
 docs/rescale.svg otherwise; --check fails where a promise is broken or not measured.
 
-Everything that is measured is a process of its own, which --cell stops; --limit ends a model. The results are written
-anew after each, with what is missing and why.
+Everything that is measured is a process of its own, which --cell stops; --limit ends a model, in preparation and in
+runs. The results are written anew after each, with what is missing and why. --jobs prepares all models at once, and
+takes times afterwards.
 """
 
 import argparse
@@ -22,15 +23,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from math import inf, nan
 from os import environ
 from pathlib import Path
+from threading import Lock, Semaphore
 from typing import Any, Final
 
 import onnxruntime
 from measure import machine, watched
 from overflowing import MODELS, REAL
-from rescale_cells import TARGETS, WAYS, measure, needs, stages
+from rescale_cells import TARGETS, WAYS, measure, needs, prepared, timed
 from rescale_picture import draw
 
 ROOT: Final = Path(__file__).parent.parent
@@ -42,38 +45,71 @@ Facts = Mapping[str, Any]
 Measure = Callable[[Path, str, str], dict[str, Any]]
 
 
-def facts_of(
-    name: str, places: Sequence[str] = ("emulated",), *, by: Measure = measure, limit: float = inf, jobs: int = 1
-) -> Iterator[dict[str, Any]]:
-    """All figures of one model, again after each cell; the same object, which grows.
+@dataclass(frozen=True)
+class Subject:
+    """A model that is measured.
 
-    Args:
+    Attributes:
         name: of the model.
         places: where it runs.
         by: what measures a cell.
-        limit: seconds after which no cell is started.
-        jobs: cells at a time, apart from those that take times.
+        folder: for its files.
+        row: what is known of it, which grows.
     """
-    row: dict[str, Any] = {"model": name, "missing": {}}
-    start = time.perf_counter()
 
-    def one(cell: str) -> dict[str, Any]:
-        lacking = [other for other in needs(cell) if other in row["missing"]]
+    name: str
+    places: Sequence[str]
+    by: Measure
+    folder: Path
+    row: dict[str, Any]
+
+    def prepare(self, limit: float = inf, jobs: int = 1, told: Callable[[], None] = lambda: None) -> None:
+        """Make, convert and emulate.
+
+        Args:
+            limit: seconds after which no cell is started.
+            jobs: cells at a time.
+            told: called after each cell.
+        """
+        start = time.perf_counter()
+        for stage in prepared(self.places):
+            with ThreadPoolExecutor(jobs) as pool:
+                for _ in pool.map(lambda cell: self.add(cell, start, limit), stage):
+                    told()
+
+    def time(self, limit: float = inf, told: Callable[[], None] = lambda: None) -> None:
+        """Run where times are taken; arguments as :meth:`prepare`."""
+        start = time.perf_counter()
+        for cell in timed(self.places):
+            self.add(cell, start, limit)
+            told()
+
+    def add(self, cell: str, start: float, limit: float) -> None:
+        """Measure a cell, or note why not."""
+        lacking = [other for other in needs(cell) if other in self.row["missing"]]
         if lacking:
-            return {"failure": f"needs {lacking[0]!r}"}
-        if time.perf_counter() - start > limit:
-            return {"failure": f"not started: {limit:g} s were over"}
-        return by(folder, name, cell)
+            found = {"failure": f"needs {lacking[0]!r}"}
+        elif time.perf_counter() - start > limit:
+            found = {"failure": f"not started: {limit:g} s were over"}
+        else:
+            found = self.by(self.folder, self.name, cell)
+        with _ADDING:
+            if why := found.pop("failure", None):
+                self.row["missing"][cell] = why
+            merge(self.row, found)
 
-    with tempfile.TemporaryDirectory(prefix="onnxamp-") as made:
-        folder = Path(made)
-        for stage in stages(places):
-            with ThreadPoolExecutor(1 if stage[0].startswith("run") else jobs) as pool:
-                for cell, found in zip(stage, pool.map(one, stage), strict=True):
-                    if why := found.pop("failure", None):
-                        row["missing"][cell] = why
-                    merge(row, found)
-                    yield row
+
+_ADDING: Final = Lock()
+"""Held while rows grow and are written."""
+
+
+def facts_of(name: str, places: Sequence[str] = ("emulated",), by: Measure = measure, **how: Any) -> dict[str, Any]:
+    """All figures of one model; ``how`` as :meth:`Subject.prepare` takes it."""
+    with tempfile.TemporaryDirectory(prefix="onnxamp-") as folder:
+        subject = Subject(name, places, by, Path(folder), {"model": name, "missing": {}})
+        subject.prepare(**how)
+        subject.time(how.get("limit", inf))
+    return subject.row
 
 
 def merge(row: dict[str, Any], found: Facts) -> None:
@@ -85,15 +121,17 @@ def merge(row: dict[str, Any], found: Facts) -> None:
             row[key] = value
 
 
-def apart(limit: float) -> Measure:
-    """Measures a cell in a process of its own, and stops it after so many seconds."""
+def apart(limit: float, jobs: int = 1) -> Measure:
+    """Measures a cell in a process of its own, and stops it after so many seconds; ``jobs`` at a time."""
+    room = Semaphore(jobs)
 
     def by(folder: Path, name: str, cell: str) -> dict[str, Any]:
         command = [sys.executable, str(CELLS), str(folder), name, cell]
         memory = int(machine()["memory"] * MOST_MEMORY)
-        found = watched(command, limit=limit, memory=memory, environment=environ)
+        with room:
+            found = watched(command, limit=limit, memory=memory, environment=environ)
         took, most = found.pop("process"), found.pop("anonymous")
-        say(f"  {cell:26}{took:7.1f} s {(most or 0) / 1e9:6.1f} GB  {found.get('failure', '')}")
+        say(f"  {name:32}{cell:26}{took:7.1f} s {(most or 0) / 1e9:6.1f} GB  {found.get('failure', '')}")
         return found
 
     return by
@@ -163,8 +201,13 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--on", nargs="+", choices=list(TARGETS), default=["emulated"], metavar="PLACE",
                         help=f"where they run: {', '.join(TARGETS)} [emulated]")  # fmt: skip
     parser.add_argument("--cell", type=float, default=300.0, help="seconds that measuring one thing may take [300]")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a model starts nothing [1800]")
-    parser.add_argument("--jobs", type=int, default=1, help="what measures no time, so many at once [1]")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=1800.0,
+        help="seconds after which a model starts nothing [1800]: in preparation, and in runs",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="prepare so many things and all models at once [1]")
     parser.add_argument("--out", type=Path, help="where the results go [benchmarks/results/rescale.json]")
     parser.add_argument("--check", action="store_true", help="fail if a promise is broken")
     return parser.parse_args(arguments)
@@ -175,18 +218,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options_of(arguments)
     usual = ROOT / "benchmarks" / "results" / ("rescale_real.json" if given.real else "rescale.json")
     out: Path | None = given.out or (None if given.models else usual)
-    rows: list[Facts] = []
-    for name in given.models or (REAL if given.real else MODELS):
-        say(name)
-        for number, row in enumerate(
-            facts_of(name, given.on, by=apart(given.cell), limit=given.limit, jobs=given.jobs)
-        ):
-            if not number:
-                rows.append(row)
-            if out is not None:
+    names, by = list(given.models or (REAL if given.real else MODELS)), apart(given.cell, given.jobs)
+    rows = [{"model": name, "missing": {}} for name in names]
+
+    def told() -> None:
+        if out is not None:
+            with _ADDING:
                 write(out, written(rows))
-        for line in table(rows[-1]):
-            say(line)
+
+    step = len(names) if given.jobs > 1 else 1
+    for first in range(0, len(names), step):
+        with tempfile.TemporaryDirectory(prefix="onnxamp-") as folder, ThreadPoolExecutor(step) as pool:
+            subjects = []
+            for number in range(first, first + step):
+                subjects.append(Subject(names[number], given.on, by, Path(folder, str(number)), rows[number]))
+                subjects[-1].folder.mkdir()
+            list(pool.map(lambda subject: subject.prepare(given.limit, given.jobs, told), subjects))
+            for subject in subjects:
+                subject.time(given.limit, told)
+                for line in table(subject.row):
+                    say(line)
     if not given.models and given.out is None and not given.real and "emulated" in given.on:
         (ROOT / "docs" / "rescale.svg").write_text(draw(rows), encoding="utf-8")
     problems = [text for row in rows for text in broken(row)]

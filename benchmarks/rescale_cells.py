@@ -49,15 +49,18 @@ SECONDS: Final = 1.0
 Feeds = Mapping[str, NDArray[Any]]
 
 
-def stages(places: Sequence[str]) -> Iterator[list[str]]:
-    """The cells of a model that runs in these places; those of a stage need only earlier stages."""
+def prepared(places: Sequence[str]) -> Iterator[list[str]]:
+    """The cells of a model, apart from those that take times; those of a stage need only earlier stages."""
     yield ["make"]
     yield [f"convert {target} {way}" for target in dict.fromkeys(TARGETS[place] for place in places) for way in WAYS]
     if "emulated" in places:
         yield ["bits", *(f"emulated {way}" for way in WAYS)]
-    for place in places:
-        if place != "emulated":
-            yield [f"run {place} {way}" for way in (*_UNCONVERTED[place], *WAYS)]
+
+
+def timed(places: Sequence[str]) -> list[str]:
+    """The cells that take times."""
+    known = (place for place in places if place in _UNCONVERTED)
+    return [f"run {place} {way}" for place in known for way in (*_UNCONVERTED[place], *WAYS)]
 
 
 _UNCONVERTED: Final = {"cuda": ("float32", "tf32"), "webgpu": ("float32",)}
