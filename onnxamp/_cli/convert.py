@@ -144,7 +144,8 @@ def _made(
     if comparison is not None:
         comparison.try_reference(partial(progress, "running the original"))
     if samples is not None and plan is None:
-        options = with_ranges(model, options, samples, provider, partial(progress, "measuring ranges"))
+        told, shared = partial(progress, "measuring ranges"), comparison.workers if comparison is not None else None
+        options = with_ranges(model, options, samples, provider, told, shared)
     progress("converting", 0, 0)
     if comparison is None:
         made = convert_to_file(model, sink, options, plan)

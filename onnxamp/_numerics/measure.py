@@ -4,11 +4,11 @@ Each pair runs through a small ONNX model, so that the reductions happen on the 
 CPU. Sums are in float64, and measurements of several samples add up.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from math import inf, isfinite, nan, prod, sqrt
-from operator import add
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -105,11 +105,12 @@ class Measurement:
 
     def __add__(self, other: "Measurement") -> "Measurement":
         """Both together: sums add, maxima and minima are the outer ones."""
-        joined = {
-            field.name: _JOIN.get(field.name, sum)((getattr(self, field.name), getattr(other, field.name)))
-            for field in fields(self)
-        }
-        return Measurement(**joined)
+        pairs = zip(_JOINS, _numbers(self), _numbers(other), strict=True)
+        return Measurement(*[join(one, more) for join, one, more in pairs])
+
+    def __reduce__(self) -> tuple[type["Measurement"], tuple[Any, ...]]:
+        """Pickled as its numbers alone: workers send one for each value of each sample."""
+        return Measurement, _numbers(self)
 
     def times(self, factor: float) -> "Measurement":
         """What multiples of both tensors would show, by a positive factor."""
@@ -122,6 +123,10 @@ class Measurement:
 
 _JOIN = {"error_max": max, "reference_max": max, "found_max": max, "reference_least": min}
 """How a field of two samples becomes one; all others add up."""
+
+_NAMES: Final = tuple(field.name for field in fields(Measurement))
+_JOINS: Final = tuple(_JOIN.get(name, add) for name in _NAMES)
+_numbers: Final[Callable[[Measurement], tuple[Any, ...]]] = attrgetter(*_NAMES)
 
 
 _BLOCK: Final = 1 << 17

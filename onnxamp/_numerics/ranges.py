@@ -1,8 +1,9 @@
 """Ranges of a model's values on samples, and what follows from them: exponents, and nodes that stay float32."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from onnxamp._convert.raising import raised
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import Ranges, find_rescaling, value_names
 from onnxamp._dtypes import FLOAT, FLOAT16
-from onnxamp._errors import RuntimeFailure
+from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.bodies import of_bodies, with_body_ranges
@@ -20,17 +21,25 @@ from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.advice import input_failure
+from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.samples import Sample, Samples
+from onnxamp._runtime.sent import SentModel, SentSample, run_samples, sent_samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET, parts_of, start
 from onnxamp._runtime.values import Feed
+from onnxamp._workers.executor import Crash, Memory, Workers
 
 
 def with_ranges(
-    model: Model, options: Options, samples: Samples, provider: Provider | None = None, progress: Progress | None = None
+    model: Model,
+    options: Options,
+    samples: Samples,
+    provider: Provider | None = None,
+    progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> Options:
     """Options with the exponents that they ask for, and names of nodes in place of ``data_max``, found on samples.
 
@@ -42,14 +51,16 @@ def with_ranges(
         samples: inputs of the model.
         provider: where the float32 model runs; None for CUDA if there is a device.
         progress: called with the samples that have run, and their number.
+        workers: who runs the samples; None for this process.
 
     Raises:
-        RuntimeFailure: the model does not run. ArgumentError: a sample does not fit it.
+        RuntimeFailure: the model does not run, or a sample ends the process of a worker.
+        ArgumentError: a sample does not fit it.
     """
     if not options.lacks_ranges:
         return options
     options, limit = replace(options, data_max=None), options.data_max
-    graph, ranges = measured_ranges(model, options, samples, provider, progress)
+    graph, ranges = measured_ranges(model, options, samples, provider, progress, workers)
     if limit is not None:
         options = replace(options, keep_nodes=(*options.keep_nodes, *_beyond(graph, options, ranges.largest, limit)))
     if not options.lacks_ranges:
@@ -59,7 +70,12 @@ def with_ranges(
 
 
 def measured_ranges(
-    model: Model, options: Options, samples: Samples, provider: Provider | None = None, progress: Progress | None = None
+    model: Model,
+    options: Options,
+    samples: Samples,
+    provider: Provider | None = None,
+    progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> tuple[Graph, Ranges]:
     """The float32 model that exponents apply to, folded as the options say, and the ranges of its values.
 
@@ -74,7 +90,7 @@ def measured_ranges(
     if profile is not None and len(samples):
         proto, watched = with_magnitudes(wide, profile)
     written = model if proto is model.proto else Model(proto, graph.folder)
-    largest = largest_magnitudes(written, samples, provider, progress)
+    largest = largest_magnitudes(written, samples, provider, progress, workers)
     found = of_bodies(largest, inner, value_names(graph))
     if profile is None or not watched:
         return graph, Ranges(found)
@@ -95,7 +111,11 @@ def _beyond(graph: Graph, options: Options, largest: Mapping[str, float], limit:
 
 
 def largest_magnitudes(
-    model: Model, samples: Samples, provider: Provider | None = None, progress: Progress | None = None
+    model: Model,
+    samples: Samples,
+    provider: Provider | None = None,
+    progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> dict[str, float]:
     """The largest magnitude of each float32 tensor of the main graph below 1e30, where masks begin, by name.
 
@@ -103,20 +123,73 @@ def largest_magnitudes(
     """
     chosen = choose_provider(provider)
     chosen = "cpu" if is_plugin(chosen) else chosen
-    executable = Executable(model, chosen, emulated=chosen == "cpu", whole=False)
     largest: dict[str, float] = {}
-    for number, sample in enumerate(samples):
-        feeds = check_inputs(model.proto, sample)
-        try:
-            found = _magnitudes(executable.prepare(feeds), feeds)
-        except RuntimeFailure as error:
+    seen = _here(model, chosen, samples, progress) if workers is None else _elsewhere(
+        workers, model, chosen, samples, progress
+    )  # fmt: skip
+    for number, found in enumerate(seen):
+        if isinstance(found, Crash):
+            raise RuntimeFailure(f"The ranges of sample {number + 1} cannot be measured. {found} Leave it out.")
+        if isinstance(found, RuntimeFailure):
             text = "The ranges of values cannot be measured"
-            raise RuntimeFailure(input_failure(text, error, samples, number, model)) from error
+            raise RuntimeFailure(input_failure(text, found, samples, number, model)) from found
         for name, magnitude in found.items():
             largest[name] = max(magnitude, largest.get(name, 0.0))
+    return largest
+
+
+def _here(
+    model: Model, provider: Provider, samples: Samples, progress: Progress | None
+) -> Iterator[dict[str, float] | RuntimeFailure]:
+    """What each sample shows, measured in this process."""
+    measured = _measuring(model, provider)
+    for number, sample in enumerate(samples):
+        yield measured(sample)
         if progress is not None:
             progress(number + 1, len(samples))
-    return largest
+
+
+def _elsewhere(
+    workers: Workers, model: Model, provider: Provider, samples: Samples, progress: Progress | None
+) -> Iterator[dict[str, float] | RuntimeFailure | Crash]:
+    """The same, measured by workers."""
+    work = RangeWork(SentModel.of(model), provider, next(sent_samples(samples)))
+    yield from run_samples(workers, work, samples, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeWork:
+    """Measuring samples in worker processes; ``first`` is the one for which the model is prepared."""
+
+    model: SentModel
+    provider: Provider
+    first: SentSample
+    surroundings: Surroundings = field(default_factory=Surroundings.here)
+
+    def __call__(self, _: Memory) -> Callable[[SentSample], dict[str, float] | RuntimeFailure]:
+        """The model is read, and prepared for the first sample."""
+        self.surroundings.enter()
+        measured = _measuring(self.model.opened(), self.provider, self.first)
+        return lambda item: measured(item.read())
+
+
+def _measuring(
+    model: Model, provider: Provider, first: SentSample | None = None
+) -> Callable[[Sample], dict[str, float] | RuntimeFailure]:
+    """What measures a sample, or tells why the model does not run; prepared for the ``first``."""
+    executable = Executable(model, provider, emulated=provider == "cpu", whole=False)
+    with suppress(OnnxAmpError):  # as its own item will tell
+        if first is not None:
+            executable.prepare(check_inputs(model.proto, first.read()))
+
+    def measured(sample: Sample) -> dict[str, float] | RuntimeFailure:
+        feeds = check_inputs(model.proto, sample)
+        try:
+            return _magnitudes(executable.prepare(feeds), feeds)
+        except RuntimeFailure as error:
+            return error
+
+    return measured
 
 
 def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from onnxamp._options.options import Options
 from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Exponents, Tuned
+from onnxamp._workers.executor import Workers
 
 _LOG: Final = logging.getLogger("onnxamp")
 _LEAST: Final = 1 / 4
@@ -21,8 +22,9 @@ _LEAST: Final = 1 / 4
 
 
 def tune_both(
-    model: Model, options: Options, search: Search, samples: Samples, once: Callable[[Options, Search], Tuned]
-) -> Tuned:
+    model: Model, options: Options, search: Search, samples: Samples, once: Callable[[Options, Search], Tuned],
+    workers: Workers | None = None,
+) -> Tuned:  # fmt: skip
     """Tune as the options say; where they leave it open, with exponents too if these bring values into range.
 
     With exponents comes first: if all can be low then, nothing without them can be faster. Else what holds the
@@ -34,8 +36,9 @@ def tune_both(
         search: how it is tuned.
         samples: inputs of the model.
         once: tunes it with given exponents.
+        workers: who runs the samples for ranges; None for this process.
     """
-    rescaled = _rescaled(model, options, search, samples)
+    rescaled = _rescaled(model, options, search, samples, workers)
     if rescaled is None or rescaled.rescaling is None:
         return once(options, search)
     values, begin = len(rescaled.rescaling.scaled), monotonic()
@@ -58,12 +61,14 @@ def tune_both(
     return replace(best, exponents=facts)
 
 
-def _rescaled(model: Model, options: Options, search: Search, samples: Samples) -> Options | None:
+def _rescaled(
+    model: Model, options: Options, search: Search, samples: Samples, workers: Workers | None
+) -> Options | None:
     """The options with exponents; None where that is settled, or no value that overflows takes one."""
     if options.rescale is not None or options.low is not FLOAT16:
         return None
     try:
-        found = with_ranges(model, replace(options, rescale=True), samples, search.provider)
+        found = with_ranges(model, replace(options, rescale=True), samples, search.provider, workers=workers)
     except RuntimeFailure:  # tuning says what is wrong with the model
         return None
     scaled = found.rescaling.scaled if found.rescaling is not None else ()

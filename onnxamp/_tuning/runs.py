@@ -67,6 +67,10 @@ class MaskedModel:
     _feeds: "dict[int, dict[str, Feed]]" = field(default_factory=dict)
     _references: dict[int, Outputs] = field(default_factory=dict)
 
+    def errors(self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]) -> Iterator[float]:
+        """:meth:`error` of one choice after another."""
+        return (self.error(low, samples) for low in choices)
+
     def error(self, low: AbstractSet[str], samples: Sequence[int]) -> float:
         """The worst error of some samples with these nodes in low precision; infinite if the model does not run so.
 

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Final
 
 from onnxamp._tuning.candidates import CandidateSolver
+from onnxamp._tuning.masks import SharedMasks
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.runs import MaskedModel
@@ -54,7 +55,7 @@ class CandidateSearch:
     """
 
     solver: CandidateSolver
-    masked: MaskedModel
+    masked: MaskedModel | SharedMasks
     state: TuningState
     metric: Metric
     locals: Sequence[LocalError]
@@ -88,14 +89,19 @@ class CandidateSearch:
 
     def measure(self, low: Iterable[str]) -> float:
         """The error of a choice on the subset of samples, by a mask run unless it is known."""
-        keys = frozenset(low)
-        if keys in self.known:
-            return self.metric.amplitude(self.known[keys])
-        self.measured.add(keys)
-        done, most = len(self.measured), self.runs + CANDIDATE_RUNS
-        self.progress(f"trying blocks and candidates: run {done} of at most {most}", done, most)
-        error = self.state.error(keys, self.subset, lambda: self.masked.error(keys, self.subset))
-        return self.metric.amplitude(error)
+        return self.measure_all([frozenset(low)])[0]
+
+    def measure_all(self, choices: Sequence[frozenset[str]]) -> list[float]:
+        """:meth:`measure` of choices that do not depend on each other."""
+        new = [low for low in dict.fromkeys(choices) if low not in self.known]
+        found = self.state.errors_of(new, self.subset, partial(self.masked.errors, samples=self.subset))
+        errors, most = dict(self.known), self.runs + CANDIDATE_RUNS
+        for low in new:
+            self.measured.add(low)
+            done = len(self.measured)
+            self.progress(f"trying blocks and candidates: run {done} of at most {most}", done, most)
+            errors[low] = next(found)
+        return [self.metric.amplitude(errors[low]) for low in choices]
 
     def search(self, tolerance: float) -> list[float]:
         """Add to ``candidates``; returns the error price of every tunable node."""
@@ -112,7 +118,7 @@ class CandidateSearch:
             return flat
         if not self.blocks:
             self.blocks = measure_blocks(
-                len(free), partial(self.block_error, free), self.runs, lambda: self.spent > _FOR_BLOCKS
+                len(free), partial(self.block_errors, free), self.runs, lambda: self.spent > _FOR_BLOCKS
             )
         prices = self.prices(free, tolerance)
         self.candidates.append(self.solver.candidate(everything, prices, error))
@@ -124,9 +130,9 @@ class CandidateSearch:
             self.candidates.append(self.solver.candidate(low, prices, None))
         return prices
 
-    def block_error(self, free: Sequence[TunableNode], members: range) -> float:
-        """The error with only a block of nodes lowered."""
-        return self.measure(free[i].key for i in members)
+    def block_errors(self, free: Sequence[TunableNode], blocks: Sequence[range]) -> list[float]:
+        """The errors with only a block of nodes lowered, for each of several."""
+        return self.measure_all([frozenset(free[i].key for i in members) for members in blocks])
 
     def prices(self, free: Sequence[TunableNode], tolerance: float) -> list[float]:
         """Error prices of all tunable nodes, zero for pinned ones."""
@@ -161,7 +167,7 @@ class CandidateSearch:
             target = self.solver.predicted(low, prices) * max(0.1, min(0.9, 0.8 * ratio))
             worst = self.dominant_block(free, prices, low)
             if worst is not None and self.left >= _EXTENSION_RUNS + 3:
-                self.blocks[worst : worst + 1] = split(self.blocks[worst], partial(self.block_error, free))
+                self.blocks[worst : worst + 1] = split(self.blocks[worst], partial(self.block_errors, free))
                 prices = self.prices(free, tolerance)
         return prices
 

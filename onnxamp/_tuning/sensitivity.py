@@ -29,6 +29,9 @@ from onnxamp._runtime.side import BUDGET
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.space import TunableNode
 
+Errors: TypeAlias = Callable[[Sequence[range]], Sequence[float]]
+"""Measures blocks that do not depend on each other: for each, the error with its ops in low precision."""
+
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with the current activity ("activity: detail"), the steps done, and their number."""
 
@@ -178,33 +181,34 @@ class Block:
     error: float
 
 
-def measure_blocks(
-    count: int, error: Callable[[range], float], runs: int, is_late: Callable[[], bool] = lambda: False
-) -> list[Block]:
+def measure_blocks(count: int, errors: Errors, runs: int, is_late: Callable[[], bool] = lambda: False) -> list[Block]:
     """Blocks that cover ``count`` ops, in order.
 
     Args:
-        error: measures the error of the outputs with these ops in low precision.
+        errors: measures the error of the outputs with the ops of each of several blocks in low precision.
         runs: how many measurements may be made.
         is_late: whether there is no time to halve further blocks.
 
-    Complexity: as many calls as ``runs``, at most.
+    Complexity: as many measurements as ``runs``, at most.
     """
     first = min(_FIRST_BLOCKS, count, runs)
     bounds = [count * i // first for i in range(first + 1)] if first else []
-    blocks = [Block(a, b, error(range(a, b))) for a, b in pairwise(bounds)]
+    blocks = _measured([range(a, b) for a, b in pairwise(bounds)], errors)
     left = runs - len(blocks)
     while left >= 2 and not is_late() and (worst := _worst(blocks)) is not None:
-        blocks[worst : worst + 1] = split(blocks[worst], error)
+        blocks[worst : worst + 1] = split(blocks[worst], errors)
         left -= 2
     return blocks
 
 
-def split(block: Block, error: Callable[[range], float]) -> list[Block]:
+def split(block: Block, errors: Errors) -> list[Block]:
     """Measure both halves of a block."""
     middle = (block.start + block.end) // 2
-    halves = (range(block.start, middle), range(middle, block.end))
-    return [Block(half.start, half.stop, error(half)) for half in halves]
+    return _measured([range(block.start, middle), range(middle, block.end)], errors)
+
+
+def _measured(parts: Sequence[range], errors: Errors) -> list[Block]:
+    return [Block(part.start, part.stop, error) for part, error in zip(parts, errors(parts), strict=True)]
 
 
 def _worst(blocks: Sequence[Block]) -> int | None:

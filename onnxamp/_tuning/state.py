@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import astuple, dataclass, field
 from hashlib import sha256
 from math import inf
@@ -41,13 +42,25 @@ class TuningState:
 
     def error(self, low: Iterable[str], how: Sequence[int] | str, measure: Callable[[], float]) -> float:
         """The known error of a choice, or a new measurement; ``how`` is the samples of a mask run, or a name."""
-        key = _digest([*sorted(low), "", *map(str, how)])
-        if key not in self.errors:
-            self.errors[key] = measure()
-            self.save()
-        if key in self.known and not isinstance(how, str):
-            self.recalled.add(key)
-        return self.errors[key]
+        return next(self.errors_of([frozenset(low)], how, lambda _: iter([measure()])))
+
+    def errors_of(
+        self,
+        choices: Sequence[AbstractSet[str]],
+        how: Sequence[int] | str,
+        measure: Callable[[Sequence[AbstractSet[str]]], Iterator[float]],
+    ) -> Iterator[float]:
+        """:meth:`error` of several choices, as they are measured; ``measure`` gets those that are not known."""
+        keys = [_digest([*sorted(low), "", *map(str, how)]) for low in choices]
+        missing = {key: low for key, low in zip(keys, choices, strict=True) if key not in self.errors}
+        found = measure(list(missing.values())) if missing else iter(())
+        for key in keys:
+            if key not in self.errors:
+                self.errors[key] = next(found)
+                self.save()
+            if key in self.known and not isinstance(how, str):
+                self.recalled.add(key)
+            yield self.errors[key]
 
     def save(self) -> None:
         """Write everything to the file.

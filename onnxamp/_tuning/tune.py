@@ -49,6 +49,7 @@ from onnxamp._tuning.engine_times import confirmed, measure_times
 from onnxamp._tuning.estimate import Estimate, bound_shapes
 from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.job import Job
+from onnxamp._tuning.masks import SharedMasks
 from onnxamp._tuning.metric import Metric, MetricLike
 from onnxamp._tuning.results import Candidate, Tuned
 from onnxamp._tuning.runs import Backend, MaskedModel, choose_backend
@@ -173,8 +174,8 @@ def tune(model: Model, options: Options, search: Search) -> Tuned:
     samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
     with search.place.sharing(len(samples), gpus=backend.provider == "cuda") as workers:
         shared = Shared(workers, judge, samples)
-        options = with_ranges(model, options, samples, search.provider)
-        return tune_both(model, options, search, samples, partial(_tune_once, model, backend, shared))
+        options = with_ranges(model, options, samples, search.provider, workers=workers)
+        return tune_both(model, options, search, samples, partial(_tune_once, model, backend, shared), workers)
 
 
 def _tune_once(model: Model, backend: Backend, shared: Shared, options: Options, search: Search) -> Tuned:
@@ -219,9 +220,10 @@ def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Dev
     space, judge, progress = job.space, job.metric, search.progress or (lambda *_: None)
     work = sum(unit.work.flops for unit in space.tunable)
     threads = 1 if work < _SINGLE_THREAD_BELOW else 0
-    masked = MaskedModel(job.prepared, space.ports(), job.low, job.samples, judge, job.budget, threads,
-                         job.backend.arithmetic)  # fmt: skip
-    subset = choose_samples(live, _SUBSET)
+    subset, workers = choose_samples(live, _SUBSET), job.shared.workers
+    alone = MaskedModel(job.prepared, space.ports(), job.low, job.samples, judge, job.budget, threads,
+                        job.backend.arithmetic)  # fmt: skip
+    masked = alone if workers is None else SharedMasks.of(alone, job.shared.judge, subset, workers)
     random = any(node.key in op_facts().random for node in space.all_low.graph.nodes)
     noise = _noise(job, masked, subset) if random else None  # before anything takes time
     job.measure_locally(progress)
@@ -246,13 +248,13 @@ def _listed(model: Model, metric: MetricLike) -> frozenset[str]:
     return listed_outputs(model, metric) if isinstance(metric, str) else frozenset()
 
 
-def _noise(job: Job, masked: MaskedModel, subset: Sequence[int]) -> float:
+def _noise(job: Job, masked: MaskedModel | SharedMasks, subset: Sequence[int]) -> float:
     """The error of the float32 model against itself in a second run.
 
     Raises:
         RuntimeFailure: it misses the tolerance.
     """
-    noise = job.state.error((), subset, lambda: masked.error(frozenset(), subset))
+    noise = job.state.error((), subset, lambda: next(masked.errors([frozenset()], subset)))
     if not job.metric.holds(noise):
         raise RuntimeFailure(
             f"The float32 model is not deterministic: two runs on the same inputs differ by {noise:.2g}, more than the"

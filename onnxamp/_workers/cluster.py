@@ -62,6 +62,7 @@ class Cluster:
     attempts: int = _ATTEMPTS
     _work: Any = None
     """(number of the work, reference to it)"""
+    _begun: Work | None = None
     _number: int = 0
     _starting: dict[Any, _Member] = field(default_factory=dict)
     _idle: list[_Member] = field(default_factory=list)
@@ -72,13 +73,14 @@ class Cluster:
 
     def begin(self, work: Work) -> None:
         """As :meth:`Workers.begin`: the work is put once, and each machine fetches it once."""
-        try:
-            pickled = self.ray.cloudpickle.dumps(work)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ArgumentError(f"The cluster cannot be sent what workers need ({error}).") from None
-        self._number += 1
-        self._work = self._number, [self.ray.put(pickled)]
         self._left.clear()
+        if work is not self._begun:
+            try:
+                pickled = self.ray.cloudpickle.dumps(work)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise ArgumentError(f"The cluster cannot be sent what workers need ({error}).") from None
+            self._number += 1
+            self._work, self._begun = (self._number, [self.ray.put(pickled)]), work
         self._fill()
 
     def free(self) -> int:

@@ -12,7 +12,7 @@ its result is a :class:`Crash`.
 import pickle
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -75,7 +75,7 @@ class Workers(Protocol):
         """How many workers may die of one item."""
 
     def begin(self, work: Work) -> None:
-        """Let all workers turn to this work.
+        """Let all workers turn to this work; the same object as before is not sent again.
 
         Raises:
             ArgumentError: it cannot be sent to them.
@@ -157,7 +157,7 @@ AHEAD: Final = 16
 
 def run_in_order(
     workers: Workers, work: Work, items: Iterable[Any], *, done: Callable[[int, Any], None] = lambda *_: None
-) -> Iterator[Any]:
+) -> Generator[Any]:
     """The results in the order of the items; ``done`` is called with each as soon as it is there.
 
     Raises:

@@ -44,13 +44,16 @@ class Processes:
     attempts: int = 1
     """What crashes here would crash again, and what runs out of memory, too."""
     _work: bytes = b""
+    _begun: Work | None = None
     _idle: list[_Worker] = field(default_factory=list)
     _busy: dict[Connection, _Worker] = field(default_factory=dict)
 
     def begin(self, work: Work) -> None:
         """As :meth:`Workers.begin`."""
+        if work is self._begun:
+            return
         try:
-            self._work = pickle.dumps(work)
+            self._work, self._begun = pickle.dumps(work), work
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ArgumentError(
                 f"Worker processes cannot be sent what they need ({error}): functions must be importable by name."

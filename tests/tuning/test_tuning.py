@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -743,11 +743,11 @@ def test_blocks_cover_everything_in_few_runs(count: int, runs: int) -> None:
     rng = np.random.default_rng(count)
     true, asked = rng.lognormal(0, 3, count), []
 
-    def error(members: range) -> float:
-        asked.append(members)
-        return float(np.sqrt(sum(true[i] ** 2 for i in members)))
+    def errors(blocks: Sequence[range]) -> list[float]:
+        asked.extend(blocks)
+        return [float(np.sqrt(sum(true[i] ** 2 for i in members))) for members in blocks]
 
-    blocks = measure_blocks(count, error, runs)
+    blocks = measure_blocks(count, errors, runs)
     assert len(asked) <= runs
     assert [i for block in blocks for i in range(block.start, block.end)] == list(range(count))
     costs = error_prices(blocks, [1.0] * count)
@@ -755,7 +755,7 @@ def test_blocks_cover_everything_in_few_runs(count: int, runs: int) -> None:
 
 
 def test_the_worst_block_is_halved() -> None:
-    blocks = measure_blocks(64, lambda members: float(13 in members), 14)
+    blocks = measure_blocks(64, lambda blocks: [float(13 in members) for members in blocks], 14)
     assert [block for block in blocks if block.error] == [Block(13, 14, 1.0)]
     assert error_prices([Block(0, 2, 3.0), Block(2, 3, np.inf), Block(3, 5, 2.0)], [1, 2, 1, 0, 0]) == [
         pytest.approx(9 / 5), pytest.approx(36 / 5), np.inf, 2.0, 2.0,

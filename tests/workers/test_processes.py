@@ -60,13 +60,24 @@ def test_workers_are_other_processes_are_kept_and_know_their_share() -> None:
 def test_what_is_made_serves_all_items_of_a_work() -> None:
     with closing(Processes(1, 1)) as workers:
         for _ in range(2):  # the worker is the same, and makes it anew
-            assert [result for _, result in run(workers, zoo_jobs.counter, range(4))] == [1, 2, 3, 4]
+            assert [result for _, result in run(workers, partial(zoo_jobs.counter), range(4))] == [1, 2, 3, 4]
 
 
 @pytest.mark.usefixtures("forked")
 def test_a_worker_remembers_what_works_leave() -> None:
     with closing(Processes(1, 1)) as workers:
-        assert [dict(run(workers, zoo_jobs.remembering, [0])) for _ in range(2)] == [{0: 1}, {0: 2}]
+        works = [partial(zoo_jobs.remembering) for _ in range(2)]
+        assert [dict(run(workers, work, [0])) for work in works] == [{0: 1}, {0: 2}]
+
+
+@pytest.mark.usefixtures("forked")
+def test_the_same_work_is_not_begun_again() -> None:
+    """But by a worker that turned to another one meanwhile."""
+    with closing(Processes(1, 1)) as workers:
+        work = partial(zoo_jobs.remembering)
+        assert [dict(run(workers, work, [0])) for _ in range(3)] == [{0: 1}] * 3
+        assert dict(run(workers, doing(zoo_jobs.square_or_die), [3])) == {0: 9}
+        assert dict(run(workers, work, [0])) == {0: 2}
 
 
 @pytest.mark.usefixtures("forked")

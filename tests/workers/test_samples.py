@@ -93,8 +93,28 @@ def test_the_tuning_is_that_of_one_process(folder: Path) -> None:
     wanted, one = onnxamp.tune_model(model("classifier"), 5e-4, samples="samples", provider="cpu")
     made, tuned = onnxamp.tune_model(model("classifier"), 5e-4, samples="samples", provider="cpu", jobs=2)
     assert tuned == one
+    assert one.runs > 20, "mask runs are shared, too"
     assert 0 < one.error < 5e-4
     assert made == wanted
+
+
+def test_ranges_are_those_of_one_process(folder: Path) -> None:
+    """With exponents, which follow from the ranges of all samples."""
+    found = []
+    for options in ([], ["--jobs", "2"]):
+        command = ["convert", model("decoder"), "-o", "low.onnx", "--level", "O3", "--rescale", "--samples", "5"]
+        assert run(*command, "--save-plan", "plan.json", *options).exit_code == 0
+        found.append((Path("low.onnx").read_bytes(), Path("plan.json").read_text()))
+    assert found[0] == found[1]
+    assert json.loads(found[0][1])["options"]["rescaling"]["made_up"]
+
+
+@pytest.mark.parametrize("rescale", [True, None])
+def test_a_sample_that_kills_ends_a_tuning_with_a_sentence(folder: Path, rescale: bool | None) -> None:
+    readers = list(onnxamp.load_samples("samples").readers)
+    bad, what = Samples("six", [*readers[:4], Fatal, readers[5]]), "The ranges of sample 5" if rescale else "Sample 5"
+    with pytest.raises(onnxamp.RuntimeFailure, match=f"{what}.* cannot be measured. The worker process ended with"):
+        onnxamp.tune_model(model("classifier"), 5e-4, samples=bad, provider="cpu", jobs=2, rescale=rescale)
 
 
 def test_a_sample_that_kills_fails_alone(folder: Path, three: Processes) -> None:

@@ -1,0 +1,114 @@
+"""Mask runs by worker processes: each runs one choice on one sample, with sessions that serve all choices."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from secrets import token_hex
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from onnxamp._dtypes import low_type
+from onnxamp._errors import RuntimeFailure
+from onnxamp._ops.profiles import Profile
+from onnxamp._runtime.custom_ops import Surroundings
+from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.sent import SentModel, SentSample, sent_samples
+from onnxamp._runtime.switch import Ports
+from onnxamp._tuning.runs import MaskedModel
+from onnxamp._tuning.shared import Judge
+from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
+
+_MASKED: Final = "tuning switches"
+"""Where a worker remembers the switched model while it does something else."""
+
+
+class MaskItem(NamedTuple):
+    """A choice on a sample: its position among those of the work, and a bit for each node that has a switch."""
+
+    position: int
+    low: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MaskWork:
+    """:meth:`MaskedModel.error` on one sample, in worker processes."""
+
+    model: SentModel
+    ports: Mapping[str, Ports]
+    low: str
+    judge: Judge
+    samples: Sequence[SentSample]
+    budget: int
+    threads: int
+    arithmetic: Profile | None
+    key: str = field(default_factory=token_hex)
+    """Stands for all of it in the memory of workers."""
+    surroundings: Surroundings = field(default_factory=Surroundings.here)
+
+    def __call__(self, memory: Memory) -> Callable[[MaskItem], float]:
+        """The model is read; its switches are prepared for the first sample that comes."""
+        self.surroundings.enter()
+        if memory.get(_MASKED, ("",))[0] != self.key:
+            memory[_MASKED] = self.key, MaskedModel(
+                self.model.opened(), self.ports, low_type(self.low), Samples("", [item.read for item in self.samples]),
+                self.judge.made(), self.budget, self.threads, self.arithmetic,
+            )  # fmt: skip
+        masked: MaskedModel = memory[_MASKED][1]
+        keys = list(self.ports)
+
+        def error(item: MaskItem) -> float:
+            bits = np.unpackbits(np.frombuffer(item.low, np.uint8), count=len(keys))
+            low = frozenset(key for key, bit in zip(keys, bits.tolist(), strict=True) if bit)
+            return masked.error(low, [item.position])
+
+        return error
+
+
+@dataclass(slots=True)
+class SharedMasks:
+    """What :class:`MaskedModel` does, shared by workers: the samples of a choice, and choices that are independent."""
+
+    workers: Workers
+    work: MaskWork
+    runs: int = 0
+
+    @classmethod
+    def of(cls, masked: MaskedModel, judge: Judge, subset: Sequence[int], workers: Workers) -> "SharedMasks":
+        """Args:
+        masked: what is shared.
+        judge: what makes its metric.
+        subset: the samples of all runs.
+        workers: who runs them.
+        """
+        sent = tuple(sent_samples(masked.samples, subset, workers))
+        work = MaskWork(SentModel.of(masked.model), masked.ports, masked.low.name, judge, sent, masked.budget,
+                        masked.threads, masked.arithmetic)  # fmt: skip
+        return cls(workers, work)
+
+    def errors(self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]) -> Iterator[float]:
+        """As :meth:`MaskedModel.errors`, for the samples of the work.
+
+        Raises:
+            RuntimeFailure: the model does not run in float32, or a sample ends the processes that run it.
+        """
+        positions = {item.number: position for position, item in enumerate(self.work.samples)}
+        keys = list(self.work.ports)
+        items = (
+            MaskItem(positions[number], bits)
+            for low in choices
+            for bits in (np.packbits([key in low for key in keys]).tobytes(),)
+            for number in samples
+        )
+        self.runs += not self.runs  # that of the float32 model
+        with closing(run_in_order(self.workers, self.work, items)) as results:
+            for _ in choices:
+                self.runs += 1
+                found = list(islice(results, len(samples)))
+                for number, one in zip(samples, found, strict=True):
+                    if isinstance(one, Crash):
+                        which = f"Sample {number + 1} cannot be run with switches."
+                        raise RuntimeFailure(f"{which} {one} Leave it out of the inputs.")
+                yield max(found)
