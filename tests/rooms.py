@@ -8,6 +8,7 @@ ROOMS = (
     "_dtypes",
     "_workers",
     "_paths",
+    "_state",
     "_ops",
     "_model",
     "_graph",

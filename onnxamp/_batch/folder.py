@@ -3,11 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Unpack
@@ -22,6 +22,7 @@ from onnxamp._options.options import Level, LevelName, Options
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._public import Shown
 from onnxamp._runtime.custom_ops import active_libraries
+from onnxamp._runtime.fingerprints import runtime_version
 from onnxamp._runtime.session import Provider
 from onnxamp._warnings import warn
 from onnxamp._workers.executor import Crash, Failed, Work, run
@@ -256,18 +257,10 @@ def _fingerprints(options: FolderOptions) -> _Prints:
     names = [item.name for item in fields(options) if item.name != "conversion"]
     facts = {name: getattr(options, name) for name in names}
     facts |= {"onnxamp": version("onnxamp"), "options": options.conversion.as_json()}
-    here = facts | {"runtime": _runtime()}
+    here = facts | {"runtime": runtime_version()}
     searched = {name: value for name, value in here.items() if name not in _OF_FILES}
     versions = {name: here[name] for name in ("onnxamp", "runtime", "provider")}
     return _Prints(*map(fingerprint, (facts, here, searched, versions)))
-
-
-def _runtime() -> str:
-    """The version of ONNX Runtime, which is not imported for that."""
-    for name in ("onnxruntime-gpu", "onnxruntime"):
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return ""
 
 
 def _work(

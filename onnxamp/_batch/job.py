@@ -15,7 +15,7 @@ from onnxamp._batch.state import Entry, Row, Stamp, stamps
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import reference_of
-from onnxamp._errors import ArgumentError, ExternalDataError, OnnxAmpError, OutputError
+from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError
 from onnxamp._model.model import Model
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.accept import Accept
@@ -32,7 +32,6 @@ from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Tuned
-from onnxamp._tuning.state import load_state
 from onnxamp._tuning.tune import tune
 from onnxamp._workers.executor import Memory
 
@@ -173,9 +172,11 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     job.target.parent.mkdir(parents=True, exist_ok=True)
     tuned, diff, sink = None, None, Sink(job.target, options.external_data, options.shard_bytes)
     if is_auto:
+        if job.search is not None:
+            job.search.parent.mkdir(parents=True, exist_ok=True)
         search = Search(
-            options.tolerance, options.metric, samples, provider=options.provider, state=_search_file(job),
-            accept=options.judge,
+            options.tolerance, options.metric, samples, provider=options.provider, state=job.search,
+            accept=options.judge, renews=True,
         )  # fmt: skip
         tuned = tune(model, options.conversion, search)
     plan = tuned.plan if tuned else None
@@ -190,17 +191,6 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
         return JobResult(row, read)
     written = stamps({made.target, *data_files(load_model(made.target), folder_of(made.target))}, job.home)
     return JobResult(row, read, written, made.plan.options.as_json() if row.healed else None)
-
-
-def _search_file(job: Job) -> Path | None:
-    """Where level auto keeps its measurements; what another version wrote there goes."""
-    if job.search is not None:
-        job.search.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            load_state("", job.search)
-        except ArgumentError:
-            job.search.unlink()
-    return job.search
 
 
 def _files(inputs: Path | None) -> list[Path]:

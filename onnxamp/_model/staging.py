@@ -29,11 +29,7 @@ from secrets import token_hex
 from typing import Final
 
 from onnxamp._errors import OutputError
-
-try:
-    import fcntl
-except ImportError:  # Windows: leftovers of a killed process stay, since nobody can tell that it is dead
-    fcntl = None  # type: ignore[assignment]
+from onnxamp._paths.locks import CAN_LOCK, lock
 
 _DIGITS: Final = "([0-9a-f]{8})"
 _PIECE: Final = 1 << 26
@@ -255,7 +251,7 @@ def _copy(source: Path, target: Path) -> None:
 def sweep(path: Path) -> None:
     """Clean up after processes that were killed while they wrote to ``path``."""
     pattern = re.compile(re.escape(f".{path.name}.") + _DIGITS + re.escape(".tmp"))
-    for entry in _listed(path.parent) if fcntl is not None else []:
+    for entry in _listed(path.parent) if CAN_LOCK else []:  # else nobody can tell that the process is dead
         found = pattern.fullmatch(entry.name)
         if found is not None and entry.is_dir() and not entry.is_symlink():
             with suppress(OSError), _locked(entry, wait=False):
@@ -294,9 +290,9 @@ def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
     handle = None
     try:
         try:
-            if fcntl is not None:
+            if CAN_LOCK:
                 handle = os.open(folder, os.O_RDONLY)
-                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(handle, wait=wait)
         except OSError:
             if not wait:
                 raise
@@ -309,7 +305,7 @@ def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
 def _sync(path: Path) -> None:
     """Flush a file or, if the system can, a folder, so that it survives a crash of the machine."""
     is_folder = path.is_dir()
-    if is_folder and fcntl is None:
+    if is_folder and not CAN_LOCK:  # Windows opens no folders
         return
     handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:

@@ -13,6 +13,8 @@ import numpy as np
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._runtime.engines import Outputs
+from onnxamp._runtime.fingerprints import source_print
+from onnxamp._state.state import fingerprint
 
 AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]
 """A function of the outputs of the original and of the result, by name; or where it is, as "package:function" or
@@ -42,6 +44,11 @@ class Accept:
     def __reduce__(self) -> tuple[Any, ...]:
         """To other processes it goes by its name, if that says where it is."""
         return (Accept.of, (self.name,)) if ":" in self.name else (Accept, (self.name, self.function))
+
+    @property
+    def print(self) -> str:
+        """A fingerprint: of its name, and of the file that it is in."""
+        return fingerprint(self.name, source_print(self.function))
 
     def takes(self, reference: Outputs, result: Outputs) -> bool:
         """Whether the function accepts a result.

@@ -25,10 +25,11 @@ from onnxamp._pipeline.manifest import Function, Pipeline, Settings, make_pipeli
 from onnxamp._pipeline.results import TunedMember, TunedPipeline
 from onnxamp._pipeline.runs import PipelineRuns
 from onnxamp._pipeline.search import RUNS, SECONDS, PipelineSearch, Told
-from onnxamp._pipeline.state import PipelineState, load_state, signature_of
+from onnxamp._pipeline.state import PART, PipelineState, facts_of
 from onnxamp._pipeline.write import check_targets, write_pipeline
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
+from onnxamp._state.state import State, opened
 from onnxamp._target.roofline import DEFAULT_DEVICE, device_called
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.metric import MetricLike, make_metric
@@ -138,11 +139,14 @@ def run_tuning(
     """
     if output is not None:
         check_targets(pipeline.members, output)
+    if asked.state is not None and not (":" in pipeline.called and isinstance(pipeline.metric, str)):
+        raise ArgumentError("A state file needs a function that has a name: write it as 'package:function'.")
     with ExitStack() as stack:
         for member in pipeline.members:
             stack.enter_context(declared_ops(member.asked(Level.O2, "float16").custom_ops))
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True)))
-        job = _Job.of(pipeline, asked, folder)
+        kept = stack.enter_context(opened(None if asked.state is None else as_path(asked.state)))
+        job = _Job.of(pipeline, asked, folder, kept)
         search = job.searched()
         if output is None:
             return job.outcome(search, {}, None, None, "nothing was written")
@@ -167,22 +171,20 @@ class _Job:
     order: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, pipeline: Pipeline, asked: PipelineArguments, folder: Path) -> "_Job":
+    def of(cls, pipeline: Pipeline, asked: PipelineArguments, folder: Path, kept: State | None) -> "_Job":
         """Run the pipeline twice in float32."""
-        if asked.state is not None and not (":" in pipeline.called and isinstance(pipeline.metric, str)):
-            raise ArgumentError("A state file needs a function that has a name: write it as 'package:function'.")
         metric = make_metric(pipeline.metric, pipeline.tolerance)
         backends = {
             member.name: choose_backend(asked.provider, member.asked(Level.O2, "float16").target)
             for member in pipeline.members
         }
         runs = PipelineRuns(pipeline, backends, metric, folder, asked.budget)
-        path = None if asked.state is None else as_path(asked.state)
-        state = load_state(signature_of(pipeline, metric.name, _names(backends, "float16")) if path else "", path)
-        job = cls(runs, asked, state)
+        low = _names(backends, "float16")
+        part = None if kept is None else kept.part(PART, facts_of(pipeline, metric.name, low))
+        job = cls(runs, asked, PipelineState.of(part))
         job.progress("running in float32", 0, asked.runs)
         runs.start()
-        noise = state.run({}, lambda: runs.measure({})).error
+        noise = job.state.run({}, lambda: runs.measure({})).error
         if noise > job.tolerance:
             raise RuntimeFailure(
                 f"The function {pipeline.called!r} does not return the same twice: two runs in float32 differ by"

@@ -21,8 +21,9 @@ from onnxamp._report.comparison import (
     where_it_ran,
     worst_figure,
 )
-from onnxamp._report.machine import as_data, document
+from onnxamp._report.machine import document
 from onnxamp._report.text import count, percent, size, tally
+from onnxamp._state.plain import as_data
 
 _ROWS: Final = 12
 """Rows of a table that the terminal shows without -v, and op types that a sentence names."""

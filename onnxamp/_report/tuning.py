@@ -13,8 +13,9 @@ from onnxamp._convert.plan import CONSTANTS
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report import parts
 from onnxamp._report.conversion import conversion_data, conversion_report
-from onnxamp._report.machine import as_data, document
+from onnxamp._report.machine import document
 from onnxamp._report.text import count, number, percent, size, tally
+from onnxamp._state.plain import as_data
 from onnxamp._tuning.results import Candidate, Exponents, Tuned
 
 _OPS: Final = 6

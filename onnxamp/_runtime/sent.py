@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from onnx import ModelProto
 
@@ -13,12 +13,9 @@ from onnxamp._model.protos import tensors_of
 from onnxamp._model.weights import INSIDE
 from onnxamp._runtime.dataset import read_row
 from onnxamp._runtime.engines import Progress
-from onnxamp._runtime.sample_files import read_json, read_npz
-from onnxamp._runtime.samples import Sample, Samples, read_one
+from onnxamp._runtime.fingerprints import IN_FILES
+from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._workers.executor import Work, Workers, run_in_order
-
-_TRAVEL: Final = frozenset({read_npz, read_json, read_one})
-"""Functions that read a sample from a file, wherever they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ def sent_samples(
 
     So are those of a Ray Dataset, if the workers are of its cluster.
     """
-    travels = _TRAVEL | {read_row} if workers is not None and workers.is_ray else _TRAVEL
+    travels = IN_FILES | {read_row} if workers is not None and workers.is_ray else IN_FILES
     for number in range(len(samples)) if numbers is None else numbers:
         reader = samples.readers[number]
         is_sent = getattr(reader, "func", None) in travels

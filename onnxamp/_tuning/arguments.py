@@ -21,6 +21,8 @@ from onnxamp._workers.place import Place
 class Search:
     """The arguments of a tuning; see :func:`onnxamp.tune_model` for each field.
 
+    ``renews``: where the state file belongs to another tuning, begin anew.
+
     Raises:
         ArgumentError: a value is not known.
     """
@@ -43,6 +45,7 @@ class Search:
     allow_slower: bool = False
     accept: Accept | None = None
     place: Place = field(default_factory=Place)
+    renews: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:

@@ -43,7 +43,7 @@ def tune_both(
         return once(options, search)
     values, begin = len(rescaled.rescaling.scaled), monotonic()
     asked = replace(search, pick=None)
-    with_them = once(rescaled, replace(asked, state=_beside(search)))
+    with_them = once(rescaled, asked)
     chosen = with_them.candidates[with_them.chosen]
     without = None
     used = with_them.held and chosen.nodes == with_them.units and not rescaled.rescaling.unfit
@@ -55,7 +55,7 @@ def tune_both(
     other = with_them if best is without else without
     _LOG.info("exponents of %d values are %s", values, "used" if used else "not used")
     if search.pick is not None:
-        best = once(rescaled, replace(search, state=_beside(search))) if used else once(options, search)
+        best = once(rescaled if used else options, search)
     facts = Exponents(values, used, None if other is None else other.candidates[other.chosen],
                       None if other is None else other.error)  # fmt: skip
     return replace(best, exponents=facts)
@@ -73,11 +73,6 @@ def _rescaled(
         return None
     scaled = found.rescaling.scaled if found.rescaling is not None else ()
     return found if any((row.largest or 0.0) > FLOAT16.max_finite for row in scaled) else None
-
-
-def _beside(search: Search) -> str | None:
-    """The state file of tuning with exponents."""
-    return None if search.state is None else f"{search.state}.exponents"
 
 
 def _rank(tuned: Tuned, search: Search) -> tuple[bool, float, float, float]:

@@ -91,17 +91,18 @@ class Job:
 
     def measure_locally(self, progress: Progress) -> None:
         """Measure the local errors that the state lacks."""
-        if not self.space.tunable or self.state.local.samples == len(self.samples):
+        missing = self.state.local.missing(len(self.samples)) if self.space.tunable else []
+        if not missing:
             return
         if self.shared.workers is not None:
             self.shared.measure(
-                self.state.local, self.prepared, self.made(self.space.all_low), names_of(self.space.tunable),
-                self.budget, self.backend.arithmetic, progress, self.state.save,
+                missing, self.prepared, self.made(self.space.all_low), names_of(self.space.tunable),
+                self.budget, self.backend.arithmetic, progress, self.state.add,
             )  # fmt: skip
         else:
             measure_samples(
-                self.state.local, self.prepared, self.made(self.space.all_low), self.space.tunable,
-                self.samples, self.metric, progress, self.state.save, self.references, self.budget,
+                missing, self.prepared, self.made(self.space.all_low), self.space.tunable,
+                self.samples, self.metric, progress, self.state.add, self.references, self.budget,
                 self.backend.arithmetic,
             )  # fmt: skip
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import inf
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import RuntimeFailure
@@ -54,13 +54,12 @@ class LocalError:
     broken: str | None
 
 
-class LocalSample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LocalSample:
     """The local errors of values on one sample, and the error with everything in (emulated) low precision."""
 
     values: Mapping[str, Measurement]
     error: float
-    trouble: RuntimeFailure | None = None
-    """Why the model does not run."""
 
 
 @dataclass(slots=True)
@@ -72,56 +71,59 @@ class LocalErrors:
     samples: int = 0
     values: dict[str, Measurement] = field(default_factory=dict)
     worst: float = 0.0
-    ahead: dict[int, Any] = field(default_factory=dict)
+    ahead: dict[int, LocalSample] = field(default_factory=dict)
 
-    def done_ahead(self) -> dict[int, LocalSample]:
-        """The samples that ran and wait for earlier ones."""
-        rows = self.ahead.items()
-        return {number: row for number, row in rows if isinstance(row, LocalSample) and row.trouble is None}
+    def missing(self, count: int) -> list[int]:
+        """Which of so many samples are not measured yet."""
+        return [number for number in range(self.samples, count) if number not in self.ahead]
 
-    def add(self, values: Mapping[str, Measurement], error: float) -> None:
-        """Add the next sample."""
-        for name, row in values.items():
-            self.values[name] = self.values[name] + row if name in self.values else row
-        self.samples, self.worst = self.samples + 1, max(self.worst, error)
+    def fold(self) -> None:
+        """Add up what is next, in the order of the samples."""
+        while (found := self.ahead.pop(self.samples, None)) is not None:
+            for name, row in found.values.items():
+                self.values[name] = self.values[name] + row if name in self.values else row
+            self.samples, self.worst = self.samples + 1, max(self.worst, found.error)
 
 
 def measure_samples(
-    measured: LocalErrors,
+    missing: Sequence[int],
     model: Model,
     lowered: Model,
     units: Sequence[TunableNode],
     samples: Samples,
     metric: Metric,
     progress: Progress,
-    saved: Callable[[], None],
+    add: Callable[[int, LocalSample], None],
     references: OutputCache,
     budget: int = BUDGET,
     arithmetic: Profile | None = None,
 ) -> None:
     """Measure the samples that are missing, several at a time where they share large weights.
 
-    ``saved`` is called after each time; ``references`` keep float32 outputs; ``budget`` is the number of bytes of
-    values and weights to hold at a time; ``arithmetic`` is the target whose float16 sums are emulated.
+    ``add`` is called with the number of each, and what it shows; ``references`` keep float32 outputs; ``budget`` is the
+    number of bytes of values and weights to hold at a time; ``arithmetic`` is the target whose float16 sums are
+    emulated.
 
     Raises:
         RuntimeFailure: the model does not run.
     """
     walk = side_by_side(model, lowered, names_of(units), budget, arithmetic)
-    while measured.samples < len(samples):
-        first = measured.samples
-        left = (check_inputs(model.proto, samples[number]) for number in range(first, len(samples)))
+    if missing and missing[0]:  # all are prepared as the first one is
+        walk.together(check_inputs(model.proto, samples[0]), ())
+    while missing:
+        first = missing[0]
+        left = (check_inputs(model.proto, samples[number]) for number in missing)
         try:
             group = walk.together(next(left), left)
+            numbers, missing = missing[: len(group)], missing[len(group) :]
             told = partial(progress, _activity(first, len(group), len(samples)))
             walks = walk.run_together(group, part_of(told, first, len(samples), len(group)))
         except RuntimeFailure as failure:
             raise RuntimeFailure(input_failure("The model does not run", failure, samples, first, model)) from failure
-        for number, walked in enumerate(walks, first):
+        for number, walked in zip(numbers, walks, strict=True):
             if walked.failure is None:
                 references.keep(number, walked.reference)
-            measured.add(*local_sample(walked, metric)[:2])
-        saved()
+            add(number, local_sample(walked, metric))
 
 
 def _activity(first: int, count: int, total: int) -> str:

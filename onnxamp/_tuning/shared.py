@@ -1,12 +1,11 @@
 """What workers do for a tuning: measure ops on a sample, and judge a converted model on it."""
 
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from secrets import token_hex
-from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
@@ -21,11 +20,8 @@ from onnxamp._runtime.sent import SentModel, SentSample, run_samples, sent_sampl
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.metric import Metric, MetricLike, accepted, make_metric
 from onnxamp._tuning.runs import Backend
-from onnxamp._tuning.sensitivity import LocalErrors, LocalSample, Progress, local_sample, side_by_side
-from onnxamp._workers.executor import AHEAD, Crash, Failed, Memory, Workers, run
-
-_SAVE_EVERY: Final = 5.0
-"""Seconds between two writes of the state: what a killed tuning loses at most."""
+from onnxamp._tuning.sensitivity import LocalSample, Progress, local_sample, side_by_side
+from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,7 @@ class LocalWork:
     first: SentSample
     surroundings: Surroundings = field(default_factory=Surroundings.here)
 
-    def __call__(self, _: Memory) -> Callable[[SentSample], LocalSample]:
+    def __call__(self, _: Memory) -> Callable[[SentSample], LocalSample | RuntimeFailure]:
         """The models are read, and prepared for the first sample."""
         self.surroundings.enter()
         model, metric = self.model.opened(), self.judge.made()
@@ -63,11 +59,11 @@ class LocalWork:
         with suppress(OnnxAmpError):  # as its own item will tell
             walk.together(check_inputs(model.proto, self.first.read()), ())
 
-        def measured(item: SentSample) -> LocalSample:
+        def measured(item: SentSample) -> LocalSample | RuntimeFailure:
             try:
                 return local_sample(walk.run(check_inputs(model.proto, item.read())), metric)
             except RuntimeFailure as error:
-                return LocalSample({}, inf, error)
+                return error
 
         return measured
 
@@ -137,11 +133,10 @@ class Shared:
     """The original that workers have, and what stands for it."""
 
     def measure(
-        self, measured: LocalErrors, model: Model, lowered: Model, names: frozenset[str], budget: int,
-        arithmetic: Profile | None, progress: Progress, saved: Callable[[], None],
+        self, missing: Sequence[int], model: Model, lowered: Model, names: frozenset[str], budget: int,
+        arithmetic: Profile | None, progress: Progress, add: Callable[[int, LocalSample], None],
     ) -> None:  # fmt: skip
-        """As :func:`onnxamp._tuning.sensitivity.measure_samples`. Samples are added up in order; those that are done
-        before earlier ones are kept aside, in the state file, too.
+        """As :func:`onnxamp._tuning.sensitivity.measure_samples`; ``add`` is called as soon as a sample is done.
 
         Raises:
             RuntimeFailure: the model does not run, or a sample ends the processes that run it.
@@ -149,37 +144,22 @@ class Shared:
         assert self.workers is not None
         samples, first = self.samples, next(sent_samples(self.samples))
         work = LocalWork(SentModel.of(model), SentModel.of(lowered), names, self.judge, budget, arithmetic, first)
-        numbers = [n for n in range(measured.samples, len(samples)) if n not in measured.ahead]
-        last, window = monotonic(), AHEAD * self.workers.count
-        try:
-            with closing(
-                run(self.workers, work, sent_samples(samples, numbers, self.workers), window=window)
-            ) as results:
-                for position, result in results:
-                    measured.ahead[numbers[position]] = result
-                    self._fold(measured, model)
-                    done = measured.samples + len(measured.ahead)
-                    progress("measuring each op", done, len(samples))
-                    if monotonic() - last > _SAVE_EVERY:
-                        saved()
-                        last = monotonic()
-        finally:
-            measured.ahead = dict(measured.done_ahead())
-            saved()
+        before = len(samples) - len(missing)
 
-    def _fold(self, measured: LocalErrors, model: Model) -> None:
-        """Add up what is next."""
-        while (found := measured.ahead.get(number := measured.samples)) is not None:
-            if isinstance(found, Failed):
-                raise found.error
+        def done(position: int, found: Any) -> None:
+            if isinstance(found, LocalSample):
+                add(missing[position], found)
+            nonlocal before
+            before += 1
+            progress("measuring each op", before, len(samples))
+
+        items = sent_samples(samples, missing, self.workers)
+        for number, found in zip(missing, run_in_order(self.workers, work, items, done=done), strict=True):
             if isinstance(found, Crash):
-                which = f"Sample {number + 1} of {len(self.samples)}"
+                which = f"Sample {number + 1} of {len(samples)}"
                 raise RuntimeFailure(f"{which} cannot be measured. {found} Leave it out of the inputs.")
-            if found.trouble is not None:
-                text = input_failure("The model does not run", found.trouble, self.samples, number, model)
-                raise RuntimeFailure(text) from found.trouble
-            del measured.ahead[number]
-            measured.add(found.values, found.error)
+            if isinstance(found, RuntimeFailure):
+                raise RuntimeFailure(input_failure("The model does not run", found, samples, number, model)) from found
 
     def error(self, original: Model, result: Model, backend: Backend, budget: int) -> float:
         """As :func:`onnxamp._tuning.runs.converted_error`.

@@ -38,11 +38,13 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
 from onnxamp._paths.paths import as_path
 from onnxamp._rewrite.prepare import unmatched
+from onnxamp._runtime.fingerprints import model_print, samples_print, versions
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.switch import WHERE_OPSET
+from onnxamp._state.state import Facts, fingerprint, opened
 from onnxamp._target.roofline import DEFAULT_DEVICE, Device, device_called
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.engine_times import confirmed, measure_times
@@ -56,8 +58,8 @@ from onnxamp._tuning.runs import Backend, MaskedModel, choose_backend
 from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, TIME, CandidateSearch, pareto_front
 from onnxamp._tuning.sensitivity import Progress
 from onnxamp._tuning.shared import Judge, Shared
-from onnxamp._tuning.space import choose_samples, find_live, find_space, low_nodes
-from onnxamp._tuning.state import TuningState, fingerprint, load_state
+from onnxamp._tuning.space import SearchSpace, choose_samples, find_live, find_space, low_nodes
+from onnxamp._tuning.state import TuningState
 from onnxamp._warnings import warn
 from onnxamp._workers.place import Place
 
@@ -70,6 +72,9 @@ _ATTEMPTS: Final = 4
 
 _MIN_STEP: Final = 0.3
 """Smallest ratio between the errors that successive searches aim for."""
+
+_PARTS: Final = ("tuning", "tuning with exponents")
+"""Parts of the state file."""
 
 _SINGLE_THREAD_BELOW: Final = 10**8
 """Floating-point operations of a run below which several threads per op do not pay off."""
@@ -194,25 +199,36 @@ def _tune_once(model: Model, backend: Backend, shared: Shared, options: Options,
     live = find_live(graph, samples)
     _LOG.info("tuning %d nodes on %d samples, metric %s", len(space.tunable), len(samples), judge.name)
     space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
-    state = TuningState("")
     ready = model if graph.model is model.proto else Model(graph.model, graph.folder)
     if not backend.emulated and ready.path is None:
         ready = Model(ready.embedded())  # a session finds weights beside a file, or in the model
-    if search.state is not None:
-        units = (*space.tunable, *space.followers)
-        words = [
-            judge.name,
-            search.accept.name if search.accept else "",
-            options.low.name,
-            backend.arithmetic.name if backend.arithmetic else "",
-            *(f"{u.key} {u.op} {u.ports}" for u in units),
-        ]
-        state = load_state(fingerprint(words, ready, samples), as_path(search.state))
-    with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
-        job = Job(ready, space, samples, judge, state, backend, shared, Path(folder), search.budget)
+    with (
+        opened(None if search.state is None else as_path(search.state), renew=search.renews) as kept,
+        TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder,
+    ):
+        part = None
+        if kept is not None:
+            facts = _facts(ready, space, options, search, backend, samples)
+            part = kept.part(_PARTS[options.rescaling is not None], facts, renew=search.renews)
+        job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, Path(folder), search.budget)
         tuned = _tuned(job, search, live, device)
     plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *upgraded.refused))
     return replace(tuned, plan=plan) if upgraded.refused else tuned
+
+
+def _facts(
+    model: Model, space: SearchSpace, options: Options, search: Search, backend: Backend, samples: Samples
+) -> Facts:
+    """What the measurements depend on."""
+    units = (f"{unit.key} {unit.op} {unit.ports}" for unit in (*space.tunable, *space.followers))
+    arithmetic = backend.arithmetic.name if backend.arithmetic else ""
+    return {
+        "the model": model_print(model),
+        "the inputs": samples_print(samples),
+        "the metric": fingerprint(str(search.metric), search.accept.print if search.accept else ""),
+        "the options": fingerprint(options.low.name, arithmetic, *units),
+        "the version of onnxamp or ONNX Runtime": versions(),
+    }
 
 
 def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Device) -> Tuned:

@@ -25,10 +25,10 @@ from onnxamp._report.conversion import conversion_notes, conversion_report
 from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.plot import plot_of
 from onnxamp._report.html.render import render, write
-from onnxamp._report.machine import as_data
 from onnxamp._report.parts import Level, Status, Verdict
 from onnxamp._report.terminal import as_text
 from onnxamp._report.text import named, number, percent
+from onnxamp._state.plain import as_data
 from onnxamp._tuning.results import KeptNode
 
 BROKEN = (Judgement("logits", "rel_l2", 0.5, 1e-2, passed=False),)

@@ -1,6 +1,5 @@
 """Samples that several processes share: the report is that of one, and a sample that kills fails alone."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +17,6 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
 from onnxamp._report.machine import diff_json
 from onnxamp._runtime.samples import Samples, random_samples
-from onnxamp._tuning.state import load_state
 from onnxamp._workers.processes import Processes
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -154,8 +152,7 @@ def test_a_tuning_goes_on_where_it_stopped(folder: Path) -> None:
     options: dict[str, Any] = {"samples": "samples", "provider": "cpu", "state": state}
     with pytest.raises(KeyboardInterrupt):
         onnxamp.tune_model(model("classifier"), 5e-4, **options, jobs=2, progress=told)
-    left = load_state(json.loads(state.read_text())["signature"], state).local
-    assert left.samples + len(left.ahead) == 3
+    assert state.read_text().count('"sample ') == 3
     made, tuned = onnxamp.tune_model(model("classifier"), 5e-4, **options, jobs=2, progress=told)
     assert steps == [1, 2, 3, 4, 5, 6]
     assert (made, tuned) == onnxamp.tune_model(model("classifier"), 5e-4, samples="samples", provider="cpu")

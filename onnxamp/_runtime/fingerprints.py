@@ -1,0 +1,88 @@
+"""Fingerprints of what measurements depend on: models, samples, functions of the user, and what computes."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxamp._model.copying import copy_without
+from onnxamp._model.model import Model
+from onnxamp._model.protos import has_external_data, tensors_of
+from onnxamp._model.weights import blocks_of, read_array
+from onnxamp._runtime.sample_files import read_json, read_npz
+from onnxamp._runtime.samples import Samples, read_one
+from onnxamp._runtime.spill import is_large
+from onnxamp._state.state import fingerprint
+
+IN_FILES: Final = frozenset({read_npz, read_json, read_one})
+"""Functions that read a sample from a file, wherever they run."""
+
+
+def model_print(model: Model) -> str:
+    """The fingerprint of a model with all its weights, wherever they are. Complexity: linear in bytes."""
+    proto = model.proto
+    if not (is_large(proto) or has_external_data(proto)):
+        return fingerprint(proto.SerializeToString(deterministic=True))
+    shell, weights = copy_without(proto, "initializer"), []
+    for tensor in (*proto.graph.initializer, *tensors_of(shell)):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            weights.append(fingerprint(tensor.SerializeToString(deterministic=True)))
+            continue
+        blocks = (block.tobytes() for block in blocks_of(read_array(tensor, model.folder)))
+        weights.append(fingerprint(f"{tensor.name} {tensor.data_type} {tensor.dims}", *blocks))
+    for tensor in tensors_of(shell):
+        tensor.ClearField("external_data")
+    return fingerprint(shell.SerializeToString(deterministic=True), *weights)
+
+
+def sample_print(samples: Samples, number: int) -> str:
+    """The fingerprint of a sample: of its numbers, or of the name, size and time of the file that they are in."""
+    reader = samples.readers[number]
+    if getattr(reader, "func", None) in IN_FILES:
+        path, *where = reader.args  # type: ignore[attr-defined] # a partial
+        with suppress(OSError):
+            status = path.stat()
+            return fingerprint(f"{path.name} {status.st_size} {status.st_mtime_ns} {where}")
+    return fingerprint(*_contents(samples, number))
+
+
+def samples_print(samples: Samples) -> str:
+    """The fingerprint of all samples in order."""
+    return fingerprint(*(sample_print(samples, number) for number in range(len(samples))))
+
+
+def _contents(samples: Samples, number: int) -> Iterator[str | bytes]:
+    for name, feed in samples[number].items():
+        yield name
+        for array in feed if isinstance(feed, list) else [feed]:
+            if not isinstance(array, np.ndarray):
+                yield repr(array)
+                continue
+            yield f"{array.dtype} {array.shape}"
+            yield repr(array.tolist()) if array.dtype == object else array.tobytes()
+
+
+def source_print(function: Callable[..., Any]) -> str:
+    """The fingerprint of the file that a function is in; of nothing if it is in none."""
+    try:
+        return fingerprint(Path(inspect.getfile(function)).read_bytes())
+    except (OSError, TypeError):
+        return fingerprint()
+
+
+def runtime_version() -> str:
+    """The version of ONNX Runtime, which is not imported for that."""
+    for name in ("onnxruntime-gpu", "onnxruntime"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return ""
+
+
+def versions() -> str:
+    """The versions of what measures."""
+    return f"onnxamp {version('onnxamp')}, ONNX Runtime {runtime_version()}"

@@ -1,0 +1,1 @@
+"""What an interrupted job has done, kept in a file."""

@@ -1,0 +1,230 @@
+"""State files: what a job has done is kept as soon as it is done, and an interrupted job goes on with the rest.
+
+A state file holds one JSON object a line. The first says what the file is. Then each line tells of a *part*, which is
+what one kind of work keeps: what it depends on, or one thing that was done. Lines are added and never changed, so a
+process that is killed leaves one incomplete line at most, which the next run cuts off. Values stay in the file until
+they are asked for.
+
+A part belongs to the work that began it: where anything that it depends on has changed since, that is an error which
+says what.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from time import monotonic
+from typing import Any, BinaryIO, Final, TypeAlias
+
+from onnxamp._errors import ArgumentError, OutputError
+from onnxamp._paths.locks import lock
+from onnxamp._paths.paths import is_remote
+
+_HEAD: Final = b'{"onnxamp": "state", "format": 1}\n'
+_SAVE_EVERY: Final = 5.0
+"""Seconds between two uploads of a state behind a URL, which cannot be added to: what a killed job loses at most."""
+
+Facts: TypeAlias = Mapping[str, str]
+"""What a part depends on: "the model" -> its fingerprint, ..."""
+_Place: TypeAlias = tuple[int, int]
+"""Offset and length of a line."""
+
+
+def fingerprint(*parts: str | bytes) -> str:
+    """A short hash of parts in order."""
+    digest = sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8))
+        digest.update(data)
+    return digest.hexdigest()[:24]
+
+
+@dataclass(slots=True)
+class Part:
+    """What one kind of work has done: JSON values by key."""
+
+    name: str
+    facts: Facts
+    _state: "State"
+    _places: dict[str, _Place] = field(default_factory=dict)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._state._read(self._places[key])["is"]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Keep a value.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        self._places[key] = self._state._add({"of": self.name, "key": key, "is": value})
+
+
+@dataclass(slots=True)
+class State:
+    """A state file that is open; :func:`opened` opens it."""
+
+    path: Path
+    _file: BinaryIO
+    _parts: dict[str, Part] = field(default_factory=dict)
+    _end: int = 0
+    _saved: float = field(default_factory=monotonic)
+
+    def part(self, name: str, facts: Facts, *, renew: bool = False) -> Part:
+        """The part of that name; an empty one if there is none.
+
+        Args:
+            name: says whose it is, for people, too.
+            facts: what it depends on.
+            renew: begin anew where these have changed.
+
+        Raises:
+            ArgumentError: these have changed. OutputError: the file cannot be written.
+        """
+        known = self._parts.get(name)
+        if known is not None and not renew:
+            changed = [what for what in {**facts, **known.facts} if facts.get(what) != known.facts.get(what)]
+            if changed:
+                raise ArgumentError(
+                    f"The state file {str(self.path)!r} belongs to another {name}: {_listed(changed)} changed since."
+                    " Delete it to begin anew, or name another file."
+                )
+        if known is None or known.facts != facts:
+            self._add({"part": name, "facts": dict(facts)})
+            self._parts[name] = known = Part(name, dict(facts), self)
+        return known
+
+    def _read(self, place: _Place) -> Any:
+        self._file.seek(place[0])
+        return json.loads(self._file.read(place[1]))
+
+    def _add(self, line: Any) -> _Place:
+        data = json.dumps(line).encode() + b"\n"
+        try:
+            self._file.seek(self._end)
+            self._file.write(data)
+            self._file.flush()
+            place, self._end = (self._end, len(data)), self._end + len(data)
+            if isinstance(self._file, BytesIO) and monotonic() - self._saved > _SAVE_EVERY:
+                self._upload()
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+        return place
+
+    def _upload(self) -> None:
+        assert isinstance(self._file, BytesIO)
+        self.path.write_bytes(self._file.getvalue())
+        self._saved = monotonic()
+
+    def _load(self) -> None:
+        """Find all lines, and cut off what a killed process left of one.
+
+        Raises:
+            ValueError: the file is no state.
+        """
+        self._file.seek(0)
+        head = self._file.readline()
+        if head != _HEAD and not _HEAD.startswith(head):
+            raise ValueError("it does not begin as one")
+        self._end = len(head) if head == _HEAD else 0
+        for data in self._file if self._end else ():
+            try:
+                self._know(json.loads(data), (self._end, len(data)))
+            except (ValueError, KeyError, TypeError):
+                break
+            if not data.endswith(b"\n"):
+                break
+            self._end += len(data)
+        self._file.truncate(self._end)
+        if not self._end:
+            self._file.seek(0)
+            self._file.write(_HEAD)
+            self._file.flush()
+            self._end = len(_HEAD)
+
+    def _know(self, line: Any, place: _Place) -> None:
+        if "part" in line:
+            self._parts[line["part"]] = Part(line["part"], dict(line["facts"]), self)
+        else:
+            self._parts[line["of"]]._places[line["key"]] = place
+
+
+@contextmanager
+def opened(path: Path | None, *, renew: bool = False) -> Iterator[State | None]:
+    """The state in a file, which is made where it is missing; no other process can open it meanwhile. None for None.
+
+    Args:
+        path: the file. One behind a URL is uploaded every few seconds, and at the end; nothing locks it.
+        renew: replace what is no state.
+
+    Raises:
+        ArgumentError: the file is no state, or another process has it open. OutputError: it cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    try:
+        file = _remote(path) if is_remote(path) else os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    with file:
+        state = State(path, file)
+        _lock(path, file)
+        try:
+            state._load()
+        except (ValueError, RecursionError) as error:
+            if not renew:
+                raise ArgumentError(
+                    f"{str(path)!r} is not a state that this version of onnxamp reads ({error}): name another file."
+                ) from None
+            file.truncate(0)
+            state._load()
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        try:
+            yield state
+        finally:
+            if isinstance(file, BytesIO):
+                state._upload()
+
+
+def _remote(path: Path) -> BytesIO:
+    """The bytes behind a URL; nothing where there is no file."""
+    try:
+        return BytesIO(path.read_bytes())
+    except FileNotFoundError:
+        return BytesIO()
+
+
+def _lock(path: Path, file: BinaryIO) -> None:
+    if isinstance(file, BytesIO):
+        return
+    try:
+        lock(file.fileno(), wait=False)
+    except BlockingIOError:
+        raise ArgumentError(
+            f"Another process is using the state file {str(path)!r}: wait for it to end, or name another file."
+        ) from None
+    except OSError:  # this file system has no locks
+        with suppress(OSError):
+            file.flush()
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    reason = str(error.strerror or error).rstrip(".")
+    return OutputError(f"Cannot write the state file {str(path)!r}: {reason}.")
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
