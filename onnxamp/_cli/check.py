@@ -17,6 +17,7 @@ from onnxamp._cli.options import (
     report_options,
     run_options,
     samples_of,
+    state_option,
 )
 from onnxamp._cli.types import Target
 from onnxamp._cli.workers import place_of, place_options
@@ -50,6 +51,7 @@ from onnxamp._target.versions import BUILDERS
 @click.option("--op", "only", metavar="OP", multiple=True, help="Check outputs of this op type only. Repeatable.")
 @click.option("--skip-op", "skip", metavar="OP", multiple=True,
               help="Do not check outputs of this op type. Repeatable.")  # fmt: skip
+@state_option
 @click.option("--stop", is_flag=True, help="Stop at the first fault.")
 @click.option("--no-cure", is_flag=True, help="Do not search for options that fix a fault.")
 @report_options("findings", "finding and value", silent="Print nothing; use the exit code.",
@@ -63,7 +65,7 @@ def command(model: Path, **options: Any) -> None:
     if options["build"] and options["target"] not in BUILDERS:
         raise click.UsageError(f"--build needs --target {' or '.join(BUILDERS)}: others build no engines.")
     opened = Model.read(model)
-    check_outputs([*files_of(opened), options["inputs"]], [options["html"]])
+    check_outputs([*files_of(opened), options["inputs"]], [options["html"], options["state"]])
     samples = None if options["static"] and not options["build"] else samples_of(opened, options)
     feeds = _first(samples)
     shapes = {name: feed.shape for name, feed in feeds.items()}
@@ -83,7 +85,8 @@ def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
         provider, islands = provider_of(options), not computes_low(options["target"])
         check = partial(check_run, samples=samples, provider=provider, ops=ops, stop=options["stop"],
                         progress=partial(progress, "running"), jobs=place.jobs, cluster=place.cluster)  # fmt: skip
-        run = check(model) if islands else check_whole(model, check)
+        first = partial(check, state=options["state"])
+        run = first(model) if islands else check_whole(model, first)
         curable = run.first_bad is not None and not options["no_cure"]
         if curable and not islands:
             trial = Trial(samples, provider=provider, progress=partial(progress, "looking for a fix"))

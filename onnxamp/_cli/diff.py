@@ -19,6 +19,7 @@ from onnxamp._cli.options import (
     run_options,
     samples_of,
     sampling_arguments,
+    state_option,
 )
 from onnxamp._cli.types import FILE, Target
 from onnxamp._cli.workers import place_of, place_options
@@ -35,6 +36,7 @@ from onnxamp._report.html.page import diff_page
 from onnxamp._report.machine import diff_json, load_diff
 from onnxamp._report.progress import Told, progress_bar
 from onnxamp._runtime.session import choose_provider
+from onnxamp._state.state import opened
 
 _LIMITS: Final = {
     "tolerance": ("rel_l2", "Largest relative L2 error [float32 1e-5, float16 1e-2, bfloat16 5e-2]."),
@@ -69,6 +71,7 @@ _LIMITS: Final = {
               help="Whose arithmetic is emulated: webgpu sums up float16 in float16, others in float32.")  # fmt: skip
 @click.option("--budget", metavar="MB", type=click.IntRange(1), default=128, show_default=True,
               help="Memory for values and weights that are held at a time, besides the models.")  # fmt: skip
+@state_option
 @click.option("--save", type=FILE, help="Write the comparison as JSON.")
 @click.option("--no-cure", is_flag=True, help="Do not search for options that fix a failure.")
 @report_options("comparison", "layer and metric", silent="Print nothing; use the exit code.",
@@ -84,7 +87,7 @@ def command(reference: Path, result: Path | None, **options: Any) -> None:
     limits = replace(limits, accept=options["accept"])
     models = () if result is None else (Model.read(reference), Model.read(result))
     read = [reference, *(file for model in models for file in files_of(model)), options["inputs"]]
-    check_outputs(read, [options["save"], options["html"]])
+    check_outputs(read, [options["save"], options["html"], options["state"]])
     report = _run(*models, limits, options) if models else _judged_again(reference, limits, options)
     if options["save"]:
         write_file(options["save"], (diff_json(report) + "\n").encode())
@@ -103,7 +106,13 @@ def _judged_again(saved: Path, limits: Limits, options: dict[str, Any]) -> DiffR
     """
     if saved.suffix != ".json":
         raise ArgumentError("Name two models, or one comparison that was written with --save (.json).")
-    if options["layers"] or options["accept"] or provider_of(options) or sampling_arguments(options):
+    if (
+        options["layers"]
+        or options["accept"]
+        or options["state"]
+        or provider_of(options)
+        or sampling_arguments(options)
+    ):
         raise ArgumentError("Nothing runs for a saved comparison: only limits and output options apply to it.")
     return apply_limits(load_diff(saved), limits)
 
@@ -112,6 +121,7 @@ def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]
     samples, provider = samples_of(original, options), choose_provider(provider_of(options))
     with (
         progress_bar(quiet=options["quiet"]) as progress,
+        opened(options["state"]) as state,
         place_of(options).sharing(len(samples), gpus=provider == "cuda") as workers,
     ):
         comparison = Comparison.of(
@@ -119,7 +129,7 @@ def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]
             target=options["target"], workers=workers,
         )  # fmt: skip
         layers = options["layers"] or bool(options["html"])
-        report = comparison.compare(result, layers=layers or None, progress=partial(progress, "comparing"))
+        report = comparison.compare(result, layers=layers or None, progress=partial(progress, "comparing"), state=state)
         is_shown = not options["quiet"] or options["html"] or options["save"]
         if is_shown and not options["no_cure"] and not report.passed and not report.skipped:
             report = replace(report, cure=_cure(original, result, report, comparison, options, progress))

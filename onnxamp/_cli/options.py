@@ -216,6 +216,15 @@ accept_option: Final = click.option(
 """The option that lets a function of the user judge outputs."""
 
 
+state_option: Final = click.option(
+    "--state",
+    type=FILE,
+    metavar="FILE",
+    help="Keep in this file what was done, at once: an interrupted run goes on from there, and nothing is done twice.",
+)
+"""The option that names a state file."""
+
+
 def format_option(what: str) -> Decorator:
     """The option that says how ``what`` is printed."""
     return click.option(

@@ -18,11 +18,11 @@ from onnxamp._cli.options import (
     provider_of,
     run_options,
     samples_of,
+    state_option,
     target_option,
     unlike_target,
 )
 from onnxamp._cli.presets import preset_options
-from onnxamp._cli.types import FILE
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._convert.convert import Sink, convert_to_file
 from onnxamp._model.model import Model
@@ -61,7 +61,7 @@ from onnxamp._tuning.tune import tune
 @click.option("--runs", type=click.IntRange(1), default=SENSITIVITY_RUNS, show_default=True,
               help="Runs that may measure how sensitive the outputs are to each op; candidates take up to"
               f" {CANDIDATE_RUNS + 2} more.")  # fmt: skip
-@click.option("--state", type=FILE, help="Keep measurements in this file and reuse those in it.")
+@state_option
 @click.option("--pick", type=click.IntRange(0), metavar="K", help="Write candidate K instead of the chosen one.")
 @click.option("--times", type=click.Choice(TIMES), default=TIMES[0], show_default=True,
               help="Op times: estimated for the device, or measured with ONNX Runtime's profiler. On CUDA and plugin"

@@ -1,33 +1,32 @@
 """Running a model piece by piece with every float measured; :mod:`onnxamp._numerics.watch` defines what is a fault."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from os import PathLike
 
-from onnx import TensorProto
-
-from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
-from onnxamp._model.copying import copied
+from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
-from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
+from onnxamp._numerics.sample_check import CheckedSample, CheckWork, SampleCheck, watched_run
 from onnxamp._numerics.seen import SeenRun
-from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
+from onnxamp._numerics.watch import WatchedRun
 from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._paths.paths import as_path
 from onnxamp._runtime.advice import input_failure
-from onnxamp._runtime.custom_ops import Surroundings
+from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.engines import Executable, Progress, engine_name, part_of
-from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.kept import KeptSamples, each_sample
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
-from onnxamp._runtime.sent import SentModel, SentSample, run_samples, sent_samples
+from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.values import Feed
-from onnxamp._workers.executor import Crash, Memory, Workers
+from onnxamp._state.state import Facts, fingerprint, opened
+from onnxamp._workers.executor import Crash, Workers
 from onnxamp._workers.place import Place
 
 
@@ -63,6 +62,7 @@ def check_run(
     progress: Progress | None = None,
     jobs: int | None = None,
     cluster: str | None = None,
+    state: str | PathLike[str] | None = None,
 ) -> RunCheck:
     """Run a model and find the first op that goes wrong although its inputs are fine.
 
@@ -83,6 +83,8 @@ def check_run(
         jobs: worker processes that share several samples; None for this process, which a plugin provider and ``stop``
             need.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
+        state: a file that keeps what each sample showed, so that an interrupted check goes on with the others. Not with
+            ``stop``.
 
     Returns:
         What every float value was like, in execution order. ``first_bad`` is the first fault, None if there is none;
@@ -90,7 +92,8 @@ def check_run(
 
     Raises:
         ArgumentTypeError: the model or the samples are of another type.
-        ArgumentError: the samples do not fit the model, or no node is of an op type in ``ops``.
+        ArgumentError: the samples do not fit the model, no node is of an op type in ``ops``, or the state belongs to
+            another check.
         ModelError: the model cannot be read. RuntimeFailure: CUDA is asked for and cannot be used.
 
     Example:
@@ -100,44 +103,77 @@ def check_run(
         >>> report.first_bad.op, report.first_bad.alarm.split(" in ")[0]
         ('Pow', 'Inf')
     """
-    opened = Model.of(model)
-    chosen = choose_provider(provider)
-    samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
-    report = RunCheck(engine_name(chosen, "float32"), samples.description, len(samples), (), None)
-    if is_plugin(chosen):
-        return _check_seen(report, opened, samples, SeenRun.of(opened, chosen, budget), ops or OpFilter(), progress)
-    executable = Executable(opened, chosen, emulated=True, whole=False, budget=budget)
-    checked = _Checked(executable, ops or OpFilter(), keep, stop=stop)
-    with Place(jobs, cluster).sharing(len(samples), gpus=chosen == "cuda") as workers:
-        run = checked.here(samples, progress) if workers is None else checked.elsewhere(workers, samples, progress)
-        for number, trouble in enumerate(run):
-            if isinstance(trouble, Crash):
-                return replace(report, skipped=f"The model does not run (sample {number + 1}): {trouble}")
-            if trouble is not None:
-                text = input_failure("The model does not run", trouble, samples, number, opened)
-                return replace(report, skipped=text)
+    one, chosen = Model.of(model), choose_provider(provider)
+    samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
+    if stop and state is not None:
+        raise ArgumentError("To stop at the first fault, nothing is kept to go on with: leave out state.")
+    with opened(None if state is None else as_path(state)) as file:
+        kept = None
+        if file is not None:
+            facts = _depends_on(one, chosen, keep, budget, samples)
+            kept = KeptSamples(file.part("check", facts), samples, CheckedSample)
+        ops = ops or OpFilter()
+        report = RunCheck(engine_name(chosen, "float32"), samples.description, len(samples), (), None)
+        if is_plugin(chosen):
+            return _check_seen(report, SeenRun.of(one, chosen, budget), samples, ops, progress, kept)
+        executable = Executable(one, chosen, emulated=True, whole=False, budget=budget)
+        with Place(jobs, cluster).sharing(len(samples), gpus=chosen == "cuda") as workers:
+            return _checked(report, _Checked(executable, ops, keep, stop=stop), workers, samples, progress, kept)
+
+
+def _depends_on(model: Model, provider: Provider, keep: frozenset[str], budget: int, samples: Samples) -> Facts:
+    """What the measurements depend on."""
+    options = engine_name(provider, "float32"), sorted(keep), budget, active_libraries()
+    return {
+        "the model": model_print(model),
+        "the first input": sample_print(samples, 0),
+        "the options": fingerprint(repr(options)),
+        "the version of onnxamp or ONNX Runtime": versions(),
+    }
+
+
+def _checked(
+    report: RunCheck, checked: "_Checked", workers: Workers | None, samples: Samples, progress: Progress | None,
+    kept: KeptSamples[CheckedSample] | None,
+) -> RunCheck:  # fmt: skip
+    """:func:`check_run` by emulation."""
+    model, provider = checked.executable.model, checked.executable.provider
+    for number, trouble in enumerate(checked.run(workers, samples, progress, kept)):
+        if isinstance(trouble, Crash):
+            return replace(report, skipped=f"The model does not run (sample {number + 1}): {trouble}")
+        if trouble is not None:
+            text = input_failure("The model does not run", trouble, samples, number, model)
+            return replace(report, skipped=text)
     parts = checked.parts
-    seen = {op_key(node) for part in parts for node in part.watched.runner.flow.nodes}
-    (ops or OpFilter()).check(seen)
+    checked.ops.check({op_key(node) for part in parts for node in part.watched.runner.flow.nodes})
     parts.sort(key=lambda part: part.first_bad() is None)  # those with a fault first; the sort is stable
     values: dict[str, ValueCheck] = {}
     for row in (row for part in parts for row in part.values()):
         values.setdefault(row.value, row)
     lowest = parts[0].watched.runner.flow.lowest
-    where = engine_name(chosen, lowest) + (f", emulated {lowest}" if chosen == "cuda" and lowest != "float32" else "")
+    told = f", emulated {lowest}" if provider == "cuda" and lowest != "float32" else ""
+    where = engine_name(provider, lowest) + told
     return replace(report, ran_on=where, values=tuple(values.values()), first_bad=parts[0].first_bad())
 
 
 def _check_seen(
-    report: RunCheck, model: Model, samples: Samples, run: SeenRun, ops: OpFilter, progress: Progress | None
-) -> RunCheck:
+    report: RunCheck, run: SeenRun, samples: Samples, ops: OpFilter, progress: Progress | None,
+    kept: KeptSamples[CheckedSample] | None,
+) -> RunCheck:  # fmt: skip
     """:func:`check_run` on an engine that computes low precision itself."""
-    for number, sample in enumerate(samples):
+    model = run.result.model
+
+    def measure(number: int) -> CheckedSample | RuntimeFailure:
         try:
-            run.run(check_inputs(model.proto, sample), part_of(progress, number, len(samples)))
+            return run.run(check_inputs(model.proto, samples[number]), part_of(progress, number, len(samples)))
         except RuntimeFailure as error:
-            return replace(report, skipped=input_failure("The model does not run", error, samples, number, model))
-    rows = run.checks()
+            return error
+
+    for number, found in enumerate(each_sample(samples, kept, run.prepare, measure)):
+        if isinstance(found, RuntimeFailure):
+            return replace(report, skipped=input_failure("The model does not run", found, samples, number, model))
+        run.add(found)
+    rows = run.checks(check_inputs(model.proto, samples[len(samples) - 1]))
     ops.check({row.op for row in rows})
     rows = tuple(row for row in rows if ops.takes(row.op))
     return replace(report, values=rows, first_bad=next((_in_words(row) for row in rows if row.fault), None))
@@ -177,95 +213,69 @@ class _Checked:
     stop: bool
     parts: list[_Part] = field(default_factory=list)
 
-    def here(self, samples: Samples, progress: Progress | None) -> Iterator[RuntimeFailure | None]:
-        """Run one sample after the other, and yield what prevented it."""
+    def run(
+        self, workers: Workers | None, samples: Samples, progress: Progress | None,
+        kept: KeptSamples[CheckedSample] | None,
+    ) -> Iterator[RuntimeFailure | Crash | None]:  # fmt: skip
+        """Measure one sample after the other, and yield what prevented it."""
+        if self.stop:
+            if workers is not None:
+                raise ArgumentError(
+                    "To stop at the first fault, samples run one after another: leave out jobs and cluster."
+                )
+            yield from self._until_fault(samples, progress)
+            return
+        one, choices = self.executable, None
+        found_all = self._here(samples, progress, kept) if workers is None else self._elsewhere(
+            workers, samples, progress, kept
+        )  # fmt: skip
+        for number, found in enumerate(found_all):
+            if isinstance(found, (RuntimeFailure, Crash)):
+                yield found
+                continue
+            if choices != found.choices:  # samples that take other branches are measured apart
+                choices = found.choices
+                self.parts.append(self._part(one.prepare(check_inputs(one.model.proto, samples[number]))))
+            self.parts[-1].watched.join(found.values, found.inputs)
+            yield None
+
+    def _until_fault(self, samples: Samples, progress: Progress | None) -> Iterator[RuntimeFailure | None]:
+        """Measure up to the first fault."""
         runner: Runner | None = None
         for number, sample in enumerate(samples):
             feeds = check_inputs(self.executable.model.proto, sample)
             try:
                 now = self.executable.prepare(feeds)
-                if now is not runner:  # samples that take other branches are measured apart
+                if now is not runner:
                     runner = now
                     self.parts.append(self._part(now))
                 self.parts[-1].run(feeds, part_of(progress, number, len(samples)))
                 yield None
             except RuntimeFailure as error:
                 yield error
-            if self.stop and self.parts[-1].first_bad() is not None:
+            if self.parts[-1].first_bad() is not None:
                 return
 
-    def elsewhere(
-        self, workers: Workers, samples: Samples, progress: Progress | None
-    ) -> Iterator[RuntimeFailure | Crash | None]:
-        """Let workers run them."""
-        if self.stop:
-            raise ArgumentError(
-                "To stop at the first fault, samples run one after another: leave out jobs and cluster."
-            )
-        one, choices = self.executable, None
+    def _here(
+        self, samples: Samples, progress: Progress | None, kept: KeptSamples[CheckedSample] | None
+    ) -> Iterator[CheckedSample | RuntimeFailure]:
+        one = SampleCheck(self.executable, self.keep)
+
+        def measure(number: int) -> CheckedSample | RuntimeFailure:
+            return one.check(samples[number], part_of(progress, number, len(samples)))
+
+        return each_sample(samples, kept, one.prepare, measure)
+
+    def _elsewhere(
+        self, workers: Workers, samples: Samples, progress: Progress | None, kept: KeptSamples[CheckedSample] | None
+    ) -> Iterator[CheckedSample | RuntimeFailure | Crash]:
+        one = self.executable
         work = CheckWork(SentModel.of(one.model), one.provider, self.keep, one.budget, next(sent_samples(samples)))
-        for number, found in enumerate(run_samples(workers, work, samples, progress)):
-            if isinstance(found, (RuntimeFailure, Crash)):
-                yield found
-                continue
-            if choices != found.choices:
-                choices = found.choices
-                self.parts.append(self._part(one.prepare(check_inputs(one.model.proto, samples[number]))))
-            self.parts[-1].watched.join(found.values, found.inputs)
-            yield None
+        return run_samples(workers, work, samples, progress, kept)
 
     def _part(self, runner: Runner) -> _Part:
         watched = watched_run(runner, self.executable.provider, self.keep, self.executable.budget)
         return _Part(watched, self.ops, stop=self.stop)
-
-
-def watched_run(runner: Runner, provider: Provider, keep: frozenset[str], budget: int) -> WatchedRun:
-    """A model to be run with its floats measured, and some of its nodes in float32."""
-    flow, rows = keep_float32(runner.flow, watched_values(runner.flow), keep)
-    return WatchedRun(Runner(flow, provider), rows, budget)
-
-
-class CheckedSample(NamedTuple):
-    """What one sample shows: the branches that it takes, and what was measured of values and of inputs."""
-
-    choices: tuple[tuple[str, bool], ...]
-    values: Mapping[str, Measurement]
-    inputs: Mapping[str, Measurement]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckWork:
-    """Measuring samples in worker processes; ``first`` is the one for which the model is prepared."""
-
-    model: SentModel
-    provider: Provider
-    keep: frozenset[str]
-    budget: int
-    first: SentSample
-    surroundings: Surroundings = field(default_factory=Surroundings.here)
-
-    def __call__(self, _: Memory) -> Callable[[SentSample], CheckedSample | RuntimeFailure]:
-        """The model is read, and prepared for the first sample."""
-        self.surroundings.enter()
-        executable = Executable(self.model.opened(), self.provider, emulated=True, whole=False, budget=self.budget)
-        prepared: list[tuple[Runner, WatchedRun]] = []
-
-        def measured(item: SentSample) -> CheckedSample | RuntimeFailure:
-            feeds = check_inputs(executable.model.proto, item.read())
-            try:
-                runner = executable.prepare(feeds)
-                if not prepared or prepared[-1][0] is not runner:
-                    prepared[:] = [(runner, watched_run(runner, self.provider, self.keep, self.budget))]
-                watched = replace(prepared[-1][1], values={}, inputs={})
-                for _ in watched.parts(feeds):
-                    pass
-            except RuntimeFailure as error:
-                return error
-            return CheckedSample(executable.choices, watched.values, watched.inputs)
-
-        with suppress(OnnxAmpError):  # as its own item will tell
-            executable.prepare(check_inputs(executable.model.proto, self.first.read()))
-        return measured
 
 
 def _in_words(row: ValueCheck) -> FirstBad:
@@ -284,54 +294,3 @@ def _in_words(row: ValueCheck) -> FirstBad:
         "saturated": f"elements stay at {m.found_max:g}, the largest number of {row.dtype}",
     }
     return FirstBad(row.value, row.node, row.op, text[row.fault or "NaN"])
-
-
-_PASSING = frozenset({"Cast", "Identity"})
-"""Ops of an emulated model that Casts of the model become."""
-
-
-def keep_float32(flow: Flow, rows: Sequence[Watched], names: Collection[str]) -> tuple[Flow, list[Watched]]:
-    """Emulate what ``--keep-fp32`` does: the named nodes read each other's exact results; others read rounded ones.
-
-    Args:
-        flow: an emulated model.
-        rows: its watched values.
-        names: nodes as reports call them: by name, or by their first value if they have none.
-
-    Returns:
-        The model, and the rows without those whose rounded value nobody reads any more.
-
-    Complexity: linear in nodes.
-    """
-    chosen = {row.node for row in rows if (flow.nodes[row.node].name or row.value) in names}
-    exact = {row.value: row.exact for row in rows if row.node in chosen and _is_rounded(flow, row)}
-    wanted = {name for node in chosen for name in flow.reads[node]}
-    for row in reversed(rows):  # Casts between chosen nodes pass on exact results
-        node = flow.nodes[row.node]
-        if node.op_type in _PASSING and row.value in wanted:
-            chosen.add(row.node)
-            wanted.update(flow.reads[row.node])
-    for row in rows:  # Casts to float32 behind chosen nodes have nothing to do
-        if row.value not in flow.low and flow.nodes[row.node].op_type in _PASSING:
-            chosen |= {row.node} if any(name in exact for name in flow.reads[row.node]) else set()
-    exact |= {row.value: row.exact for row in rows if row.node in chosen and row.exact in exact}
-    nodes, reads = list(flow.nodes), list(flow.reads)
-    for index in chosen:
-        nodes[index] = copied(flow.nodes[index])
-        nodes[index].input[:] = [exact.get(name, name) for name in flow.nodes[index].input]
-        reads[index] = tuple(dict.fromkeys(exact.get(name, name) for name in reads[index]))
-    for row in rows:  # integers are cast to float32 then, unless somebody else reads them rounded
-        if row.node not in chosen or row.exact == row.value or _is_rounded(flow, row):
-            continue
-        if {index for index, names in enumerate(reads) if row.value in names} <= chosen:
-            nodes[row.node] = copied(flow.nodes[row.node])
-            for item in nodes[row.node].attribute:
-                item.i = TensorProto.FLOAT if item.name == "to" else item.i
-    read = {name for names in reads for name in names} | set(flow.outputs)
-    kept = [row for row in rows if row.node not in chosen or not _is_rounded(flow, row) or row.value in read]
-    return replace(flow, nodes=tuple(nodes), reads=tuple(reads)), kept
-
-
-def _is_rounded(flow: Flow, row: Watched) -> bool:
-    """Whether the value is rounded from a float32 one, and not cast from integers."""
-    return row.exact != row.value and flow.types.get(row.exact) == "tensor(float)"

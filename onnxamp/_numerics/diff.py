@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from os import PathLike
 from secrets import token_hex
 from typing import Final, get_args
 
@@ -18,7 +19,9 @@ from onnxamp._numerics.sample_diff import DiffWork, SampleDiff, SampleRun, refer
 from onnxamp._numerics.tally import Tally, finished
 from onnxamp._numerics.walk import SideBySide
 from onnxamp._ops.profiles import emulated_arithmetic
+from onnxamp._paths.paths import as_path
 from onnxamp._runtime.advice import input_failure
+from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.engines import (
     Executable,
     OutputCache,
@@ -26,11 +29,14 @@ from onnxamp._runtime.engines import (
     engine_name,
     part_of,
 )
+from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.kept import KeptSamples, each_sample
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.side import BUDGET
+from onnxamp._state.state import Facts, Part, State, fingerprint, opened
 from onnxamp._target.kernels import check_target
 from onnxamp._workers.executor import Crash, Workers
 from onnxamp._workers.place import Place
@@ -57,6 +63,7 @@ def diff_models(
     target: str = "cuda",
     jobs: int | None = None,
     cluster: str | None = None,
+    state: str | PathLike[str] | None = None,
 ) -> DiffReport:
     """Run two models on the same samples and compare what they compute.
 
@@ -86,6 +93,8 @@ def diff_models(
         target: whose arithmetic is emulated: "webgpu" sums up float16 in float16, all others in float32.
         jobs: worker processes that compare several samples; None for this process.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
+        state: a file that keeps what each sample showed, so that an interrupted comparison goes on with the others, and
+            other ``limits`` need no run.
 
     Returns:
         The comparison. ``passed`` is the verdict, ``outputs`` hold what was measured, ``first_bad`` names where the
@@ -94,7 +103,7 @@ def diff_models(
     Raises:
         ArgumentTypeError: a model, the samples or the limits are of another type.
         ArgumentError: the samples do not fit the reference, the result takes inputs that the reference lacks, or it
-            lacks outputs that the reference has.
+            lacks outputs that the reference has, or the state belongs to another comparison.
         ModelError: a model cannot be read. RuntimeFailure: the provider is asked for and cannot be used.
 
     Example:
@@ -109,14 +118,17 @@ def diff_models(
     limits = limits or Limits()
     if accept is not None:
         limits = replace(limits, accept=Accept.of(accept))
-    opened, other = Model.of(reference), Model.of(result)
-    samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
+    one, other = Model.of(reference), Model.of(result)
+    samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
     chosen = choose_provider(provider)
-    with Place(jobs, cluster).sharing(len(samples), gpus=chosen == "cuda") as workers:
+    with (
+        opened(None if state is None else as_path(state)) as kept,
+        Place(jobs, cluster).sharing(len(samples), gpus=chosen == "cuda") as workers,
+    ):
         comparison = Comparison.of(
-            opened, samples, limits, chosen, whole=whole, budget=budget, metric=metric, target=target, workers=workers
+            one, samples, limits, chosen, whole=whole, budget=budget, metric=metric, target=target, workers=workers
         )
-        return comparison.compare(other, layers=layers or None, progress=progress)
+        return comparison.compare(other, layers=layers or None, progress=progress, state=kept)
 
 
 @dataclass(slots=True)
@@ -181,32 +193,54 @@ class Comparison:
             except RuntimeFailure as error:
                 input_failure("The model does not run", error, self.samples, number, self.reference.model)
 
-    def compare(self, result: Model, *, layers: bool | None, progress: Progress | None = None) -> DiffReport:
+    def compare(
+        self, result: Model, *, layers: bool | None, progress: Progress | None = None, state: State | None = None
+    ) -> DiffReport:
         """As :func:`diff_models`; ``layers`` is None to compare layers only if outputs miss their limits."""
         one = self.reference
         other = result_on(self.provider, result, one, whole=self.whole)
-        report = self._compared(other, bool(layers), progress)
+        part = None if state is None else state.part("comparison", self._depends_on(other))
+        report = self._compared(other, bool(layers), progress, part)
         if layers is None and not report.passed and report.outputs:
-            deep = self._compared(other, True, progress)
+            deep = self._compared(other, True, progress, part)
             return replace(report, first_bad=deep.first_bad, layers=deep.layers)
         return report
 
-    def _compared(self, other: Executable, layers: bool, progress: Progress | None) -> DiffReport:
+    def _depends_on(self, other: Executable) -> Facts:
+        """What the measurements depend on."""
+        one, accept = self.reference, self.limits.accept
+        options = (
+            engine_name(self.provider, "float32"), self.whole, one.budget, sorted(self.selected), other.origin is None,
+            "" if one.arithmetic is None else one.arithmetic.name, active_libraries(),
+        )  # fmt: skip
+        return {
+            "the reference": model_print(one.model),
+            "the result": model_print(other.model),
+            "the first input": sample_print(self.samples, 0),
+            "the options": fingerprint(repr(options)),
+            "the function that accepts": accept.print if accept is not None else "",
+            "the version of onnxamp or ONNX Runtime": versions(),
+        }
+
+    def _compared(self, other: Executable, layers: bool, progress: Progress | None, part: Part | None) -> DiffReport:
         one, samples = self.reference, self.samples
         report = DiffReport(
             one.model.label, other.model.label, engine_name(self.provider, "float32"), samples.description,
             len(samples), "float32",
         )  # fmt: skip
         tally = Tally(self.limits.accept)
-        seen = self._here(other, progress, layers=layers) if self.workers is None else self._elsewhere(
-            self.workers, other, progress, layers=layers
+        what = "layers of sample" if layers else "sample"
+        kept = None if part is None else KeptSamples(part, samples, SampleDiff, what, lambda found: found.was_compared)
+        seen = self._here(other, progress, kept, layers=layers) if self.workers is None else self._elsewhere(
+            self.workers, other, progress, kept, layers=layers
         )  # fmt: skip
         with closing(seen):
             for number, found in enumerate(seen):
                 if isinstance(found, Crash):
                     tally.alarms.append(f"Sample {number} could not be compared. {found}")
                     continue
-                report = replace(report, **found.facts)
+                if found.facts is not None:
+                    report = replace(report, **asdict(found.facts))
                 if found.error is not None:
                     text = input_failure("The reference does not run", found.error, samples, number, one.model)
                     return replace(report, skipped=text)
@@ -224,19 +258,25 @@ class Comparison:
         )  # fmt: skip
         return report
 
-    def _here(self, other: Executable, progress: Progress | None, *, layers: bool) -> Generator[SampleDiff]:
+    def _here(
+        self, other: Executable, progress: Progress | None, kept: "KeptSamples[SampleDiff] | None", *, layers: bool
+    ) -> Generator[SampleDiff]:
         """What each sample shows, compared in this process."""
         one, samples = self.reference, self.samples
         run = SampleRun(
             one, other, self.provider, self.whole, self.selected, self.limits.accept, self.outputs,
             SideBySide(one, other) if layers else None,
         )  # fmt: skip
-        for number, sample in enumerate(samples):
-            yield run.diff(number, sample, part_of(progress, number, len(samples)))
+
+        def measure(number: int) -> SampleDiff:
+            return run.diff(number, samples[number], part_of(progress, number, len(samples)))
+
+        yield from each_sample(samples, kept, run.prepare, measure)
 
     def _elsewhere(
-        self, workers: Workers, other: Executable, progress: Progress | None, *, layers: bool
-    ) -> Generator[SampleDiff | Crash]:
+        self, workers: Workers, other: Executable, progress: Progress | None, kept: "KeptSamples[SampleDiff] | None",
+        *, layers: bool,
+    ) -> Generator[SampleDiff | Crash]:  # fmt: skip
         """The same, compared by workers."""
         one = self.reference
         if self._sent is None:
@@ -246,7 +286,7 @@ class Comparison:
             key, sent, SentModel.of(other.model), other.origin is not None, one.budget, one.arithmetic, self.provider,
             self.whole, self.selected, self.limits.accept, layers, next(sent_samples(self.samples)),
         )  # fmt: skip
-        yield from run_samples(workers, work, self.samples, progress)
+        yield from run_samples(workers, work, self.samples, progress, kept)
 
 
 def _left_to_cpu(result: Executable) -> str | None:

@@ -33,18 +33,28 @@ from onnxamp._workers.executor import Memory
 
 
 @dataclass(frozen=True, slots=True)
+class RunFacts:
+    """Fields of the report that the models have on a sample."""
+
+    lowest: str
+    ran_on: str
+    reference_lowest: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SampleDiff:
     """What one sample shows.
 
     Attributes:
-        facts: fields of the report that the models have on this sample; empty if it could not even be prepared.
+        facts: what is known of the models; None if they could not even be prepared.
         error: why the reference does not run on it.
         failure: why the result does not.
         mismatches: differences of outputs that no limit allows.
         rejected: the function of the user that rejects the outputs.
     """
 
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: RunFacts | None = None
     error: RuntimeFailure | None = None
     failure: str | None = None
     noise: float | None = None
@@ -55,6 +65,11 @@ class SampleDiff:
     mismatches: tuple[str, ...] = ()
     rejected: str | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def was_compared(self) -> bool:
+        """Whether both models ran."""
+        return self.error is None and self.failure is None
 
 
 @dataclass(slots=True)
@@ -81,14 +96,15 @@ class SampleRun:
         feeds, found = check_inputs(self.reference.model.proto, sample), SampleDiff()
         try:
             flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
-            found = SampleDiff(self._facts(*flows))
+            facts = self._facts(*flows)
+            found = SampleDiff(facts)
             walked = self._run(number, feeds, progress)
         except RuntimeFailure as error:
             return replace(found, error=error)
         if walked.failure is not None:
             return replace(found, failure=walked.failure)
         noise = None
-        if self.whole and self.provider != "cpu" and number == 0 and found.facts["reference_lowest"] == "float32":
+        if self.whole and self.provider != "cpu" and number == 0 and facts.reference_lowest == "float32":
             noise = self._noise(feeds, walked.reference)
         missing = next((name for name in walked.reference if name not in walked.result), None)
         if missing is not None:
@@ -103,17 +119,20 @@ class SampleRun:
             notes=tuple(nan_inputs(feeds)),
         )  # fmt: skip
 
-    def _facts(self, reference: Flow, result: Flow) -> dict[str, Any]:
+    def prepare(self, sample: Sample) -> None:
+        """Prepare the models for a sample, as the first one does it for all; what is wrong with it, it tells itself."""
+        with suppress(OnnxAmpError):
+            feeds = check_inputs(self.reference.model.proto, sample)
+            self.reference.prepare(feeds)
+            self.result.prepare(feeds)
+
+    def _facts(self, reference: Flow, result: Flow) -> RunFacts:
         """What is known before anything runs."""
         lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
         if self.whole and lowest != "float32" and self.provider == "cpu":
             raise ArgumentError(f"whole=True on CPU would hide what {lowest} does: leave it out, for emulation.")
-        return {
-            "lowest": lowest,
-            "ran_on": engine_name(self.provider, lowest, self.reference.arithmetic),
-            "reference_lowest": reference.lowest,
-            "notes": _unmatched(reference, result),
-        }
+        ran_on = engine_name(self.provider, lowest, self.reference.arithmetic)
+        return RunFacts(lowest, ran_on, reference.lowest, _unmatched(reference, result))
 
     def _run(self, number: int, feeds: Mapping[str, Feed], progress: Progress | None) -> Walked:
         """Run both models on one sample: side by side if values are compared, whole if that is how they run.
@@ -193,9 +212,7 @@ class DiffWork:
             SideBySide(one, other) if self.layers else None,
         )  # fmt: skip
         with suppress(OnnxAmpError):  # as its own item will tell
-            feeds = check_inputs(one.model.proto, self.first.read())
-            one.prepare(feeds)
-            other.prepare(feeds)
+            run.prepare(self.first.read())
         return lambda item: run.diff(item.number, item.read())
 
 

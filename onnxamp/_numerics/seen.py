@@ -6,17 +6,22 @@ accumulation would be right.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.measure import Measurement, measure
 from onnxamp._numerics.pairing import Pairing, pair
 from onnxamp._numerics.results import ValueCheck
+from onnxamp._numerics.sample_check import CheckedSample
 from onnxamp._numerics.walk import SideBySide
 from onnxamp._numerics.watch import classify, watched_values
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feed, to_value
 
@@ -33,7 +38,6 @@ class SeenRun:
     walk: SideBySide
     values: dict[str, Measurement] = field(default_factory=dict)
     inputs: dict[str, Measurement] = field(default_factory=dict)
-    flow: Flow | None = None
 
     @classmethod
     def of(cls, model: Model, provider: Provider, budget: int) -> "SeenRun":
@@ -42,29 +46,33 @@ class SeenRun:
         result = Executable(model, provider, emulated=False, whole=False, budget=budget)
         return cls(result, SideBySide(Executable(exact, "cpu", True, False, budget), result, _replayed))
 
-    def run(self, feeds: Mapping[str, Feed], progress: Progress | None) -> None:
+    def prepare(self, sample: Sample) -> None:
+        """Prepare the models for a sample, as the first one does it for all; what is wrong with it, it tells itself."""
+        with suppress(OnnxAmpError):
+            feeds = check_inputs(self.result.model.proto, sample)
+            self.walk.reference.prepare(feeds)
+            self.result.prepare(feeds)
+
+    def run(self, feeds: Mapping[str, Feed], progress: Progress | None) -> CheckedSample:
         """Run a sample.
 
         Raises:
             RuntimeFailure: the model does not run in float32 on the CPU.
         """
-        walked = self.walk.run(feeds, progress)
-        self.flow = self.result.prepare(feeds).flow
-        for name, compared in walked.compared.items():
-            if compared.local is not None:
-                _add(self.values, name, compared.local)
-        for name in self.flow.inputs:
-            value = to_value(feeds[name], self.flow.types.get(name))
-            if value.is_tensor() and "float" in value.data_type():
-                _add(self.inputs, name, measure(value, value))
+        walked, flow = self.walk.run(feeds, progress), self.result.prepare(feeds).flow
+        values = {name: compared.local for name, compared in walked.compared.items() if compared.local is not None}
+        inputs = {name: to_value(feeds[name], flow.types.get(name)) for name in flow.inputs}
+        floats = {name: value for name, value in inputs.items() if value.is_tensor() and "float" in value.data_type()}
+        return CheckedSample((), values, {name: measure(value, value) for name, value in floats.items()})
 
-    def checks(self) -> tuple[ValueCheck, ...]:
-        """The values that were measured, in execution order, with their faults."""
-        if self.flow is None:
-            return ()
-        rows = [row for row in watched_values(self.flow) if row.value in self.values]
-        return classify(self.flow, rows, self.values, self.inputs)
+    def add(self, sample: CheckedSample) -> None:
+        """Add what a sample showed."""
+        for into, more in ((self.values, sample.values), (self.inputs, sample.inputs)):
+            for name, measured in more.items():
+                into[name] = into[name] + measured if name in into else measured
 
-
-def _add(into: dict[str, Measurement], name: str, measured: Measurement) -> None:
-    into[name] = into[name] + measured if name in into else measured
+    def checks(self, feeds: Mapping[str, Feed]) -> tuple[ValueCheck, ...]:
+        """The values that were measured, in execution order, with their faults; ``feeds`` are the last sample."""
+        flow = self.result.prepare(feeds).flow
+        rows = [row for row in watched_values(flow) if row.value in self.values]
+        return classify(flow, rows, self.values, self.inputs)

@@ -14,6 +14,7 @@ from onnxamp._model.weights import INSIDE
 from onnxamp._runtime.dataset import read_row
 from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.fingerprints import IN_FILES
+from onnxamp._runtime.kept import KeptSamples
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._workers.executor import Work, Workers, run_in_order
 
@@ -66,20 +67,33 @@ def sent_samples(
         yield SentSample(number, reader if is_sent else partial(dict, samples[number]))
 
 
-def run_samples(workers: Workers, work: Work, samples: Samples, progress: Progress | None = None) -> Iterator[Any]:
+def run_samples(
+    workers: Workers,
+    work: Work,
+    samples: Samples,
+    progress: Progress | None = None,
+    kept: KeptSamples[Any] | None = None,
+) -> Iterator[Any]:
     """What workers make of the samples, in their order; a crash where a sample ends its worker.
 
-    ``progress`` is called with the samples that are done, whatever their order, and their number.
+    ``progress`` is called with the samples that are done, whatever their order, and their number. What is ``kept``
+    already is not done again; what is done is kept at once, whatever its order.
 
     Raises:
         As :func:`onnxamp._workers.executor.run_in_order`.
     """
-    done = 0
+    missing = [number for number in range(len(samples)) if kept is None or number not in kept]
+    finished = len(samples) - len(missing)
 
-    def tell(*_: object) -> None:
-        nonlocal done
-        done += 1
+    def done(position: int, result: Any) -> None:
+        nonlocal finished
+        finished += 1
+        if kept is not None:
+            kept.keep(missing[position], result)
         if progress is not None:
-            progress(done, len(samples))
+            progress(finished, len(samples))
 
-    return run_in_order(workers, work, sent_samples(samples, workers=workers), done=tell)
+    results = run_in_order(workers, work, sent_samples(samples, missing, workers), done=done) if missing else iter(())
+    waiting = frozenset(missing)
+    for number in range(len(samples)):
+        yield next(results) if kept is None or number in waiting else kept[number]

@@ -96,9 +96,10 @@ def test_the_error_says_what_changed_and_nothing_is_lost(path: Path) -> None:
         ({"the model": "n", "the inputs": "j"}, "the model and the inputs changed since"),
         ({**FACTS, "the options": "o"}, "the options changed since"),
     ]:
-        with opened(path) as state, pytest.raises(ArgumentError, match=f"belongs to another comparison: {said}"):
+        with opened(path) as state:
             assert state is not None
-            state.part("comparison", facts)
+            with pytest.raises(ArgumentError, match=f"belongs to another comparison: {said}"):
+                state.part("comparison", facts)
     assert path.read_bytes() == kept
 
 

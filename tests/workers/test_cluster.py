@@ -177,6 +177,17 @@ def test_samples_are_compared_as_by_one_process(machines: Any, tmp_path: Path) -
     found = onnxamp.diff_models(MODELS[0], low, tmp_path, provider="cpu", cluster=machines.address)
     assert diff_json(found) == diff_json(wanted)
 
+    def stop(done: int, _: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    steps: list[int] = []
+    shared: dict[str, Any] = {"provider": "cpu", "cluster": machines.address, "state": tmp_path / "state"}
+    with pytest.raises(KeyboardInterrupt):
+        onnxamp.diff_models(MODELS[0], low, tmp_path, **shared, progress=stop)
+    found = onnxamp.diff_models(MODELS[0], low, tmp_path, **shared, progress=lambda done, _: steps.append(done))
+    assert (diff_json(found), steps) == (diff_json(wanted), [3, 4])
+
     def largest(reference: dict[str, Any], result: dict[str, Any]) -> float:
         return max(float(np.abs(value - result[name]).max()) for name, value in reference.items())
 
