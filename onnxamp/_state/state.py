@@ -146,7 +146,8 @@ class State:
             if not data.endswith(b"\n"):
                 break
             self._end += len(data)
-        self._file.truncate(self._end)
+        if self._file.seek(0, os.SEEK_END) > self._end:
+            self._file.truncate(self._end)
         if not self._end:
             self._file.seek(0)
             self._file.write(_HEAD)

@@ -1,6 +1,5 @@
 """Level auto: tolerance held, in few runs, whatever the model; and its parts."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from mask_runs import mask_runs
 from onnx import ModelProto, TensorProto, numpy_helper
 from real_models import REAL_MODELS
 from repository import ROOT
+from states import samples_in
 
 from onnxamp import (
     ArgumentError,
@@ -630,12 +630,6 @@ def test_measured_times_of_units() -> None:
 # --- what is remembered -----------------------------------------------------------------------------------------
 
 
-def measured_in(state: Path) -> int:
-    """Samples that a state file holds."""
-    keys = (json.loads(line).get("key", "") for line in state.read_text().splitlines())
-    return sum(key.startswith("sample ") for key in keys)
-
-
 def test_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state, told = tmp_path / "state.json", []
     whole = tune_model(called("recurrent"), 5e-4, count=1)
@@ -686,7 +680,7 @@ def test_killed_in_the_pass_and_resumed(tmp_path: Path) -> None:
     for samples_done in (2, 4):
         with pytest.raises(KeyboardInterrupt):
             tuned_until(samples_done + 1)
-        assert measured_in(state) == samples_done
+        assert samples_in(state) == samples_done
     result, tuned = tuned_until(6)
     assert [len(trial) for trial in begun] == [3, 3, 1], "five samples, two of them begun twice"
     assert (result, tuned.kept, tuned.candidates) == (whole[0], whole[1].kept, whole[1].candidates)
@@ -702,7 +696,7 @@ def test_a_process_that_is_killed_leaves_what_it_measured(tmp_path: Path) -> Non
     )
     done = subprocess.run([sys.executable, "-c", code, str(called("recurrent")), str(state)], check=False)
     assert done.returncode != 0
-    assert measured_in(state) == 2
+    assert samples_in(state) == 2
     assert tune_model(called("recurrent"), count=4, state=state) == tune_model(called("recurrent"), count=4)
 
 
