@@ -1,8 +1,9 @@
 """Times of nodes on the engine that runs the converted models, and a last look at the clock before one is written.
 
 An engine that compiles a graph times its own kernels. One that has the name of a node, perhaps with a suffix behind a
-slash ("Conv_0/WithoutBiases"), counts for that node: what was fused into it costs nothing by itself. One with a name of its own stands for nodes that lie between its neighbours, as
-several became one: its time is apportioned among those that have none, by their estimates.
+slash ("Conv_0/WithoutBiases"), counts for that node: what was fused into it costs nothing by itself. One with a name of
+its own stands for nodes that lie between its neighbours, as several became one: its time is apportioned among those
+that have none, by their estimates.
 """
 
 from collections.abc import Container, Mapping
