@@ -1,5 +1,6 @@
 """Samples that several processes share: the report is that of one, and a sample that kills fails alone."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
