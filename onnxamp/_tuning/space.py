@@ -232,9 +232,12 @@ def prices_for(
 
 
 def exactly(space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]) -> Prices:
-    """The prices at which the cut lowers these nodes and no others."""
+    """The prices at which the cut lowers these nodes and no others, whatever they gain."""
     prices = [0.0 if unit.key in low else inf for unit in space.tunable]
-    return prices_for(space.tunable, prices, pins, {unit.node for unit in space.followers if unit.key not in low})
+    kept = {unit.node for unit in space.followers if unit.key not in low}
+    found = prices_for(space.tunable, prices, pins, kept)
+    wanted = {unit.node: _EAGER << 4 for unit in space.tunable if unit.key in low and unit.node not in pins}
+    return replace(found, gains={**found.gains, **wanted})
 
 
 def find_live(view: Graph, samples: Samples) -> list[frozenset[int]]:

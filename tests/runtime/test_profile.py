@@ -54,7 +54,7 @@ def test_what_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="at least 1, not 0"):
         node_times(model, feeds, runs=0)
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
-    with pytest.raises(RuntimeFailure, match="CUDA_LAUNCH_BLOCKING=1"):
+    with pytest.raises(RuntimeFailure, match=r"Profiling .* failed"):  # another process has no double
         node_times(model, feeds, "cuda")
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     assert node_times(model, feeds, "cuda").keys() == {"only"}
@@ -63,8 +63,7 @@ def test_what_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.cuda
 @pytest.mark.placement
 @pytest.mark.skipif(not cuda_available(), reason="needs a CUDA device")
-def test_times_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+def test_times_on_cuda() -> None:
     model = parse("(float[512,512] x) => (float[512,512] y) { [only] y = MatMul (x, x) }")
     assert node_times(model, random_samples(model)[0], "cuda")["only"] > 0
 
