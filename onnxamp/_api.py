@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 
 from onnx import ModelProto
 
-from onnxamp._convert.convert import Conversion, Converted, Sink, convert, convert_to_file
+from onnxamp._convert.convert import CONVERSION, Conversion, Converted, Sink, begun, convert, convert_to_file
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.upgrades import analyse_model
 from onnxamp._graph.collecting import no_collections
@@ -21,6 +21,7 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options, is_auto
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._state.state import StateLike, opened
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.tune import tune_warned
@@ -151,6 +152,7 @@ def convert_file(
     metric: MetricLike = "auto",
     jobs: int | None = None,
     cluster: str | None = None,
+    state: StateLike = None,
     **options: Unpack[OptionKeywords],
 ) -> Conversion:
     """Convert a model file of any size, and write the result whole or not at all.
@@ -167,12 +169,15 @@ def convert_file(
         progress: called with (bytes written, bytes in all) while weights are written.
         jobs: worker processes that read and write the data files of a large model; None for this process.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
+        state: a file that keeps which data files are written, and what was measured, so that a conversion that is
+            interrupted goes on with the others. Where it failed, they wait in a hidden folder beside ``dst``.
 
     Returns:
         The plan, a summary of the result, and how many elements of each weight overflowed or underflowed.
 
     Raises:
-        OutputError: the target cannot be written. Others as :func:`convert_model`.
+        OutputError: the target cannot be written. ArgumentError: the state belongs to another conversion. Others as
+            :func:`convert_model`.
 
     Example:
         >>> import onnxamp, tempfile
@@ -184,15 +189,20 @@ def convert_file(
     settings = plan.options if plan else Options.of(level, options)
     if plan is not None and options:
         warn([f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."])
-    with declared_ops(settings.custom_ops), Place(jobs, cluster).sharing() as workers:
+    with declared_ops(settings.custom_ops), opened(state) as kept, Place(jobs, cluster).sharing() as workers:
         sink = Sink(as_path(dst), external_data, shard_bytes, progress, workers=workers, data_names=data_names)
         source = Model.read(as_path(src))
+        sink, is_tuned = begun(kept, source, sink, settings, plan), False
         if plan is None and is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
-            plan = tune_warned(source, settings, Search(tolerance, metric, samples)).plan
-            return convert_to_file(source, sink, plan.options, plan)
-        settings = _measured(source, settings, samples)
+            plan, is_tuned = tune_warned(source, settings, Search(tolerance, metric, samples, state=kept)).plan, True
+            settings = plan.options
+        else:
+            settings = _measured(source, settings, samples)
         conversion = convert_to_file(source, sink, settings, plan)
-    warn(conversion.plan.warnings)
+        if kept is not None:
+            kept.drop(CONVERSION)
+    if not is_tuned:
+        warn(conversion.plan.warnings)
     return conversion
 
 

@@ -21,13 +21,14 @@ from onnxamp._cli.options import (
     run_options,
     samples_of,
     sampling_arguments,
+    state_option,
     target_option,
     unlike_target,
 )
 from onnxamp._cli.presets import preset_options
 from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._cli.workers import place_of, place_options
-from onnxamp._convert.convert import Conversion, Sink, convert_to_file
+from onnxamp._convert.convert import CONVERSION, Conversion, Sink, begun, convert_to_file
 from onnxamp._convert.plan import Plan, load_plan
 from onnxamp._convert.raising import reference_of
 from onnxamp._errors import ArgumentError
@@ -45,6 +46,7 @@ from onnxamp._report.text import printable
 from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import choose_provider
+from onnxamp._state.state import State, opened
 
 if TYPE_CHECKING:
     from onnxamp._tuning.results import Tuned
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
 @run_options()
 @place_options
+@state_option
 @click.option("--retry", is_flag=True, help="A folder of models: try again what failed before for the same reason.")
 @click.option("--no-cure", is_flag=True, help="If the result fails its validation, write it as NAME.failed.onnx"
               " instead of keeping more nodes in float32.")  # fmt: skip
@@ -86,6 +89,8 @@ def command(model: Path, **options: Any) -> None:
     failed its validation under --no-cure or --plan; 2 wrong usage.
     """
     if model.is_dir():
+        if options["state"] is not None:
+            raise ArgumentError("A folder of models keeps its own state, in the folder of the results: drop --state.")
         from onnxamp._cli.batch import convert_all  # noqa: PLC0415 - only folders need worker processes
 
         convert_all(model, options)
@@ -109,13 +114,16 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     tell([*early, *(unlike_target(given, options.target) if validates and plan is None else ())])
     needs_samples = validates or options.level == Level.AUTO or options.lacks_ranges
     samples = samples_of(model, given) if needs_samples else None
-    sink = Sink(target_of(model, given, options.dtype, given["plan_file"]), given["external_data"], given["shard_size"])
+    target = target_of(model, given, options.dtype, given["plan_file"], also=given["state"])
+    sink = Sink(target, given["external_data"], given["shard_size"])
     with (
         progress_bar(quiet=given["quiet"]) as progress,
+        opened(given["state"]) as state,
         place_of(given).sharing(gpus=provider == "cuda") as workers,
     ):
         names = given["data_names"] or "onnx"
         sink = replace(sink, progress=partial(progress, "writing"), workers=workers, data_names=names)
+        sink = begun(state, model, sink, options, plan)
         comparison = None
         if samples is not None and validates:
             limits = tuned_limits(given["tolerance"], options.dtype) if _is_tuned(options, plan) else Limits()
@@ -123,7 +131,9 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
                 reference_of(model, options), samples, replace(limits, accept=given["accept"]), provider,
                 metric=given["metric"], target=options.target, workers=workers if len(samples) > 1 else None,
             )  # fmt: skip
-        made, validation, tuned = _made(model, sink, options, plan, samples, comparison, given, progress)
+        made, validation, tuned = _made(model, sink, options, plan, samples, comparison, given, progress, state)
+        if state is not None:
+            state.drop(CONVERSION)
     if given["html"]:
         write_conversion_page(made, Model.read(made.target, model), validation, tuned, given["html"])
     tell(text for text in made.plan.warnings if plan is None and text not in early)
@@ -134,12 +144,13 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
 def _made(
     model: Model, sink: Sink, options: Options, plan: Plan | None, samples: Samples | None,
     comparison: Comparison | None, given: dict[str, Any], progress: Told,
+    state: State | None,
 ) -> tuple[Conversion, DiffReport | None, "Tuned | None"]:  # fmt: skip
     """What was written, its validation, and what level auto found."""
     tuned = validation = None
     provider = comparison.provider if comparison is not None else None
     if _is_tuned(options, plan):
-        tuned = _tune(model, options, samples, given, progress)
+        tuned = _tune(model, options, samples, given, progress, state)
         plan = tuned.plan
     if comparison is not None:
         comparison.try_reference(partial(progress, "running the original"))
@@ -162,7 +173,9 @@ def _made(
     return made, validation, tuned
 
 
-def _tune(model: Model, options: Options, samples: Samples | None, given: dict[str, Any], progress: Told) -> "Tuned":
+def _tune(
+    model: Model, options: Options, samples: Samples | None, given: dict[str, Any], progress: Told, state: State | None
+) -> "Tuned":
     """What level auto finds."""
     from onnxamp._tuning.arguments import Search  # noqa: PLC0415 - only level auto needs it
     from onnxamp._tuning.tune import tune  # noqa: PLC0415 - only level auto needs it
@@ -175,6 +188,7 @@ def _tune(model: Model, options: Options, samples: Samples | None, given: dict[s
         provider=provider_of(given),
         progress=progress,
         accept=given["accept"],
+        state=state,
         place=place_of(given),
     )  # fmt: skip
     return tune(model, options, search)

@@ -7,9 +7,10 @@
 :func:`convert` applies the edits to a copy and verifies it; :func:`convert_to_file` writes that copy to a file.
 """
 
+import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from onnx import ModelProto
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
-from onnxamp._convert.plan import Plan, make_plan
+from onnxamp._convert.plan import Plan, make_plan, plan_json
 from onnxamp._convert.raising import low_note
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._convert.upgrades import Proof, analyse_model
@@ -37,6 +38,8 @@ from onnxamp._public import Shown
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
+from onnxamp._runtime.fingerprints import file_print, versions
+from onnxamp._state.state import Part, State, fingerprint
 from onnxamp._workers.executor import Workers
 
 _LOG: Final = logging.getLogger("onnxamp")
@@ -157,6 +160,7 @@ class Sink:
         approve: called with the new model under another name; if it raises, nothing is put in place.
         workers: who measures weights and writes data files if there are several; None for this process.
         data_names: whose names data files get: "onnx" or "transformers.js".
+        kept: keeps what is measured and written, for a run that is interrupted to go on; see :func:`begun`.
 
     Raises:
         ArgumentError: a value is unknown, or the target is a folder.
@@ -169,6 +173,7 @@ class Sink:
     approve: Callable[[Path], None] | None = None
     workers: Workers | None = None
     data_names: str = "onnx"
+    kept: Part | None = None
 
     def __post_init__(self) -> None:
         if self.data_names not in (styles := read_table("presets")):
@@ -213,6 +218,31 @@ class Sink:
         return self.external_data == "always" or (self.external_data == "auto" and is_needed)
 
 
+CONVERSION: Final = "conversion"
+"""Part of a state file: what is left of a conversion that did not end."""
+
+
+def begun(state: State | None, model: Model, sink: Sink, options: Options, plan: Plan | None = None) -> Sink:
+    """The sink that keeps what a conversion has done in a state, until its part is dropped.
+
+    Raises:
+        ArgumentError: the state belongs to another conversion.
+    """
+    if state is None:
+        return sink
+    assert model.path is not None
+    files = sorted({model.path.resolve(), *model.stock.files})
+    wanted = sink.external_data, sink.shard_bytes, sink.data_names
+    facts = {
+        "the model": fingerprint(*map(file_print, files)),
+        "the options": fingerprint(json.dumps(options.as_json(), sort_keys=True), repr(wanted)),
+        "the plan": "" if plan is None else fingerprint(json.dumps(plan_json(plan), sort_keys=True)),
+        "the output": str(sink.target),
+        "the version of onnxamp or ONNX Runtime": versions(),
+    }
+    return replace(sink, kept=state.part(CONVERSION, facts))
+
+
 @no_collections()
 def convert_to_file(
     model: Model, sink: Sink, options: Options, plan: Plan | None = None, proof: Proof | None = None
@@ -229,7 +259,7 @@ def convert_to_file(
     assert source is not None
     target = sink.destination(stored)
     kept = frozenset() if target.exists() and target.samefile(source) else stored.files
-    with measured(model, sink.workers):
+    with measured(model, sink.workers, sink.kept):
         converted = convert(model, options, plan, deferred=True, proof=proof)
     analysis = converted.analysis
     summary = summarize(converted.prepared, analysis, plan)
@@ -241,7 +271,7 @@ def convert_to_file(
         written = save_model(
             converted.proto, target, converted.weights,
             external=external, shard_bytes=sink.shard_bytes, data_names=sink.data_names, keep=kept,
-            progress=sink.progress, approve=sink.approve, workers=sink.workers,
+            progress=sink.progress, approve=sink.approve, workers=sink.workers, kept=sink.kept,
         )  # fmt: skip
         counts = converted.weights.counts()
     else:

@@ -135,7 +135,7 @@ class Lowered:
     place: DataLocation
     low: LowType
     saturate_at: float
-    lost: list[ConversionCounts] = field(default_factory=list, compare=False)
+    lost: list[ConversionCounts] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def size(self) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from onnxamp._errors import OutputError
+from onnxamp._state.state import Part
 
 
 @dataclass(slots=True)
@@ -24,6 +25,8 @@ class RemoteStage:
     token: str = field(default_factory=lambda: token_hex(4))
     places: dict[str, Path] = field(default_factory=dict)
     """Data file -> where it is written."""
+    kept: Part | None = None
+    """What remembers where data files are written, so that the next run goes on with them."""
     is_committed: bool = False
 
     @property
@@ -34,8 +37,12 @@ class RemoteStage:
     def place(self, name: str) -> Path:
         """Where a data file is written: under its name, or if that is taken with the token in it."""
         if name not in self.places:
-            usual = self.path.parent / name
-            self.places[name] = self._with_token(name) if usual.exists() else usual
+            usual, key = self.path.parent / name, f"place of {name}"
+            known = None if self.kept is None else self.kept.get(key)
+            taken = usual.exists() if known is None else known != usual.name
+            self.places[name] = self._with_token(name) if taken else usual
+            if self.kept is not None and known is None:
+                self.kept[key] = self.places[name].name
         return self.places[name]
 
     def publish(self, names: Sequence[str]) -> list[str]:
@@ -54,20 +61,28 @@ class RemoteStage:
             OSError: it cannot be put there.
         """
         files = list(outdated())
+        self.discard()
         self.main.replace(self.path)
         self.is_committed = True
         for file in files:
             with suppress(OSError):
                 file.unlink(missing_ok=True)
 
+    def discard(self) -> None:
+        """Let nobody go on with what was written: it is no good, or in its place at once."""
+        if self.kept is not None:
+            for key in [f"stage of {self.path.name}", *(f"place of {name}" for name in self.places)]:
+                self.kept[key] = None
+        self.kept = None
+
     def identity(self) -> str:
         """Nothing: nobody renames data files here."""
         return ""
 
     def clear(self) -> None:
-        """Remove what was written, unless it is in its place."""
+        """Remove what was written, unless it is in its place, or the next run goes on with it."""
         if not self.is_committed:
-            for file in (self.main, *self.places.values()):
+            for file in (self.main, *(self.places.values() if self.kept is None else ())):
                 with suppress(OSError):
                     file.unlink(missing_ok=True)
 
@@ -76,15 +91,20 @@ class RemoteStage:
 
 
 @contextmanager
-def remote_staging(path: Path) -> Iterator[RemoteStage]:
+def remote_staging(path: Path, kept: Part | None = None) -> Iterator[RemoteStage]:
     """A stage for what will become ``path``. Unless :meth:`RemoteStage.commit` is reached, nothing changes.
+
+    With ``kept``, data files stay until that or :meth:`RemoteStage.discard` is reached; the next stage has them again.
 
     Raises:
         OutputError: ``path`` is a folder.
     """
     if path.is_dir():
         raise OutputError(f"Cannot write {str(path)!r}: it is a folder.")
-    stage = RemoteStage(path)
+    stage = RemoteStage(path, kept=kept)
+    if kept is not None:
+        stage.token = kept.get(f"stage of {path.name}") or stage.token
+        kept[f"stage of {path.name}"] = stage.token
     try:
         yield stage
     finally:

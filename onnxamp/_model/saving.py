@@ -22,8 +22,9 @@ from onnxamp._model.blobs import PIECE, Blob, Copied, Held, Lowered, layout, str
 from onnxamp._model.lowering import ConversionCounts, convert
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.remote_stage import RemoteStage, remote_staging
+from onnxamp._model.renaming import rename_data
 from onnxamp._model.shards import DataFile, write_data_files
-from onnxamp._model.staging import Stage, rename_data, staging
+from onnxamp._model.staging import Stage, staging
 from onnxamp._model.storage import load_model, unwritable
 from onnxamp._model.weights import (
     INSIDE,
@@ -37,6 +38,7 @@ from onnxamp._model.weights import (
 from onnxamp._model.wire import find_data, raw_data_head, replaced
 from onnxamp._ops.tables import read_table
 from onnxamp._paths.paths import is_remote, writing
+from onnxamp._state.state import Part
 from onnxamp._workers.executor import Workers
 
 EXTERNAL_MIN: Final = 1024
@@ -131,6 +133,7 @@ def save_model(
     progress: Callable[[int, int], None] | None = None,
     approve: Callable[[Path], None] | None = None,
     workers: Workers | None = None,
+    kept: Part | None = None,
 ) -> int:
     """Write a model whole or not at all. ``model`` is changed: it refers to what was written afterwards.
 
@@ -145,6 +148,7 @@ def save_model(
         progress: called with (bytes written, bytes in all) while large weights are written.
         approve: called with the new model under another name; if it raises, nothing changes.
         workers: who writes data files if there are several; None for this process.
+        kept: keeps what is written until all is, for a run that is interrupted to go on.
 
     Returns:
         Bytes of all weights that were written.
@@ -154,12 +158,12 @@ def save_model(
         ExternalDataError: a weight cannot be read.
     """
     try:
-        with _staging(path) as stage:
+        with _staging(path, kept) as stage:
             blobs, total = _blobs(model, converter, held=external)
             report = _adding_up(progress, total) if progress else None
             if external:
                 # Where its data are gone, the model to replace may refer to a file that is new.
-                written = _write_data(blobs, stage, shard_bytes, data_names, report, workers)
+                written = _write_data(blobs, stage, shard_bytes, data_names, report, workers, kept)
                 keep |= {(path.parent / name).resolve() for name in written}
                 stage.main.write_bytes(model.SerializeToString())
             else:
@@ -251,6 +255,7 @@ def _write_data(
     data_names: str,
     progress: Callable[[int], None] | None,
     workers: Workers | None,
+    kept: Part | None,
 ) -> list[str]:
     """Write all blobs to new data files, each once, and point the tensors to them; returns the names of the files."""
     unique = list(dict.fromkeys(blob for _, blob in blobs))
@@ -259,7 +264,7 @@ def _write_data(
     files: list[DataFile] = [(stage.place(name), []) for name in names]
     for blob, (number, offset) in places.items():
         files[number][1].append((offset, blob))
-    write_data_files(files, progress, workers)
+    write_data_files(files, progress, workers, kept)
     names = stage.publish(names)
     for tensor, blob in blobs:
         number, offset = places[blob]
@@ -302,13 +307,17 @@ def _write_inline(
 
 def _approved(stage: Stage | RemoteStage, approve: Callable[[Path], None] | None) -> None:
     if approve is not None:
-        with stage.shown() as shown:
-            approve(shown)
+        try:
+            with stage.shown() as shown:
+                approve(shown)
+        except Exception:
+            stage.discard()
+            raise
 
 
-def _staging(path: Path) -> AbstractContextManager[Stage | RemoteStage]:
+def _staging(path: Path, kept: Part | None = None) -> AbstractContextManager[Stage | RemoteStage]:
     """A stage for a result, here or behind a URL."""
-    return remote_staging(path) if is_remote(path) else staging(path)
+    return remote_staging(path, kept) if is_remote(path) else staging(path, kept)
 
 
 def _copy_bytes(source: Path, target: Path) -> None:

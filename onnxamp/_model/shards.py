@@ -15,10 +15,11 @@ from onnx import TensorProto
 
 from onnxamp._context import active_within
 from onnxamp._errors import OutputError
-from onnxamp._model.blobs import Blob, Lowered, stream_blobs, write_blobs
+from onnxamp._model.blobs import Blob, Held, Lowered, stream_blobs, write_blobs
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
 from onnxamp._model.protos import tensors_of
+from onnxamp._model.staging import sync
 from onnxamp._model.weights import (
     ConstantStats,
     DataLocation,
@@ -29,6 +30,8 @@ from onnxamp._model.weights import (
     stored_bytes,
 )
 from onnxamp._paths.paths import is_remote
+from onnxamp._state.plain import as_data, from_data
+from onnxamp._state.state import Part, fingerprint
 from onnxamp._workers.executor import Crash, Memory, Workers, run, run_in_order
 
 _LARGE: Final = 1 << 20
@@ -51,23 +54,57 @@ class _Stored(NamedTuple):
 
 
 @contextmanager
-def measured(model: Model, workers: Workers | None) -> Iterator[None]:
+def measured(model: Model, workers: Workers | None, kept: Part | None = None) -> Iterator[None]:
     """Let workers measure the large float32 weights of a model; decisions in the block read them no more.
+
+    What was measured is kept, and what is ``kept`` already is not measured again.
 
     Raises:
         ExternalDataError: a weight cannot be found. OutputError: workers die of reading them.
     """
-    stored = [] if workers is None else list(_large(model))
-    if workers is None or len(stored) < 2:
+    stored = [] if workers is None and kept is None else list(_large(model))
+    if len(stored) < 2:
         yield
         return
-    shares, known = list(_shares(stored)), dict[_Place, ConstantStats]()
-    for share, found in zip(shares, run_in_order(workers, _measuring, shares), strict=True):
-        if isinstance(found, Crash):
-            raise OutputError(f"The weights in {str(share[0].place.path)!r} cannot be measured. {found}")
-        known |= {(weight.place.path, weight.place.offset): row for weight, row in zip(share, found, strict=True)}
-    with active_within(_MEASURED, known):
+    with active_within(_MEASURED, _all_measured(list(_shares(stored)), workers, kept)):
         yield
+
+
+def _all_measured(
+    shares: Sequence[list[_Stored]], workers: Workers | None, kept: Part | None
+) -> dict[_Place, ConstantStats]:
+    known, keys = dict[_Place, ConstantStats](), [f"weights {fingerprint(repr(share))}" for share in shares]
+    missing = [number for number, key in enumerate(keys) if kept is None or key not in kept]
+    found: dict[int, list[ConstantStats]] = {}
+    if kept is not None:
+        found = {
+            number: [from_data(ConstantStats, row) for row in kept[key]]
+            for number, key in enumerate(keys) if key in kept
+        }  # fmt: skip
+
+    def done(position: int, rows: Any) -> None:
+        if kept is not None and isinstance(rows, list):
+            kept[keys[missing[position]]] = as_data(rows, named=False)
+
+    waiting = [shares[number] for number in missing]
+    results = (
+        _measured_here(waiting, done) if workers is None else run_in_order(workers, _measuring, waiting, done=done)
+    )
+    for number, rows in zip(missing, results, strict=True):
+        if isinstance(rows, Crash):
+            raise OutputError(f"The weights in {str(shares[number][0].place.path)!r} cannot be measured. {rows}")
+        found[number] = rows
+    for number, share in enumerate(shares):
+        pairs = zip(share, found[number], strict=True)
+        known |= {(weight.place.path, weight.place.offset): row for weight, row in pairs}
+    return known
+
+
+def _measured_here(shares: Sequence[list[_Stored]], done: Callable[[int, Any], None]) -> Iterator[list[ConstantStats]]:
+    for position, share in enumerate(shares):
+        rows = _measuring({})(share)
+        done(position, rows)
+        yield rows
 
 
 def known_stats(tensor: TensorProto, folder: Path | None) -> ConstantStats | None:
@@ -113,36 +150,90 @@ def _stats(weight: _Stored) -> ConstantStats:
     return constant_stats(read_array(tensor, None))
 
 
-DataFile: TypeAlias = tuple[Path, list[tuple[int, Blob]]]
+_Blobs: TypeAlias = list[tuple[int, Blob]]
+DataFile: TypeAlias = tuple[Path, _Blobs]
 """A file to write, and what comes at which offset."""
 
 
 def write_data_files(
-    files: Sequence[DataFile], progress: Callable[[int], None] | None = None, workers: Workers | None = None
+    files: Sequence[DataFile],
+    progress: Callable[[int], None] | None = None,
+    workers: Workers | None = None,
+    kept: Part | None = None,
 ) -> None:
     """Write data files, by workers if there are several of both.
 
-    ``progress`` is called with bytes that are written.
+    ``progress`` is called with bytes that are written. What is written is kept, and what is ``kept`` already and still
+    there is not written again.
 
     Raises:
         OSError: a file cannot be written. ExternalDataError: a weight cannot be read. OutputError: workers die of it.
     """
+    missing = list(files)
+    if kept is not None:
+        missing = [file for file in files if not _is_kept(file, kept, progress)]
     if workers is None or len(files) < 2:
-        for path, blobs in files:
-            _write(path, blobs, progress)
+        for file in missing:
+            _write(*file, progress)
+            _keep(file, kept)
         return
-    with closing(run(workers, _writing, files)) as results:
+    with closing(run(workers, _writing, missing)) as results:
         for position, result in results:
-            path, blobs = files[position]
+            path, blobs = missing[position]
             if isinstance(result, Crash):
                 raise OutputError(f"Cannot write {str(path)!r}. {result}")
             if not isinstance(result, list):
                 raise result.error
-            for (_, blob), lost in zip(blobs, result, strict=True):
-                if isinstance(blob, Lowered):
-                    blob.lost.append(lost)
+            _count(blobs, result)
+            _keep(missing[position], kept)
             if progress is not None:
-                progress(sum(blob.size for _, blob in blobs))
+                progress(_size(blobs))
+
+
+def _size(blobs: _Blobs) -> int:
+    return sum(blob.size for _, blob in blobs)
+
+
+def _count(blobs: _Blobs, lost: Sequence[ConversionCounts]) -> None:
+    """Note what each weight lost elsewhere."""
+    for (_, blob), counts in zip(blobs, lost, strict=True):
+        if isinstance(blob, Lowered):
+            blob.lost.append(counts)
+
+
+def _is_kept(file: DataFile, kept: Part, progress: Callable[[int], None] | None) -> bool:
+    """Whether a file is there that an interrupted run wrote."""
+    path, blobs = file
+    known = kept.get(_contents(file))
+    if known is None or known["stamp"] != _stamp(path):
+        return False
+    _count(blobs, [from_data(ConversionCounts, row) for row in known["lost"]])
+    if progress is not None:
+        progress(_size(blobs))
+    return True
+
+
+def _keep(file: DataFile, kept: Part | None) -> None:
+    if kept is not None:
+        path, blobs = file
+        if not is_remote(path):
+            sync(path)  # before anybody says that it is there
+        kept[_contents(file)] = {"stamp": _stamp(path), "lost": as_data(_lost(blobs), named=False)}
+
+
+def _stamp(path: Path) -> list[int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _contents(file: DataFile) -> str:
+    """What stands for a file with these weights at these places."""
+    path, blobs = file
+    words = (f"{offset} {fingerprint(blob.data) if isinstance(blob, Held) else blob}" for offset, blob in blobs)
+    return f"file {fingerprint(path.name, *words)}"
 
 
 def _writing(_: Memory) -> Callable[[DataFile], list[ConversionCounts]]:
@@ -156,14 +247,19 @@ def _written(file: DataFile) -> list[ConversionCounts]:
         if isinstance(blob, Lowered):
             blob.lost.clear()  # an earlier worker died of it
     _write(path, blobs, None)
+    return _lost(blobs)
+
+
+def _lost(blobs: _Blobs) -> list[ConversionCounts]:
     return [
         sum(blob.lost, ConversionCounts()) if isinstance(blob, Lowered) else ConversionCounts() for _, blob in blobs
     ]
 
 
-def _write(path: Path, blobs: list[tuple[int, Blob]], progress: Any) -> None:
+def _write(path: Path, blobs: _Blobs, progress: Any) -> None:
     if is_remote(path):
         stream_blobs(path, blobs, progress)
     else:
+        path.unlink(missing_ok=True)  # whoever was left behind by a killed process may still be writing to it
         path.touch()
         write_blobs(path, blobs, progress)

@@ -7,21 +7,25 @@ Everything a result consists of is first written to a hidden folder beside it, w
 ``data/NAME``   data files, until :meth:`Stage.publish` moves them beside the result without replacing anything
 ``new/NAME``    a note: which file beside the result is such a data file
 ``old/NAME``    a note: which file beside the result is obsolete once the new result is in its place
+``kept``        is there if the next run may go on with the data files, as its state file says
 ==============  =====================================================================================================
+
+With a part of a state file, the folder stays where the result is not finished, and the next run goes on with the data
+files in it: see :func:`staging`.
 
 A process that is killed leaves an unlocked folder, which says what else to remove: new data files if ``main`` is still
 here, old ones if it is gone. The next run to the same output cleans up.
 
 No data file has a second hard link while a model refers to it: onnx refuses to read such files. So where the data file
 of an earlier result has the name that a new one should get, the new one is put in place under a name with the token.
-Then a copy gets the usual name, and a model that refers to it takes the place (:func:`rename_data`): at every moment
-the file at ``path`` refers to data that are whole.
+Then a copy gets the usual name, and a model that refers to it takes the place (:mod:`onnxamp._model.renaming`): at
+every moment the file at ``path`` refers to data that are whole.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +34,11 @@ from typing import Final
 
 from onnxamp._errors import OutputError
 from onnxamp._paths.locks import CAN_LOCK, lock
+from onnxamp._state.state import Part
 
+_KEPT: Final = "kept"
+"""A file in the folder of a stage that an interrupted run leaves to the next one."""
 _DIGITS: Final = "([0-9a-f]{8})"
-_PIECE: Final = 1 << 26
-"""Bytes that are copied at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Stage:
             OSError: the files cannot be written there.
         """
         for name in names:
-            _sync(self.data / name)
+            sync(self.data / name)
             (self.data / name).chmod(self._mode())
         if not self.has_links():  # the token makes sure that nothing is replaced
             return [(self.data / name).rename(self._with_token(name)).name for name in names]
@@ -88,7 +93,7 @@ class Stage:
 
     def _note(self, kind: str, file: Path) -> None:
         """Note a file by name and identity: by the time the note is read, another file may have that name."""
-        (self.folder / kind / file.name).write_text(_identity(file))
+        (self.folder / kind / file.name).write_text(identity_of(file))
 
     @contextmanager
     def shown(self) -> Iterator[Path]:
@@ -113,7 +118,7 @@ class Stage:
         Raises:
             OSError: the file cannot be put there.
         """
-        _sync(self.main)
+        sync(self.main)
         self.main.chmod(self._mode())
         with _locked(self.path.parent, wait=True):
             files = list(outdated())
@@ -122,18 +127,18 @@ class Stage:
             self.main.replace(self.path)
             for file in files:
                 file.unlink(missing_ok=True)
-        _sync(self.path.parent)
+        sync(self.path.parent)
 
     def identity(self) -> str:
         """The identity of the new file, which it keeps in its place."""
-        return _identity(self.main)
+        return identity_of(self.main)
 
     def withdraw(self) -> None:
         """Remove obsolete files beside the result: new data files before the commit, old ones after it."""
         beside, is_open = self.path.parent, self.main.exists()
         for note in _listed(self.folder / ("new" if is_open else "old")):
             file = beside / note.name
-            if file.exists() and _identity(file) == note.read_text():
+            if file.exists() and identity_of(file) == note.read_text():
                 file.unlink()
         if not is_open:
             return
@@ -145,6 +150,26 @@ class Stage:
         for file in _listed(beside):
             if moved.fullmatch(file.name):
                 file.unlink()
+
+    def recall(self) -> None:
+        """Take data files back that were moved beside the result, so that they can be published again."""
+        beside, ours = self.path.parent, re.compile(re.escape(f"{self.path.name}.{self.token}") + "([-._].*)")
+        shown = self._with_token(f"{self.path.name}.onnx").name
+        for file in _listed(beside):
+            note, found = self.folder / "new" / file.name, ours.fullmatch(file.name)
+            here = self.data / (self.path.name + found[1] if found is not None else file.name)
+            is_twice = here.exists() and file.samefile(here)
+            if found is None and not is_twice and not (note.exists() and identity_of(file) == note.read_text()):
+                continue
+            if is_twice or file.name == shown:
+                file.unlink()
+            else:
+                file.replace(here)
+            note.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Let nobody go on with what was written: it is no good."""
+        (self.folder / _KEPT).unlink(missing_ok=True)
 
     def has_links(self) -> bool:
         """Whether files can have several names here."""
@@ -165,87 +190,55 @@ class Stage:
 
 
 @contextmanager
-def staging(path: Path) -> Iterator[Stage]:
+def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
     """A stage for what will become ``path``. Unless :meth:`Stage.commit` is reached, nothing changes.
+
+    With ``kept``, which remembers the stage, data files stay in it unless :meth:`Stage.commit` or :meth:`Stage.discard`
+    is reached, until the next stage of ``path``: that with the same ``kept`` is the same one.
 
     Raises:
         OutputError: ``path`` is something other than a file. OSError: nothing can be written there.
     """
     if path.exists() and not path.is_file():
         raise OutputError(f"Cannot write {str(path)!r}: it exists, and is not a regular file.")
-    sweep(path)
     while True:
-        token = token_hex(4)
-        folder = path.parent / f".{path.name}.{token}.tmp"
-        folder.mkdir(mode=0o700)
+        stage = _left(path, kept) or _stage(path, token_hex(4))
+        stage.folder.mkdir(mode=0o700, exist_ok=kept is not None)
         try:
-            with _locked(folder, wait=True):
-                if not folder.exists():  # another process took it for a leftover before it was locked
+            with _locked(stage.folder, wait=True):
+                if not stage.folder.exists():  # another process took it for a leftover before it was locked
                     continue
-                stage = Stage(path, folder, token)
+                sweep(path)
                 stage.main.touch()
                 for kind in ("data", "new", "old"):
-                    (folder / kind).mkdir()
+                    (stage.folder / kind).mkdir(exist_ok=kept is not None)
+                if kept is not None:
+                    (stage.folder / _KEPT).touch()
+                    kept[_key(path)] = stage.token
+                    stage.recall()
                 yield stage
                 return
         finally:
-            _clear(Stage(path, folder, token))
+            if kept is not None and stage.main.exists() and (stage.folder / _KEPT).exists():
+                stage.recall()
+            else:
+                _clear(stage)
 
 
-def rename_data(path: Path, identity: str, names: Mapping[str, str], main: bytes) -> bool:
-    """Give the data files of a result other names, and put a model in its place that refers to these.
-
-    The data are copied, which costs neither time nor room where the file system can share them. Nothing is done where a
-    name is taken, or the result was replaced meanwhile.
-
-    Args:
-        path: the result.
-        identity: of the result; see :meth:`Stage.identity`.
-        names: name of a data file beside the result -> its new name.
-        main: the model that refers to the new names.
-
-    Returns:
-        Whether the names are as wished.
-
-    Raises:
-        OSError: something cannot be written. The result stays as it was.
-    """
-    beside, wanted = path.parent, list(names.values())
-
-    def published() -> list[Path]:
-        if _identity(path) != identity or stage.publish(wanted) != wanted:
-            raise _SupersededError
-        return [beside / name for name in names]
-
-    if any((beside / name).exists() for name in wanted):
-        return False
-    try:
-        with staging(path) as stage:
-            if not stage.has_links():  # there every data file has the token in its name
-                return False
-            for old, new in names.items():
-                _copy(beside / old, stage.data / new)
-            stage.main.write_bytes(main)
-            stage.commit(published)
-    except (_SupersededError, FileNotFoundError):
-        return False
-    return True
+def _key(path: Path) -> str:
+    """What a state remembers the stage of a result by."""
+    return f"stage of {path.name}"
 
 
-class _SupersededError(Exception):
-    """Another process replaced the result, or took a name."""
+def _stage(path: Path, token: str) -> Stage:
+    return Stage(path, path.parent / f".{path.name}.{token}.tmp", token)
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file, within the file system if that can."""
-    with source.open("rb") as read, target.open("wb") as written:
-        try:
-            while os.copy_file_range(read.fileno(), written.fileno(), _PIECE):
-                pass
-        except (AttributeError, OSError):  # another system, or another file system
-            read.seek(0)
-            written.truncate(0)
-            shutil.copyfileobj(read, written, _PIECE)
+def _left(path: Path, kept: Part | None) -> Stage | None:
+    """The stage that an interrupted run left; None if there is none, or it is finished."""
+    token = None if kept is None else kept.get(_key(path))
+    stage = None if token is None else _stage(path, token)
+    return stage if stage is not None and stage.main.exists() and (stage.folder / _KEPT).exists() else None
 
 
 def sweep(path: Path) -> None:
@@ -258,7 +251,8 @@ def sweep(path: Path) -> None:
                 _clear(Stage(path, entry, found[1]))
 
 
-def _identity(file: Path) -> str:
+def identity_of(file: Path) -> str:
+    """What stays the same when a file is renamed."""
     status = file.stat()
     return f"{status.st_dev} {status.st_ino}"
 
@@ -302,7 +296,7 @@ def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
             os.close(handle)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Flush a file or, if the system can, a folder, so that it survives a crash of the machine."""
     is_folder = path.is_dir()
     if is_folder and not CAN_LOCK:  # Windows opens no folders

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from os import PathLike
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
@@ -12,7 +11,6 @@ from onnxamp._numerics.sample_check import CheckedSample, CheckWork, SampleCheck
 from onnxamp._numerics.seen import SeenRun
 from onnxamp._numerics.watch import WatchedRun
 from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._paths.paths import as_path
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.engines import Executable, Progress, engine_name, part_of
@@ -25,7 +23,7 @@ from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.values import Feed
-from onnxamp._state.state import Facts, fingerprint, opened
+from onnxamp._state.state import Facts, StateLike, fingerprint, opened
 from onnxamp._workers.executor import Crash, Workers
 from onnxamp._workers.place import Place
 
@@ -62,7 +60,7 @@ def check_run(
     progress: Progress | None = None,
     jobs: int | None = None,
     cluster: str | None = None,
-    state: str | PathLike[str] | None = None,
+    state: StateLike = None,
 ) -> RunCheck:
     """Run a model and find the first op that goes wrong although its inputs are fine.
 
@@ -107,7 +105,7 @@ def check_run(
     samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
     if stop and state is not None:
         raise ArgumentError("To stop at the first fault, nothing is kept to go on with: leave out state.")
-    with opened(None if state is None else as_path(state)) as file:
+    with opened(state) as file:
         kept = None
         if file is not None:
             facts = _depends_on(one, chosen, keep, budget, samples)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from os import PathLike
 from secrets import token_hex
 from typing import Final, get_args
 
@@ -19,7 +18,6 @@ from onnxamp._numerics.sample_diff import DiffWork, SampleDiff, SampleRun, refer
 from onnxamp._numerics.tally import Tally, finished
 from onnxamp._numerics.walk import SideBySide
 from onnxamp._ops.profiles import emulated_arithmetic
-from onnxamp._paths.paths import as_path
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.engines import (
@@ -36,7 +34,7 @@ from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.side import BUDGET
-from onnxamp._state.state import Facts, Part, State, fingerprint, opened
+from onnxamp._state.state import Facts, Part, State, StateLike, fingerprint, opened
 from onnxamp._target.kernels import check_target
 from onnxamp._workers.executor import Crash, Workers
 from onnxamp._workers.place import Place
@@ -63,7 +61,7 @@ def diff_models(
     target: str = "cuda",
     jobs: int | None = None,
     cluster: str | None = None,
-    state: str | PathLike[str] | None = None,
+    state: StateLike = None,
 ) -> DiffReport:
     """Run two models on the same samples and compare what they compute.
 
@@ -122,7 +120,7 @@ def diff_models(
     samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
     chosen = choose_provider(provider)
     with (
-        opened(None if state is None else as_path(state)) as kept,
+        opened(state) as kept,
         Place(jobs, cluster).sharing(len(samples), gpus=chosen == "cuda") as workers,
     ):
         comparison = Comparison.of(

@@ -29,7 +29,7 @@ from onnxamp._pipeline.state import PART, PipelineState, facts_of
 from onnxamp._pipeline.write import check_targets, write_pipeline
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
-from onnxamp._state.state import State, opened
+from onnxamp._state.state import State, StateLike, opened
 from onnxamp._target.roofline import DEFAULT_DEVICE, device_called
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.metric import MetricLike, make_metric
@@ -48,7 +48,7 @@ class PipelineArguments:
     provider: Provider | None = None
     runs: int = RUNS
     seconds: float = SECONDS
-    state: str | PathLike[str] | None = None
+    state: StateLike = None
     progress: Told | None = None
     budget: int = BUDGET
     allow_slower: bool = False
@@ -72,7 +72,7 @@ def tune_pipeline(
     provider: Provider | None = None,
     runs: int = RUNS,
     seconds: float = SECONDS,
-    state: str | PathLike[str] | None = None,
+    state: StateLike = None,
     progress: Told | None = None,
     budget: int = BUDGET,
     allow_slower: bool = False,
@@ -145,7 +145,7 @@ def run_tuning(
         for member in pipeline.members:
             stack.enter_context(declared_ops(member.asked(Level.O2, "float16").custom_ops))
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True)))
-        kept = stack.enter_context(opened(None if asked.state is None else as_path(asked.state)))
+        kept = stack.enter_context(opened(asked.state))
         job = _Job.of(pipeline, asked, folder, kept)
         search = job.searched()
         if output is None:

@@ -40,14 +40,23 @@ def model_print(model: Model) -> str:
     return fingerprint(shell.SerializeToString(deterministic=True), *weights)
 
 
+def file_print(path: Path) -> str:
+    """The fingerprint of the name, the size and the time of a file.
+
+    Raises:
+        OSError: there is none.
+    """
+    status = path.stat()
+    return fingerprint(f"{path.name} {status.st_size} {status.st_mtime_ns}")
+
+
 def sample_print(samples: Samples, number: int) -> str:
     """The fingerprint of a sample: of its numbers, or of the name, size and time of the file that they are in."""
     reader = samples.readers[number]
     if getattr(reader, "func", None) in IN_FILES:
         path, *where = reader.args  # type: ignore[attr-defined] # a partial
         with suppress(OSError):
-            status = path.stat()
-            return fingerprint(f"{path.name} {status.st_size} {status.st_mtime_ns} {where}")
+            return fingerprint(file_print(path), repr(where))
     return fingerprint(*_contents(samples, number))
 
 

@@ -16,13 +16,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
+from os import PathLike
 from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO, Final, TypeAlias
 
 from onnxamp._errors import ArgumentError, OutputError
 from onnxamp._paths.locks import lock
-from onnxamp._paths.paths import is_remote
+from onnxamp._paths.paths import as_path, is_remote
 
 _HEAD: Final = b'{"onnxamp": "state", "format": 1}\n'
 _SAVE_EVERY: Final = 5.0
@@ -44,8 +45,8 @@ def fingerprint(*parts: str | bytes) -> str:
     return digest.hexdigest()[:24]
 
 
-@dataclass(slots=True)
-class Part:
+@dataclass(slots=True, eq=False)
+class Part(Mapping[str, Any]):
     """What one kind of work has done: JSON values by key."""
 
     name: str
@@ -53,8 +54,8 @@ class Part:
     _state: "State"
     _places: dict[str, _Place] = field(default_factory=dict)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._places
+    def __len__(self) -> int:
+        return len(self._places)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -104,6 +105,11 @@ class State:
             self._add({"part": name, "facts": dict(facts)})
             self._parts[name] = known = Part(name, dict(facts), self)
         return known
+
+    def drop(self, name: str) -> None:
+        """Forget a part: its work is finished."""
+        if self._parts.pop(name, None) is not None:
+            self._add({"part": name, "facts": None})
 
     def _read(self, place: _Place) -> Any:
         self._file.seek(place[0])
@@ -156,25 +162,33 @@ class State:
 
     def _know(self, line: Any, place: _Place) -> None:
         if "part" in line:
-            self._parts[line["part"]] = Part(line["part"], dict(line["facts"]), self)
+            self._parts.pop(line["part"], None)
+            if line["facts"] is not None:
+                self._parts[line["part"]] = Part(line["part"], dict(line["facts"]), self)
         else:
             self._parts[line["of"]]._places[line["key"]] = place
 
 
+StateLike: TypeAlias = State | str | PathLike[str] | None
+"""What public functions take as a state: a path, or None to keep nothing; others hand on one that is open."""
+
+
 @contextmanager
-def opened(path: Path | None, *, renew: bool = False) -> Iterator[State | None]:
-    """The state in a file, which is made where it is missing; no other process can open it meanwhile. None for None.
+def opened(given: StateLike, *, renew: bool = False) -> Iterator[State | None]:
+    """The state in a file, which is made where it is missing; no other process can open it meanwhile.
 
     Args:
-        path: the file. One behind a URL is uploaded every few seconds, and at the end; nothing locks it.
+        given: the file. One behind a URL is uploaded every few seconds, and at the end; nothing locks it. A state that
+            is open stays open; None for None.
         renew: replace what is no state.
 
     Raises:
         ArgumentError: the file is no state, or another process has it open. OutputError: it cannot be written.
     """
-    if path is None:
-        yield None
+    if given is None or isinstance(given, State):
+        yield given
         return
+    path = as_path(given)
     try:
         file = _remote(path) if is_remote(path) else os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
     except OSError as error:

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from os import PathLike
 
 from onnxamp._errors import ArgumentError
 from onnxamp._numerics.accept import Accept
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
+from onnxamp._state.state import StateLike
 from onnxamp._target.roofline import DEFAULT_DEVICE
 from onnxamp._tuning.job import TIMES
 from onnxamp._tuning.metric import MetricLike
@@ -37,7 +37,7 @@ class Search:
     times: str = "roofline"
     provider: Provider | None = None
     runs: int = SENSITIVITY_RUNS
-    state: str | PathLike[str] | None = None
+    state: StateLike = None
     pick: int | None = None
     progress: Progress | None = None
     budget: int = BUDGET

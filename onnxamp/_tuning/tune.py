@@ -14,7 +14,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Unpack
@@ -36,7 +35,6 @@ from onnxamp._ops.custom import declared_ops
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
-from onnxamp._paths.paths import as_path
 from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.fingerprints import model_print, samples_print, versions
 from onnxamp._runtime.inputs import check_inputs
@@ -44,7 +42,7 @@ from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.switch import WHERE_OPSET
-from onnxamp._state.state import Facts, fingerprint, opened
+from onnxamp._state.state import Facts, StateLike, fingerprint, opened
 from onnxamp._target.roofline import DEFAULT_DEVICE, Device, device_called
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.engine_times import confirmed, measure_times
@@ -93,7 +91,7 @@ def tune_model(
     times: str = "roofline",
     provider: Provider | None = None,
     runs: int = SENSITIVITY_RUNS,
-    state: str | PathLike[str] | None = None,
+    state: StateLike = None,
     pick: int | None = None,
     progress: Progress | None = None,
     budget: int = BUDGET,
@@ -203,7 +201,7 @@ def _tune_once(model: Model, backend: Backend, shared: Shared, options: Options,
     if not backend.emulated and ready.path is None:
         ready = Model(ready.embedded())  # a session finds weights beside a file, or in the model
     with (
-        opened(None if search.state is None else as_path(search.state), renew=search.renews) as kept,
+        opened(search.state, renew=search.renews) as kept,
         TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder,
     ):
         part = None
