@@ -1,34 +1,37 @@
 """Worker processes, of this machine and of a Ray cluster: how work scales with them, what a task costs, and a plan.
 
-python benchmarks/cluster.py [--models 500] [--samples 200] [--workers 1 2] [--no-validate] [--ray] [--out FILE]
-                             [--check]
+python benchmarks/cluster.py [--models 500] [--samples 200] [--workers 1 2 4 8 16] [--places processes ray]
+                             [--limit SECONDS] [--no-validate] [--out FILE] [--check]
 python benchmarks/cluster.py --plan [--measured FILE]
 
-Each number of workers gets as many processors, by affinity, with one thread each. Efficiency is the time of one worker
-over n times that of n; where others use the machine, too, processor seconds say what sharing the work costs. With
---ray, workers are those of a Ray cluster on this machine. Writes benchmarks/results/cluster.json; --check fails if two
-workers are less than 0.8 efficient. --plan simulates 10,000 models, and a checkpoint of 700 GB in 150 files on 100
-machines, with the service times that were measured; docs/how-to/cluster.md has the formula.
+Each number of workers gets as many processors, by affinity, with one thread each: different cores first. Efficiency is
+the time of one worker over n times that of n; where others use the machine, too, processor seconds say what sharing the
+work costs, and those of the main process what no worker can take over. A Ray cluster is started before the clock, its
+workers behind it, as processes are. benchmarks/results/cluster.json is written after each run; a run that would not
+end within the limit is left out, by name. --check fails if two processes are less than 0.8 efficient. --plan simulates
+10,000 models, and a checkpoint of 700 GB in 150 files on 100 machines, with the service times that were measured.
 """
 
 import argparse
-import heapq
 import json
+import logging
 import os
-import platform
 import resource
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import onnx
+from farm import plan, shown
+from measure import machine
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxamp
@@ -39,6 +42,11 @@ RESULTS: Final = Path(__file__).parent / "results" / "cluster.json"
 say: Final = partial(print, flush=True)
 LEAST: Final = 0.8
 """Promised efficiency of two workers."""
+PLACES: Final = ("processes", "ray")
+SEARCHED: Final = 1e-3
+"""A tolerance that not all ops hold together in float16, so that tuning searches; that of ``tune`` is one."""
+MARGIN: Final = 1.2
+"""What a run may take over the share of workers in the time of the last one."""
 
 
 def chain(layers: int, width: int, rows: int, seed: int) -> onnx.ModelProto:
@@ -78,44 +86,109 @@ def make_models(folder: Path, count: int) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """What some work took with so many workers; memory is the largest resident set of any process, in MB."""
+    """What some work took with so many workers; memory is the largest resident set of any process, in MB.
+
+    What workers of Ray take is not known: they are no children of this process.
+    """
 
     workers: int
     seconds: float
-    processor_seconds: float
+    main_seconds: float
+    processor_seconds: float | None
     items: int
     efficiency: float
-    processor_efficiency: float
+    processor_efficiency: float | None
     main_mb: float
-    worker_mb: float
+    worker_mb: float | None
 
 
-def timed(work: Callable[[int], Any], items: int, numbers: Sequence[int]) -> list[Run]:
-    """The work with each number of workers, on as many processors."""
-    everywhere, runs = os.sched_getaffinity(0), list[Run]()
-    for workers in numbers:
-        os.sched_setaffinity(0, set(sorted(everywhere)[:workers]))
+@dataclass
+class Clock:
+    """Until when runs may take."""
+
+    limit: float
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.limit - (time.monotonic() - self.begun)
+
+
+def processors(count: int) -> list[int]:
+    """As many processors of those of this process; one of each core comes before the second of any."""
+    seen: dict[str, int] = {}
+    ranks = []
+    for processor in sorted(os.sched_getaffinity(0)):
+        core = core_of(processor)
+        seen[core] = seen.get(core, 0) + 1
+        ranks.append((seen[core], processor))
+    return [processor for _, processor in sorted(ranks)][:count]
+
+
+def core_of(processor: int) -> str:
+    """What names the core of a processor: the processors that share it."""
+    try:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+        return siblings.read_text(encoding="ascii").strip()
+    except OSError:
+        return str(processor)
+
+
+@contextmanager
+def place_of(place: str, workers: int) -> Iterator[Place]:
+    """The workers, on as many processors; a Ray cluster is started for them."""
+    everywhere = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(processors(workers)))
+    try:
+        if place == "processes":
+            yield Place(workers)
+            return
+        import ray  # noqa: PLC0415 - it is an extra
+
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(num_cpus=workers, object_store_memory=512 << 20, include_dashboard=False, log_to_driver=False,
+                 logging_level=logging.ERROR)  # fmt: skip
         try:
-            spent, start = _processor_seconds(), time.perf_counter()
-            work(workers)
-            seconds, spent = time.perf_counter() - start, _processor_seconds() - spent
+            yield Place(workers, "local")
         finally:
-            os.sched_setaffinity(0, everywhere)
-        first = runs[0] if runs else None
+            ray.shutdown()
+    finally:
+        os.sched_setaffinity(0, everywhere)
+
+
+def timed(
+    work: Callable[[Place], Any], items: int, numbers: Sequence[int], place: str, clock: Clock
+) -> Iterator[Run | str]:
+    """The work with each number of workers, on as many processors; a sentence where there is no time for it."""
+    first = last = None
+    for workers in numbers:
+        guess = 0.0 if last is None else MARGIN * last.seconds * last.workers / workers
+        if clock.left < guess or clock.left <= 0:
+            yield f"{workers} workers: left out, {clock.left:.0f} s are left"
+            continue
+        with place_of(place, workers) as where:
+            spent, start = _processor_seconds(), time.perf_counter()
+            work(where)
+            seconds = time.perf_counter() - start
+            main, all_ = (after - before for after, before in zip(_processor_seconds(), spent, strict=True))
         alone = first.seconds * first.workers if first else seconds * workers
-        worked = first.processor_seconds if first else spent
         most = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        runs.append(Run(workers, seconds, spent, items, alone / (workers * seconds), worked / spent, *most))
-        say(
-            f"  {workers} workers: {seconds:.1f} s, {items / seconds:.1f}/s, efficiency {runs[-1].efficiency:.2f};"
-            f" {spent:.1f} processor seconds, {worked / spent:.2f}"
-        )
-    return runs
+        own = place == "processes"
+        worked = (first.processor_seconds or all_) / all_ if own and first else 1.0
+        last = Run(
+            workers, seconds, main, all_ if own else None, items, alone / (workers * seconds), worked if own else None,
+            most[0], most[1] if own else None,
+        )  # fmt: skip
+        first = first or last
+        yield last
 
 
-def _processor_seconds() -> float:
+def _processor_seconds() -> tuple[float, float]:
+    """Those of this process, and of it and all children that have ended."""
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(row.ru_utime + row.ru_stime for row in usage)
+    main, others = (row.ru_utime + row.ru_stime for row in usage)
+    return main, main + others
 
 
 def nothing(_: Memory) -> Callable[[Any], Any]:
@@ -123,60 +196,80 @@ def nothing(_: Memory) -> Callable[[Any], Any]:
     return lambda item: item
 
 
-def overhead(place: Place, tasks: int = 500) -> float:
-    """Seconds that a task takes which does nothing, once its worker is there."""
+def overhead(place: Place, tasks: int = 500) -> tuple[float, float]:
+    """Seconds until all workers are there, and those that a task takes which does nothing."""
     with place.workers() as workers:
+        times = []
         for count in (workers.count, tasks):  # the first starts the workers
             start = time.perf_counter()
             for _ in run(workers, nothing, range(count)):
                 pass
-        return (time.perf_counter() - start) / tasks
+            times.append(time.perf_counter() - start)
+        return times[0], times[1] / tasks
 
 
-def measure(models: int, samples: int, numbers: Sequence[int], *, ray: bool, validate: bool) -> dict[str, Any]:
-    """All figures."""
-    place = partial(Place, cluster="local" if ray else None)
-    cluster = "local" if ray else None
+def subjects(root: Path, models: int, samples: int, *, validate: bool) -> dict[str, tuple[Callable[[Place], Any], int]]:
+    """By name: what is done at a place, and with how many items."""
+    original, low = root / "judged.onnx", root / "low.onnx"
+    onnx.save(chain(24, 512, 128, 0), original)
+    onnxamp.convert_file(original, low)
+
+    def folder(place: Place) -> None:
+        with tempfile.TemporaryDirectory(dir=root) as target:
+            report = onnxamp.convert_folder(
+                root / "models", target, jobs=place.jobs, cluster=place.cluster, provider="cpu", validate=validate
+            )
+        assert report.count("converted") == models
+        rows = [[row.seconds, row.bytes_before] for row in report.rows]
+        (root / "services.json").write_text(json.dumps(rows), encoding="utf-8")
+
+    def diff(place: Place) -> None:
+        report = onnxamp.diff_models(
+            original, low, count=samples, provider="cpu", jobs=place.jobs, cluster=place.cluster
+        )
+        assert report.samples == samples
+
+    def tune(tolerance: float, count: int, place: Place) -> None:
+        _, tuned = onnxamp.tune_model(
+            original, tolerance, count=count, provider="cpu", jobs=place.jobs, cluster=place.cluster, seconds=1e6
+        )
+        assert bool(tuned.runs) == (tolerance == SEARCHED)
+
+    return {
+        "folder": (folder, models),
+        "diff": (diff, samples),
+        "tune": (partial(tune, 1e-2, samples), samples),
+        "search": (partial(tune, SEARCHED, max(4, samples // 4)), max(4, samples // 4)),
+    }
+
+
+def measure(given: argparse.Namespace, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """All figures; they are saved after each run."""
+    clock, numbers = Clock(given.limit), sorted(set(given.workers))
     with tempfile.TemporaryDirectory() as root:
         source = Path(root, "models")
         source.mkdir()
-        size, rows = make_models(source, models), list[Any]()
-        say(f"{models} models, {size / 1e6:.0f} MB")
-
-        def folder(workers: int) -> None:
-            report = onnxamp.convert_folder(
-                source, Path(root, f"out{workers}"), jobs=workers, cluster=cluster, provider="cpu", validate=validate
-            )
-            assert report.count("converted") == models
-            rows[:] = [[row.seconds, row.bytes_before] for row in report.rows]
-
-        folders = timed(folder, models, numbers)
-        original = Path(root, "judged.onnx")
-        onnx.save(chain(24, 512, 128, 0), original)
-        low = Path(root, "low.onnx")
-        onnxamp.convert_file(original, low)
-        say(f"diff on {samples} samples")
-        diff = timed(
-            lambda n: onnxamp.diff_models(original, low, count=samples, provider="cpu", jobs=n, cluster=cluster),
-            samples, numbers,
-        )  # fmt: skip
-        say(f"tune on {samples} samples")
-        tune = timed(
-            lambda n: onnxamp.tune_model(original, 1e-2, count=samples, provider="cpu", jobs=n, cluster=cluster),
-            samples, numbers,
-        )  # fmt: skip
-        return {
-            "machine": {"processor": _processor(), "processors": os.cpu_count(), "load": os.getloadavg()[0]},
-            "workers": "Ray" if ray else "processes",
-            "bytes": size,
-            "validated": validate,
-            "folder": [asdict(row) for row in folders],
-            "diff": [asdict(row) for row in diff],
-            "tune": [asdict(row) for row in tune],
-            "overhead": overhead(place(max(numbers))),
-            "services": rows,
-            "shard": shard_rates(),
-        }
+        size = make_models(source, given.models)
+        say(f"{given.models} models, {size / 1e6:.0f} MB")
+        able = os.sched_getaffinity(0)
+        here = machine() | {"usable": len(able), "physical": len(set(map(core_of, able))), "load": os.getloadavg()[0]}
+        facts: dict[str, Any] = {"machine": here, "bytes": size, "validated": not given.no_validate}
+        todo = subjects(Path(root), given.models, given.samples, validate=not given.no_validate)
+        for place in given.places:
+            facts[place] = {name: [] for name in todo}
+            with place_of(place, max(numbers)) as where:
+                facts[place]["start"], facts[place]["overhead"] = overhead(where)
+            say(f"{place}: {max(numbers)} workers start in {facts[place]['start']:.1f} s, a task costs"
+                f" {facts[place]['overhead'] * 1e3:.2f} ms")  # fmt: skip
+            for name, (work, items) in todo.items():
+                say(f"{name}, {items} items")
+                for row in timed(work, items, numbers, place, clock):
+                    say(f"  {row if isinstance(row, str) else told(row)}")
+                    facts[place][name].append(row if isinstance(row, str) else asdict(row))
+                    save(facts)
+            if (services := Path(root, "services.json")).exists():
+                facts.setdefault("services", json.loads(services.read_text(encoding="utf-8")))
+        return facts | {"shard": shard_rates()}
 
 
 def shard_rates(megabytes: int = 256) -> dict[str, float]:
@@ -207,118 +300,15 @@ def shard_rates(megabytes: int = 256) -> dict[str, float]:
         return {"measure": size / measuring, "convert": size / max(whole - measuring, 1e-9)}
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-# --- simulated ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Farm:
-    """Machines that are not there.
-
-    Attributes:
-        machines: how many.
-        workers: of each.
-        network: bytes per second of each machine.
-        storage: bytes per second of what all of them read from and write to.
-        latency: seconds until a worker that is free has its next task, at best.
-        dispatch: seconds of the main process per task; it does one after another.
-        start: seconds until a worker is ready.
-    """
-
-    machines: int = 100
-    workers: int = 8
-    network: float = 10e9 / 8
-    storage: float = 20e9
-    latency: float = 2e-3
-    dispatch: float = 1e-3
-    start: float = 10.0
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second that a worker has if all read and write at once."""
-        return min(self.network / self.workers, self.storage / (self.machines * self.workers))
-
-
-@dataclass(frozen=True)
-class Task:
-    """Seconds of a processor, and bytes that are read and written."""
-
-    seconds: float
-    bytes: float
-
-
-def simulate(tasks: Sequence[Task], farm: Farm) -> float:
-    """Seconds until all tasks are done, which are handed out in this order as workers get free.
-
-    Complexity: tasks times the logarithm of workers.
-    """
-    free = [farm.start] * (farm.machines * farm.workers)
-    told, end = farm.start, 0.0
-    for task in tasks:
-        told = max(heapq.heappop(free), told) + farm.dispatch
-        done = told + farm.latency + task.seconds + task.bytes / farm.rate
-        heapq.heappush(free, done)
-        end = max(end, done)
-    return end
-
-
-def bound(tasks: Sequence[Task], farm: Farm) -> float:
-    """The formula: the largest of what all workers, the longest task and the main process need at least."""
-    each = [farm.latency + task.seconds + task.bytes / farm.rate for task in tasks]
-    workers = farm.machines * farm.workers
-    return farm.start + max(sum(each) / workers, *each, len(tasks) * farm.dispatch)
-
-
-def many_models(services: Sequence[tuple[float, float]], count: int = 10_000) -> list[Task]:
-    """Models like those that were measured, the largest first, as folders are converted."""
-    random = np.random.default_rng(0)
-    chosen = [services[number] for number in random.integers(len(services), size=count)]
-    return [Task(seconds, 1.5 * size) for seconds, size in sorted(chosen, key=lambda row: -row[1])]
-
-
-def checkpoint(rates: dict[str, float], size: float = 700e9, files: int = 150) -> Iterator[list[Task]]:
-    """Two rounds: shares of a gigabyte that are measured, then files that are converted."""
-    shares = round(size / 2**30)
-    yield [Task(size / shares / rates["measure"], size / shares)] * shares
-    yield [Task(size / files / rates["convert"], 1.5 * size / files)] * files
-
-
-def plan(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Simulated times on farms of several sizes and networks."""
-    rows, services = [], [(seconds, size) for seconds, size in facts["services"]]
-    for machines in (1, 10, 100):
-        for gigabits in (1, 10):
-            farm = Farm(machines, network=gigabits * 1e9 / 8)
-            models = many_models(services)
-            lone = replace(farm, workers=2)  # 150 files are two for each of 100 machines, or less
-            rounds = list(checkpoint(facts["shard"]))
-            rows.append(
-                {
-                    "machines": machines, "gigabits": gigabits, "models": simulate(models, farm),
-                    "models_bound": bound(models, farm),
-                    "checkpoint": sum(simulate(tasks, lone) for tasks in rounds) - lone.start,
-                    "checkpoint_bound": sum(bound(tasks, lone) for tasks in rounds) - lone.start,
-                }
-            )  # fmt: skip
-    return rows
-
-
-def shown(rows: Sequence[dict[str, Any]]) -> str:
-    """The plan as a table."""
-    head = "machines  Gbit/s  10,000 models (bound)  700 GB (bound), seconds"
-    lines = (
-        f"{row['machines']:8}{row['gigabits']:8}{row['models']:12.0f} ({row['models_bound']:.0f})"
-        f"{row['checkpoint']:16.0f} ({row['checkpoint_bound']:.0f})"
-        for row in rows
+def told(row: Run) -> str:
+    """A run in a line."""
+    spent = "" if row.processor_seconds is None else (
+        f"; {row.processor_seconds:.1f} processor seconds, {row.processor_efficiency:.2f}"
+    )  # fmt: skip
+    return (
+        f"{row.workers} workers: {row.seconds:.1f} s, {row.items / row.seconds:.1f}/s, efficiency {row.efficiency:.2f}"
+        f"{spent}; the main process {row.main_seconds:.1f}"
     )
-    return "\n".join([head, *lines])
 
 
 def main() -> int:
@@ -327,7 +317,8 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=500)
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--places", choices=PLACES, nargs="+", default=PLACES[:1])
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for all of it")
     parser.add_argument("--no-validate", action="store_true")
     parser.add_argument("--plan", action="store_true")
     parser.add_argument("--measured", type=Path, default=RESULTS)
@@ -337,15 +328,20 @@ def main() -> int:
     if given.plan:
         say(shown(plan(json.loads(given.measured.read_text(encoding="utf-8")))))
         return 0
-    facts = measure(given.models, given.samples, given.workers, ray=given.ray, validate=not given.no_validate)
-    facts["plan"] = plan(facts)
-    say(f"a task costs {facts['overhead'] * 1e3:.2f} ms; seconds of a model: median"
-          f" {statistics.median(row[0] for row in facts['services']):.2f}")  # fmt: skip
-    say(shown(facts["plan"]))
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    worst = min(row["efficiency"] for name in ("folder", "diff", "tune") for row in facts[name] if row["workers"] == 2)
-    return int(given.check and worst < LEAST)
+
+    def save(facts: dict[str, Any]) -> None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+    facts = measure(given, save)
+    if "services" in facts:
+        say(f"seconds of a model: median {statistics.median(row[0] for row in facts['services']):.2f}")
+        facts["plan"] = plan(facts)
+        say(shown(facts["plan"]))
+    save(facts)
+    rows = (row for name in ("folder", "diff", "tune", "search") for row in facts.get("processes", {}).get(name, ()))
+    pairs = [row["efficiency"] for row in rows if isinstance(row, dict) and row["workers"] == 2]
+    return int(given.check and min(pairs, default=0.0) < LEAST)
 
 
 if __name__ == "__main__":

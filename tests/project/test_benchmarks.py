@@ -266,30 +266,30 @@ def test_models_of_mixed_sizes_are_the_same_again(tmp_path: Path) -> None:
 
 
 def test_simulated_farms_obey_the_formula() -> None:
-    import cluster
+    import farm as machines
 
-    farm = cluster.Farm(2, workers=2, network=100.0, storage=100.0, latency=0.0, dispatch=0.0, start=5.0)
+    farm = machines.Farm(2, workers=2, network=100.0, storage=100.0, latency=0.0, dispatch=0.0, start=5.0)
     assert farm.rate == 25.0, "what all read from is shared by four workers"
-    even = [cluster.Task(1.0, 25.0)] * 8
-    assert cluster.simulate(even, farm) == cluster.bound(even, farm) == 5.0 + 2 * 2.0
-    long = [*even, cluster.Task(50.0, 0.0)]
-    assert cluster.bound(long, farm) == 5.0 + 50.0
-    assert cluster.simulate(long, farm) == 5.0 + 4.0 + 50.0, "the longest came last"
+    even = [machines.Task(1.0, 25.0)] * 8
+    assert machines.simulate(even, farm) == machines.bound(even, farm) == 5.0 + 2 * 2.0
+    long = [*even, machines.Task(50.0, 0.0)]
+    assert machines.bound(long, farm) == 5.0 + 50.0
+    assert machines.simulate(long, farm) == 5.0 + 4.0 + 50.0, "the longest came last"
     slow = replace(farm, dispatch=1.0)
-    none = [cluster.Task(0.0, 0.0)] * 10
-    assert cluster.simulate(none, slow) == cluster.bound(none, slow) == 5.0 + 10.0, "one process hands out all"
+    none = [machines.Task(0.0, 0.0)] * 10
+    assert machines.simulate(none, slow) == machines.bound(none, slow) == 5.0 + 10.0, "one process hands out all"
 
 
 def test_plans_come_close_to_their_bounds() -> None:
-    import cluster
+    import farm as machines
 
     facts = {"services": [[0.1, 1e6], [0.5, 4e6]], "shard": {"measure": 1e9, "convert": 5e8}}
-    rows = cluster.plan(facts)
+    rows = machines.plan(facts)
     assert [(row["machines"], row["gigabits"]) for row in rows[:2]] == [(1, 1), (1, 10)]
     for row in rows:
         assert row["models_bound"] <= row["models"] < 1.1 * row["models_bound"] + 5
         assert row["checkpoint_bound"] <= row["checkpoint"] < 1.5 * row["checkpoint_bound"]
-    assert str(rows[0]["machines"]) in cluster.shown(rows)
+    assert str(rows[0]["machines"]) in machines.shown(rows)
 
 
 def test_goals_on_a_cpu_compare_with_the_engine_itself() -> None:
