@@ -57,8 +57,9 @@ def find_forced(problem: Problem) -> dict[int, tuple[int, int]]:
     uses: list[list[int]] = [[] for _ in range(problem.count)]
     left = []
     for index, relation in enumerate(problem.relations):
-        left.append(len({variable for variable, _ in relation}))
-        for variable in {variable for variable, _ in relation}:
+        terms = _terms(relation)
+        left.append(len(terms))
+        for variable in terms:
             uses[variable].append(index)
     forced: dict[int, tuple[int, int]] = {}
     pending = deque([(ZERO, ZERO)])
@@ -77,10 +78,18 @@ def find_forced(problem: Problem) -> dict[int, tuple[int, int]]:
 def _force(
     relation: Relation, index: int, cause: int, forced: dict[int, tuple[int, int]], pending: deque[tuple[int, int]]
 ) -> None:
-    for variable, coefficient in relation:
-        if variable != ZERO and variable not in forced and coefficient:
+    for variable in _terms(relation):
+        if variable != ZERO and variable not in forced:
             forced[variable] = index, cause
             pending.append((variable, cause))
+
+
+def _terms(relation: Relation) -> dict[int, int]:
+    """Variable -> its coefficient, where that is not 0: a relation says nothing of one that it adds and subtracts."""
+    row: Counter[int] = Counter()
+    for variable, coefficient in relation:
+        row[variable] += coefficient
+    return {variable: number for variable, number in row.items() if number}
 
 
 @dataclass(slots=True)

@@ -254,7 +254,7 @@ def _unfit(
     """Values out of range whatever exponents do, and those at borders, whose Mul has to stay float32."""
     graph, names = equations.graph, value_names(equations.graph)
     borders = {*graph.scopes[0].inputs, *graph.scopes[0].outputs}
-    known = {hazard.node for hazard in graph.ask(find_hazards, low)}
+    known = {hazard.node for hazard in graph.ask(find_hazards, low) if hazard.reason is not Reason.RANGE}
     for value, number in measured.items():
         exponent = 0 if value in borders else exponents.get(value, 0)
         judged = graph.types[value] != FLOAT or graph.values[value].producer in known

@@ -14,7 +14,7 @@ from onnxamp._dtypes import FLOAT
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._model.shards import known_stats
-from onnxamp._model.weights import ConstantStats, constant_stats, read_array
+from onnxamp._model.weights import ConstantStats, constant_stats, read_array, tensor_stats
 from onnxamp._ops.facts import attribute, op_facts
 
 _MAKERS = ("Constant", "ConstantOfShape")
@@ -83,9 +83,10 @@ class Constants:
 
     def _measured(self, value: int) -> ConstantStats | None:
         tensor = self.tensors.get(value)
-        known = None if tensor is None else known_stats(tensor, self.folder)
-        array = self._array(value) if known is None else None
-        return known if array is None else constant_stats(array)
+        if tensor is not None:
+            return known_stats(tensor, self.folder) or tensor_stats(tensor, self.folder)
+        array = self._array(value)
+        return None if array is None else constant_stats(array)
 
     def floats(self) -> list[int]:
         """Float32 values that are constant, or may be because they are moved from other values."""
@@ -144,13 +145,13 @@ class Constants:
         return (read_array(tensor, self.folder) if is_external else numpy_helper.to_array(tensor)).reshape(-1)
 
     def _array(self, value: int) -> NDArray[np.float32] | None:
-        tensor, maker = self.tensors.get(value), self._makers.get(value)
-        if tensor is None and maker is None:
+        """Elements of what a node makes, unless it holds them in a tensor."""
+        maker = self._makers.get(value)
+        if maker is None:
             return None
-        if tensor is None and maker is not None and maker.key == "ConstantOfShape":
-            tensor = attribute(maker.proto, "value") or numpy_helper.from_array(np.zeros(1, np.float32))
-        if tensor is not None:
-            return read_array(tensor, self.folder)
+        if maker.key == "ConstantOfShape":
+            held = attribute(maker.proto, "value") or numpy_helper.from_array(np.zeros(1, np.float32))
+            return read_array(held, self.folder)
         number = self._attribute(value, "value_float")
         numbers = self._attribute(value, "value_floats") if number is None else [number]
         return None if numbers is None else np.asarray(numbers, np.float32)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError
 from onnxamp._model.lowering import ConversionCounts, Scratch, lower
-from onnxamp._model.weights import DataLocation
+from onnxamp._model.weights import DataLocation, times_power
 from onnxamp._paths.paths import is_remote, read_range, writing
 from onnxamp._workers.threads import core_count, thread_limit
 
@@ -72,7 +72,7 @@ class Desk:
         self._stack.close()
 
     def fill(self, place: DataLocation, start: int, size: int) -> NDArray[np.float32]:
-        """Read ``size`` bytes from byte ``start`` of some data. The array is reused by the next call.
+        """Read ``size`` bytes from byte ``start`` of some data, multiplied. The array is reused by the next call.
 
         Raises:
             ExternalDataError: the file is too short.
@@ -83,7 +83,7 @@ class Desk:
             if len(data) < size:
                 raise ExternalDataError(f"The file {str(path)!r} became shorter while its weights were read.")
             numbers.data.cast("B")[:size] = data
-            return numbers
+            return times_power(numbers, place.exponent, numbers) if place.exponent else numbers
         if path not in self._files:
             self._files[path] = self._stack.enter_context(path.open("rb", buffering=0))
         file, view = self._files[path], numbers.data.cast("B")[:size]
@@ -93,12 +93,12 @@ class Desk:
             if not count:
                 raise ExternalDataError(f"The file {str(path)!r} became shorter while its weights were read.")
             view = view[count:]
-        return numbers
+        return times_power(numbers, place.exponent, numbers) if place.exponent else numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Bytes that are copied from a file as they are."""
+    """Bytes that are copied from a file, multiplied where the place says so."""
 
     place: DataLocation
 

@@ -113,7 +113,8 @@ def known_stats(tensor: TensorProto, folder: Path | None) -> ConstantStats | Non
     if not known or tensor.data_type != TensorProto.FLOAT or tensor.data_location != TensorProto.EXTERNAL:
         return None
     place = data_location(tensor, folder)
-    return None if place is None else known.get((place.path, place.offset))
+    found = None if place is None else known.get((place.path, place.offset))
+    return found.scaled(place.exponent) if found is not None and place is not None and place.exponent else found
 
 
 def _large(model: Model) -> Iterator[_Stored]:

@@ -6,7 +6,7 @@ data); or still in the model file, where :func:`onnxamp._model.storage.load_mode
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from os import PathLike
@@ -32,6 +32,11 @@ pretend to hold such an entry and name an arbitrary path.
 """
 _WAS_DEFAULT: Final = "onnxamp:default"
 """Key of an entry that says: ``data_location`` was set to DEFAULT explicitly before the weight was left in its file."""
+_EXPONENT: Final = "onnxamp:exponent"
+"""Key of an entry with :attr:`DataLocation.exponent`; it counts where :data:`INSIDE` does."""
+
+_LEAST_POWER, _MOST_POWER = -126, 127
+"""Exponents of the powers of two that are float32 numbers with all their digits."""
 
 _BLOCK: Final = 1 << 20
 """Elements that are looked at together."""
@@ -41,11 +46,15 @@ _MAPPED: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class DataLocation:
-    """Where the data of a tensor lie in a file: ``length`` bytes from byte ``offset``."""
+    """Where the data of a tensor lie in a file: ``length`` bytes from byte ``offset``.
+
+    With an exponent they are float32, and the tensor's numbers are theirs multiplied by ``2**-exponent``.
+    """
 
     path: Path
     offset: int
     length: int
+    exponent: int = 0
 
 
 @record
@@ -68,6 +77,16 @@ class ConstantStats:
     def has_sentinel(self, low: LowType) -> bool:
         """Whether an element stands for infinity, and the low-precision type cannot hold it."""
         return self.largest >= max(SENTINEL, low.overflow)
+
+    def scaled(self, exponent: int) -> "ConstantStats | None":
+        """Those of the numbers multiplied by ``2**-exponent``; None where other elements are sentinels then."""
+        largest, uniform, number = (
+            None if old is None else float(times_power(np.array([old], np.float32), exponent)[0])
+            for old in (self.largest, self.uniform, self.largest_number)
+        )
+        if largest is None or number is None or self.largest != abs(self.largest_number) or largest >= SENTINEL:
+            return None
+        return ConstantStats(largest, uniform, number, self.has_infinite)
 
 
 def data_location(
@@ -92,7 +111,10 @@ def data_location(
         raise ExternalDataError(f"The weight {tensor.name!r} says twice, or not in UTF-8, where its data are.")
     location = entries.get("location", "")
     if location.startswith(INSIDE):
-        return DataLocation(as_path(location.removeprefix(INSIDE)), int(entries["offset"]), int(entries["length"]))
+        return DataLocation(
+            as_path(location.removeprefix(INSIDE)), int(entries["offset"]), int(entries["length"]),
+            int(entries.get(_EXPONENT, 0)),
+        )  # fmt: skip
     known = {} if known is None else known
     if location not in known:
         known[location] = _data_file(tensor.name, location, base_dir)
@@ -173,7 +195,33 @@ def inside_tensor(place: DataLocation, *, was_default: bool) -> TensorProto:
     tensor = external_tensor(f"{INSIDE}{place.path}", place.offset, place.length)
     if was_default:
         tensor.external_data.add(key=_WAS_DEFAULT)
+    if place.exponent:
+        tensor.external_data.add(key=_EXPONENT, value=str(place.exponent))
     return tensor
+
+
+def scaled_tensor(tensor: TensorProto, base_dir: Path | None, exponent: int) -> TensorProto | None:
+    """A float32 tensor multiplied by ``2**-exponent``, which is done when it is read; None if it holds its data.
+
+    Raises:
+        ExternalDataError: see :func:`data_location`.
+    """
+    place = data_location(tensor, base_dir)
+    if place is None:
+        return None
+    was_default = has_data_file(tensor) or any(item.key == _WAS_DEFAULT for item in tensor.external_data)
+    result = inside_tensor(replace(place, exponent=place.exponent + exponent), was_default=was_default)
+    result.data_type = tensor.data_type
+    result.dims[:] = tensor.dims
+    return result
+
+
+def times_power(array: NDArray[np.float32], exponent: int, out: NDArray[np.float32] | None = None) -> NDArray[Any]:
+    """Numbers multiplied by ``2**-exponent``, exactly where they stay in float32's range."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if _LEAST_POWER <= -exponent <= _MOST_POWER:  # a factor is several times as fast
+            return np.multiply(array, np.float32(2.0**-exponent), out=out)
+        return np.ldexp(array, np.int32(-exponent), out=out, dtype=np.float32)
 
 
 def forget_location(tensor: TensorProto) -> None:
@@ -194,7 +242,8 @@ def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
     place = data_location(tensor, None if base_dir is None else as_path(base_dir))
     if place is None:
         return
-    tensor.raw_data = read_range(place.path, place.offset, place.length)
+    data = read_range(place.path, place.offset, place.length)
+    tensor.raw_data = times_power(np.frombuffer(data, "<f4"), place.exponent).tobytes() if place.exponent else data
     forget_location(tensor)
 
 
@@ -234,10 +283,12 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     kind = _stored_kind(tensor.data_type)
     if place is not None:
         if is_remote(place.path):
-            return np.frombuffer(read_range(place.path, place.offset, place.length), kind).reshape(shape)
-        if count < _MAPPED:
-            return np.fromfile(place.path, kind, count, offset=place.offset).reshape(shape)
-        return np.asarray(np.memmap(place.path, kind, "r", place.offset, shape))
+            array = np.frombuffer(read_range(place.path, place.offset, place.length), kind).reshape(shape)
+        elif count < _MAPPED:
+            array = np.fromfile(place.path, kind, count, offset=place.offset).reshape(shape)
+        else:
+            array = np.asarray(np.memmap(place.path, kind, "r", place.offset, shape))
+        return times_power(array, place.exponent) if place.exponent else array
     if tensor.HasField("raw_data"):
         data = tensor.raw_data
         if len(data) == kind.itemsize * count:
@@ -251,6 +302,21 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
 def _stored_kind(elem: int) -> np.dtype[Any]:
     """The element type as raw data have it."""
     return np.dtype(helper.tensor_dtype_to_np_dtype(elem)).newbyteorder("<")
+
+
+def tensor_stats(tensor: TensorProto, base_dir: Path | None) -> ConstantStats:
+    """Statistics of a float tensor, without a copy where it is a multiple of what a file holds.
+
+    Raises:
+        As :func:`read_array`.
+    """
+    place = data_location(tensor, base_dir)
+    if place is not None and place.exponent:
+        plain = scaled_tensor(tensor, base_dir, -place.exponent)
+        found = None if plain is None else tensor_stats(plain, base_dir).scaled(place.exponent)
+        if found is not None:
+            return found
+    return constant_stats(read_array(tensor, base_dir))
 
 
 def constant_stats(array: NDArray[Any]) -> ConstantStats:

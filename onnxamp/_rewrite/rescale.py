@@ -18,9 +18,9 @@ from onnxamp._decide.rescaling import complete
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, scope_graphs
-from onnxamp._model.copying import copied
+from onnxamp._model.copying import copied, copy_fields
 from onnxamp._model.stored import store_exponents
-from onnxamp._model.weights import read_array
+from onnxamp._model.weights import blocks_of, read_array, scaled_tensor, times_power
 from onnxamp._ops.facts import attribute
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._rewrite.apply import set_attribute
@@ -111,14 +111,15 @@ class _Editor:
         raise AssertionError(node.op_type)
 
     def scaled(self, value: int, exponent: int, name: str) -> TensorProto:
-        """A constant multiplied by ``2**-exponent``."""
-        array = self.array(value)
-        with np.errstate(over="ignore", under="ignore"):
-            result = np.ldexp(array, np.int32(-exponent)).astype(np.float32, copy=False)
-            lost = np.count_nonzero((np.ldexp(result, np.int32(exponent)) != array) & ~np.isnan(array))
-        if lost:
-            self.lost[self.graph.values[value].name] = int(lost)
-        return numpy_helper.from_array(result, name)
+        """A constant multiplied by ``2**-exponent``; what lies in a file is multiplied when it is read."""
+        array, tensor = self.array(value), self.graph.constants.tensors.get(value)
+        if lost := sum(_lost(block, exponent) for block in blocks_of(array)):
+            self.lost[self.graph.values[value].name] = lost
+        result = None if tensor is None else scaled_tensor(tensor, self.graph.folder, exponent)
+        if result is None:
+            return numpy_helper.from_array(times_power(array, exponent), name)
+        result.name = name
+        return result
 
     def replace(self, value: int, exponent: int) -> None:
         """Multiply a constant where it is."""
@@ -251,15 +252,22 @@ def _computed(equations: Equations, exponents: Sequence[int]) -> dict[str, int]:
     return {name: exponent for name, exponent in found.items() if exponent}
 
 
+def _lost(array: NDArray[np.float32], exponent: int) -> int:
+    """How many numbers leave float32's range when multiplied by ``2**-exponent``."""
+    back = times_power(times_power(array, exponent), -exponent)
+    return int(np.count_nonzero(back != array)) - int(np.count_nonzero(np.isnan(array)))
+
+
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _overwrite(tensor: TensorProto, new: TensorProto) -> None:
     """Replace the elements of an initializer, and nothing else of it."""
-    for name in ("float_data", "raw_data", "external_data", "data_location"):
+    data = ("float_data", "raw_data", "external_data", "data_location")
+    for name in data:
         tensor.ClearField(name)
-    tensor.raw_data = new.raw_data
+    copy_fields(new, tensor, but=[field.name for field, _ in new.ListFields() if field.name not in data])
 
 
 def _set_value(proto: NodeProto, tensor: TensorProto) -> None:

@@ -193,6 +193,46 @@ def test_what_cannot_fit_is_named() -> None:
     assert error_of(model, onnxamp.apply_plan(model, plan), feeds) < 2e-3
 
 
+def test_weights_out_of_range_hide_no_overflow() -> None:
+    """They fit once they are divided; what they are multiplied to does not, whoever takes up the power."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    net (float[2,8] x) => (float[2,8] y) {
+      n = Sigmoid (x)
+      u = MatMul (n, v)
+      h = MatMul (u, w)
+      y = Tanh (h)
+    }
+    """
+    model = model_of(text, ("v", (8, 8), 1.0), ("w", (8, 8), 1e5))
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)}
+    plan = onnxamp.plan_model(model, "O3", rescale=True, samples=feeds)
+    assert {row.op for row in plan.rows if not row.low} >= {"MatMul", "Tanh"}
+    assert [row.value for row in plan.options.rescaling.unfit] == ["h"]
+    assert error_of(model, onnxamp.apply_plan(model, plan), feeds) < 2e-3
+
+
+def test_a_value_may_be_added_to_itself() -> None:
+    """What a node subtracts from itself says nothing of its exponent."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 23]>
+    net (float[2,8] x) => (float[2,8] y) {
+      h = MatMul (x, w)
+      twice = Add (h, h)
+      both = Concat <axis: int = 1> (twice, twice)
+      y = RMSNormalization (twice, gain)
+      z = RMSNormalization (both, wide)
+    }
+    """
+    model = model_of(text, ("w", (8, 8), 1e5), ("gain", (8,), 1.0), ("wide", (16,), 1.0))
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)}
+    plan = onnxamp.plan_model(model, "O3", rescale=True, samples=feeds)
+    assert {row.value for row in plan.options.rescaling.scaled} >= {"h", "twice", "both"}
+    result = onnxamp.apply_plan(model, plan)
+    assert floats_of(result) == {TensorProto.FLOAT16}
+    assert error_of(model, result, feeds) < 2e-3
+
+
 def test_loops_tie_their_state() -> None:
     text = """
     <ir_version: 10, opset_import: ["" : 21]>
