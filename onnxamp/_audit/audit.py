@@ -94,7 +94,7 @@ def _static(source: Model, target: str, shapes: Mapping[str, Sequence[int]] | No
     sizes = graph.shapes_of(shapes or {})
     placement = place_nodes(graph, sizes, target, {fault.node for fault in faults})
     casts, redundant = cast_traffic(graph, sizes)
-    findings = [Finding("note", "schema", "", "", note, "") for note in prepared.notes]
+    findings = [Finding("note", "schema", "", "", note, "") for note in (*prepared.notes, *prepared.unfolded)]
     findings += [
         *import_faults(proto, graph),
         *contents,

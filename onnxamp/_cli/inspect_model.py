@@ -57,6 +57,7 @@ def command(model: Path, **options: Any) -> None:
                 plans[level] = (make_plan(analysis), dict(summarize(ready, analysis).nodes))
                 told = (
                     *ready.notes,
+                    *ready.unfolded,
                     *ready.refused,
                     opset_hint(analysis),
                     fold_hint(analysis),

@@ -312,6 +312,6 @@ def _notes(converted: Converted, plan: Plan | None) -> tuple[str, ...]:
     """What was done besides, and which options would save Casts."""
     analysis = converted.analysis
     hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis))))
-    hints += converted.prepared.refused
+    hints += (*converted.prepared.unfolded, *converted.prepared.refused)
     hints += tuple(filter(None, (low_note(analysis.graph, analysis.options), *analysis.problem.overrides.notes)))
     return (*converted.prepared.notes, *hints) if converted.changed else hints

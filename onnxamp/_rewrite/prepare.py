@@ -41,6 +41,7 @@ class Prepared:
         casts: number of all Casts that went: those of pairs, idle ones and duplicates.
         widened: bytes that its weights take more than those of the model.
         refused: upgrades to newer opsets that were not taken, and why, in sentences.
+        unfolded: folds that were asked for and not made, and why, in sentences.
     """
 
     graph: Graph
@@ -50,6 +51,7 @@ class Prepared:
     casts: int = 0
     widened: int = 0
     refused: tuple[str, ...] = ()
+    unfolded: tuple[str, ...] = ()
 
 
 def prepare(model: Model, options: Options) -> Prepared:
@@ -72,7 +74,7 @@ def prepare(model: Model, options: Options) -> Prepared:
     freed = remove_pairs(ready.graph, options.target, kept)
     bare = remove_idle_casts(freed.graph, kept)
     casts = freed.casts + bare.casts
-    return Prepared(bare.graph, ready.notes, ready.requested or casts > 0, freed.pairs, casts)
+    return replace(ready, graph=bare.graph, requested=ready.requested or casts > 0, pairs=freed.pairs, casts=casts)
 
 
 def unmatched(model: Model, options: Options) -> list[str]:
@@ -102,7 +104,7 @@ def with_casts(model: Model, options: Options) -> Prepared:
     proto = model.proto
     if proto.functions and not options.keep_functions and options.level != Level.O0:
         proto = inline(proto, notes)
-    requested = False
+    requested, unfolded = False, tuple[str, ...]()
     if isinstance(options.opset, int):
         graph = _at_opset(_graph(model, proto), options.opset, notes)
         requested, proto = graph.model is not proto, graph.model
@@ -112,12 +114,12 @@ def with_casts(model: Model, options: Options) -> Prepared:
     if options.folds or _folded_first(options):
         folded = fold_graph(graph, options, None if options.folds else _folded_first(options))
         requested, graph = requested or (options.folds and folded.graph is not graph), folded.graph
-        notes += folded.notes
+        notes, unfolded = [*notes, *folded.notes], folded.refused
     if options.rescaling is not None and options.level != Level.O0:
         rescaled = rescale_graph(graph, options.rescaling)
         requested, graph = requested or rescaled.graph is not graph, rescaled.graph
         notes += rescaled.notes
-    return Prepared(graph, tuple(notes), requested)
+    return Prepared(graph, tuple(notes), requested, unfolded=unfolded)
 
 
 def _folded_first(options: Options) -> frozenset[str]:

@@ -408,9 +408,22 @@ def test_folds_that_would_cost_a_kernel_are_told() -> None:
         r = Sqrt (a) n = Div (m, r) Y = Mul (n, g)
     }"""
     model = add_weights(parse(text), {"g": (8,)})
-    notes = prepared(model, fold=True).notes
-    assert notes == ("1 RMSNorm stays decomposed: that takes opset 23, where MaxPool would lose kernels on cuda.",)
+    why = "1 RMSNorm stays decomposed: that takes opset 23, where MaxPool would lose kernels on cuda."
+    assert prepared(model, fold=True).unfolded == (why,)
     assert "RMSNormalization" in ops(folded(model, target="any"))
+
+
+def test_folds_that_are_not_made_are_told_where_nothing_else_is(tmp_path: Path) -> None:
+    text = """(float[2,8] X) => (float[2,8] Y) <float two = {2.0}, float e = {1e-5}> {
+        p = Pow (X, two) v = ReduceMean <axes = [-1]> (p) a = Add (v, e) r = Sqrt (a) n = Div (X, r) Y = Mul (n, g)
+    }"""
+    source = tmp_path / "model.onnx"
+    onnx.save(add_weights(parse(text), {"g": (8,)}), source)
+    target = tmp_path / "same.onnx"
+    made = onnxamp.convert_file(source, target, "O1", fold=True, opset="keep", black_list=["Mul"])
+    assert target.read_bytes() == source.read_bytes()
+    why = "1 RMSNorm stays decomposed: that takes opset 23, and --opset keep is asked for."
+    assert made.notes.count(why) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -21,10 +21,11 @@ from onnxamp._target.versions import UNLIMITED, known_versions, release, version
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A folded graph, and a sentence for each thing that was done or could not be done."""
+    """A folded graph, and a sentence for each thing that was done (``notes``) or could not be done (``refused``)."""
 
     graph: Graph
     notes: tuple[str, ...]
+    refused: tuple[str, ...]
 
 
 def fold_graph(graph: Graph, options: Options, kinds: AbstractSet[str] | None = None) -> Folded:
@@ -39,7 +40,7 @@ def fold_graph(graph: Graph, options: Options, kinds: AbstractSet[str] | None = 
     Raises:
         ModelError: the model breaks a rule of ONNX.
     """
-    current, notes = graph.book.opsets[""], list[str]()
+    current, notes, refused = graph.book.opsets[""], list[str](), list[str]()
     target, ceiling = options.target, options.highest_opset(current)
     possible = _of_kinds(find_folds(graph, with_weights=False), kinds)
     wanted = reachable(graph, possible, target, ceiling)
@@ -49,19 +50,19 @@ def fold_graph(graph: Graph, options: Options, kinds: AbstractSet[str] | None = 
             needed = told([fold for fold in possible if current < fold.opset <= wanted])
             notes.append(f"Upgraded from opset {current} to {wanted}, for the sake of {needed}.")
         except OpsetError as error:
-            notes.append(str(error))
+            refused.append(str(error))
     folds = _of_kinds(find_folds(graph), kinds)
     reached = graph.book.opsets[""]
     ready = [fold for fold in folds if fold.opset <= reached]
     late = [fold for fold in folds if fold.opset > reached]
     if late:
-        notes.append(_why_late(graph, late, target, ceiling))
+        refused.append(_why_late(graph, late, target, ceiling))
     if not ready:
-        return Folded(graph, tuple(notes))
+        return Folded(graph, tuple(notes), tuple(refused))
     result = copied(graph.model)
     apply_folds(graph, ready, result)
     folded = Graph.of(result, graph.folder)
-    return Folded(folded, (*notes, f"Folded {told(ready)}."))
+    return Folded(folded, (*notes, f"Folded {told(ready)}."), tuple(refused))
 
 
 def _of_kinds(folds: list[Fold], kinds: AbstractSet[str] | None) -> list[Fold]:
