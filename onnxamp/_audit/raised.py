@@ -90,7 +90,7 @@ class RaisedGraph(Graph):
 def raised(graph: Graph, low: LowType, shapes: Sequence[Shape | None]) -> RaisedGraph:
     """The graph with one low-precision type seen as float32; nothing is resolved or inferred again."""
     return RaisedGraph(
-        graph.model, graph.book, graph.scopes, graph.nodes, graph.values, graph.uses, graph.results, graph.order,
+        graph.model, graph.book, graph.scopes, graph.nodes, graph.values, graph.results, graph.order,
         graph.folder, low=low, actual=graph.types, sizes=shapes,
     )  # fmt: skip
 

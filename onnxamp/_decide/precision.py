@@ -118,8 +118,11 @@ class CutProblem:
     graph: Graph = field(init=False)
     ports: PortVariables = field(init=False)
     costs: Costs = field(init=False)
-    roots: Sequence[int] = field(init=False)
-    """As ``ports.root``, which is asked for every port: HIGH, LOW and NONE are -1, -2 and -3, and stand at the end."""
+    roots: list[int] = field(init=False)
+    """As ``ports.root``, which is asked for every port: HIGH, LOW and NONE are -1, -2 and -3, and stand at the end.
+    Constants that follow their only reader have its root."""
+    tied: set[int] = field(init=False)
+    """Roots that decide for more than one variable."""
 
     def __post_init__(self) -> None:
         self.graph, self.ports = self.problem.graph, self.problem.ports
@@ -128,6 +131,7 @@ class CutProblem:
         self.network.add(len(self.ports.variables))
         self.trips = self.graph.ask(loop_trips)
         self.exactly_high, self.pure = self.purely_high()
+        self.tied = {root for variable, root in enumerate(self.ports.roots) if root != variable}
         self.variables()
         for value, produced in enumerate(self.ports.produced):
             if produced != NONE:
@@ -139,7 +143,7 @@ class CutProblem:
         if prices is not None:
             self.measured(network, prices)
         cut = network.solve()
-        low = cut.low[self.ports.roots].tolist() if self.ports.roots else []
+        low = cut.low[self.roots[:NONE]].tolist() if self.ports.roots else []
         return Decision(low, cut.cost)
 
     def variables(self) -> None:
@@ -218,7 +222,7 @@ class CutProblem:
     def of_node(self, index: int) -> int:
         variables = self.ports.of_node.get(index, {})
         outputs = [self.ports.produced[value] for value in self.graph.nodes[index].outputs if value != ABSENT]
-        return next((self.ports.root(variable) for variable in (*outputs, *variables.values()) if variable >= 0), NONE)
+        return next((self.roots[variable] for variable in (*outputs, *variables.values()) if variable >= 0), NONE)
 
     def idle_cast(self, node: Node) -> None:
         """An original Cast from float32 to float32 becomes a real one if its two sides differ."""
@@ -251,9 +255,11 @@ class CutProblem:
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
         roots, consumed, returned = self.roots, self.ports.consumed, self.ports.returned
-        producer = roots[self.ports.produced[value]]
-        readers = {roots[consumed[node][port]] for node, port in self.graph.uses[value]}
-        readers.update([roots[returned[key]] for key in self.graph.results[value] if key in returned])
+        producer, readers = roots[self.ports.produced[value]], set[int]()
+        for node, port in self.graph.uses[value]:
+            readers.add(roots[consumed[node][port]])
+        for key in self.graph.results[value]:
+            readers.add(roots[returned.get(key, NONE)])
         readers -= {NONE, producer}
         if not readers:
             return
@@ -269,20 +275,28 @@ class CutProblem:
     def weight(self, producer: int, readers: set[int], count: int) -> None:
         """Charge the bytes that a constant takes beyond those of low precision: 2 in float32, 4 in both."""
         saved = self.costs.stored(2 * count)
+        if len(readers) == 1 and (reader := max(readers)) >= 0 and self.is_alone(producer):
+            self.roots[producer] = reader  # nothing else asks for it, so it is never stored twice
+            self.network.charge_high(reader, saved)
+            return
         self.network.charge_high(producer, saved)
         self.one_cast(producer, readers, DUPLICATE + 2 * saved, up=True)
         self.one_cast(producer, readers, DUPLICATE + saved, up=False)
+
+    def is_alone(self, variable: int) -> bool:
+        """Whether the variable of a constant is neither pinned nor tied to another one."""
+        return variable >= 0 and variable not in self.tied and variable not in self.pins.verdicts
 
     def one_cast(self, producer: int, readers: set[int], cost: int, *, up: bool) -> None:
         """Charge once if the producer is low and any reader float32 (``up``), or vice versa."""
         there = HIGH if up else LOW
         if producer == there:
             return
-        variables = sorted([variable for variable in readers if variable >= 0])
         if there in readers:  # one reader needs the Cast in any case; the others share it
             if producer >= 0:
                 (self.network.charge_low if up else self.network.charge_high)(producer, cost)
             return
+        variables = sorted(readers - {LOW, HIGH})
         if not variables:
             return
         if len(variables) == 1:

@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxamp._errors import ModelError
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View
 from onnxamp._model.protos import node_bodies, opset_imports
+from onnxamp._model.record import record
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.signature import Signature, SignatureBook
 
@@ -43,7 +44,6 @@ def resolve(make: Callable[..., V], model: ModelProto) -> V:
         tuple(builder.scopes),
         tuple(builder.nodes),
         tuple(builder.values),
-        builder.uses,
         builder.results,
         tuple(_topological(builder)),
     )
@@ -52,17 +52,15 @@ def resolve(make: Callable[..., V], model: ModelProto) -> V:
 _Pending: TypeAlias = tuple[GraphProto, int, int, str, bool]
 
 
-class _Kind(NamedTuple):
+@record
+class _Kind:
     """What is known of all nodes of an op type."""
 
     key: str
     signature: Signature | None
     is_control_flow: bool
-
-    @property
-    def may_have_bodies(self) -> bool:
-        """Whether its attributes are searched for bodies, which is slow: other ops of ai.onnx have none."""
-        return self.is_control_flow or self.signature is None or "::" in self.key
+    may_have_bodies: bool
+    """Whether its attributes are searched for bodies, which is slow: other ops of ai.onnx have none."""
 
 
 _Row: TypeAlias = tuple[NodeProto, int, _Kind, tuple[int, ...]]
@@ -78,7 +76,6 @@ class _Builder:
     nodes: list[Node] = field(default_factory=list)
     rows: list[_Row] = field(default_factory=list)
     bodies: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
-    uses: list[list[tuple[int, int]]] = field(default_factory=list)
     results: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     needs: dict[int, list[int]] = field(default_factory=dict)
     """Node -> values of its scope that its bodies read."""
@@ -93,19 +90,28 @@ class _Builder:
         if owner != ABSENT:
             self.bodies.setdefault(owner, []).append((attribute, scope))
         listed = {item.name for item in graph.input} if scope == 0 and self.overridable else set()
+        stored, overridable = Origin.INITIALIZER, Origin.DEFAULT
         for item in graph.initializer:
             name = item.name
-            self._add(names, name, scope, Origin.DEFAULT if name in listed else Origin.INITIALIZER, ABSENT, 0)
+            self._add(names, name, scope, overridable if name in listed else stored)
         for sparse in graph.sparse_initializer:
-            self._add(names, sparse.values.name, scope, Origin.SPARSE, ABSENT, 0)
+            self._add(names, sparse.values.name, scope, Origin.SPARSE)
         for port, entry in enumerate(graph.input):
             if entry.name not in names or self.values[names[entry.name]].origin is Origin.INPUT:
-                self._add(names, entry.name, scope, Origin.INPUT, ABSENT, port)
+                self._add(names, entry.name, scope, Origin.INPUT, port)
         pending: list[_Pending] = []
+        origin, values = Origin.NODE, self.values
         for index, node in enumerate(graph.node, first):
             kind, outputs = self._kind(node), []
             for port, name in enumerate(node.output[:]):  # a slice: protobuf's own iterators are slow
-                outputs.append(self._add(names, name, scope, Origin.NODE, index, port) if name else ABSENT)
+                if not name:
+                    outputs.append(ABSENT)
+                    continue
+                if name in names:
+                    raise self._twice(name, scope)
+                names[name] = value = len(values)
+                values.append(Value(value, name, scope, origin, index, port))
+                outputs.append(value)
             self.rows.append((node, scope, kind, tuple(outputs)))
             if kind.may_have_bodies:
                 unknown = opaque or not kind.is_control_flow
@@ -116,19 +122,23 @@ class _Builder:
 
     def _kind(self, node: NodeProto) -> _Kind:
         name = node.domain, node.op_type
-        if name not in self.kinds:
-            key = op_key(node)
-            self.kinds[name] = _Kind(key, self.book.get(*name), key in op_facts().control_flow)
-        return self.kinds[name]
+        kind = self.kinds.get(name)
+        if kind is None:
+            key, signature = op_key(node), self.book.get(*name)
+            is_control_flow = key in op_facts().control_flow
+            may_have_bodies = is_control_flow or signature is None or "::" in key
+            kind = self.kinds[name] = _Kind(key, signature, is_control_flow, may_have_bodies)
+        return kind
 
-    def _add(self, names: dict[str, int], name: str, scope: int, origin: Origin, producer: int, port: int) -> int:
+    def _add(self, names: dict[str, int], name: str, scope: int, origin: Origin, port: int = 0) -> None:
         if name in names:
-            raise ModelError(
-                f"The value {name!r} is defined twice in {self._where(scope)}: every name must be unique there."
-            )
-        index = names[name] = len(self.values)
-        self.values.append(Value(index, name, scope, origin, producer, port))
-        return index
+            raise self._twice(name, scope)
+        names[name] = len(self.values)
+        self.values.append(Value(len(self.values), name, scope, origin, ABSENT, port))
+
+    def _twice(self, name: str, scope: int) -> ModelError:
+        where = self._where(scope)
+        return ModelError(f"The value {name!r} is defined twice in {where}: every name must be unique there.")
 
     def _where(self, scope: int) -> str:
         owner = self.scopes[scope].owner if scope < len(self.scopes) else ABSENT
@@ -148,26 +158,25 @@ class _Builder:
         return ABSENT
 
     def resolve(self) -> None:
-        """Resolve names to value indices, and record uses and results."""
-        producers = [value.producer for value in self.values]
-        self.uses, self.results = [[] for _ in producers], [()] * len(producers)
+        """Resolve names to value indices, and record results."""
+        values, nodes = self.values, self.nodes
+        self.results = [()] * len(values)
         for index, (proto, home, kind, outputs) in enumerate(self.rows):
-            names = self.scopes[home].names
-            inputs = tuple([names.get(name, ABSENT) for name in proto.input[:]])
-            if ABSENT in inputs:
-                inputs = tuple([self._outer(name, proto, home) if name else ABSENT for name in proto.input])
-            for port, value in enumerate(inputs):
-                if value != ABSENT:
-                    self.uses[value].append((index, port))
-                    if producers[value] >= index:
-                        self.unordered.add(home)
+            names, inputs = self.scopes[home].names, []
+            for name in proto.input[:]:
+                value = names.get(name)
+                if value is None:
+                    value = self._outer(name, proto, home) if name else ABSENT
+                elif values[value].producer >= index:
+                    self.unordered.add(home)
+                inputs.append(value)
             bodies = tuple(self.bodies.get(index, ()))
-            self.nodes.append(Node(index, home, proto, kind.key, kind.signature, inputs, outputs, bodies))
+            nodes.append(Node(index, home, proto, kind.key, kind.signature, tuple(inputs), outputs, bodies))
         for position, scope in enumerate(self.scopes):
             outputs = tuple([self._result(entry.name, scope, port) for port, entry in enumerate(scope.proto.output)])
             self.scopes[position] = replace(scope, outputs=outputs)
-        for owner, values in self.needs.items():
-            if any(producers[value] >= owner for value in values):
+        for owner, needed in self.needs.items():
+            if any(self.values[value].producer >= owner for value in needed):
                 self.unordered.add(self.nodes[owner].scope)
 
     def _outer(self, name: str, proto: NodeProto, home: int) -> int:
@@ -191,6 +200,8 @@ class _Builder:
 def _topological(builder: _Builder) -> list[int]:
     """All nodes, producers first, otherwise in the file's order. O(n log n); linear where the file's order holds."""
     orders = [_scope_order(builder, scope) for scope in builder.scopes]
+    if not builder.bodies:
+        return [*orders[0]]
     result: list[int] = []
     stack = [iter(orders[0])] if orders else []
     finishing: list[int] = [ABSENT]

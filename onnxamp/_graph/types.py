@@ -26,19 +26,29 @@ def infer_types(view: View) -> Types:
     Declarations count for graph inputs, and for outputs that neither the schema nor a rule determines. A value of
     unknown type counts as float32 if its readers' other operands require that.
     """
-    types: list[str | None] = [None] * len(view.values)
+    types: list[str | None] = [None] * (len(view.values) + 1)  # the last entry is that of ABSENT
     for scope in view.scopes:
         _seed(scope, types)
     declared = _declared(view)
     entered = {0}
+    facts, nodes = op_facts(), view.nodes
+    with_say = _ATTRIBUTED | facts.dtype_attribute.keys() | facts.output_parameter.keys()
     for index in view.order:
-        node = view.nodes[index]
+        node = nodes[index]
         if node.scope not in entered or node.bodies:
             for scope_index in (node.scope, *(body for _, body in node.bodies)):
                 _enter(view, scope_index, entered, types, declared)
-        for value, kind in zip(node.outputs, _outputs(view, node, types), strict=True):
+        inputs = tuple([types[value] for value in node.inputs])
+        if node.key in facts.control_flow:
+            kinds: Sequence[str | None] = _control_flow(view, node, types)
+        elif node.signature is None or node.key in with_say:
+            kinds = output_types(node.proto, node.key, node.signature, inputs)
+        else:
+            kinds = _plain_types(node.key, node.signature, inputs, len(node.outputs))
+        for value, kind in zip(node.outputs, kinds, strict=True):
             if value != ABSENT and types[value] is None:
                 types[value] = kind or declared.get(value)
+    del types[ABSENT]
     _backward(view, types)
     return types
 
@@ -130,17 +140,6 @@ def body_sources(node: Node, body_inputs: int) -> list[int]:
         return [ABSENT, 1, *range(2, body_inputs)][:body_inputs]
     offset = len(node.inputs) - body_inputs if node.key == "Scan" else 0  # Scan-8 has a leading sequence_lens
     return [position + offset for position in range(body_inputs)]
-
-
-def _outputs(view: View, node: Node, types: list[str | None]) -> Sequence[str | None]:
-    facts = op_facts()
-    if node.key in facts.control_flow:
-        return _control_flow(view, node, types)
-    inputs = tuple([None if value == ABSENT else types[value] for value in node.inputs])
-    has_say = node.key in _ATTRIBUTED or node.key in facts.dtype_attribute or node.key in facts.output_parameter
-    if node.signature is None or has_say:
-        return output_types(node.proto, node.key, node.signature, inputs)
-    return _plain_types(node.key, node.signature, inputs, len(node.outputs))
 
 
 _ATTRIBUTED = frozenset({"Constant", "Optional"})

@@ -87,7 +87,6 @@ class View:
         scopes: graphs and bodies, outer ones first.
         nodes: nodes of all scopes.
         values: values of all scopes.
-        uses: value -> (node, input position) pairs that read it.
         results: value -> (scope, output position) pairs that return it.
         order: nodes with producers first, and each node after those of its bodies.
     """
@@ -97,9 +96,17 @@ class View:
     scopes: tuple[Scope, ...]
     nodes: tuple[Node, ...]
     values: tuple[Value, ...]
-    uses: Sequence[Sequence[tuple[int, int]]]
     results: Sequence[Sequence[tuple[int, int]]]
     order: tuple[int, ...]
+
+    @cached_property
+    def uses(self) -> Sequence[Sequence[tuple[int, int]]]:
+        """Value -> (node, input position) pairs that read it."""
+        uses: list[list[tuple[int, int]]] = [[] for _ in (*self.values, ABSENT)]
+        for node in self.nodes:
+            for port, value in enumerate(node.inputs):
+                uses[value].append((node.index, port))
+        return uses[:ABSENT]
 
     @cached_property
     def by_key(self) -> Mapping[str, Sequence[int]]:
@@ -154,14 +161,10 @@ def shadowing(view: View) -> dict[int, int]:
 
     Complexity: values times nesting depth.
     """
-    shadowed: dict[int, int] = {}
-    for value in view.values:
-        scope = view.scopes[value.scope].parent
-        while scope != ABSENT and value.index not in shadowed:
-            if value.name in view.scopes[scope].names:
-                shadowed[value.index] = view.scopes[scope].names[value.name]
-            scope = view.scopes[scope].parent
-    return shadowed
+    found = (
+        (value, view.visible(name, inner.parent)) for inner in view.scopes[1:] for name, value in inner.names.items()
+    )
+    return {value: outer for value, outer in found if outer != ABSENT}
 
 
 def scope_path(view: View, scope: int) -> str:

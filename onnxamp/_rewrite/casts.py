@@ -123,9 +123,10 @@ class _Removal:
     def run(self) -> None:
         """Visit producers first, so that chains collapse in one sweep."""
         existing: dict[tuple[int, str, int], int] = {}
-        for index in self.view.order:
+        casts = {*self.view.by_key.get("Cast", ())}
+        for index in filter(casts.__contains__, self.view.order if casts else ()):
             node = self.view.nodes[index]
-            if node.key != "Cast" or ABSENT in (node.input(0), node.outputs[0]) or index in self.kept:
+            if ABSENT in (node.input(0), node.outputs[0]) or index in self.kept:
                 continue
             target = self.types[node.outputs[0]]
             source = self.through(node)
@@ -145,13 +146,12 @@ class _Removal:
 
     def orphans(self) -> None:
         """Remove Casts that lost all their readers when chains collapsed; where these stay, those without any, too."""
-        reads: Counter[int] = Counter()
-        for node in self.view.nodes:
-            if node.index not in self.removed:
-                reads.update(self.reads(node, value) for value in node.inputs if value != ABSENT)
-        for index in reversed(self.view.order):
-            node = self.view.nodes[index]
-            if index not in self.source or index in self.removed or self.is_returned(node):
+        casts = [self.view.nodes[index] for index in reversed(self.source)]
+        read = ((reader, cast.outputs[0]) for cast in casts for reader, _ in self.view.consumers(cast.outputs[0]))
+        reads = Counter(self.reads(reader, value) for reader, value in read if reader.index not in self.removed)
+        for node in casts:
+            index = node.index
+            if index in self.removed or self.is_returned(node):
                 continue
             if (self.view.uses[node.outputs[0]] or not self.chains) and not reads[node.outputs[0]]:
                 self.removed.add(index)
