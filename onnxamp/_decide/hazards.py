@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf, prod
 
-import numpy as np
-
 from onnxamp._decide.masks import masks
 from onnxamp._decide.positions import index_paths, position_paths
 from onnxamp._decide.verdicts import Hazard, Reason
@@ -84,11 +82,11 @@ def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
 
 def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Tiny uniform constants keep their consumers in float32, and the ops that they guard against zero."""
-    walks = _Walks()
+    walks, numbers = _Walks(), {value: graph.constants.uniform(value) or 0.0 for value in graph.constants.floats()}
+    tiny = {value for value, number in numbers.items() if 0 < abs(number) < low.smallest_normal}
     for node in graph.nodes_of(op_facts().epsilons):
-        for position, value in graph.float_inputs(node):
-            number = graph.constants.uniform(value)
-            if number is None or not _is_lost(number, low, node.key):
+        for position, value in enumerate(node.inputs):
+            if value not in tiny or not _is_lost(number := numbers[value], low, node.key):
                 continue
             name = graph.values[value].name
             yield Hazard(node.index, Reason.EPSILON, f"{name!r} is {number:.6g}, which {low.name} cannot hold")
@@ -155,9 +153,7 @@ _SPECTRAL_REACH = 16
 
 
 def _is_lost(number: float, low: LowType, key: str) -> bool:
-    """Whether rounding flushes a non-zero constant or makes it subnormal (for Mul: inexact)."""
-    if number == 0 or not np.isfinite(number) or abs(number) >= low.smallest_normal:
-        return False
+    """Whether rounding flushes a tiny constant or makes it subnormal (for Mul: inexact)."""
     if key != "Mul":
         return True
     rounded = round(abs(number) / low.smallest_subnormal) * low.smallest_subnormal

@@ -5,22 +5,28 @@ the user's white list; the preset's black list, and what the level keeps in floa
 the level lowers. Tied variables share their pins.
 """
 
-from collections import ChainMap, Counter
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from onnx import NodeProto
 
 from onnxamp._decide.hazards import beyond_init_max
 from onnxamp._decide.listed import unmet_lists
-from onnxamp._decide.ports import LOW, Layout, PortVariables, Variable
+from onnxamp._decide.ports import LOW, Layout, PortVariables
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
+from onnxamp._decide.variable_names import variable_names
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
+from onnxamp._dtypes import LowType
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, scope_path
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits
 from onnxamp._ops.profiles import Profile, computes_low, profile_of
+from onnxamp._ops.signature import Signature
 from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import Freedom, freedom
 from onnxamp._target.versions import device_of
@@ -72,7 +78,7 @@ def find_pins(
     for variable in ports.requested_low:
         collector.requested(variable)
     for index, layout in ports.layouts.items():
-        if Reason.NO_KERNEL not in freed.get(index, ()):
+        if index in ports.of_node and Reason.NO_KERNEL not in freed.get(index, ()):
             collector.kernels(graph.nodes[index], layout)
     collector.user_overrides()
     if replay is not None:
@@ -86,8 +92,7 @@ def find_pins(
     for index, why in (unfit_nodes(graph, options) | dict(measured or {})).items():
         for variable in ports.of_node.get(index, {}).values():
             collector.pin(variable, Verdict(variable, False, Reason.MEASURED, why))
-    for node in graph.nodes:
-        collector.lists(node)
+    collector.lists()
     pins = collector.finish()
     made_up = options.rescaling is not None and options.rescaling.made_up
     warned = (_MADE_UP,) if made_up else ()
@@ -110,39 +115,11 @@ _MEASURABLE = frozenset({Reason.EPSILON, Reason.DECOMPOSED, Reason.REDUCTION, Re
 """Hazards that measurements confirm or refute; others appear only with inputs that samples may lack."""
 
 
-@dataclass(frozen=True, slots=True)
-class VariableName:
-    """A name that survives re-exporting a model: scopes, node (or weight), and type parameter.
-
-    ``rank`` numbers the variables that share all three, from 0.
-    """
-
-    scope: str
-    node: str
-    param: str
-    rank: int
-
-    def __str__(self) -> str:
-        path = f"{self.scope}/{self.node}" if self.scope else self.node
-        return f"{path}:{self.param}" + (f" ({self.rank + 1})" if self.rank else "")
-
-
-def variable_names(graph: Graph, variables: Sequence[Variable]) -> list[VariableName]:
-    """One name per variable."""
-    names, taken = [], Counter[VariableName]()
-    for variable in variables:
-        name = _variable_name(graph, variable)
-        names.append(replace(name, rank=taken[name]))
-        taken[name] += 1
-    return names
-
-
-def _variable_name(graph: Graph, variable: Variable) -> VariableName:
-    if variable.node == ABSENT:
-        scope, own = graph.values[variable.value].scope, graph.values[variable.value].name
-    else:
-        scope, own = graph.nodes[variable.node].scope, graph.nodes[variable.node].label
-    return VariableName(scope_path(graph, scope), own, variable.param, 0)
+@lru_cache(maxsize=1 << 12)
+def _by_types(target: str, key: str, signature: Signature, layout: Layout, low: LowType) -> Freedom:
+    """The choices that kernels leave to an op of which neither attributes nor inputs decide where it runs."""
+    proto = NodeProto(domain=signature.domain, op_type=signature.op_type)
+    return freedom(target, key, signature, layout.bound, layout.params, low, proto)
 
 
 @dataclass(slots=True)
@@ -202,19 +179,10 @@ class _Collector:
 
     def kernels(self, node: Node, layout: Layout) -> None:
         """Pins and implications from the target's kernels."""
-        variables = self.ports.of_node.get(node.index)
-        if not variables or node.signature is None:
-            return
-        options, params = self.options, layout.params
-        types_decide = not node.signature.has_function and not has_kernel_limits(device_of(options.target), node.key)
-        present = () if types_decide else tuple(bool(name) for name in node.proto.input)
-        attributes = () if types_decide else tuple(item.SerializeToString() for item in node.proto.attribute)
-        key = (layout, present, attributes)
-        free = self.freedoms.get(key)
-        if free is None:
-            free = freedom(options.target, node.key, node.signature, layout.bound, params, options.low, node.proto)
-            self.freedoms[key] = free
+        options, variables = self.options, self.ports.of_node[node.index]
+        free = self.freedoms.get(layout) or self.freedom(node, layout)
         for param in free.high:
+            assert node.signature is not None
             why = f"no {options.low.name} kernel for {node.key} (opset {node.signature.since}) on {options.target}"
             self.pin(variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True)
         if self.profile is not None and any(
@@ -224,11 +192,25 @@ class _Collector:
             why = f"{options.target} wants it to read an input of the model, without a Cast"
             for variable in variables.values():
                 self.pin(variable, Verdict(variable, False, Reason.NO_KERNEL, why), hard=True)
-        self.implies += [(variables[p], variables[q]) for p, q in free.implies]
+        for p, q in free.implies:
+            self.implies.append((variables[p], variables[q]))
         if free.falls_back:
             self.fallbacks.append(node.index)
         if free.only_low:
-            self.preferred.update(self.ports.root(variables[param]) for param in params if param not in free.high)
+            able = (param for param in layout.params if param not in free.high)
+            self.preferred.update(self.ports.root(variables[param]) for param in able)
+
+    def freedom(self, node: Node, layout: Layout) -> Freedom:
+        """What the target's kernels leave to the node."""
+        target, signature, proto, low = self.options.target, node.signature, node.proto, self.options.low
+        assert signature is not None
+        if not signature.has_function and not has_kernel_limits(device_of(target), node.key):
+            found = self.freedoms[layout] = _by_types(target, node.key, signature, layout, low)
+            return found
+        key = (layout, tuple(map(bool, proto.input[:])), tuple(item.SerializeToString() for item in proto.attribute))
+        if key not in self.freedoms:
+            self.freedoms[key] = freedom(target, node.key, signature, layout.bound, layout.params, low, proto)
+        return self.freedoms[key]
 
     def user_overrides(self) -> None:
         """Pins from overrides of single nodes."""
@@ -239,31 +221,34 @@ class _Collector:
                 verdict = Verdict(variable, override.low, override.reason, override.detail)
                 pins.setdefault(self.ports.root(variable), (verdict, self.graph.nodes[index].label))
 
-    def lists(self, node: Node) -> None:
+    def lists(self) -> None:
         """Pins from the lists and, for all other ops, from the level."""
-        variables = self.ports.of_node.get(node.index)
-        if not variables:
-            return
-        exact = node.index in self.graph.exact
-        follows = node.key in op_facts().following or node.key in op_facts().control_flow
-        follows = follows or node.index in self.problem.folded or node.index in self.problem.constant_fed
-        judged = self.options.level != Level.AUTO or node.key in self.options.listed_by_user
-        pin = self.listed(node, exact=exact, follows=follows) if judged else None
-        by_user = self.options.user_white if self.options.level != Level.O0 else ()
-        for variable in variables.values():
-            root = self.ports.root(variable)
-            if exact:
-                self.exact.add(root)
-            if node.key in by_user:
-                self.asked.setdefault(root, Verdict(variable, True, Reason.WHITE, node.key))
-            elif pin is not None and not pin[0] and node.key not in self.options.user_black:
-                self.default.setdefault(root, Verdict(variable, *pin))
-            elif pin is not None and pin[:2] == (True, Reason.WHITE) and node.index in self.problem.shares:
-                self.worthy.add(root)  # its error has a price, which Casts may not be worth
-            elif pin is not None:
-                self.pin(variable, Verdict(variable, *pin))
-            elif not follows and (self.options.level == Level.O2 or node.key in self.options.white):
-                self.preferred.add(root)
+        options, problem, all_exact = self.options, self.problem, self.graph.exact
+        by_user = options.user_white if options.level != Level.O0 else ()
+        gains, following = options.level == Level.O2, op_facts().following | op_facts().control_flow
+        known: dict[object, tuple[bool, Reason, str] | None] = {}
+        for index, variables in self.ports.of_node.items():
+            node, exact = self.graph.nodes[index], index in all_exact
+            follows = node.key in following or index in problem.folded or index in problem.constant_fed
+            form = node.key, exact, follows, index in problem.folded, self.freed.get(index)
+            if form not in known:
+                judged = options.level != Level.AUTO or node.key in options.listed_by_user
+                known[form] = self.listed(node, exact=exact, follows=follows) if judged else None
+            pin = known[form]
+            for variable in variables.values():
+                root = self.ports.roots[variable]
+                if exact:
+                    self.exact.add(root)
+                if node.key in by_user:
+                    self.asked.setdefault(root, Verdict(variable, True, Reason.WHITE, node.key))
+                elif pin is not None and not pin[0] and node.key not in options.user_black:
+                    self.default.setdefault(root, Verdict(variable, *pin))
+                elif pin is not None and index in problem.shares and pin[1] is Reason.WHITE:
+                    self.worthy.add(root)  # its error has a price, which Casts may not be worth
+                elif pin is not None:
+                    self.pin(variable, Verdict(variable, *pin))
+                elif not follows and (gains or node.key in options.white):
+                    self.preferred.add(root)
 
     def listed(self, node: Node, *, exact: bool, follows: bool) -> tuple[bool, Reason, str] | None:
         """Whether lists or level lower the node, and why; None if they leave it to the cut."""

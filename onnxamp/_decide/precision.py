@@ -245,12 +245,13 @@ class CutProblem:
 
     def gain(self, node: Node) -> int:
         """What a node saves by moving two bytes less per element; always less than the pair of Casts it might need."""
-        touched = [
-            value for value in (*node.inputs, *node.outputs) if value != ABSENT and self.ports.produced[value] != NONE
-        ]
-        counts = [min(elements(self.graph.shapes[value]), MAX_ELEMENTS) for value in touched]
-        pair = 2 * self.costs.cast(max(counts, default=0), 1) - 1
-        return max(1, min(self.costs.traffic(2 * sum(counts)), pair)) * self.trips[node.scope]
+        largest = total = 0
+        for value in (*node.inputs, *node.outputs):
+            if value != ABSENT and self.ports.produced[value] != NONE:
+                count = min(elements(self.graph.shapes[value]), MAX_ELEMENTS)
+                largest, total = max(largest, count), total + count
+        pair = 2 * self.costs.cast(largest, 1) - 1
+        return max(1, min(self.costs.traffic(2 * total), pair)) * self.trips[node.scope]
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
@@ -329,22 +330,20 @@ class CutProblem:
         they carry none. Nor does a path of constants alone, if one of them takes more memory than a Cast is worth: it
         is rounded once and stored, as any weight.
         """
-        made = [self.roots[variable] for variable in self.ports.produced]
+        made = [*(self.roots[variable] for variable in self.ports.produced), NONE]  # the last entry is that of ABSENT
         high = {HIGH, *(root for root, pin in self.pins.verdicts.items() if not pin.low)}
         computed = {value for value, root in enumerate(made) if root in high} - self.ports.free
         stored, heavy = set(self.ports.free), {value for value in self.ports.free if self.is_heavy(value)}
         reached: set[int] = set()
         for index in self.graph.order:
             node = self.graph.nodes[index]
-            if node.key in op_facts().control_flow:
+            found = [value for value in node.outputs if made[value] in self.pins.exact and value not in computed]
+            if not found or node.key in op_facts().control_flow:
                 continue
             sources = [source for source in (computed, stored, heavy) if not source.isdisjoint(node.inputs)]
-            if not sources:
-                continue
-            found = {value for value in node.outputs if value != ABSENT and made[value] in self.pins.exact} - computed
             for source in sources:
                 source.update(found)
-            reached |= found
+            reached.update(found if sources else ())
         return computed | stored, (reached & computed) | ((reached & stored) - heavy)
 
     def is_heavy(self, value: int) -> bool:

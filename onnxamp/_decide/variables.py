@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 from onnxamp._decide.layout import layout_of
 from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, Variable
-from onnxamp._dtypes import FLOAT, holds_float, retyped
+from onnxamp._dtypes import FLOAT, LowType, holds_float, retyped
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import body_sources, body_targets, carried
 from onnxamp._graph.view import ABSENT, Node, Origin, Value
-from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._ops.facts import OpFacts, attribute, op_facts
 from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import carries
 
@@ -60,12 +60,17 @@ class _Finder:
     layouts: dict[int, Layout] = field(default_factory=dict)
     fixed_high: set[int] = field(default_factory=set)
     requested_low: set[int] = field(default_factory=set)
+    sparse: set[int] = field(default_factory=set)
+    """Sparse float32 constants, which can be neither converted nor cast."""
+    facts: OpFacts = field(init=False)
+    low: LowType = field(init=False)
     kinds: list[str | None] = field(init=False)
     """Type by value index; the last entry is that of ABSENT."""
     floats: frozenset[str | None] = field(init=False)
     """The types among them that hold float32."""
 
     def __post_init__(self) -> None:
+        self.facts, self.low = op_facts(), self.options.low
         self.produced = [NONE] * len(self.graph.values)
         self.consumed = [[NONE] * len(node.inputs) for node in self.graph.nodes]
         self.kinds = [*self.graph.types, None]
@@ -106,17 +111,21 @@ class _Finder:
 
     def scope_values(self, index: int) -> None:
         """Assign variables to initializers and graph inputs; inputs of bodies belong to the bodies' owners."""
-        scope = self.graph.scopes[index]
-        for value in (self.graph.values[named] for named in scope.names.values()):
-            if value.origin is Origin.NODE or not self.is_float(value.index):
+        scope, values = self.graph.scopes[index], self.graph.values
+        produced_by_node, stored = Origin.NODE, Origin.INITIALIZER
+        for named in scope.names.values():
+            value = values[named]
+            if value.origin is produced_by_node or self.kinds[named] not in self.floats:
                 continue
-            if value.origin in (Origin.INPUT, Origin.DEFAULT):
-                self.produced[value.index] = self.signature_variable(value) if index == 0 else HIGH
-            elif value.origin is Origin.INITIALIZER and not scope.opaque:
-                self.produced[value.index] = self.new(ABSENT, "value", value.index)
-                self.stored(value.index)
-            elif value.origin is Origin.SPARSE or scope.opaque:
-                self.produced[value.index] = HIGH
+            if value.origin is stored and not scope.opaque:
+                self.produced[named] = self.new(ABSENT, "value", named)
+                self.stored(named)
+            elif value.origin in (Origin.INPUT, Origin.DEFAULT):
+                self.produced[named] = self.signature_variable(value) if index == 0 else HIGH
+            else:
+                self.produced[named] = HIGH
+            if value.origin is Origin.SPARSE:
+                self.sparse.add(named)
 
     def signature_variable(self, value: Value) -> int:
         """The variable of a graph input or output: HIGH unless keep_io_types is off for it."""
@@ -132,13 +141,14 @@ class _Finder:
         return variable
 
     def node(self, node: Node) -> None:
+        key = node.key
         if node.signature is None or self.graph.scopes[node.scope].opaque:
             self.fixed(node)
-        elif node.key in op_facts().control_flow:
+        elif key in self.facts.control_flow:
             self.control_flow(node)
-        elif node.key == "Cast":
+        elif key == "Cast":
             self.cast(node)
-        elif node.key == "Constant":
+        elif key == "Constant":
             self.constant(node)
         else:
             self.plain(node)
@@ -154,15 +164,18 @@ class _Finder:
 
     def plain(self, node: Node) -> None:
         """Create a variable for each type parameter that is float32 and that the schema allows to be low."""
-        inputs = tuple([self.kinds[value] for value in node.inputs])
-        outputs = tuple([self.kinds[value] for value in node.outputs])
-        layout = self.layouts[node.index] = layout_of(node, inputs, outputs, self.options.low)
+        index, kinds = node.index, self.kinds
+        inputs = tuple([kinds[value] for value in node.inputs])
+        outputs = tuple([kinds[value] for value in node.outputs])
+        layout = self.layouts[index] = layout_of(node, inputs, outputs, self.low)
         first = len(self.variables)
         for param in layout.params:
-            self.new(node.index, param)
-        tied = op_facts().tied_parameters.get(node.key, ())
-        self.join([first + place for place, param in enumerate(layout.params) if param in tied])
-        self.consumed[node.index] = [place + first if place >= 0 else place for place in layout.inputs]
+            self.new(index, param)
+        if tied := self.facts.tied_parameters.get(node.key):
+            self.join([first + place for place, param in enumerate(layout.params) if param in tied])
+        consumed = self.consumed[index]
+        for port, place in enumerate(layout.inputs):
+            consumed[port] = place + first if place >= 0 else place
         for value, place in zip(node.outputs, layout.outputs, strict=True):
             if place != NONE:
                 self.produced[value] = place + first if place >= 0 else place
@@ -174,6 +187,7 @@ class _Finder:
             return
         if attribute(node.proto, "sparse_value") is not None:
             self.produced[value] = HIGH
+            self.sparse.add(value)
         else:
             self.produced[value] = self.new(node.index, "value")
             self.stored(value)
@@ -203,7 +217,7 @@ class _Finder:
             self.produced[result] = LOW if visible else HIGH
             if visible:
                 self.lowered[result] = source
-        elif before in op_facts().free_sources[node.key]:
+        elif before in self.facts.free_sources[node.key]:
             self.produced[result] = self.new(node.index, "T2")
             self.free.add(result)
         else:
@@ -258,20 +272,21 @@ class _Finder:
     def unexplained(self) -> None:
         """Keep in float32 what only its readers reveal to be a float, behind ops of unknown types."""
         for value, variable in enumerate(self.produced):
-            if variable == NONE and self.is_float(value):
+            if variable == NONE and self.kinds[value] in self.floats:
                 self.produced[value] = HIGH
 
     def containers(self) -> None:
         """Tie all ops that touch a value that no Cast takes: a sequence, an optional, or a sparse constant."""
+        containers = self.floats - {FLOAT}
         for value, kind in enumerate(self.graph.types):
-            if kind not in self.floats or (kind == FLOAT and not self.is_sparse(value)):
+            if kind not in containers and value not in self.sparse:
                 continue
             variables = [self.produced[value]]
             variables += [self.consumed[node.index][port] for node, port in self.graph.consumers(value)]
             variables += [self.returned[key] for key in self.graph.results[value] if key in self.returned]
             touching = [self.graph.producer(value), *(node for node, _ in self.graph.consumers(value))]
             for node in touching:
-                if node is not None and node.key not in op_facts().control_flow:
+                if node is not None and node.key not in self.facts.control_flow:
                     variables += self.of_node.get(node.index, {}).values()
             self.join(variables)
 
@@ -288,13 +303,6 @@ class _Finder:
                 joined[owner] += [*self.of_node.get(node.index, {}).values(), *self.consumed[node.index]]
         for variables in joined.values():
             self.join(variables)
-
-    def is_sparse(self, value: int) -> bool:
-        """Whether the value is a sparse constant, which can be neither converted nor cast."""
-        producer = self.graph.producer(value)
-        if producer is None:
-            return self.graph.values[value].origin is Origin.SPARSE
-        return producer.key == "Constant" and attribute(producer.proto, "sparse_value") is not None
 
     def join(self, joined: Sequence[int]) -> None:
         """Make variables equal; HIGH among them fixes them all."""

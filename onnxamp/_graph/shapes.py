@@ -1,6 +1,7 @@
 """Shapes and element counts of values, best effort: they weigh costs, and never decide what is legal."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import prod
 
 import onnx.shape_inference
@@ -66,10 +67,11 @@ def read_shapes(view: View, skeleton: ModelProto, dims: Mapping[str, int] | None
     for scope, graph in zip(view.scopes, scope_graphs(view, skeleton), strict=True):
         for entry in (*graph.value_info, *graph.output, *graph.input):
             value = scope.names.get(entry.name)
-            if value is not None and view.values[value].scope == scope.index:
-                written = entry.type.SerializeToString()
+            if value is not None:
+                kind = entry.type
+                written = kind.SerializeToString()
                 if written not in read:
-                    read[written] = _declared(entry.type, dims or {})
+                    read[written] = _declared(kind, dims or {})
                 shapes[value] = read[written]
         for tensor in graph.initializer:
             shapes[scope.names[tensor.name]] = tuple(tensor.dims[:])
@@ -146,6 +148,7 @@ def _merged(shape: Shape, other: Shape) -> Shape:
     return tuple(mine if mine is not None else theirs for mine, theirs in zip(shape, other, strict=True))
 
 
+@lru_cache(maxsize=1 << 12)
 def elements(shape: Shape | None) -> int:
     """Element count of a shape, with defaults for unknown dimensions and ranks."""
     if shape is None:
@@ -156,10 +159,12 @@ def elements(shape: Shape | None) -> int:
 def _declared(proto: TypeProto, dims: Mapping[str, int]) -> Shape | None:
     if not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
         return None
-    return tuple(  # some exporters write -1 for "dynamic"
-        dim.dim_value if dim.HasField("dim_value") and 0 <= dim.dim_value <= _LARGEST_SIZE else dims.get(dim.dim_param)
-        for dim in proto.tensor_type.shape.dim
-    )
+    shape: list[int | None] = []
+    for dim in proto.tensor_type.shape.dim[:]:
+        size = dim.dim_value  # some exporters write -1 for "dynamic"
+        is_known = 0 < size <= _LARGEST_SIZE or (size == 0 and dim.HasField("dim_value"))
+        shape.append(size if is_known else dims.get(dim.dim_param))
+    return tuple(shape)
 
 
 def _hide_untyped(skeleton: ModelProto, view: View, types: Sequence[str | None]) -> None:

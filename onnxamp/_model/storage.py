@@ -211,7 +211,8 @@ def load_external_data(model: ModelProto, base_dir: Path) -> None:
         ExternalDataError: see :func:`onnxamp._model.weights.data_location`.
     """
     for tensor in tensors_of(model):
-        embed(tensor, base_dir)
+        if tensor.data_location == TensorProto.EXTERNAL:
+            embed(tensor, base_dir)
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -5,7 +5,7 @@ data); or still in the model file, where :func:`onnxamp._model.storage.load_mode
 :func:`data_location` answers for the last two, with one record.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -249,8 +249,13 @@ def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
 
 def stored_bytes(tensor: TensorProto) -> int:
     """Bytes of the tensor's elements as raw data; 0 for strings, which have no such form, and for unknown types."""
-    bits = _bits_of(tensor.data_type)
-    return (prod(tensor.dims[:]) * bits + 7) // 8 if bits else 0
+    return bytes_of(tensor.data_type, tensor.dims[:])
+
+
+def bytes_of(elem: int, shape: Sequence[int]) -> int:
+    """As :func:`stored_bytes`, of the element type and shape of a tensor."""
+    bits = _bits_of(elem)
+    return (prod(shape) * bits + 7) // 8 if bits else 0
 
 
 @cache

@@ -7,7 +7,7 @@ import onnx
 from onnx import SparseTensorProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from onnxamp._errors import ModelError
-from onnxamp._model.weights import stored_bytes
+from onnxamp._model.weights import bytes_of, stored_bytes
 
 _ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 _DATA: Final = ("float_data", "int32_data", "int64_data", "string_data", "double_data", "uint64_data")
@@ -31,7 +31,7 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         return
     held = [name for name in _DATA if len(getattr(tensor, name))]
     if tensor.HasField("raw_data"):
-        found, wanted, unit = len(tensor.raw_data), stored_bytes(tensor), "bytes"
+        found, wanted, unit = len(tensor.raw_data), bytes_of(elem, shape), "bytes"
         fits = not held and found == wanted and elem != TensorProto.STRING
     else:
         own = helper.tensor_dtype_to_field(elem)

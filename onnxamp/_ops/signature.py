@@ -116,8 +116,9 @@ class SignatureBook:
         domain = "" if domain == "ai.onnx" else domain
         key = (domain, op_type)
         if key not in self._found:
-            newest = onnx.defs.onnx_opset_version() if domain == "" else 1
-            version = self.opsets.get(domain, newest)
+            version = self.opsets.get(domain)
+            if version is None:
+                version = onnx.defs.onnx_opset_version() if domain == "" else 1
             own = [row for row in self._declared.get(key, ()) if row.since <= version]
             self._found[key] = max(own, key=lambda row: row.since) if own else lookup(*key, version)
         return self._found[key]

@@ -163,10 +163,8 @@ def _nodes(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: 
         if node not in dropped:
             order.append(proto)
         order += behind.get(node, ())
-    rebuilt = GraphProto()
-    rebuilt.node.extend(order)
     del graph.node[:]
-    graph.node.extend(rebuilt.node)
+    graph.node.extend(order)
 
 
 def _constant_copy(proto: NodeProto, copy: NewConstant, edits: Edits, convert: Converter) -> NodeProto:

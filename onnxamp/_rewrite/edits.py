@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 from onnxamp._dtypes import LowType
+from onnxamp._model.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NewCast:
     """A Cast to insert in ``scope`` after node ``after`` (ABSENT: at the start of the scope)."""
 
@@ -20,7 +21,7 @@ class NewCast:
     an op that no optimisation of the runtime removes."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NewConstant:
     """A second copy of a constant: an initializer, or a node after the Constant that produces ``value``."""
 

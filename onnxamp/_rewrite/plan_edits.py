@@ -27,14 +27,14 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
         if node.inputs and ports.consumed[node.index][0] == LOW:
             down_casts.setdefault(node.inputs[0], []).append(node)
     edits, names = Edits(problem.options.low), NewNames(graph.all_names())
-    maker = _Maker(graph, ports, decision, edits, names, problem.absorbed, down_casts, graph.ask(shadowing))
+    low = [*decision.low, False, True, False]
+    maker = _Maker(graph, ports, low, edits, names, problem.absorbed, down_casts, graph.ask(shadowing))
     for value, variable in enumerate(ports.produced):
         if variable != NONE:
             maker.value(graph.values[value])
     maker.lowered_values()
     maker.idle_casts()
-    for node in graph.nodes:
-        maker.node(node)
+    maker.readers()
     maker.returns()
     maker.dead_casts()
     maker.halve_sentinels(problem.sentinels)
@@ -45,7 +45,8 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
 class _Maker:
     graph: Graph
     ports: PortVariables
-    decision: Decision
+    low: Sequence[bool]
+    """Whether a port with a variable is low precision: HIGH, LOW and NONE are -1, -2 and -3, and stand at the end."""
     edits: Edits
     new: NewNames
     absorbed: frozenset[int]
@@ -62,7 +63,7 @@ class _Maker:
         constants = self.graph.constants
         for index in {node for path in paths for node in path}:
             for value, variable in zip(self.graph.nodes[index].inputs, self.ports.consumed[index], strict=True):
-                stats = constants.stats(value) if self.decision.is_low(variable) else None
+                stats = constants.stats(value) if self.low[variable] else None
                 if stats is not None and stats.has_sentinel(self.edits.low):
                     self.edits.halved.add(constants.source(value))
 
@@ -79,29 +80,26 @@ class _Maker:
 
     def needs(self, value: int) -> tuple[bool, bool]:
         """Whether the value is read or returned in float32, and in low precision, original Casts apart."""
-        high = low = False
+        consumed, returned, needed = self.ports.consumed, self.ports.returned, set[bool]()
         for node, port in self.graph.uses[value]:
-            variable = self.ports.consumed[node][port]
-            if variable == NONE or (variable == LOW and self.graph.nodes[node].key == "Cast"):
-                continue
-            is_low = self.decision.is_low(variable)
-            high, low = high or not is_low, low or is_low
+            variable = consumed[node][port]
+            if variable != NONE and (variable != LOW or self.graph.nodes[node].key != "Cast"):
+                needed.add(self.low[variable])
         for key in self.graph.results[value]:
-            if key in self.ports.returned:
-                is_low = self.decision.is_low(self.ports.returned[key])
-                high, low = high or not is_low, low or is_low
-        return high, low
+            if key in returned:
+                needed.add(self.low[returned[key]])
+        return False in needed, True in needed
 
     def public(self, value: int) -> bool | None:
         """Whether the main graph returns the value in low precision; None if it does not return it."""
         keys = [key for key in self.graph.results[value] if key[0] == 0 and key in self.ports.returned]
-        return self.decision.is_low(self.ports.returned[keys[0]]) if keys else None
+        return self.low[self.ports.returned[keys[0]]] if keys else None
 
     def value(self, value: Value) -> None:
         """Plan the names and the type of a value, and the Cast or copy that it needs."""
         index, kind = value.index, self.graph.types[value.index]
         assert kind is not None
-        is_low = self.decision.is_low(self.ports.produced[index])
+        is_low = self.low[self.ports.produced[index]]
         if kind != FLOAT:
             own = self.own_name(value, is_low=is_low)
             self.names[index] = Versions(high=own, low=own)
@@ -112,9 +110,9 @@ class _Maker:
         if index in self.ports.lowered:
             return  # the output of an original Cast from low precision: see lowered_values
         need_high, need_low = self.needs(index)
-        reused = None if is_low else self.reusable(index)
         if is_low:
-            self.void_casts(index)
+            if index in self.down_casts:
+                self.void_casts(index)
             need_low = True
             self.make_low(value)
             self.edits.types[index] = retyped(kind, self.edits.low)
@@ -130,7 +128,8 @@ class _Maker:
             self.copy(value, names, base_low=bool(public))
             return
         keeps_name_low = is_low if public is None else public
-        if reused is not None and not keeps_name_low:
+        reused = None if is_low or keeps_name_low else self.reusable(index)
+        if reused is not None:
             names.low = self.reuse(reused, value)
             return
         other = self.fresh(value.name, low=not keeps_name_low)
@@ -163,7 +162,7 @@ class _Maker:
         outer = self.shadowed.get(value.index)
         if outer is None:
             return self.public_name(value) if is_low else value.name
-        if not is_low and not self.decision.is_low(self.ports.produced[outer]):
+        if not is_low and not self.low[self.ports.produced[outer]]:
             return value.name
         name = self.fresh(value.name, low=is_low)
         if value.origin is Origin.NODE:
@@ -173,8 +172,10 @@ class _Maker:
 
     def public_name(self, value: Value) -> str:
         """The name of the graph output of an original Cast that the value, now low itself, replaces."""
-        producible = value.origin is Origin.NODE and value.scope == 0 and not self.graph.results[value.index]
-        for node in self.down_casts.get(value.index, ()) if producible else ():
+        casts = self.down_casts.get(value.index)
+        if not casts or value.origin is not Origin.NODE or value.scope != 0 or self.graph.results[value.index]:
+            return value.name
+        for node in casts:
             result = self.graph.values[node.outputs[0]]
             if node.scope == 0 and self.graph.results[result.index]:
                 self.edits.removed.add(node.index)
@@ -205,10 +206,9 @@ class _Maker:
         """Lower the producer's weight or attribute if that determines the value's type."""
         if value.origin in (Origin.INITIALIZER, Origin.DEFAULT):
             self.edits.weights.add(value.index)
+        if value.producer == ABSENT or value.port != 0:
             return
-        node = self.graph.producer(value.index)
-        if node is None or value.port != 0:
-            return
+        node = self.graph.nodes[value.producer]
         rule = op_facts().dtype_attribute.get(node.key)
         written = rule is not None and (
             rule.default not in ("input", "scale") or any(a.name == rule.attribute for a in node.proto.attribute)
@@ -272,7 +272,7 @@ class _Maker:
     def leaves_body(self, value: int, home: int) -> bool:
         """Whether a body returns the value in low precision, which is a value of another scope."""
         returned = (self.ports.returned.get(key, NONE) for key in self.graph.results[value])
-        return home != self.graph.values[value].scope and any(map(self.decision.is_low, returned))
+        return home != self.graph.values[value].scope and any(self.low[variable] for variable in returned)
 
     def low_source(self, value: int) -> Source:
         """The source of a value that is low in the original model, through Casts that are removed."""
@@ -280,7 +280,7 @@ class _Maker:
             source = self.aliases[value]
             names = self.names.get(source)
             if names is not None and names.low is not None:
-                raised = names.high if self.decision.is_low(self.ports.produced[source]) else None
+                raised = names.high if self.low[self.ports.produced[source]] else None
                 return Source(names.low, self.graph.values[source].scope, raised)
             value = self.ports.lowered[source]
         return Source(self.graph.values[value].name, self.graph.values[value].scope, None)
@@ -307,7 +307,7 @@ class _Maker:
         for index in self.graph.order:  # producers first: a Cast of a removed Cast reads what that one read
             node = self.graph.nodes[index]
             sides = self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
-            if len(sides) < 2 or not all(self.decision.low[side] for side in sides.values()):
+            if len(sides) < 2 or not all(self.low[side] for side in sides.values()):
                 continue
             source, result = node.inputs[0], node.outputs[0]
             low, names = self.names[source].low, self.names[result]
@@ -318,27 +318,26 @@ class _Maker:
 
     # -- readers -----------------------------------------------------------------------------------------------
 
-    def node(self, node: Node) -> None:
+    def readers(self) -> None:
         """Point each input to the version of the value that it reads."""
-        for port, value in enumerate(node.inputs):
-            if value == ABSENT:
-                continue
-            variable = self.ports.consumed[node.index][port]
-            if value in self.aliases:
-                name: str | None = self.low_name(value)
-            elif variable == NONE:
-                continue
-            else:
-                name = self.version(value, variable, node)
-            if name is not None and name != self.graph.values[value].name:
-                self.edits.inputs[node.index, port] = name
-
-    def version(self, value: int, variable: int, node: Node) -> str | None:
-        names = self.names[value]
-        if variable == LOW and node.key == "Cast":  # an original Cast reads what the producer delivers
-            is_low = value not in self.ports.lowered and self.decision.is_low(self.ports.produced[value])
-            return names.low if is_low else names.high
-        return names.low if self.decision.is_low(variable) else names.high
+        values, names, low = self.graph.values, self.names, self.low
+        for node in self.graph.nodes:
+            consumed = self.ports.consumed[node.index]
+            for port, value in enumerate(node.inputs):
+                if value == ABSENT:
+                    continue
+                variable = consumed[port]
+                if value in self.aliases:
+                    name: str | None = self.low_name(value)
+                elif variable == NONE:
+                    continue
+                elif variable == LOW and node.key == "Cast":  # an original Cast reads what the producer delivers
+                    is_low = value not in self.ports.lowered and low[self.ports.produced[value]]
+                    name = names[value].low if is_low else names[value].high
+                else:
+                    name = names[value].low if low[variable] else names[value].high
+                if name is not None and name != values[value].name:
+                    self.edits.inputs[node.index, port] = name
 
     def returns(self) -> None:
         """Set names and types of the outputs of bodies and of the main graph."""
@@ -349,7 +348,7 @@ class _Maker:
                     self.edits.results[key] = self.low_name(value)
                 if key not in self.ports.returned:
                     continue
-                is_low = self.decision.is_low(self.ports.returned[key])
+                is_low = self.low[self.ports.returned[key]]
                 kind, names = self.graph.types[value], self.names[value]
                 assert kind is not None
                 name = names.low if is_low else names.high

@@ -32,7 +32,8 @@ def verify(original: Graph, result: ModelProto, options: Options) -> None:
     new = [f"{fault.where} {fault.text}" for fault in faults if fault.where not in known]
     before, after = original.model.graph, result.graph
     # Weights may also be listed as inputs (always, before IR version 4); such declarations follow the weight.
-    weights = {value.name for value in original.values if value.origin is Origin.INITIALIZER and value.scope == 0}
+    inputs = (original.values[original.scopes[0].names[entry.name]] for entry in before.input)
+    weights = {value.name for value in inputs if value.origin is Origin.INITIALIZER}
     new += _changed("input", before.input, after.input, options, weights)
     new += _changed("output", before.output, after.output, options, set())
     if new and (fault := next(_all_conflicts(original), None)):
@@ -82,12 +83,13 @@ class Conflict:
 def type_conflicts(graph: Graph) -> Iterator[Conflict]:
     """Where types contradict schemas, what onnx infers, declared outputs or each other. Complexity: linear in nodes."""
     types = [*graph.types, None]  # the last entry is that of ABSENT
-    varying = op_facts().dtype_attribute.keys() | op_facts().output_parameter.keys()
-    passed: set[tuple[object, ...]] = set()
+    facts, passed = op_facts(), set[tuple[object, ...]]()
+    varying = facts.dtype_attribute.keys() | facts.output_parameter.keys()
     for node in graph.nodes:
         if node.signature is None or graph.scopes[node.scope].opaque:
             continue
-        inputs, outputs = (tuple([types[value] for value in values]) for values in (node.inputs, node.outputs))
+        inputs = tuple([types[value] for value in node.inputs])
+        outputs = tuple([types[value] for value in node.outputs])
         form = node.signature, inputs, outputs
         if form not in passed:
             text = _node_fault(node, inputs, outputs)
@@ -95,7 +97,7 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
                 yield Conflict(f"node {node.label!r} ({node.key})", text, node=node.index)
             elif node.key not in varying:
                 passed.add(form)
-        if node.key in op_facts().control_flow:
+        if node.key in facts.control_flow:
             yield from _bodies(graph, node)
     yield from _outputs(graph, 0, "")
 

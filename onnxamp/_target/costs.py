@@ -43,7 +43,7 @@ class Costs:
 
     def cast(self, count: int, trips: int) -> int:
         """Cost of running a Cast of ``count`` elements ``trips`` times; it moves 4 + 2 bytes per element."""
-        return (LAUNCH + self.traffic(6 * min(count, MAX_ELEMENTS))) * trips
+        return (LAUNCH + 6 * min(count, MAX_ELEMENTS) // self.bytes_per_unit) * trips
 
     def traffic(self, size: int) -> int:
         """Cost of moving ``size`` bytes."""
