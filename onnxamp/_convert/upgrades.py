@@ -13,6 +13,7 @@ from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import prepared as raised
 from onnxamp._convert.worth import run_time
 from onnxamp._decide.pins import find_pins
+from onnxamp._decide.ports import Layout
 from onnxamp._decide.precision import CutProblem
 from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT, retyped
@@ -253,14 +254,14 @@ def held_back(analysis: Analysis) -> HeldBack:
     """
     first = dict[tuple[str, int], int]()
     found = dict[int, int]()
-    for node in analysis.graph.nodes if analysis.options.level != Level.O0 else ():
-        if not _is_held_back(analysis, node) or not _is_wanted(analysis, node):
+    for node in sorted(_without_kernel(analysis)) if analysis.options.level != Level.O0 else ():
+        signature, key = analysis.graph.nodes[node].signature, analysis.graph.nodes[node].key
+        if signature is None or signature.domain or not _is_wanted(analysis, node):
             continue
-        assert node.signature is not None
-        key = (node.key, node.signature.since)
-        if key not in first:
-            first[key] = _first_opset(analysis, node)
-        found[node.index] = first[key]
+        form = (key, signature.since)
+        if form not in first:
+            first[form] = _first_opset(analysis, analysis.graph.nodes[node])
+        found[node] = first[form]
     return HeldBack(analysis, found)
 
 
@@ -300,27 +301,26 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     return None
 
 
-def _is_held_back(analysis: Analysis, node: Node) -> bool:
-    """Whether the node is float32 because the model's opset has no kernel, or no schema, for low precision."""
-    if node.signature is None or node.signature.domain:
-        return False
-    layout = analysis.ports.layouts.get(node.index)
-    bound = layout.bound if layout is not None else {}
-    variables = analysis.ports.of_node.get(node.index, {})
-    for variable in variables.values():
-        pin = analysis.pins.verdicts.get(analysis.ports.root(variable))
-        if pin is not None and pin.reason is Reason.NO_KERNEL and pin.variable == variable:
-            return True
-    pinned = op_facts().pinned_parameters.get(node.key, frozenset())
-    return any(kind == FLOAT and p not in variables and p not in pinned for p, kind in bound.items())
+def _without_kernel(analysis: Analysis) -> set[int]:
+    """The nodes that are float32 because there is no kernel, or no schema, for low precision."""
+    ports, nodes = analysis.ports, analysis.graph.nodes
+    pins = (pin for pin in analysis.pins.verdicts.values() if pin.reason is Reason.NO_KERNEL)
+    found, lacking = {ports.variables[pin.variable].node for pin in pins} - {ABSENT}, dict[Layout, bool]()
+    for index, layout in ports.layouts.items():
+        if layout not in lacking:
+            settled = op_facts().pinned_parameters.get(nodes[index].key, frozenset()).union(layout.params)
+            lacking[layout] = any(kind == FLOAT and param not in settled for param, kind in layout.bound.items())
+        if lacking[layout]:
+            found.add(index)
+    return found
 
 
-def _is_wanted(analysis: Analysis, node: Node) -> bool:
+def _is_wanted(analysis: Analysis, node: int) -> bool:
     """Whether lists and level leave the node low if it can be."""
-    options = analysis.options
+    options, key = analysis.options, analysis.graph.nodes[node].key
     if options.level == Level.O1:
-        return node.key in options.white or node.index in analysis.graph.exact
-    return options.level in (Level.O3, Level.AUTO) or node.key not in options.black
+        return key in options.white or node in analysis.graph.exact
+    return options.level in (Level.O3, Level.AUTO) or key not in options.black
 
 
 def _first_opset(analysis: Analysis, node: Node) -> int:

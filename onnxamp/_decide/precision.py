@@ -33,6 +33,9 @@ _ACCURACY_CASTS = 64
 the charge is small, and more of them might be needed there."""
 
 
+_SETTLED = frozenset({LOW, HIGH})
+"""Ports that the cut does not decide."""
+
 _WORTH = 1.5
 """Pairs of Casts that a white-listed product is worth in low precision, where sums have a price. Alone between
 float32 nodes it is low precision up to half of the bearable squared error, and among others up to all of it."""
@@ -261,7 +264,8 @@ class CutProblem:
             readers.add(roots[consumed[node][port]])
         for key in self.graph.results[value]:
             readers.add(roots[returned.get(key, NONE)])
-        readers -= {NONE, producer}
+        readers.discard(NONE)
+        readers.discard(producer)
         if not readers:
             return
         count = elements(self.graph.shapes[value])
@@ -270,8 +274,7 @@ class CutProblem:
             return
         cost = self.costs.cast(count, self.trips[self.graph.values[value].scope])
         charge = cost * _ACCURACY_CASTS if value in self.pure else 0
-        self.one_cast(producer, readers, cost + charge, up=True)
-        self.one_cast(producer, readers, cost, up=False)
+        self.casts(producer, readers, cost + charge, cost)
 
     def weight(self, producer: int, readers: set[int], count: int) -> None:
         """Charge the bytes that a constant takes beyond those of low precision: 2 in float32, 4 in both."""
@@ -281,36 +284,32 @@ class CutProblem:
             self.network.charge_high(reader, saved)
             return
         self.network.charge_high(producer, saved)
-        self.one_cast(producer, readers, DUPLICATE + 2 * saved, up=True)
-        self.one_cast(producer, readers, DUPLICATE + saved, up=False)
+        self.casts(producer, readers, DUPLICATE + 2 * saved, DUPLICATE + saved)
 
     def is_alone(self, variable: int) -> bool:
         """Whether the variable of a constant is neither pinned nor tied to another one."""
         return variable >= 0 and variable not in self.tied and variable not in self.pins.verdicts
 
-    def one_cast(self, producer: int, readers: set[int], cost: int, *, up: bool) -> None:
-        """Charge once if the producer is low and any reader float32 (``up``), or vice versa."""
-        there = HIGH if up else LOW
-        if producer == there:
-            return
-        if there in readers:  # one reader needs the Cast in any case; the others share it
-            if producer >= 0:
-                (self.network.charge_low if up else self.network.charge_high)(producer, cost)
-            return
-        variables = sorted(readers - {LOW, HIGH})
-        if not variables:
-            return
-        if len(variables) == 1:
-            self.edge(producer, variables[0], cost, up=up)
-            return
-        helper = self.network.add()
-        self.edge(producer, helper, cost, up=up)
-        for variable in variables:
-            self.edge(helper, variable, INFINITE, up=up)
+    def casts(self, producer: int, readers: set[int], raise_cost: int, lower_cost: int) -> None:
+        """Charge one Cast if the producer is low and any reader float32, and one if it is the other way round."""
+        variables = sorted(readers - _SETTLED)
+        for up, there, cost in ((True, HIGH, raise_cost), (False, LOW, lower_cost)):
+            if producer == there:
+                continue
+            if there in readers:  # one reader needs the Cast in any case; the others share it
+                if producer >= 0:
+                    (self.network.charge_low if up else self.network.charge_high)(producer, cost)
+            elif len(variables) == 1:
+                self.edge(producer, variables[0], cost, up=up)
+            elif variables:
+                helper = self.network.add()
+                self.edge(producer, helper, cost, up=up)
+                for variable in variables:
+                    self.edge(helper, variable, INFINITE, up=up)
 
     def edge(self, first: int, second: int, cost: int, *, up: bool) -> None:
         """Charge if ``first`` is low and ``second`` float32 (``up``), or vice versa."""
-        if first in (LOW, HIGH):
+        if first in _SETTLED:
             (self.network.charge_high if up else self.network.charge_low)(second, cost)
         elif up:
             self.network.arc(first, second, cost)

@@ -30,11 +30,14 @@ def constant_tensors(view: View) -> dict[int, TensorProto]:
     Complexity: linear in nodes and initializers.
     """
     tensors: dict[int, TensorProto] = {}
+    stored = Origin.INITIALIZER
     for scope in view.scopes:
-        named = ((scope.names[tensor.name], tensor) for tensor in scope.proto.initializer)
-        tensors |= {value: tensor for value, tensor in named if view.values[value].origin is Origin.INITIALIZER}
-    for node in view.nodes:
-        tensor = attribute(node.proto, "value") if node.key == "Constant" else None
+        for tensor in scope.proto.initializer:
+            value = scope.names[tensor.name]
+            if view.values[value].origin is stored:
+                tensors[value] = tensor
+    for node in view.nodes_of({"Constant"}):
+        tensor = attribute(node.proto, "value")
         if isinstance(tensor, TensorProto) and node.outputs[0] != ABSENT:
             tensors[node.outputs[0]] = tensor
     return tensors
@@ -60,14 +63,15 @@ class Constants:
 
     def __post_init__(self, view: View) -> None:
         self.tensors = constant_tensors(view)
-        makers = (node for node in view.nodes if node.key in _MAKERS)
+        makers = view.nodes_of(_MAKERS)
         self._makers = {value: node for node in makers for value in node.outputs if value != ABSENT}
-        carriers = op_facts().carriers
+        carriers, nodes = op_facts().carriers, view.nodes
         for index in view.order:
-            node = view.nodes[index]
-            source = node.input(0) if node.key in carriers else ABSENT
+            if nodes[index].key not in carriers:
+                continue
+            source = nodes[index].input(0)
             if source != ABSENT and self.types[source] == FLOAT:
-                self._sources |= dict.fromkeys(node.outputs, self.source(source))
+                self._sources |= dict.fromkeys(nodes[index].outputs, self.source(source))
         self._sources.pop(ABSENT, None)
 
     def source(self, value: int) -> int:

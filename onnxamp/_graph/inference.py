@@ -14,7 +14,7 @@ import onnx.shape_inference
 from onnx import NodeProto, TensorProto, TypeProto, helper
 
 from onnxamp._graph.types import declared_type, type_proto
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.copying import copied
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature
@@ -47,7 +47,7 @@ def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
         return None
     if key in facts.control_flow or key in facts.kernel_free or key in facts.uninferable:
         return None
-    if any(kind is None for kind, name in zip(inputs, node.proto.input, strict=True) if name):
+    if None in inputs and any(node.inputs[port] != ABSENT for port, kind in enumerate(inputs) if kind is None):
         return None
     rule = facts.dtype_attribute.get(key) or facts.output_parameter.get(key)
     given = attribute(node.proto, rule.attribute) if rule is not None else None

@@ -350,7 +350,7 @@ def blocks_of(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def _block_stats(array: NDArray[np.float32]) -> ConstantStats:
-    top, bottom = (float(array.max()), float(array.min())) if array.size > 1 else (array.item(),) * 2
+    top, bottom = array.item(array.argmax()), array.item(array.argmin())  # on few elements, max and min take longer
     uniform, extreme = top if top == bottom else None, top if top >= -bottom else bottom
     if abs(extreme) < SENTINEL:  # false for NaN
         return ConstantStats(abs(extreme), uniform, extreme)

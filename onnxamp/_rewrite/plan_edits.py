@@ -5,6 +5,7 @@ Complexity: linear in ports.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from onnx import TensorProto
 
@@ -17,6 +18,8 @@ from onnxamp._graph.names import NewNames, Source, Versions
 from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
+
+_STORED: Final = (Origin.INITIALIZER, Origin.DEFAULT)
 
 
 def plan_edits(problem: Problem, decision: Decision) -> Edits:
@@ -204,8 +207,9 @@ class _Maker:
 
     def make_low(self, value: Value) -> None:
         """Lower the producer's weight or attribute if that determines the value's type."""
-        if value.origin in (Origin.INITIALIZER, Origin.DEFAULT):
+        if value.origin in _STORED:
             self.edits.weights.add(value.index)
+            return
         if value.producer == ABSENT or value.port != 0:
             return
         node = self.graph.nodes[value.producer]

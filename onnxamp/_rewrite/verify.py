@@ -6,6 +6,7 @@ A fault that the original model does not have is a bug in onnxamp, and the messa
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from onnx import ModelProto, ValueInfoProto
 
@@ -16,6 +17,7 @@ from onnxamp._graph.inference import Types, inference_fault, typing_of
 from onnxamp._graph.types import bind, body_sources, declared_type
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
+from onnxamp._ops.signature import Signature
 from onnxamp._options.options import Options
 from onnxamp._target.kernels import is_consistent
 
@@ -105,10 +107,16 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
 def _node_fault(node: Node, inputs: Types, outputs: Types) -> str:
     """What is wrong with the types of a node with a schema, in words."""
     assert node.signature is not None
-    if not is_consistent(node.signature, bind(node.signature, inputs), inputs):
+    if not _is_consistent(node.signature, inputs):
         return f"takes {', '.join(map(str, inputs))}"
     typing = typing_of(node, inputs, outputs)
     return inference_fault(typing) if typing is not None else ""
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_consistent(signature: Signature, inputs: Types) -> bool:
+    """Whether the schema admits the types: large models repeat few."""
+    return is_consistent(signature, bind(signature, inputs), inputs)
 
 
 def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
