@@ -26,6 +26,7 @@ from overflowing import MODELS, REAL
 from rescale_picture import MOST
 
 import onnxamp
+from onnxamp._convert.estimate import LAUNCH_US, Estimate, bound_shapes
 from onnxamp._dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
@@ -37,7 +38,6 @@ from onnxamp._runtime.engines import WholeModel, engine_name
 from onnxamp._runtime.samples import as_samples
 from onnxamp._runtime.session import make_session
 from onnxamp._target.roofline import device_called
-from onnxamp._tuning.estimate import LAUNCH_US, Estimate, bound_shapes
 
 WAYS: Final = ("rescaled", "islands", "folded", "small", "plain")
 """Ways to convert, what matters most first. "folded" is "islands" with norms folded into one op, as "rescaled" does."""

@@ -5,11 +5,11 @@ from typing import Any
 from onnx import ModelProto
 
 from onnxamp._convert.analysis import Analysis, analyse
+from onnxamp._convert.estimate import Estimate
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared, prepare
 from onnxamp._target.roofline import device_called
-from onnxamp._tuning.estimate import Estimate
 from onnxamp._tuning.space import SearchSpace, find_space
 
 

@@ -35,7 +35,8 @@ from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.side import BUDGET
-from onnxamp._target.roofline import DEFAULT_DEVICE, devices
+from onnxamp._target.roofline import devices
+from onnxamp._target.versions import AUTO
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.job import TIMES
 from onnxamp._tuning.metric import METRICS
@@ -56,8 +57,8 @@ from onnxamp._tuning.tune import tune
 @run_options(count=4)
 @place_options
 @conversion_options
-@click.option("--device", type=click.Choice(list(devices())), default=DEFAULT_DEVICE, show_default=True,
-              help="The device to estimate times for.")  # fmt: skip
+@click.option("--device", type=click.Choice([AUTO, *devices()]), default=AUTO, show_default=True,
+              help="The device to estimate times for: auto is the GPU that is installed, or an A100.")  # fmt: skip
 @click.option("--runs", type=click.IntRange(1), default=SENSITIVITY_RUNS, show_default=True,
               help="Runs that may measure how sensitive the outputs are to each op; candidates take up to"
               f" {CANDIDATE_RUNS + 2} more.")  # fmt: skip

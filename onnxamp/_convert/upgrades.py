@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnxamp._convert.analysis import Analysis, analyse
+from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import prepared as raised
-from onnxamp._convert.worth import run_time
 from onnxamp._decide.pins import find_pins
 from onnxamp._decide.ports import Layout
 from onnxamp._decide.precision import CutProblem
@@ -144,7 +144,7 @@ class _Choice:
         fewer = len(before.edits.casts) - len(after.edits.casts)
         if fewer <= 0 and before.graph.exact.issuperset(lowered):  # moving data in low precision alone wins nothing
             return None
-        if (lost := fallen(before, after)) and run_time(after) >= run_time(before):
+        if (lost := fallen(before, after)) and time_on_target(after) >= time_on_target(before):
             what = f"{self.options.target} has no kernel for {lost}: the CPU would take longer than low precision saves"
             self.refused.append(f"Not upgraded to opset {opset}, where {what} (--opset {opset} does it nevertheless).")
             return None

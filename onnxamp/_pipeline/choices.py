@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.estimate import Estimate, low_nodes, shapes_at, time_of
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.upgrades import Proof, analyse_model
 from onnxamp._dtypes import low_type
@@ -19,8 +20,6 @@ from onnxamp._pipeline.models import Calls
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._target.roofline import Device
-from onnxamp._tuning.estimate import Estimate, shapes_at
-from onnxamp._tuning.space import low_nodes, time_of
 
 _ORDER: Final = (Level.O2, Level.O3, Level.O1)
 """Levels that decide alike go by the first of these names."""

@@ -30,8 +30,9 @@ from onnxamp._pipeline.write import check_targets, write_pipeline
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._state.state import State, StateLike, opened
-from onnxamp._target.roofline import DEFAULT_DEVICE, device_called
-from onnxamp._tuning.arguments import Search
+from onnxamp._target.roofline import device_called
+from onnxamp._target.versions import AUTO
+from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.metric import MetricLike, make_metric
 from onnxamp._tuning.runs import Backend, choose_backend
 from onnxamp._tuning.tune import tune
@@ -44,7 +45,7 @@ _LOG: Final = logging.getLogger("onnxamp")
 class PipelineArguments:
     """The arguments of a tuning besides the pipeline; see :func:`tune_pipeline` for each field."""
 
-    device: str = DEFAULT_DEVICE
+    device: str = AUTO
     provider: Provider | None = None
     runs: int = RUNS
     seconds: float = SECONDS
@@ -54,6 +55,7 @@ class PipelineArguments:
     allow_slower: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "device", meant_device(self.device))
         if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
             raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
 
@@ -68,7 +70,7 @@ def tune_pipeline(
     better: str | None = None,
     dtypes: tuple[str, ...] | None = None,
     levels: tuple[str, ...] | None = None,
-    device: str = DEFAULT_DEVICE,
+    device: str = AUTO,
     provider: Provider | None = None,
     runs: int = RUNS,
     seconds: float = SECONDS,
@@ -95,7 +97,8 @@ def tune_pipeline(
         metric: how outputs are compared with those of float32: as for :func:`tune_model`.
         better: of two numbers, which is better: "lower", the default, or "higher".
         dtypes: the low types to try; both by default. levels: the levels to try; all by default.
-        device: the device to estimate times for, such as "A100" or "H100".
+        device: the device to estimate times for, such as "A100" or "H100"; "auto" for the GPU that is installed, or an
+            A100 where none is known.
         provider: where converted models run: "cuda", as they are, or "cpu", emulated. None for CUDA if there is a
             device.
         runs: how often the pipeline may run besides twice in float32.

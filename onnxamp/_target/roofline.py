@@ -17,6 +17,7 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.tables import read_table
 
 DEFAULT_DEVICE: Final = "A100"
+"""The device of estimates where none of ``_data/devices.toml`` is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,12 @@ def device_called(name: str) -> Device:
     if device is None:
         raise ArgumentError(f"Unknown device {name!r}: choose one of {', '.join(devices())}.")
     return device
+
+
+def device_titled(title: str) -> str:
+    """The device that a driver calls by this title, as in "NVIDIA A100-SXM4-80GB"; the default one if it is unknown."""
+    words = title.replace("-", " ").split()
+    return next((name for name in devices() if name in words), DEFAULT_DEVICE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,27 @@ from dataclasses import dataclass, field
 
 from onnxamp._errors import ArgumentError
 from onnxamp._numerics.accept import Accept
+from onnxamp._runtime.device import device_name
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._state.state import StateLike
-from onnxamp._target.roofline import DEFAULT_DEVICE
+from onnxamp._target.roofline import device_called, device_titled
+from onnxamp._target.versions import AUTO
 from onnxamp._tuning.job import TIMES
 from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS
 from onnxamp._tuning.sensitivity import Progress
 from onnxamp._workers.place import Place
+
+
+def meant_device(name: str) -> str:
+    """The device to estimate times for: with "auto" the GPU that is installed, or an A100 where that is not known.
+
+    Raises:
+        ArgumentError: there is no device of that name.
+    """
+    return device_titled(device_name()) if name == AUTO else device_called(name).name
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,7 @@ class Search:
     count: int = 4
     seed: int = 0
     dims: Mapping[str, int] | None = None
-    device: str = DEFAULT_DEVICE
+    device: str = AUTO
     times: str = "roofline"
     provider: Provider | None = None
     runs: int = SENSITIVITY_RUNS
@@ -48,6 +59,7 @@ class Search:
     renews: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "device", meant_device(self.device))
         if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
             raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
         if self.state is not None and not isinstance(self.metric, str):

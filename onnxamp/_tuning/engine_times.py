@@ -12,6 +12,7 @@ from typing import Final
 
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._convert.analysis import analyse
+from onnxamp._convert.estimate import Estimate, low_nodes
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
@@ -19,12 +20,10 @@ from onnxamp._options.options import Level
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.session import is_plugin
 from onnxamp._runtime.switch import node_key
-from onnxamp._tuning.estimate import Estimate
 from onnxamp._tuning.job import Job, converted_model
 from onnxamp._tuning.results import Candidate, Tuned
 from onnxamp._tuning.runs import profile_nodes
 from onnxamp._tuning.search import CandidateSearch
-from onnxamp._tuning.space import low_nodes
 
 _CHEAPEST: Final = 0.1
 """The least that a Cast counts, over its estimate: one that is fused costs nothing, but many are not worth it."""

@@ -10,9 +10,9 @@ from typing import Final
 from onnx import GraphProto
 
 from onnxamp._convert.analysis import Analysis, decided
+from onnxamp._convert.estimate import LAUNCH_US, UNIT_US, Estimate, low_ports
 from onnxamp._decide.precision import Prices
 from onnxamp._decide.problem import find_problem
-from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.copying import copied
@@ -25,7 +25,6 @@ from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.switch import Ports, node_key
 from onnxamp._target.costs import LAUNCH
 from onnxamp._target.roofline import Work
-from onnxamp._tuning.estimate import LAUNCH_US, UNIT_US, Estimate
 
 _CASTS_PER_NODE: Final = 16
 """Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
@@ -149,7 +148,7 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
     tunable, followers, rest = list[TunableNode](), list[TunableNode](), 0.0
     for index in graph.order:
         node, device = graph.nodes[index], estimate.device
-        ports, launches, own = _low_ports(all_low, node), estimate.launches(node), len(tunable) + len(followers)
+        ports, launches, own = low_ports(all_low, node), estimate.launches(node), len(tunable) + len(followers)
         rest += launches * LAUNCH_US
         work = estimate.work(node)
         if ports.inputs or ports.outputs:
@@ -163,24 +162,6 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
         if launches and len(tunable) + len(followers) == own:
             rest += work.time(device, low=False)
     return SearchSpace(all_low, tuple(tunable), tuple(followers), ambiguous, estimate, rest)
-
-
-def time_of(analysis: Analysis, estimate: Estimate) -> float:
-    """Microseconds per run of what an analysis decides: what :meth:`SearchSpace.time` is for its choices.
-
-    Complexity: linear in nodes and uses of values.
-    """
-    low, device, time = low_nodes(analysis), estimate.device, 0.0
-    for node in analysis.graph.nodes:
-        if launches := estimate.launches(node):
-            time += launches * LAUNCH_US + estimate.work(node).time(device, low=node.index in low)
-    return time + sum(map(estimate.cast_time, estimate.casts(analysis.ports, analysis.decision)))
-
-
-def low_nodes(analysis: Analysis) -> frozenset[int]:
-    """Nodes with a low-precision port."""
-    ports = ((node.index, _low_ports(analysis, node)) for node in analysis.graph.nodes)
-    return frozenset(index for index, at in ports if at.inputs or at.outputs)
 
 
 def _counts(node: Node) -> bool:
@@ -201,18 +182,6 @@ def _results(view: View, node: Node) -> list[str]:
         if value != ABSENT:
             names.append(view.values[value].name)
     return names
-
-
-def _low_ports(analysis: Analysis, node: Node) -> Ports:
-    decision, ports, graph = analysis.decision, analysis.ports, analysis.graph
-
-    def is_low(value: int, variable: int) -> bool:
-        return value != ABSENT and graph.types[value] == FLOAT and decision.is_low(variable)
-
-    consumed = ports.consumed[node.index]
-    inputs = tuple(port for port, value in enumerate(node.inputs) if is_low(value, consumed[port]))
-    outputs = tuple(port for port, value in enumerate(node.outputs) if is_low(value, ports.produced[value]))
-    return Ports(inputs, outputs if graph.nodes[node.index].outputs else ())
 
 
 def prices_for(

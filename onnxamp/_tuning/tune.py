@@ -22,6 +22,7 @@ from onnx import ModelProto
 
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import convert
+from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
 from onnxamp._convert.raising import reference_of
 from onnxamp._convert.upgrades import analyse_model
 from onnxamp._errors import ArgumentError, RuntimeFailure
@@ -43,10 +44,10 @@ from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._state.state import Facts, StateLike, fingerprint, opened
-from onnxamp._target.roofline import DEFAULT_DEVICE, Device, device_called
+from onnxamp._target.roofline import Device, device_called
+from onnxamp._target.versions import AUTO
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.engine_times import confirmed, measure_times
-from onnxamp._tuning.estimate import Estimate, bound_shapes
 from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.masks import SharedMasks
@@ -56,7 +57,7 @@ from onnxamp._tuning.runs import Backend, MaskedModel, choose_backend
 from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, TIME, CandidateSearch, pareto_front
 from onnxamp._tuning.sensitivity import Progress
 from onnxamp._tuning.shared import Judge, Shared
-from onnxamp._tuning.space import SearchSpace, choose_samples, find_live, find_space, low_nodes
+from onnxamp._tuning.space import SearchSpace, choose_samples, find_live, find_space
 from onnxamp._tuning.state import TuningState
 from onnxamp._warnings import warn
 from onnxamp._workers.place import Place
@@ -87,7 +88,7 @@ def tune_model(
     count: int = 4,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
-    device: str = DEFAULT_DEVICE,
+    device: str = AUTO,
     times: str = "roofline",
     provider: Provider | None = None,
     runs: int = SENSITIVITY_RUNS,
@@ -114,7 +115,8 @@ def tune_model(
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts, of tuples of arrays in the
             order of the inputs, or of arrays, such as a loader of PyTorch. None for ``count`` random samples (with
             ``seed``, and sizes of named dimensions from ``dims``).
-        device: the device to estimate times for, such as "A100" or "H100".
+        device: the device to estimate times for, such as "A100" or "H100"; "auto" for the GPU that is installed, or an
+            A100 where none is known.
         times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler. On CUDA and on plugin
             providers the result is then timed, too: level O2 or float32 is returned where it is faster.
         provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
@@ -170,7 +172,6 @@ def tune_warned(model: Model, options: Options, search: Search) -> Tuned:
 
 def tune(model: Model, options: Options, search: Search) -> Tuned:
     """:func:`tune_model` for a model that is read, and arguments that are checked; the plan converts it."""
-    device_called(search.device)  # checks it before anything runs
     backend = choose_backend(search.provider, options.target)
     judge = Judge(search.metric, search.tolerance, _listed(model, search.metric), search.accept)
     judge.made()  # checks it, too

@@ -7,7 +7,7 @@ from onnxamp import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import read_shapes, with_shapes
 from onnxamp._graph.types import infer_types
-from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, devices, work_of
+from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, device_titled, devices, work_of
 
 WORK = {
     "MatMul": ("(float[2,3,4] a, float[4,5] b) => (float[2,3,5] y) { y = MatMul (a, b) }", 24 + 20 + 30, 2 * 4 * 30),
@@ -50,6 +50,14 @@ def test_time_is_the_longer_of_traffic_and_arithmetic() -> None:
     assert (compute_bound.time(device, low=False), compute_bound.time(device, low=True)) == (100, 1)
     assert Work(1000, 1000).time(device, low=False) == 100
     assert Work(0, 1000, products=True).time(device, low=False) == 20, "TF32"
+
+
+def test_what_drivers_call_devices() -> None:
+    titles = {
+        "NVIDIA A100-SXM4-80GB": "A100", "NVIDIA H100 80GB HBM3": "H100", "Tesla T4": "T4", "NVIDIA A10": "A10",
+        "NVIDIA A10G": DEFAULT_DEVICE, "CUDA device": DEFAULT_DEVICE,
+    }  # fmt: skip
+    assert {title: device_titled(title) for title in titles} == titles
 
 
 def test_devices() -> None:

@@ -10,12 +10,12 @@ from onnx import TensorProto
 from repository import ROOT
 
 from onnxamp import Samples, tune_model
+from onnxamp._convert.estimate import LAUNCH_US, Estimate, bound_shapes, time_of
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._target.roofline import Work, device_called
-from onnxamp._tuning.estimate import LAUNCH_US, Estimate, bound_shapes
-from onnxamp._tuning.space import find_space, time_of
+from onnxamp._tuning.space import find_space
 
 
 def estimate_of(text: str, **shapes: tuple[int, ...]) -> Estimate:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.ports import NONE, PortVariables
 from onnxamp._decide.precision import Decision, loop_trips
 from onnxamp._dtypes import FLOAT, LOW_TYPES
@@ -19,8 +20,9 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
-from onnxamp._target.costs import LAUNCH
-from onnxamp._target.roofline import Device, Work, work_of
+from onnxamp._runtime.switch import Ports
+from onnxamp._target.costs import LAUNCH, costs_on
+from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, work_of
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed
@@ -31,6 +33,7 @@ UNIT_US: Final = 0.0327
 LAUNCH_US: Final = LAUNCH * UNIT_US
 """Microseconds that launching a kernel takes, as the cut has it."""
 
+_FLOAT_BYTES: Final = 4
 _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 
 
@@ -102,6 +105,51 @@ class Estimate:
                 variables = [ports.consumed[node][port] for node, port in self.graph.uses[value]]
                 variables += [ports.returned[key] for key in self.graph.results[value] if key in ports.returned]
                 yield value, decision.is_low(produced), {decision.is_low(v) for v in variables if v != NONE}
+
+
+def time_of(analysis: Analysis, estimate: Estimate) -> float:
+    """Microseconds per run of what an analysis decides: what a search space's ``time`` is for its choices.
+
+    Complexity: linear in nodes and uses of values.
+    """
+    low, device, time = low_nodes(analysis), estimate.device, 0.0
+    for node in analysis.graph.nodes:
+        if launches := estimate.launches(node):
+            time += launches * LAUNCH_US + estimate.work(node).time(device, low=node.index in low)
+    return time + sum(map(estimate.cast_time, estimate.casts(analysis.ports, analysis.decision)))
+
+
+def time_on_target(analysis: Analysis) -> float:
+    """:func:`time_of` where the target leaves nodes to the CPU; open dimensions count as everywhere in the cut."""
+    graph, costs = analysis.graph, costs_on(analysis.options.target)
+    estimate = Estimate(graph, device_called(DEFAULT_DEVICE), graph.shapes)
+    fallbacks = (graph.nodes[index] for index in analysis.pins.fallbacks)
+    moved = sum(
+        estimate.trips[node.scope] * elements(graph.shapes[value])
+        for node in fallbacks
+        for value in (*node.inputs, *node.outputs)
+        if value != ABSENT
+    )
+    return time_of(analysis, estimate) + costs.host_time(_FLOAT_BYTES * moved)
+
+
+def low_nodes(analysis: Analysis) -> frozenset[int]:
+    """Nodes with a low-precision port."""
+    ports = ((node.index, low_ports(analysis, node)) for node in analysis.graph.nodes)
+    return frozenset(index for index, at in ports if at.inputs or at.outputs)
+
+
+def low_ports(analysis: Analysis, node: Node) -> Ports:
+    """The low-precision ports of a node."""
+    decision, ports, graph = analysis.decision, analysis.ports, analysis.graph
+
+    def is_low(value: int, variable: int) -> bool:
+        return value != ABSENT and graph.types[value] == FLOAT and decision.is_low(variable)
+
+    consumed = ports.consumed[node.index]
+    inputs = tuple(port for port, value in enumerate(node.inputs) if is_low(value, consumed[port]))
+    outputs = tuple(port for port, value in enumerate(node.outputs) if is_low(value, ports.produced[value]))
+    return Ports(inputs, outputs if graph.nodes[node.index].outputs else ())
 
 
 def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | None]:
