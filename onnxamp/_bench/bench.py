@@ -15,7 +15,7 @@ from onnx import ModelProto
 from onnxamp._bench.causes import Evidence, find_causes
 from onnxamp._bench.profiled import profile
 from onnxamp._bench.records import Bench, BenchReport, Timing
-from onnxamp._bench.timing import Clock, interleave, latency, ratio, warm_up
+from onnxamp._bench.timing import Clock, Timed, interleave, latency, ratio, timed, warm_up
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.stats import lowest_precision
@@ -23,10 +23,18 @@ from onnxamp._model.model import Model
 from onnxamp._model.storage import load_model
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.bound import bind
+from onnxamp._runtime.browser.session import WebSession, open_browser
 from onnxamp._runtime.engines import engine_name
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.session import Provider, assigned_nodes, choose_provider, make_session
+from onnxamp._runtime.session import (
+    BROWSER,
+    Provider,
+    assigned_nodes,
+    choose_provider,
+    make_session,
+    short_provider,
+)
 from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.spill import save_spilled, unfolded
 from onnxamp._runtime.values import Feed
@@ -45,6 +53,7 @@ _CPU_NOTE: Final = (
     "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing of a"
     " GPU."
 )
+_BROWSER_NOTE: Final = "A browser is timed in its page, with outputs read back; it tells no times per op."
 _SOFTWARE_NOTE: Final = "The device is software on the CPU: these times say nothing of a GPU."
 
 
@@ -59,7 +68,7 @@ class BenchOptions:
         threads: CPU: threads of one operator; 0 leaves the choice to ONNX Runtime.
         provider: where this model runs; None for the provider of all.
         seconds: how long to time each model at each batch size.
-        profile: also profile each model: time per op, memory, and causes of slowness.
+        profile: also profile each model: time per op, memory, and causes of slowness; not in a browser.
 
     Example:
         >>> from onnxamp import BenchOptions
@@ -97,8 +106,8 @@ def bench_models(
     Args:
         models: one or more, as ModelProto or path. The first is the reference: others must take its inputs, with
             floats in their own types, and are compared with it.
-        provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
-            device. A session never falls back to the CPU as a whole.
+        provider: "cuda", "cpu", "webgpu", the package of another plugin provider, or "browser"; None for CUDA if there
+            is a device. A session never falls back to the CPU as a whole.
         batches: sizes of the dimension that leads the inputs; () for the inputs as they are.
         dims: sizes of named dimensions of made-up inputs.
         feeds: arrays by input name, in place of made-up inputs; excludes ``batches``.
@@ -125,11 +134,11 @@ def bench_models(
     """
     if not models:
         raise ArgumentError("There is no model to time.")
-    chosen = choose_provider(provider)
+    chosen = choose_provider(provider, whole=True)
     each = [options or BenchOptions()] * len(models) if isinstance(options, BenchOptions | None) else list(options)
     if len(each) != len(models):
         raise ArgumentError(f"There are options for {len(each)} models, but {len(models)} models.")
-    places = [chosen if one.provider is None else choose_provider(one.provider) for one in each]
+    places = [chosen if one.provider is None else choose_provider(one.provider, whole=True) for one in each]
     if any(one.cuda_graph and place != "cuda" for one, place in zip(each, places, strict=True)):
         raise ArgumentError("CUDA graphs need the CUDA provider.")
     first = Model.of(models[0])
@@ -226,7 +235,7 @@ class _Loaded:
     takes: tuple[str, ...]
     how: BenchOptions
     provider: Provider
-    session: "ort.InferenceSession"
+    session: "ort.InferenceSession | WebSession"
     facts: Bench
     timings: list[Timing] = field(default_factory=list)
 
@@ -244,14 +253,19 @@ def _load(path: Path, label: str, how: BenchOptions, provider: Provider, inputs:
     feeds = inputs.at(max(inputs.sizes, key=lambda size: size or 0))
     if missing := [name for name in takes if name not in feeds]:
         raise ArgumentError(f"{label} takes inputs that the first model lacks: {', '.join(map(repr, missing))}.")
-    if how.profile:
+    if how.profile and provider != BROWSER:
         plain = cuda_options | {"enable_cuda_graph": "0"}  # the nodes of a graph that is replayed are not seen
         seen = profile(path, {name: feeds[name] for name in takes}, provider, plain, how.threads)
         facts = replace(facts, memory=seen.memory, ops=seen.ops, odd=seen.odd)
     start = clock()
-    session = make_session(path, provider, threads=how.threads, record=True, cuda_options=cuda_options)
+    session: ort.InferenceSession | WebSession
+    if provider == BROWSER:
+        session = open_browser().open(path, facts.lowest)
+        assigned = Counter({short_provider(name): nodes for name, nodes in session.assigned.items()})
+    else:
+        session = make_session(path, provider, threads=how.threads, record=True, cuda_options=cuda_options)
+        assigned = Counter(provider for provider, *_ in assigned_nodes(session))
     took = clock() - start
-    assigned = Counter(provider for provider, *_ in assigned_nodes(session))
     return _Loaded(takes, how, provider, session, replace(facts, load=took, assigned=dict(assigned)))
 
 
@@ -261,31 +275,44 @@ def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: 
     runs, firsts, costs = [], [], []
     for model in models:
         start = clock()
-        own = {name: feeds[name] for name in model.takes}
-        run = bind(model.session, own, number if model.how.cuda_graph else None)
+        run = _ready(model, {name: feeds[name] for name in model.takes}, number, clock)
         firsts.append(clock() - start)
         costs.append(warm_up(run, clock, _WARM_UP))
         runs.append(run)
     rest = _REST if len({model.provider for model in models}) > 1 else 0.0
-    blocks = interleave(runs, costs, models[0].how.seconds, clock, rest)
+    blocks = interleave(runs, costs, models[0].how.seconds, rest)
     for model, first, rounds in zip(models, firsts, blocks, strict=True):
         times = latency(first, rounds)
         speedup = None if model is models[0] else ratio(blocks[0], rounds)
         model.timings.append(Timing(model.facts.model, batch, times, (batch or 1) / times.median, speedup))
 
 
+def _ready(model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock) -> Timed:
+    """The model with its inputs, which ran once; in a browser it is timed there."""
+    if isinstance(model.session, WebSession):
+        model.session.feed(feeds)
+        model.session.time(1)
+        return model.session.time
+    return timed(bind(model.session, feeds, number if model.how.cuda_graph else None), clock)
+
+
 def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
     import onnxruntime as ort  # noqa: PLC0415 - costs 0.1 s
 
-    names = {model.provider: engine_name(model.provider, "float32") for model in models}
+    web = {open_browser().name: open_browser().runtime} if any(m.provider == BROWSER for m in models) else {}
+    own = {
+        engine_name(m.provider, "float32"): f"onnxruntime {ort.__version__}" for m in models if m.provider != BROWSER
+    }
+    ran = own | web
     emulated = any(model.facts.lowest != "float32" and model.provider == "cpu" for model in models)
     notes = [_CPU_NOTE] if emulated else []
-    notes += [_SOFTWARE_NOTE] if any(name.endswith(", software") for name in names.values()) else []
+    notes += [_SOFTWARE_NOTE] if any(", software" in name for name in ran) else []
+    notes += [_BROWSER_NOTE] if web else []
     slower = (m.facts.model for m in models if any(t.speedup and t.speedup.high < 1 for t in m.timings))
     evidence = (Evidence(models[0].facts, model.facts, model.timings, model.provider == "cuda") for model in models[1:])
     return BenchReport(
-        ran_on="; ".join(names.values()),
-        runtime=f"onnxruntime {ort.__version__}",
+        ran_on="; ".join(ran),
+        runtime="; ".join(dict.fromkeys(ran.values())),
         inputs=inputs.text,
         models=tuple(model.facts for model in models),
         timings=tuple(timing for model in models for timing in model.timings),

@@ -17,6 +17,8 @@ from onnxamp._graph.collecting import no_collections
 
 Run = Callable[[], None]
 Clock = Callable[[], float]
+Timed = Callable[[int], list[float]]
+"""Runs so many times in a row, and returns the seconds of each."""
 Blocks = list[list[float]]
 """Seconds of each run, by round."""
 
@@ -31,30 +33,40 @@ _ROUNDS: Final = (8, 60)
 _RESAMPLES: Final = 2000
 
 
-def warm_up(run: Run, clock: Clock, longest: float) -> float:
+def timed(run: Run, clock: Clock) -> Timed:
+    """A function, timed from outside."""
+
+    def block(count: int) -> list[float]:
+        taken = []
+        for _ in range(count):
+            start = clock()
+            run()
+            taken.append(clock() - start)
+        return taken
+
+    return block
+
+
+def warm_up(run: Timed, clock: Clock, longest: float) -> float:
     """Run until two consecutive windows take the same time, or ``longest`` seconds have passed.
 
     Returns:
         Seconds per run at the end.
     """
     start = clock()
-    run()
-    before, now = math.inf, clock() - start
+    before, now = math.inf, run(1)[0]
     while clock() - start < longest and abs(before - now) > _STEADY * now:
-        before, now = now, median(_block(run, _WINDOW, clock))
+        before, now = now, median(run(_WINDOW))
     return now
 
 
-def interleave(
-    runs: Sequence[Run], each: Sequence[float], seconds: float, clock: Clock, rest: float = 0.0
-) -> list[Blocks]:
+def interleave(runs: Sequence[Timed], each: Sequence[float], seconds: float, rest: float = 0.0) -> list[Blocks]:
     """Time functions in turns, for about ``seconds`` per function.
 
     Args:
         runs: the functions, at least one.
         each: seconds that one run of each takes, from :func:`warm_up`.
         seconds: time per function.
-        clock: returns the time in seconds.
         rest: seconds to wait before each block.
 
     Returns:
@@ -70,18 +82,9 @@ def interleave(
             for index in order:
                 if rest:
                     time.sleep(rest)
-                runs[index]()  # not timed: it refills the caches that the other functions have used
-                blocks[index].append(_block(runs[index], sizes[index], clock))
+                runs[index](1)  # does not count: it refills the caches that the other functions have used
+                blocks[index].append(runs[index](sizes[index]))
     return blocks
-
-
-def _block(run: Run, count: int, clock: Clock) -> list[float]:
-    taken = []
-    for _ in range(count):
-        start = clock()
-        run()
-        taken.append(clock() - start)
-    return taken
 
 
 def latency(first: float, blocks: Blocks) -> Latency:

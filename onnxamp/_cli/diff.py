@@ -35,7 +35,7 @@ from onnxamp._report.comparison import diff_report
 from onnxamp._report.html.page import diff_page
 from onnxamp._report.machine import diff_json, load_diff
 from onnxamp._report.progress import Told, progress_bar
-from onnxamp._runtime.session import choose_provider
+from onnxamp._runtime.session import BROWSER, choose_provider
 from onnxamp._state.state import opened
 
 _LIMITS: Final = {
@@ -118,7 +118,8 @@ def _judged_again(saved: Path, limits: Limits, options: dict[str, Any]) -> DiffR
 
 
 def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]) -> DiffReport:
-    samples, provider = samples_of(original, options), choose_provider(provider_of(options))
+    layers = options["layers"] or bool(options["html"])
+    samples, provider = samples_of(original, options), choose_provider(provider_of(options), whole=not layers)
     with (
         progress_bar(quiet=options["quiet"]) as progress,
         opened(options["state"]) as state,
@@ -128,10 +129,10 @@ def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]
             original, samples, limits, provider, budget=options["budget"] * 2**20, metric=options["metric"],
             target=options["target"], workers=workers,
         )  # fmt: skip
-        layers = options["layers"] or bool(options["html"])
         report = comparison.compare(result, layers=layers or None, progress=partial(progress, "comparing"), state=state)
         is_shown = not options["quiet"] or options["html"] or options["save"]
-        if is_shown and not options["no_cure"] and not report.passed and not report.skipped:
+        is_cured = not options["no_cure"] and provider != BROWSER  # it is found by layers
+        if is_shown and is_cured and not report.passed and not report.skipped:
             report = replace(report, cure=_cure(original, result, report, comparison, options, progress))
     return report
 

@@ -94,9 +94,9 @@ def unlike_target(options: dict[str, Any], target: str) -> list[str]:
 
 
 provider_option: Final = click.option(
-    "--provider", default="auto", show_default=True, metavar="auto|cuda|cpu|webgpu|PACKAGE",
+    "--provider", default="auto", show_default=True, metavar="auto|cuda|cpu|webgpu|browser|PACKAGE",
     help="Where to run models; auto uses CUDA if it is available, PACKAGE is a plugin provider of ONNX Runtime, such as"
-    " onnxruntime-ep-openvino.",
+    " onnxruntime-ep-openvino; browser, for bench and diff, is a headless Chromium with onnxruntime-web.",
 )  # fmt: skip
 """The option that says where models run."""
 

@@ -173,11 +173,16 @@ def data_files(model: ModelProto, base_dir: Path | None) -> frozenset[Path]:
     Raises:
         ExternalDataError: one is missing, too short, or outside the model's folder, or no folder is given.
     """
+    return frozenset(data_locations(model, base_dir).values())
+
+
+def data_locations(model: ModelProto, base_dir: Path | None) -> dict[str, Path]:
+    """:func:`data_files` by their names in the model."""
     known: dict[str, tuple[Path, int]] = {}
     for tensor in tensors_of(model):
         if has_data_file(tensor):
             data_location(tensor, base_dir, known)
-    return frozenset(path for path, _ in known.values())
+    return {location: path for location, (path, _) in known.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
-from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.session import BROWSER, Provider, choose_provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._state.state import Facts, Part, State, StateLike, fingerprint, opened
 from onnxamp._target.kernels import check_target
@@ -78,8 +78,8 @@ def diff_models(
         layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway.
         limits: what is accepted; the default is a relative L2 error of 1e-5 if both models are float32, 1e-2 if one
             holds float16, 5e-2 if one holds bfloat16.
-        provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
-            device.
+        provider: "cuda", "cpu", "webgpu", the package of another plugin provider, or "browser", which compares no
+            layers; None for CUDA if there is a device.
         whole: run each model in one session; None for False on CPU alone, where only float32 models can be compared so.
         budget: bytes of values and weights to hold at a time besides the models themselves.
         progress: called with the work that is done and all there is to do.
@@ -118,7 +118,7 @@ def diff_models(
         limits = replace(limits, accept=Accept.of(accept))
     one, other = Model.of(reference), Model.of(result)
     samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
-    chosen = choose_provider(provider)
+    chosen = choose_provider(provider, whole=not layers and whole is not False)
     with (
         opened(state) as kept,
         Place(jobs, cluster).sharing(len(samples), gpus=chosen == "cuda") as workers,
@@ -165,7 +165,7 @@ class Comparison:
         workers: Workers | None = None,
     ) -> "Comparison":
         """Arguments and errors as :func:`diff_models`."""
-        chosen, limits = choose_provider(provider), limits or Limits()
+        chosen, limits = choose_provider(provider, whole=whole is not False), limits or Limits()
         limits.check(entry.name for entry in reference.proto.graph.output)
         whole = chosen != "cpu" if whole is None else whole
         arithmetic = emulated_arithmetic(check_target(target)) if chosen == "cpu" else None
@@ -195,11 +195,13 @@ class Comparison:
         self, result: Model, *, layers: bool | None, progress: Progress | None = None, state: State | None = None
     ) -> DiffReport:
         """As :func:`diff_models`; ``layers`` is None to compare layers only if outputs miss their limits."""
+        if layers:
+            choose_provider(self.provider)  # one that runs pieces
         one = self.reference
         other = result_on(self.provider, result, one, whole=self.whole)
         part = None if state is None else state.part("comparison", self._depends_on(other))
         report = self._compared(other, bool(layers), progress, part)
-        if layers is None and not report.passed and report.outputs:
+        if layers is None and not report.passed and report.outputs and self.provider != BROWSER:
             deep = self._compared(other, True, progress, part)
             return replace(report, first_bad=deep.first_bad, layers=deep.layers)
         return report

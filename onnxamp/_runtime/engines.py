@@ -12,11 +12,12 @@ from onnx import ModelProto
 
 from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile
+from onnxamp._runtime.browser.session import WebSession, open_browser, open_web
 from onnxamp._runtime.device import device_name
 from onnxamp._runtime.observe import Observed, observe
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.plugins import engine_called
-from onnxamp._runtime.session import Provider, assigned_nodes, is_plugin, make_session, run
+from onnxamp._runtime.session import BROWSER, Provider, assigned_nodes, is_plugin, make_session, run
 from onnxamp._runtime.side import BUDGET, run_together
 from onnxamp._runtime.values import Feed, as_typed
 
@@ -39,7 +40,7 @@ class WholeModel:
 
     model: ModelProto | str | PathLike[str]
     provider: Provider
-    _sessions: "list[ort.InferenceSession]" = field(default_factory=list)
+    _sessions: "list[ort.InferenceSession | WebSession]" = field(default_factory=list)
 
     def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
         """Outputs by name. Feeds that the model does not take are ignored, floats are cast to the model's types.
@@ -48,8 +49,11 @@ class WholeModel:
             RuntimeFailure: the model does not load or run on the provider.
         """
         if not self._sessions:
-            self._sessions.append(make_session(self.model, self.provider))
+            is_web = self.provider == BROWSER
+            self._sessions.append(open_web(self.model) if is_web else make_session(self.model, self.provider))
         session = self._sessions[0]
+        if isinstance(session, WebSession):
+            return dict(session.run(feeds))
         entries = (*session.get_inputs(), *session.get_overridable_initializers())
         types = {item.name: item.type for item in entries}
         return run(session, {name: as_typed(feed, types[name]) for name, feed in feeds.items() if name in types})
@@ -58,7 +62,10 @@ class WholeModel:
         """By op, the nodes of the session that a plugin provider left to the CPU; nothing before a run."""
         if not self._sessions or not is_plugin(self.provider):
             return Counter()
-        return Counter(op for provider, op, _ in assigned_nodes(self._sessions[0]) if provider == "CPU")
+        session = self._sessions[0]
+        if isinstance(session, WebSession):
+            return session.left
+        return Counter(op for provider, op, _ in assigned_nodes(session) if provider == "CPU")
 
 
 @dataclass(slots=True)
@@ -96,13 +103,18 @@ class Executable:
             As :func:`~onnxamp._runtime.observe.observe`.
         """
         observed = observe(
-            self.model.proto, self.model.folder, feeds, emulated=self.emulated, provider=self.provider,
+            self.model.proto, self.model.folder, feeds, emulated=self.emulated, provider=self._pieces_on,
             before=self._observed, like=self.origin.prepare(feeds).flow if self.origin else None,
             arithmetic=self.arithmetic,
         )  # fmt: skip
         if self._runner is None or observed is not self._observed:
-            self._observed, self._runner = observed, Runner(observed.flow, self.provider)
+            self._observed, self._runner = observed, Runner(observed.flow, self._pieces_on)
         return self._runner
+
+    @property
+    def _pieces_on(self) -> Provider:
+        """Where pieces run, if any do: a browser runs none, but what it runs is analysed all the same."""
+        return "cpu" if self.provider == BROWSER else self.provider
 
     @property
     def choices(self) -> tuple[tuple[str, bool], ...]:
@@ -153,6 +165,9 @@ def engine_name(provider: Provider, lowest: str, arithmetic: Profile | None = No
     """What computed, as reports name it: "CUDA (device)", "CPU, emulated float16", "OpenVINO (hint dynamic) on ..."."""
     if provider == "cuda":
         return f"CUDA ({device_name()})"
+    if provider == BROWSER:
+        browser = open_browser()
+        return f"{browser.name} with {browser.runtime}"
     if is_plugin(provider):
         return engine_called(provider).name
     whose = "" if arithmetic is None else f" of {arithmetic.name}"

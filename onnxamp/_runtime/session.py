@@ -18,6 +18,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._runtime.browser.session import open_browser
 from onnxamp._runtime.device import device_present
 from onnxamp._runtime.plugins import engine_called, plugin_called, plugins, split_hint
 from onnxamp._runtime.starting import reason, session_failures, session_options, source_of, start_session, trial
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
 
 Provider: TypeAlias = str
 """Where sessions run: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
-"webgpu" or the name of its package, with a hint behind a colon where it takes one ("openvino:bf16"). What a device has
-no kernel for runs on the CPU."""
+"webgpu" or the name of its package, with a hint behind a colon where it takes one ("openvino:bf16"); or "browser",
+which runs whole models alone (:mod:`onnxamp._runtime.browser`). What a device has no kernel for runs on the CPU."""
 
 BUILT_IN: Final = ("cuda", "cpu")
 """Providers that are no plugins."""
+BROWSER: Final = "browser"
+"""The provider that runs models in a browser."""
 
 ProviderOptions: TypeAlias = list[tuple[str, dict[str, str]]]
 """ONNX Runtime's providers by name, each with its options."""
@@ -49,18 +52,27 @@ def cuda_available() -> bool:
     return cuda_trouble() is None
 
 
-def choose_provider(wanted: Provider | None) -> Provider:
+def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider:
     """The wanted provider if it can be used here; for None, CUDA if it can be used, else the CPU.
 
+    ``whole`` says that models run there as a whole, which a browser can.
+
     Raises:
-        ArgumentError: there is no such provider.
+        ArgumentError: there is no such provider, or it is a browser, and models run piece by piece.
         RuntimeFailure: the wanted provider cannot be used; it says why.
     """
     if wanted is None:
         return "cuda" if cuda_available() else "cpu"
-    if wanted not in BUILT_IN:
+    if wanted == BROWSER:
+        if not whole:
+            raise ArgumentError(
+                "A browser runs whole models alone, which is enough for bench and diff: --provider webgpu computes the"
+                " same for everything else."
+            )
+        open_browser()
+    elif wanted not in BUILT_IN:
         if plugin_called(split_hint(wanted)[0]) is None:
-            known = ", ".join((*BUILT_IN, *plugins()))
+            known = ", ".join((*BUILT_IN, *plugins(), BROWSER))
             raise ArgumentError(
                 f"Unknown provider {wanted!r}: choose one of {known}, or the package of a plugin provider of ONNX"
                 " Runtime, such as onnxruntime-ep-webgpu."
@@ -72,7 +84,9 @@ def choose_provider(wanted: Provider | None) -> Provider:
 
 
 def is_plugin(provider: Provider) -> bool:
-    """Whether the provider computes low precision itself, but not the reference that it is held against."""
+    """Whether the provider computes low precision itself, but not the reference that it is held against. So does a
+    browser, which runs ONNX Runtime's provider of WebGPU.
+    """
     return provider not in BUILT_IN
 
 

@@ -1,7 +1,7 @@
 """Benchmarks: how time is measured, what is read off profiles, and what follows from it. No test waits for a clock."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from onnxamp._bench.causes import Evidence, find_causes, fused_ops
 from onnxamp._bench.executed import executed
 from onnxamp._bench.profiled import odd_channels, op_times, profile
 from onnxamp._bench.records import Bench, Latency, OpTime, Timing
-from onnxamp._bench.timing import interleave, latency, ratio, warm_up
+from onnxamp._bench.timing import Timed, interleave, latency, ratio, timed, warm_up
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.device import bytes_on_device, device_memory_used, device_present
 from onnxamp._runtime.session import cuda_available, make_session
@@ -40,7 +40,7 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def takes(self, name: str, *seconds: float) -> Callable[[], None]:
+    def takes(self, name: str, *seconds: float) -> Timed:
         """A function that takes so long, the last time from then on."""
         left = list(seconds)
 
@@ -48,7 +48,7 @@ class Clock:
             self.log.append(name)
             self.now += left.pop(0) if len(left) > 1 else left[0]
 
-        return call
+        return timed(call, self)
 
 
 class TestTiming:
@@ -66,7 +66,7 @@ class TestTiming:
     def test_functions_take_turns_in_alternating_order(self) -> None:
         clock = Clock()
         runs = [clock.takes("a", 1.0), clock.takes("b", 2.0)]
-        found = interleave(runs, [1.0, 2.0], 0.0, clock)
+        found = interleave(runs, [1.0, 2.0], 0.0)
         assert [len(blocks) for blocks in found] == [8, 8]
         turns = "".join(clock.log)
         assert turns.startswith("aaabbb" + "bbbaaa" + "aaabbb")  # one run to come back to, two that count
@@ -74,13 +74,13 @@ class TestTiming:
 
     def test_short_runs_come_in_longer_blocks(self) -> None:
         clock = Clock()
-        found = interleave([clock.takes("a", 1e-3), clock.takes("b", 1e-9)], [1e-3, 1e-9], 0.0, clock)
+        found = interleave([clock.takes("a", 1e-3), clock.takes("b", 1e-9)], [1e-3, 1e-9], 0.0)
         assert [len(blocks[0]) for blocks in found] == [20, 50]
 
     def test_more_time_means_more_rounds(self) -> None:
         clock = Clock()
-        assert len(interleave([clock.takes("a", 1.0)], [1.0], 90.0, clock)[0]) == 30
-        assert len(interleave([clock.takes("a", 1.0)], [1.0], 9e9, clock)[0]) == 60
+        assert len(interleave([clock.takes("a", 1.0)], [1.0], 90.0)[0]) == 30
+        assert len(interleave([clock.takes("a", 1.0)], [1.0], 9e9)[0]) == 60
 
     def test_quantiles(self) -> None:
         found = latency(7.0, [[float(x) for x in range(51)], [float(x) for x in range(51, 101)]])

@@ -60,7 +60,7 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-MARKS = {name: [getattr(pytest.mark, name)] for name in ("openvino", "tensorrt", "webgpu")}
+MARKS = {name: [getattr(pytest.mark, name)] for name in ("browser", "openvino", "tensorrt", "webgpu")}
 """What pages need."""
 
 

@@ -1,6 +1,5 @@
 """The HTML report in a browser: what its script does, and what names from models cannot make it do."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,10 @@ from onnxamp._report.html.folder import write_index
 from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.render import write
 from onnxamp._report.text import named
+from onnxamp._runtime.browser.chromium import find_chromium
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = find_chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 
 

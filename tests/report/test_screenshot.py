@@ -18,8 +18,10 @@ import pytest
 from commands import run
 from repository import ROOT
 
+from onnxamp._runtime.browser.chromium import find_chromium
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = find_chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 
 PICTURE = ROOT / "docs" / "report.png"

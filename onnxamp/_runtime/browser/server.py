@@ -1,0 +1,159 @@
+"""What the page talks to: a server on this machine's own address, which hands out files and questions.
+
+Only who knows the key in its addresses is served: not other pages, nor other users.
+"""
+
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+from queue import Empty, Queue
+from secrets import token_urlsafe
+from threading import Event, Thread
+from typing import BinaryIO, Final
+
+_TYPES: Final = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm", ".html": "text/html"}
+_WAIT: Final = 20.0
+"""Seconds that the page waits for a question before it asks again."""
+_ISOLATED: Final = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cache-Control": "no-store",
+}
+"""What threads of WebAssembly and exact clocks ask for."""
+
+
+class Server:
+    """Hands out onnxruntime-web, models and questions, and takes answers.
+
+    Attributes:
+        shared: files that the page may read, by their names in addresses; bytes or paths.
+        key: what addresses begin with.
+        questions, answers: what waits for the page, and for who asked it.
+        lost: set once the page is gone.
+    """
+
+    def __init__(self, web: Path) -> None:
+        """``web`` is the folder of onnxruntime-web."""
+        self.shared: dict[str, bytes | Path] = {}
+        self.lost = Event()
+        self._web = web
+        self.key = token_urlsafe(16)
+        self.questions: Queue[bytes] = Queue()
+        self.answers: Queue[bytes] = Queue()
+        self._server = _Http(self)
+        self._thread = Thread(target=self._server.serve_forever, args=(0.05,), name="onnxamp-browser", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """The page."""
+        return f"http://127.0.0.1:{self._server.server_port}/{self.key}/page.html"
+
+    def ask(self, question: bytes) -> None:
+        """Put a question to the page."""
+        self.questions.put(question)
+
+    def answer(self, seconds: float) -> bytes | None:
+        """The next answer; None if there is none in that time."""
+        with suppress(Empty):
+            return self.answers.get(timeout=seconds)
+        return None
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def open(self, name: str) -> tuple[BinaryIO, int] | None:
+        """A file of that name, and its length."""
+        folder, _, rest = name.rpartition("/")
+        found = self.shared.get(name)
+        if folder == "ort" and (self._web / rest).is_file():
+            found = self._web / rest
+        elif name in ("page.html", "page.js"):
+            found = (files("onnxamp._runtime.browser") / name).read_bytes()
+        if isinstance(found, Path):
+            return found.open("rb"), found.stat().st_size
+        return None if found is None else (BytesIO(found), len(found))
+
+
+class _Http(ThreadingHTTPServer):
+    """The server of :class:`Server`, on a free port of this machine's own address."""
+
+    daemon_threads = True
+
+    def __init__(self, owner: Server) -> None:
+        self.owner = owner
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of connections that break: who waits for an answer is told that the page is gone."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one connection of the page."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        name = self._name()
+        if name == "alive":
+            self._wait_for_the_end()
+        elif name == "next":
+            with suppress(Empty):
+                self._send(self._owner.questions.get(timeout=_WAIT))
+                return
+            self._say(204)
+        elif name is None or (found := self._owner.open(name)) is None:
+            self._say(404)
+        else:
+            with found[0] as stream:
+                self._headers(200, found[1], _TYPES.get(Path(name).suffix, "application/octet-stream"))
+                shutil.copyfileobj(stream, self.wfile, 1 << 20)
+
+    def do_POST(self) -> None:
+        if self._name() != "answer":
+            self.close_connection = True  # nobody reads what it sends
+            self._say(404)
+            return
+        self._owner.answers.put(self.rfile.read(int(self.headers["Content-Length"])))
+        self._say(204)
+
+    def _name(self) -> str | None:
+        """The part of the address behind the key; None if the key is wrong."""
+        _, key, *rest = self.path.split("/")
+        return "/".join(rest) if key == self._owner.key else None
+
+    def _wait_for_the_end(self) -> None:
+        """The page holds this connection as long as it lives."""
+        self.close_connection = True
+        with suppress(OSError):
+            self.connection.recv(1)
+        self._owner.lost.set()
+
+    def _send(self, data: bytes) -> None:
+        self._headers(200, len(data), "application/octet-stream")
+        self.wfile.write(data)
+
+    def _say(self, code: int) -> None:
+        self._headers(code, 0, "text/plain")
+
+    def _headers(self, code: int, length: int, kind: str) -> None:
+        self.send_response(code)
+        fields: Mapping[str, str] = {"Content-Type": kind, "Content-Length": str(length), **_ISOLATED}
+        for field, value in fields.items():
+            self.send_header(field, value)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is logged."""
+
+    @property
+    def _owner(self) -> Server:
+        assert isinstance(self.server, _Http)
+        return self.server.owner

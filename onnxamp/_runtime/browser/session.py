@@ -1,0 +1,274 @@
+"""Models in a browser: sessions of onnxruntime-web on WebGPU, in a Chromium that this process starts once."""
+
+import atexit
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any, Final
+from weakref import finalize
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxamp._errors import RuntimeFailure
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.stats import lowest_precision
+from onnxamp._model.storage import data_locations, load_model
+from onnxamp._ops.tables import read_table
+from onnxamp._paths.paths import as_path
+from onnxamp._runtime.browser.chromium import Chromium
+from onnxamp._runtime.browser.messages import TYPES, pack, unpack
+from onnxamp._runtime.browser.web import BUNDLE, find_web
+from onnxamp._runtime.starting import reason, source_of
+from onnxamp._runtime.values import Array, Feed, as_typed
+
+_STARTING: Final = 60.0
+"""Seconds that Chromium and its page may take to start, ..."""
+_ANSWERING: Final = 600.0
+"""... and that a question may take: the first run compiles shaders."""
+_STEP: Final = 0.25
+"""Seconds between looks at whether Chromium still runs."""
+_MEMORY: Final = 4 * 10**9
+"""Bytes that WebAssembly addresses, into which a model has to fit."""
+
+_CPU: Final = "CPUExecutionProvider"
+_PROVIDER: Final = re.compile(r"placed on \[(\w+)\]\. Number of nodes: (\d+)")
+_NODE: Final = re.compile(r"VerifyEachNodeIsAssignedToAnEp\] +(\w+) \(")
+_NUMBERS: Final = re.compile(r"^(?:Can't create a session\. )?(?:ERROR_CODE: \d+, ERROR_MESSAGE: )?")
+_ONNX_NAMES: Final = {"float32": "float", "float64": "double"}
+"""Element types that ONNX calls otherwise."""
+
+
+class Browser:
+    """A headless Chromium with onnxruntime-web.
+
+    Attributes:
+        device: what computes ("SwiftShader Device (Subzero)").
+        is_software: whether that is the CPU.
+        has_float16: whether it computes float16 (WebGPU's feature shader-f16).
+        web: version of onnxruntime-web.
+        version: "Chromium 156".
+    """
+
+    def __init__(self) -> None:
+        """Start it.
+
+        Raises:
+            RuntimeFailure: Chromium or onnxruntime-web is missing, or there is no WebGPU.
+        """
+        self._numbers, self._gone, self._lock = count(), list[int](), Lock()
+        facts = self._start(is_software=False)
+        if "adapter" not in facts:
+            self.end()
+            facts = self._start(is_software=True)
+        if "adapter" not in facts:
+            self.end()
+            raise RuntimeFailure(
+                "The provider 'browser' cannot be used here: Chromium finds no adapter for WebGPU; install the GPU's"
+                " driver, or a newer Chromium, which brings a software adapter."
+            )
+        adapter = facts["adapter"]
+        told = (adapter["description"], f"{adapter['vendor']} {adapter['architecture']}".strip())
+        self.device: str = next(filter(None, told), "an unnamed GPU")
+        self.is_software = adapter["fallback"] or adapter["architecture"] in read_table("browser")["software"]
+        self.has_float16: bool = facts["float16"]
+        self.web: str = facts["version"]
+        self.version = "Chromium " + next(iter(re.findall(r"Chrome/(\d+)", facts["agent"])), "")
+
+    def _start(self, *, is_software: bool) -> dict[str, Any]:
+        """What the page says of itself; without "adapter" if it finds none."""
+        from onnxamp._runtime.browser.server import Server  # noqa: PLC0415 - imports http.server
+
+        with ExitStack() as opened:
+            self.server = Server(find_web())
+            opened.callback(self.server.close)
+            self._chromium = Chromium(self.server.url, is_software=is_software)
+            opened.callback(self._chromium.end)
+            facts, _ = self.ask("start", {"bundle": BUNDLE}, seconds=_STARTING)
+            self.end = opened.pop_all().close
+        return facts
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        return f"WebGPU on {self.device}{', software' * self.is_software}, in {self.version}"
+
+    @property
+    def runtime(self) -> str:
+        """What runs models in it."""
+        return f"onnxruntime-web {self.web}"
+
+    def ask(
+        self, what: str, header: Mapping[str, Any], arrays: Mapping[str, Array] | None = None,
+        seconds: float = _ANSWERING,
+    ) -> tuple[dict[str, Any], dict[str, Array]]:  # fmt: skip
+        """The page's answer to a question.
+
+        Raises:
+            RuntimeFailure: onnxruntime-web fails, or Chromium ends or takes too long.
+        """
+        with self._lock:
+            self.server.ask(pack({"ask": what, **header}, arrays or {}))
+            found, outputs = unpack(self._answer(what, seconds))
+        if "error" in found:
+            raise RuntimeFailure(f"onnxruntime-web could not {what} the model: {reason(_plain(found['error']))}.")
+        return found, outputs
+
+    def _answer(self, what: str, seconds: float) -> bytes:
+        until = monotonic() + seconds
+        while (answer := self.server.answer(_STEP)) is None:
+            if self._chromium.ended() or self.server.lost.is_set():
+                raise RuntimeFailure("Chromium ended before it answered: it may have run out of memory.")
+            if monotonic() > until:
+                self._chromium.end()  # what it answers later would pass for the next answer
+                raise RuntimeFailure(f"Chromium did not answer within {seconds:.0f} s ({what}).")
+        return answer
+
+    def open(self, model: ModelProto | str | PathLike[str], lowest: str) -> "WebSession":
+        """A session; ``lowest`` is the lowest float type of the model.
+
+        Raises:
+            RuntimeFailure: the model does not load, or not on WebGPU.
+        """
+        if lowest == "float16" and not self.has_float16:
+            raise RuntimeFailure(
+                f"{self.device} in {self.version} does not compute float16 (it lacks WebGPU's shader-f16); take a GPU"
+                " that does, or --provider webgpu, which does so without one."
+            )
+        while self._gone:
+            self.ask("release", {"number": self._gone.pop()})
+        session = WebSession(self, next(self._numbers), model)
+        finalize(session, self._gone.append, session.number)
+        return session
+
+
+@cache
+def open_browser() -> Browser:
+    """The browser of this process, which ends with it.
+
+    Raises:
+        As :class:`Browser`.
+    """
+    browser = Browser()
+    atexit.register(browser.end)
+    return browser
+
+
+def open_web(model: ModelProto | str | PathLike[str]) -> "WebSession":
+    """A session in the browser of this process.
+
+    Raises:
+        As :meth:`Browser.open`, and if the browser cannot be used.
+    """
+    proto = model if isinstance(model, ModelProto) else load_model(as_path(model))
+    return open_browser().open(model, lowest_precision(Graph.of(proto).types))
+
+
+class WebSession:
+    """A model in the browser.
+
+    Attributes:
+        number: its number in the page.
+        assigned: nodes by provider ("WebGpuExecutionProvider"), behind all fusions.
+        left: nodes that the CPU runs, by op type.
+    """
+
+    def __init__(self, browser: Browser, number: int, model: ModelProto | str | PathLike[str]) -> None:
+        """As :meth:`Browser.open`."""
+        self._browser, self.number = browser, number
+        with source_of(model) as source:
+            files = _files(source)
+            names = {f"models/{number}/{place}": location for place, location in enumerate(files)}
+            browser.server.shared |= {name: files[location] for name, location in names.items()}
+            main, *data = names
+            where = [{"path": names[name], "url": name} for name in data]
+            try:
+                facts, _ = browser.ask("load", {"number": number, "model": main, "data": where})
+            finally:
+                for name in names:
+                    del browser.server.shared[name]
+        self._inputs: dict[str, str] = dict(facts["inputs"])
+        self.assigned, self.left = _placed(facts["placed"])
+        if not any(provider != _CPU for provider in self.assigned):
+            raise RuntimeFailure(
+                f"onnxruntime-web {browser.web} runs nothing of the model on WebGPU, and the CPU was not asked for."
+            )
+
+    def feed(self, feeds: Mapping[str, Feed]) -> None:
+        """Give the inputs of later runs, floats of any width; those that the model does not take are ignored.
+
+        Raises:
+            RuntimeFailure: an input is missing, or of a type that a browser does not take.
+        """
+        if missing := [name for name in self._inputs if name not in feeds]:
+            raise RuntimeFailure(f"The model in the browser needs the input {missing[0]!r}.")
+        arrays = {name: _typed(name, feeds[name], kind) for name, kind in self._inputs.items()}
+        self._browser.ask("feed", {"number": self.number}, arrays)
+
+    def run(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
+        """Outputs by name.
+
+        Raises:
+            RuntimeFailure: as :meth:`feed`, or the run fails.
+        """
+        self.feed(feeds)
+        return self._browser.ask("run", {"number": self.number})[1]
+
+    def time(self, runs: int) -> list[float]:
+        """Seconds of each of so many runs in a row on the last inputs, timed in the page, outputs read back."""
+        taken: list[float] = self._browser.ask("time", {"number": self.number, "count": runs})[0]["taken"]
+        return taken
+
+
+def _files(source: bytes | str) -> dict[str, bytes | Path]:
+    """The model, under the name "", and its data files, under the names that it gives them.
+
+    Raises:
+        RuntimeFailure: they are too large for a browser.
+    """
+    files: dict[str, bytes | Path] = {"": source if isinstance(source, bytes) else Path(source)}
+    if isinstance(source, str):
+        files |= data_locations(load_model(Path(source)), Path(source).parent)
+    size = sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in files.values())
+    if size > _MEMORY:
+        raise RuntimeFailure(
+            f"The model takes {size / 1e9:.1f} GB: a browser's WebAssembly addresses no more than 4 GB."
+        )
+    return files
+
+
+def _typed(name: str, feed: Feed, kind: str) -> Array:
+    """An input as the array that it has to be."""
+    feed = np.asarray(feed) if isinstance(feed, np.generic) else feed
+    if (kind != "string" and kind not in TYPES) or not isinstance(feed, np.ndarray):
+        raise RuntimeFailure(f"The input {name!r} cannot be given to a browser: onnxruntime-web has no such type.")
+    found = as_typed(feed, f"tensor({_ONNX_NAMES.get(kind, kind)})")
+    assert isinstance(found, np.ndarray)
+    return found
+
+
+def _placed(lines: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
+    """Nodes by provider, and those of the CPU by op type, as ONNX Runtime logs them.
+
+    It logs each provider with the number of its nodes, and the nodes behind it, unless all are on one provider.
+    """
+    assigned, left, provider = Counter[str](), Counter[str](), ""
+    for line in lines:
+        if found := _PROVIDER.search(line):
+            provider = found[1]
+            assigned[provider] += int(found[2])
+        elif provider == _CPU and (node := _NODE.search(line)):
+            left[node[1]] += 1
+    return assigned, left
+
+
+def _plain(text: str) -> str:
+    """The first line of an error of onnxruntime-web, without its numbers."""
+    return _NUMBERS.sub("", text.strip().splitlines()[0] if text.strip() else "unknown error")

@@ -1,0 +1,52 @@
+"""The browser that tests run models in, with float16 also where there is no GPU."""
+
+import atexit
+import json
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from repository import ROOT
+
+from onnxamp._errors import RuntimeFailure
+from onnxamp._runtime.browser.chromium import CHROMIUM, find_chromium
+from onnxamp._runtime.browser.session import open_browser
+from onnxamp._runtime.browser.web import WEB, find_web
+
+SOURCE = Path(__file__).parent / "standin" / "any_vulkan.c"
+DRIVERS = Path("/usr/share/vulkan/icd.d")
+
+
+@cache
+def browser_trouble() -> str | None:
+    """Why models cannot be run in a browser here; None if they can, in float16, too."""
+    if WEB not in os.environ and (installed := ROOT / "build" / "npm").is_dir():
+        os.environ[WEB] = str(installed)
+    try:
+        find_web()
+        if CHROMIUM not in os.environ and (found := find_chromium()):
+            os.environ[CHROMIUM] = f"{_on_software_vulkan()} {found}"
+        if not open_browser().has_float16:
+            return f"{open_browser().name} does not compute float16"
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"Mesa's software Vulkan cannot be shown to Chromium as a GPU: {error}"
+    except RuntimeFailure as error:
+        return str(error)
+    return None
+
+
+def _on_software_vulkan() -> str:
+    """A command that starts Chromium on Mesa's software Vulkan behind a driver that passes for a GPU's."""
+    mesa = next(iter(sorted(DRIVERS.glob("lvp_icd*.json"))), None)
+    if mesa is None:
+        raise FileNotFoundError(f"{DRIVERS} holds no lvp_icd.json")
+    driver = json.loads(mesa.read_text(encoding="utf-8"))["ICD"]
+    folder = TemporaryDirectory(prefix="onnxamp-")
+    atexit.register(folder.cleanup)
+    library, manifest = Path(folder.name, "any_vulkan.so"), Path(folder.name, "any_vulkan.json")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    own = {"api_version": driver["api_version"], "library_path": str(library)}
+    manifest.write_text(json.dumps({"ICD": own, "file_format_version": "1.0.1"}), encoding="utf-8")
+    return f"env VK_DRIVER_FILES={manifest} ONNXAMP_VULKAN={driver['library_path']}"
