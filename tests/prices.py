@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.ports import HIGH, LOW, NONE
-from onnxamp._decide.precision import DUPLICATE, loop_trips
+from onnxamp._decide.precision import DUPLICATE
 from onnxamp._graph.shapes import elements
+from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.options import Level

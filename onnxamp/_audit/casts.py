@@ -7,10 +7,10 @@ import numpy as np
 from onnx import helper
 
 from onnxamp._audit.findings import Casts, Finding
-from onnxamp._decide.precision import loop_trips
 from onnxamp._dtypes import ELEM_NUMBERS, LOW_TYPES, element_name, is_lossless
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._rewrite.casts import redundant_casts
 from onnxamp._rewrite.pairs import find_pairs

@@ -14,10 +14,11 @@ import numpy as np
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.ports import NONE, PortVariables
-from onnxamp._decide.precision import Decision, loop_trips
+from onnxamp._decide.precision import Decision
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._runtime.switch import Ports

@@ -19,6 +19,7 @@ from onnxamp._decide.verdicts import Reason, Verdict
 from onnxamp._dtypes import FLOAT, element_name, is_lossless
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
+from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.options import Level
@@ -26,8 +27,6 @@ from onnxamp._target.costs import LAUNCH, MAX_ELEMENTS, Costs, costs_on
 
 DUPLICATE = 1
 """Cost of storing a constant twice, once in each precision, besides its bytes."""
-DEFAULT_TRIPS = 10
-"""Assumed iterations of a loop whose trip count is not constant."""
 _ACCURACY_CASTS = 64
 """Casts that one accuracy charge outweighs. It is the same factor for all values: otherwise Casts would move to where
 the charge is small, and more of them might be needed there."""
@@ -349,20 +348,3 @@ class CutProblem:
         """Whether a constant saves more than the launch of a Cast in low precision, which can hold it."""
         saves = self.costs.stored(2 * elements(self.graph.shapes[value])) > LAUNCH
         return saves and self.is_constant(value) and value not in self.problem.unfit
-
-
-def loop_trips(graph: Graph) -> list[int]:
-    """How often each scope runs per run of the model; capped, because nested guesses multiply."""
-    trips = [1] * len(graph.scopes)
-    for scope in graph.scopes[1:]:
-        owner = graph.nodes[scope.owner]
-        own = 1
-        if owner.key in ("Loop", "Scan", "SequenceMap"):
-            own = _constant_trips(graph, owner) or DEFAULT_TRIPS
-        trips[scope.index] = min(trips[scope.parent] * max(own, 1), 1000)
-    return trips
-
-
-def _constant_trips(graph: Graph, node: Node) -> int | None:
-    trips = graph.constants.integers(node.input(0)) if node.key == "Loop" and node.input(0) != ABSENT else None
-    return trips[0] if trips else None

@@ -318,8 +318,7 @@ def tensor_stats(tensor: TensorProto, base_dir: Path | None) -> ConstantStats:
     place = data_location(tensor, base_dir)
     if place is not None and place.exponent:
         plain = scaled_tensor(tensor, base_dir, -place.exponent)
-        found = None if plain is None else tensor_stats(plain, base_dir).scaled(place.exponent)
-        if found is not None:
+        if plain is not None and (found := tensor_stats(plain, base_dir).scaled(place.exponent)) is not None:
             return found
     return constant_stats(read_array(tensor, base_dir))
 

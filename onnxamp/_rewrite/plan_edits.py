@@ -328,13 +328,11 @@ class _Maker:
         for node in self.graph.nodes:
             consumed = self.ports.consumed[node.index]
             for port, value in enumerate(node.inputs):
-                if value == ABSENT:
-                    continue
                 variable = consumed[port]
+                if value == ABSENT or (variable == NONE and value not in self.aliases):
+                    continue
                 if value in self.aliases:
                     name: str | None = self.low_name(value)
-                elif variable == NONE:
-                    continue
                 elif variable == LOW and node.key == "Cast":  # an original Cast reads what the producer delivers
                     is_low = value not in self.ports.lowered and low[self.ports.produced[value]]
                     name = names[value].low if is_low else names[value].high
