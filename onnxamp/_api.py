@@ -16,13 +16,15 @@ from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._ops.custom import declared_ops
+from onnxamp._options.auto import is_auto
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.options import LevelName, Options, is_auto
+from onnxamp._options.options import LevelName, Options
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._state.state import StateLike, opened
-from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.arguments import Search, with_rounder
 from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.tune import tune_warned
 from onnxamp._warnings import warn
@@ -103,10 +105,12 @@ def convert_model(
             overflow on ``samples``; folds patterns as ``fold`` does. None for level "auto" alone, where that pays. See
             :doc:`/how-to/rescale`.
         rescaling: exponents that were found before, as plans hold them.
+        rounding: how weights become low precision: "nearest", or "compensated", so that the products of matrices,
+            convolutions and recurrent ops on ``samples`` stay near. See :doc:`/how-to/rounding`.
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
         tolerance: level "auto" only: the largest error to accept, in units of the metric.
-        samples: level "auto", ``rescale`` and ``data_max`` only: the inputs on which errors and ranges are measured;
-            random ones by default, which reach other ranges than real ones.
+        samples: level "auto", ``rescale``, ``data_max`` and ``rounding`` only: the inputs on which errors, ranges and
+            products are measured; random ones by default, which reach other ranges than real ones.
         metric: level "auto" only: how errors are measured.
 
     Returns:
@@ -132,8 +136,9 @@ def convert_model(
     with declared_ops(settings.custom_ops):
         if is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
             source = Model.of(model)
-            plan = tune_warned(source, settings, Search(tolerance, metric, samples)).plan
-            return _like(model, convert(source, plan.options, plan).embedded())
+            search, rounder = with_rounder(source, settings, Search(tolerance, metric, samples))
+            plan = tune_warned(source, settings, search, rounder).plan
+            return _like(model, convert(source, plan.options, plan, rounder=rounder).embedded())
         return convert_as(model, settings, samples=samples)
 
 
@@ -194,11 +199,12 @@ def convert_file(
         source = Model.read(as_path(src))
         sink, is_tuned = begun(kept, source, sink, settings, plan), False
         if plan is None and is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
-            plan, is_tuned = tune_warned(source, settings, Search(tolerance, metric, samples, state=kept)).plan, True
+            search, rounder = with_rounder(source, settings, Search(tolerance, metric, samples, state=kept))
+            plan, is_tuned = tune_warned(source, settings, search, rounder).plan, True
             settings = plan.options
         else:
-            settings = _measured(source, settings, samples)
-        conversion = convert_to_file(source, sink, settings, plan)
+            settings, rounder = _measured(source, settings, samples, plan)
+        conversion = convert_to_file(source, sink, settings, plan, rounder=rounder)
         if kept is not None:
             kept.drop(CONVERSION)
     if not is_tuned:
@@ -238,26 +244,29 @@ def plan_model(
         source = Model.of(model)
         if is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
             return tune_warned(source, settings, Search(tolerance, metric, samples)).plan
-        settings = _measured(source, settings, samples)
+        settings, _ = _measured(source, settings, samples)
         return make_plan(analyse_model(source, settings)[1])
 
 
 @overload
-def apply_plan(model: ModelProto | str | PathLike[str], plan: Plan) -> ModelProto: ...
+def apply_plan(
+    model: ModelProto | str | PathLike[str], plan: Plan, *, samples: SamplesLike | None = None
+) -> ModelProto: ...
 @overload
-def apply_plan(model: G, plan: Plan) -> G: ...
-def apply_plan(model: Any, plan: Plan) -> Any:
+def apply_plan(model: G, plan: Plan, *, samples: SamplesLike | None = None) -> G: ...
+def apply_plan(model: Any, plan: Plan, *, samples: SamplesLike | None = None) -> Any:
     """Convert a model as a plan says.
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph: the model that was planned, or a new export of it.
         plan: what to do, from :func:`plan_model` or :func:`load_plan`.
+        samples: inputs of the model, which a plan with ``rounding="compensated"`` needs.
 
     Returns:
         The converted ModelProto (a Graph for a Graph), with all weights inside.
 
     Raises:
-        ArgumentError: the plan belongs to another model. Others as :func:`convert_model`.
+        ArgumentError: the plan belongs to another model, or needs samples. Others as :func:`convert_model`.
 
     Example:
         >>> import onnxamp
@@ -265,7 +274,7 @@ def apply_plan(model: Any, plan: Plan) -> Any:
         >>> onnxamp.apply_plan("models/encoder.onnx", plan) == onnxamp.convert_model("models/encoder.onnx")
         True
     """
-    return convert_as(model, plan.options, plan)
+    return convert_as(model, plan.options, plan, samples)
 
 
 @no_collections()
@@ -280,14 +289,24 @@ def converted_as(
     """What :func:`convert_as` did, and its result."""
     with declared_ops(options.custom_ops):
         source = Model.of(model)
-        converted = convert(source, _measured(source, options, samples), plan)
+        settings, rounder = _measured(source, options, samples, plan)
+        converted = convert(source, settings, plan, rounder=rounder)
     warn(converted.analysis.pins.warnings)
     return converted, _like(model, converted.embedded())
 
 
-def _measured(model: Model, options: Options, samples: SamplesLike | None) -> Options:
-    """The options with what follows from the ranges that they ask for."""
-    return with_ranges(model, options, as_samples(samples, model)) if options.lacks_ranges else options
+def _measured(
+    model: Model, options: Options, samples: SamplesLike | None, plan: Plan | None = None
+) -> tuple[Options, WeightRounder | None]:
+    """The options with what follows from the ranges that they ask for, and what rounds weights as they ask.
+
+    Samples are made up where none are given, but not to repeat a plan: it was made for others, perhaps.
+    """
+    asks = options.compensates and (plan is None or samples is not None)
+    if not options.lacks_ranges and not asks:
+        return options, None
+    found = as_samples(samples, model)
+    return with_ranges(model, options, found), rounder_of(options, found) if asks else None
 
 
 def _like(model: Any, proto: ModelProto) -> Any:

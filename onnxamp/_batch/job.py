@@ -25,6 +25,7 @@ from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.custom_ops import custom_ops
 from onnxamp._runtime.inputs import check_inputs
@@ -166,10 +167,12 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     model = Model.read(job.source)
     read = {**stamps(model.stock.files, job.home), **read_before(job)}
     is_auto, measures = options.conversion.level == Level.AUTO, options.conversion.lacks_ranges
+    measures = measures or options.conversion.compensates
     samples = _samples(options, job, model) if is_auto or options.validate or measures else None
     if samples is not None and not is_auto:
         options = replace(options, conversion=with_ranges(model, options.conversion, samples, options.provider))
     job.target.parent.mkdir(parents=True, exist_ok=True)
+    rounder = None if samples is None else rounder_of(options.conversion, samples, options.provider)
     tuned, diff, sink = None, None, Sink(job.target, options.external_data, options.shard_bytes)
     if is_auto:
         if job.search is not None:
@@ -178,13 +181,13 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
             options.tolerance, options.metric, samples, provider=options.provider, state=job.search,
             accept=options.judge, renews=True,
         )  # fmt: skip
-        tuned = tune(model, options.conversion, search)
+        tuned = tune(model, options.conversion, search, rounder)
     plan = tuned.plan if tuned else None
     if samples is None or not options.validate:
-        made = convert_to_file(model, sink, plan.options if plan else options.conversion, plan)
+        made = convert_to_file(model, sink, plan.options if plan else options.conversion, plan, rounder=rounder)
         row = replace(_row(job.name, made), inputs=samples.description if samples else "")
     else:
-        made, diff, row = _validated(options, job, model, samples, sink, plan)
+        made, diff, row = _validated(options, job, model, samples, sink, plan, rounder)
     if paged is not None and job.page is not None:
         paged(made, diff, tuned, job.page)
     if row.has_failed:
@@ -241,8 +244,9 @@ def _row(name: str, made: Conversion) -> Row:
 
 
 def _validated(
-    options: FolderOptions, job: Job, model: Model, samples: Samples, sink: Sink, plan: Plan | None
-) -> tuple[Conversion, DiffReport, Row]:
+    options: FolderOptions, job: Job, model: Model, samples: Samples, sink: Sink, plan: Plan | None,
+    rounder: WeightRounder | None,
+) -> tuple[Conversion, DiffReport, Row]:  # fmt: skip
     """Convert a model, and write what passes its validation; where nothing is cured, what fails goes elsewhere."""
     limits = tuned_limits(options.tolerance, options.conversion.dtype) if plan else Limits()
     limits = replace(limits, accept=options.judge)
@@ -253,6 +257,7 @@ def _validated(
         ), job.failed,
         bool(job.page) or None, heals=options.cures,
         sampling=_sampling(options, job, model), seconds=options.cure_seconds, progress=lambda *_: None,
+        rounder=rounder,
     )  # fmt: skip
     conversion = plan.options if plan else options.conversion
     if job.cure is not None and job.cure.cured is not None:

@@ -39,7 +39,9 @@ from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.results import DiffReport
-from onnxamp._options.options import COMMAND_LINE, Level, LevelName, Options, is_auto
+from onnxamp._numerics.rounding import WeightRounder, rounder_of
+from onnxamp._options.auto import is_auto
+from onnxamp._options.options import COMMAND_LINE, Level, LevelName, Options
 from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import Told, progress_bar
 from onnxamp._report.text import printable
@@ -112,7 +114,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     model = Model.read(path)
     early = unmatched(model, options) if plan is None else _overridden()
     tell([*early, *(unlike_target(given, options.target) if validates and plan is None else ())])
-    needs_samples = validates or options.level == Level.AUTO or options.lacks_ranges
+    needs_samples = validates or options.level == Level.AUTO or options.lacks_ranges or options.compensates
     samples = samples_of(model, given) if needs_samples else None
     target = target_of(model, given, options.dtype, given["plan_file"], also=given["state"])
     sink = Sink(target, given["external_data"], given["shard_size"])
@@ -149,8 +151,11 @@ def _made(
     """What was written, its validation, and what level auto found."""
     tuned = validation = None
     provider = comparison.provider if comparison is not None else None
+    rounder = None
+    if samples is not None:
+        rounder = rounder_of(options, samples, provider, partial(progress, "rounding weights"))
     if _is_tuned(options, plan):
-        tuned = _tune(model, options, samples, given, progress, state)
+        tuned = _tune(model, options, samples, given, progress, state, rounder)
         plan = tuned.plan
     if comparison is not None:
         comparison.try_reference(partial(progress, "running the original"))
@@ -159,11 +164,11 @@ def _made(
         options = with_ranges(model, options, samples, provider, told, shared)
     progress("converting", 0, 0)
     if comparison is None:
-        made = convert_to_file(model, sink, options, plan)
+        made = convert_to_file(model, sink, options, plan, rounder=rounder)
     else:
         how = Validation(
             comparison, failed_name(sink.target), bool(given["html"]) or None, heals=not given["no_cure"],
-            sampling=sampling_arguments(given), seconds=given["cure_time"], progress=progress,
+            sampling=sampling_arguments(given), seconds=given["cure_time"], progress=progress, rounder=rounder,
         )  # fmt: skip
         made, validation = convert_validated(model, sink, options, how, plan)
     if tuned is not None:
@@ -174,8 +179,9 @@ def _made(
 
 
 def _tune(
-    model: Model, options: Options, samples: Samples | None, given: dict[str, Any], progress: Told, state: State | None
-) -> "Tuned":
+    model: Model, options: Options, samples: Samples | None, given: dict[str, Any], progress: Told,
+    state: State | None, rounder: WeightRounder | None,
+) -> "Tuned":  # fmt: skip
     """What level auto finds."""
     from onnxamp._tuning.arguments import Search  # noqa: PLC0415 - only level auto needs it
     from onnxamp._tuning.tune import tune  # noqa: PLC0415 - only level auto needs it
@@ -191,7 +197,7 @@ def _tune(
         state=state,
         place=place_of(given),
     )  # fmt: skip
-    return tune(model, options, search)
+    return tune(model, options, search, rounder)
 
 
 def _overridden() -> list[str]:

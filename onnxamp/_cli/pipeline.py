@@ -32,6 +32,7 @@ _OF_MODELS: Final = {
     "cluster": "its function runs all models in this process",
     "in_place": "results go to a folder",
     "rescale": "exponents are found where they are needed",
+    "rounding": "weights are rounded to nearest",
 }
 """Options for a single model, and why a pipeline does not take them."""
 

@@ -28,6 +28,7 @@ from onnxamp._convert.convert import Sink, convert_to_file
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.results import LayerDiff
+from onnxamp._numerics.rounding import rounder_of
 from onnxamp._options.options import Level
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
@@ -107,8 +108,9 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
         )  # fmt: skip
         sink = Sink(target, options["external_data"], options["shard_size"], partial(progress, "writing"),
                     data_names=options["data_names"] or "onnx")  # fmt: skip
-        tuned = tune(opened, asked, search)
-        made = convert_to_file(opened, sink, tuned.plan.options, tuned.plan)
+        rounder = rounder_of(asked, samples, search.provider, partial(progress, "rounding weights"))
+        tuned = tune(opened, asked, search, rounder)
+        made = convert_to_file(opened, sink, tuned.plan.options, tuned.plan, rounder=rounder)
         told = partial(progress, "comparing values")
         layers = _layers(opened, target, samples, search, told) if options["html"] else ()
     made = replace(made, plan=tuned.plan)  # its reasons are the measured ones

@@ -20,6 +20,7 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan, plan_json
 from onnxamp._convert.raising import low_note
+from onnxamp._convert.rounding import RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._convert.upgrades import Proof, analyse_model
 from onnxamp._errors import ArgumentError
@@ -55,6 +56,7 @@ class Converted:
     prepared: Prepared
     analysis: Analysis
     weights: WeightConverter
+    rounded: RoundedWeights | None = None
 
     @property
     def changed(self) -> bool:
@@ -74,8 +76,9 @@ class Converted:
 
 @no_collections()
 def convert(
-    model: Model, options: Options, plan: Plan | None = None, *, deferred: bool = False, proof: Proof | None = None
-) -> Converted:
+    model: Model, options: Options, plan: Plan | None = None, *, deferred: bool = False, proof: Proof | None = None,
+    rounder: Rounder | None = None,
+) -> Converted:  # fmt: skip
     """Convert a copy of a model.
 
     Args:
@@ -84,6 +87,7 @@ def convert(
         plan: decisions to repeat.
         deferred: leave large weights as they are until :func:`onnxamp._model.saving.save_model` streams them.
         proof: judges an upgrade to a newer opset that nobody asked for.
+        rounder: rounds weights with compensation where the options ask for it.
 
     Raises:
         ArgumentError: the level is "auto", and there is no plan. Others as :func:`onnxamp.convert_model`.
@@ -91,6 +95,7 @@ def convert(
     if options.level == Level.AUTO and plan is None:
         raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
     ready, analysis = analyse_model(model, options, plan, proof)
+    analysis, rounded = with_rounding(analysis, rounder)
     _LOG.info(
         "decided at level %s: %d of %d variables are %s, %d new Casts", options.level, sum(analysis.decision.low),
         len(analysis.decision.low), options.dtype, len(analysis.edits.casts),
@@ -98,7 +103,7 @@ def convert(
     weights = WeightConverter(options.low, ready.graph.folder, deferred=deferred)
     changed = analysis.edits or ready.requested
     given = model.proto if model.given is None else model.given
-    return Converted(rewritten(analysis, weights) if changed else copied(given), ready, analysis, weights)
+    return Converted(rewritten(analysis, weights) if changed else copied(given), ready, analysis, weights, rounded)
 
 
 def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:
@@ -228,7 +233,7 @@ def begun(state: State | None, model: Model, sink: Sink, options: Options, plan:
     Raises:
         ArgumentError: the state belongs to another conversion.
     """
-    if state is None:
+    if state is None or options.compensates:  # whose weights depend on samples
         return sink
     assert model.path is not None
     files = sorted({model.path.resolve(), *model.stock.files})
@@ -245,8 +250,9 @@ def begun(state: State | None, model: Model, sink: Sink, options: Options, plan:
 
 @no_collections()
 def convert_to_file(
-    model: Model, sink: Sink, options: Options, plan: Plan | None = None, proof: Proof | None = None
-) -> Conversion:
+    model: Model, sink: Sink, options: Options, plan: Plan | None = None, proof: Proof | None = None,
+    rounder: Rounder | None = None,
+) -> Conversion:  # fmt: skip
     """Convert a model that was read from a file, and write the result whole or not at all.
 
     An unchanged model is copied byte by byte where its weights may stay where they are.
@@ -260,7 +266,7 @@ def convert_to_file(
     target = sink.destination(stored)
     kept = frozenset() if target.exists() and target.samefile(source) else stored.files
     with measured(model, sink.workers, sink.kept):
-        converted = convert(model, options, plan, deferred=True, proof=proof)
+        converted = convert(model, options, plan, deferred=True, proof=proof, rounder=rounder)
     analysis = converted.analysis
     summary = summarize(converted.prepared, analysis, plan)
     external = sink.is_external(stored, summary.low_weight_bytes - 2 * converted.prepared.widened)
@@ -295,7 +301,7 @@ def preview(model: Model, target: Path, options: Options, plan: Plan | None = No
     def trust(graph: Graph) -> None:
         trusted.append(graph.book.opsets[""])
 
-    converted = convert(model, options, plan, proof=trust)
+    converted = convert(model, replace(options, rounding="nearest"), plan, proof=trust)
     notes = _notes(converted, plan)
     if (opset := converted.analysis.graph.book.opsets[""]) in trusted:
         told = f"Nothing ran, so the upgrade to opset {opset} is trusted here:"
@@ -313,5 +319,6 @@ def _notes(converted: Converted, plan: Plan | None) -> tuple[str, ...]:
     analysis = converted.analysis
     hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis))))
     hints += (*converted.prepared.unfolded, *converted.prepared.refused)
+    hints += (converted.rounded.note(),) if converted.rounded is not None else ()
     hints += tuple(filter(None, (low_note(analysis.graph, analysis.options), *analysis.problem.overrides.notes)))
     return (*converted.prepared.notes, *hints) if converted.changed else hints

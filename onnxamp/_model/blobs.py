@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, BinaryIO, Final, Protocol, Self, TypeVar
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,8 @@ _THREADS: Final = 4
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
+Bits: TypeAlias = NDArray[np.uint16]
+"""Low-precision numbers."""
 
 
 class Blob(Protocol):
@@ -148,6 +150,34 @@ class Lowered:
         bits, counts = lower(numbers, self.low, self.saturate_at, desk.scratch)
         self.lost.append(counts)
         return bits
+
+
+class Chosen(NamedTuple):
+    """The bits of a low-precision weight that are known beforehand, in order, and what is lost by them."""
+
+    bits: Bits
+    lost: ConversionCounts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """Bits that are written as they are; they may lie in a file. Compared by identity."""
+
+    chosen: Chosen
+
+    @property
+    def lost(self) -> Sequence[ConversionCounts]:
+        """What is lost, as :class:`Lowered` collects it."""
+        return [self.chosen.lost]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.chosen.bits.nbytes
+
+    def read(self, start: int, stop: int, _: Desk) -> Any:
+        """The bytes from ``start`` to ``stop``."""
+        return np.ascontiguousarray(self.chosen.bits[start // 2 : stop // 2])
 
 
 def stream_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progress | None = None) -> None:

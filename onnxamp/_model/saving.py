@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ArgumentError, ModelError
-from onnxamp._model.blobs import PIECE, Blob, Copied, Held, Lowered, layout, stream_blobs, write_blobs
+from onnxamp._model.blobs import PIECE, Blob, Chosen, Copied, Given, Held, Lowered, layout, stream_blobs, write_blobs
 from onnxamp._model.lowering import ConversionCounts, convert
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.remote_stage import RemoteStage, remote_staging
@@ -56,11 +56,13 @@ class Weight(NamedTuple):
     """A float32 tensor to convert.
 
     ``saturate_at`` is the magnitude that its finite numbers out of range become; what is lost counts under ``name``.
+    ``chosen`` are its bits in low precision where they are not those of the nearest numbers.
     """
 
     tensor: TensorProto
     saturate_at: float
     name: str
+    chosen: Chosen | None = None
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class WeightConverter:
     low: LowType
     base_dir: Path | None
     deferred: bool = False
-    _pending: list[Lowered] = field(default_factory=list)
+    _pending: list[Lowered | Given] = field(default_factory=list)
     _counts: dict[str, ConversionCounts] = field(default_factory=dict)
     _numbers: dict[str, list[int]] = field(default_factory=dict)
 
@@ -82,9 +84,11 @@ class WeightConverter:
         """The weights in low precision, or their placeholders; what is lost is counted under their names."""
         made = [self._empty(weight) for weight in weights]
         held = [pair for pair in zip(weights, made, strict=True) if pair[1].data_location != TensorProto.EXTERNAL]
-        arrays = ((read_array(weight.tensor, self.base_dir), weight.saturate_at) for weight, _ in held)
-        for (weight, tensor), (data, lost) in zip(held, convert(arrays, self.low), strict=True):
-            tensor.raw_data = data
+        nearest = [weight for weight, _ in held if weight.chosen is None]
+        converted = convert(((read_array(w.tensor, self.base_dir), w.saturate_at) for w in nearest), self.low)
+        for weight, tensor in held:
+            data, lost = next(converted) if weight.chosen is None else weight.chosen
+            tensor.raw_data = data if isinstance(data, bytes) else data.tobytes()
             known = self._counts.get(weight.name)
             self._counts[weight.name] = lost if known is None else known + lost
         return made
@@ -96,14 +100,15 @@ class WeightConverter:
         made.metadata_props.extend(tensor.metadata_props)
         streamed = self.deferred and stored_bytes(made) >= EXTERNAL_MIN
         place = data_location(tensor, self.base_dir) if streamed else None
+        pending = Given(weight.chosen) if weight.chosen and place else None
         if place is not None:
             made.data_location = TensorProto.EXTERNAL
             made.external_data.add(key="location", value=f"{_PENDING}{len(self._pending)}")
             self._numbers.setdefault(weight.name, []).append(len(self._pending))
-            self._pending.append(Lowered(place, self.low, weight.saturate_at))
+            self._pending.append(pending or Lowered(place, self.low, weight.saturate_at))
         return made
 
-    def pending(self, tensor: TensorProto) -> Lowered | None:
+    def pending(self, tensor: TensorProto) -> Lowered | Given | None:
         """What a placeholder stands for; None for any other tensor."""
         location = next((item.value for item in tensor.external_data if item.key == "location"), "")
         return self._pending[int(location.removeprefix(_PENDING))] if location.startswith(_PENDING) else None

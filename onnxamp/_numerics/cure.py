@@ -21,6 +21,7 @@ from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._numerics.results import Cure, DiffReport, LayerDiff, RunCheck
+from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._ops.profiles import profile_of
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.samples import Samples
@@ -88,6 +89,7 @@ def cure_conversion(
     tried: bool,
     comparison: Comparison | None = None,
     failed: DiffReport | None = None,
+    rounder: WeightRounder | None = None,
     advice: str = "Level O1, bfloat16 or wider limits may do.",
 ) -> Cure:
     """Find nodes to keep in float32 so that a conversion holds its limits.
@@ -100,6 +102,7 @@ def cure_conversion(
         tried: whether the recipe as it is was what failed.
         comparison: what compares candidates, if it is at hand.
         advice: what else may do, for users that apply nothing themselves.
+        rounder: rounds weights with compensation where the recipe asks for it; None to make one.
         failed: what the recipe as it is came to, with layers, if that is known: the first trial then.
 
     Returns:
@@ -111,7 +114,8 @@ def cure_conversion(
             model, trial.samples, trial.limits, trial.provider, budget=trial.budget, metric=trial.metric,
             target=recipe.options.target,
         )  # fmt: skip
-    search = _Search(model, recipe, trial, comparison, monotonic() + trial.seconds, 0 if failed is None else 1)
+    rounder = rounder or rounder_of(recipe.options, trial.samples, trial.provider)
+    search = _Search(model, recipe, trial, comparison, monotonic() + trial.seconds, 0 if failed is None else 1, rounder)
     nodes: tuple[str, ...] = ()
     report = search.compare(nodes, layers=True) if failed is None else failed
     rounded = _rounded(report.layers) if report is not None else 0
@@ -145,6 +149,7 @@ class _Search:
     comparison: Comparison
     until: float
     trials: int
+    rounder: WeightRounder | None = None
 
     @property
     def is_late(self) -> bool:
@@ -157,7 +162,7 @@ class _Search:
         if self.trial.progress is not None:
             self.trial.progress(self.trials, TRIALS)
         try:
-            model = convert(self.original, self.recipe.keeping(nodes)).embedded()
+            model = convert(self.original, self.recipe.keeping(nodes), rounder=self.rounder).embedded()
         except OnnxAmpError:  # the options contradict each other with these nodes
             return None
         return self.comparison.compare(Model(model), layers=layers)

@@ -26,6 +26,7 @@ from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import Cure, DiffReport
+from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.building import build_engine, can_build
 from onnxamp._runtime.loading import Loaded, load_file, the_loader
@@ -57,6 +58,7 @@ class Validation:
         sampling: options of the command line that make it run on the same inputs.
         seconds: for which cures are looked for, about.
         progress: called with the activity, the work that is done, and all there is to do.
+        rounder: rounds weights with compensation where the options ask for it.
     """
 
     comparison: Comparison
@@ -66,6 +68,7 @@ class Validation:
     sampling: tuple[str, ...]
     seconds: float
     progress: Callable[[str, int, int], None]
+    rounder: WeightRounder | None = None
 
 
 def convert_validated(
@@ -92,7 +95,7 @@ def convert_validated(
     _LOG.info("the result failed its validation: %s", why)
     if plan is not None or not validation.heals:
         validation.failed.parent.mkdir(parents=True, exist_ok=True)
-        made = convert_to_file(model, replace(sink, target=validation.failed), options, plan, proof)
+        made = convert_to_file(model, replace(sink, target=validation.failed), options, plan, proof, validation.rounder)
         return made, replace(failure, result=str(validation.failed))
     if proof.has_refused:
         options = replace(options, opset="keep")
@@ -126,7 +129,7 @@ def _ways(
     command = (str(model.path), str(sink.target))
     cure = _named_in(refused.fault, model) if refused.fault else cure_conversion(
         model, command, recipe, trial, tried=options.hazards, comparison=compared, advice="",
-        failed=refused.report if recipe.options == options else None,
+        failed=refused.report if recipe.options == options else None, rounder=validation.rounder,
     )  # fmt: skip
     _LOG.info("looked for a cure in %d trials: %s", cure.trials, cure.outcome)
     if cure.confirmed:
@@ -186,7 +189,7 @@ def _attempt(
         if not report.passed and not report.skipped:
             raise _RefusedError(reports[0], _casts(result))
 
-    made = convert_to_file(model, replace(sink, approve=approve), options, plan, proof)
+    made = convert_to_file(model, replace(sink, approve=approve), options, plan, proof, validation.rounder)
     return made, reports[0]
 
 

@@ -30,6 +30,25 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """Where a node has a weight that rows are multiplied by, and how; the comments of the table define each column."""
+
+    form: str
+    weight: int
+    rows: int | None = None
+    steps: int | None = None
+    is_left: bool = False
+    turned: str | None = None
+    rows_turned: str | None = None
+    when: tuple[Mapping[str, Any], ...] = ()
+
+    def applies(self, node: NodeProto) -> bool:
+        """Whether the node's attributes have the values that are asked for."""
+        given = ((attribute(node, row["attribute"]), row) for row in self.when)
+        return all((row["default"] if value is None else value) == row["equals"] for value, row in given)
+
+
+@dataclass(frozen=True, slots=True)
 class OutputParameter:
     """The attribute that fixes a type parameter which only outputs have, and the element type where it is absent."""
 
@@ -109,6 +128,7 @@ class OpFacts:
     added_epsilons: Mapping[str, tuple[int, ...]]
     bounding_epsilons: Mapping[str, tuple[int, ...]]
     divisors: Mapping[str, tuple[int, ...]]
+    products: Mapping[str, tuple[Product, ...]]
 
 
 @cache
@@ -144,6 +164,7 @@ def op_facts() -> OpFacts:
         added_epsilons=ports("added_epsilons"),
         bounding_epsilons=ports("bounding_epsilons"),
         divisors=ports("divisors"),
+        products={op: tuple(Product(**row) for row in found) for op, found in column("products").items()},
     )
 
 

@@ -21,6 +21,19 @@ def check_magnitude(what: str, number: object) -> float:
     return float(number)
 
 
+def checked_word(what: str, given: object, words: Sequence[str]) -> str:
+    """One of some words.
+
+    Raises:
+        ArgumentError: it is another one. ArgumentTypeError: it is no string.
+    """
+    if not isinstance(given, str):
+        raise ArgumentTypeError(f"{what} must be {' or '.join(map(repr, words))}, not {type(given).__name__}.")
+    if given not in words:
+        raise ArgumentError(f"Unknown {what} {given!r}: {meant(given, words)}")
+    return given
+
+
 def checked_names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
     """A list of names, each of them once.
 

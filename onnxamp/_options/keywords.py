@@ -7,7 +7,7 @@ from onnxamp._dtypes import DtypeLike
 from onnxamp._ops.custom import CustomOpsLike
 from onnxamp._options.lists import PresetName
 from onnxamp._options.opsets import OpsetWord
-from onnxamp._options.options import Rule
+from onnxamp._options.options import Rounding, Rule
 from onnxamp._options.rescaling import Rescaling
 
 TargetName = Literal[
@@ -45,4 +45,5 @@ class OptionKeywords(TypedDict, total=False):
     fold: bool
     rescale: bool | None
     rescaling: Rescaling | None
+    rounding: Rounding
     rule: Rule | None

@@ -16,7 +16,7 @@ from onnx import NodeProto
 from onnxamp._dtypes import DtypeName, LowType, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ContradictionError
 from onnxamp._ops.custom import CustomOp, as_json, custom_ops_of
-from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, compiled, meant
+from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, checked_word, compiled, meant
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
 from onnxamp._options.opsets import OpsetWord, check_opset
@@ -26,6 +26,7 @@ from onnxamp._target.versions import AUTO
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
 """Targets by name; "auto", and a version of ONNX Runtime behind one ("cuda@1.24"), are strings, too."""
+Rounding = Literal["nearest", "compensated"]
 Rule = Callable[[NodeProto], str | None]
 """A callback that returns "low", "high", or None for no opinion."""
 
@@ -134,6 +135,10 @@ class Options:
         " low-precision type that overflow on the inputs; folds patterns, too [at level auto, where that pays].",
     )  # fmt: skip
     rescaling: Rescaling | None = None
+    rounding: str = _option(
+        "nearest", "--rounding", "How weights are rounded: each to the nearest number, or so that their products on the"
+        " inputs stay near.", get_args(Rounding),
+    )  # fmt: skip
     rule: Rule | None = None
 
     def __post_init__(self) -> None:
@@ -150,6 +155,7 @@ class Options:
             "target": check_target(self.target),
             "from_dtype": self.from_dtype if self.from_dtype in (None, "auto") else low_type(self.from_dtype).name,
             "opset": check_opset(self.opset),
+            "rounding": checked_word("rounding", self.rounding, get_args(Rounding)),
         }
         if self.keep_io_types is None:
             raise ArgumentTypeError("keep_io_types must be a bool or a list of names, not None.")
@@ -239,7 +245,12 @@ class Options:
     @property
     def takes_samples(self) -> bool:
         """Whether samples have a use, at any level."""
-        return bool(self.rescale) or self.data_max is not None
+        return bool(self.rescale) or self.data_max is not None or self.compensates
+
+    @property
+    def compensates(self) -> bool:
+        """Whether weights are rounded so that their products stay near."""
+        return self.rounding == "compensated"
 
     def highest_opset(self, current: int) -> int | None:
         """The opset beyond which a model of opset ``current`` must not be upgraded; None if there is none."""
@@ -337,20 +348,3 @@ def check_level(level: object) -> Level:
     if found is None:
         raise ArgumentError(f"Unknown level {level!r}: choose one of {', '.join(Level)}.")
     return found
-
-
-def is_auto(level: str, tolerance: float, samples: object, metric: object, *, measures: bool = False) -> bool:
-    """Whether the level is "auto".
-
-    Raises:
-        ArgumentError: it is not, but an argument is given that only "auto" takes; samples are taken where ``measures``.
-    """
-    unasked = samples is not None and not measures
-    given = {"tolerance": tolerance != 1e-2, "samples": unasked, "metric": metric != "auto"}
-    unused = [name for name, is_given in given.items() if is_given]
-    if check_level(level) != Level.AUTO and unused:
-        also = ", rescale or data_max" if unused[0] == "samples" else ""
-        raise ArgumentError(
-            f"{unused[0]} is only for level 'auto'{also}, not for {level!r}: leave it out, or change level."
-        )
-    return level == Level.AUTO

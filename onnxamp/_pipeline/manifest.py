@@ -39,7 +39,7 @@ BETTER: Final = ("lower", "higher")
 LEVELS: Final = (Level.O3, Level.O2, Level.O1, Level.AUTO)
 """Levels that are tried."""
 
-_DECIDED: Final = frozenset({"level", "dtype", "rescale", "rescaling", "rule"})
+_DECIDED: Final = frozenset({"level", "dtype", "rescale", "rescaling", "rounding", "rule"})
 """Options that the search sets, or that no file can hold."""
 
 Function: TypeAlias = Callable[[Mapping[str, Any]], Any]

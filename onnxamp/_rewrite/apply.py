@@ -115,8 +115,8 @@ def _initializers(view: View, edits: Edits, local: _Local, graph: GraphProto, co
             tensor.name = edits.renamed[value]
         if value in edits.weights or value in copies:
             values.append(value)
-            weights.append(Weight(tensor, _saturation(edits, value), tensor.name))
-    for value, (tensor, _, _), low in zip(values, weights, convert(weights), strict=True):
+            weights.append(_weight(edits, value, tensor, tensor.name))
+    for value, (tensor, *_), low in zip(values, weights, convert(weights), strict=True):
         copy = copies.get(value)
         if copy is not None:
             other = TensorProto()
@@ -128,8 +128,10 @@ def _initializers(view: View, edits: Edits, local: _Local, graph: GraphProto, co
     graph.initializer.extend(added)
 
 
-def _saturation(edits: Edits, value: int) -> float:
-    return edits.low.max_finite / (2 if value in edits.halved else 1)
+def _weight(edits: Edits, value: int, tensor: TensorProto, name: str) -> Weight:
+    """What is to be converted of a constant."""
+    saturate_at = edits.low.max_finite / (2 if value in edits.halved else 1)
+    return Weight(tensor, saturate_at, name, edits.rounded.get(value))
 
 
 def _nodes(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter) -> None:
@@ -190,7 +192,7 @@ def _lower_attribute(node: Node, proto: NodeProto, edits: Edits, convert: Conver
     given = next((item for item in proto.attribute if item.name == rule.attribute), None)
     if rule.attribute == "value":  # ConstantOfShape: float32 zeros without the attribute
         tensor = given.t if given is not None else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
-        (low,) = convert([Weight(tensor, _saturation(edits, node.outputs[0]), proto.output[0])])
+        (low,) = convert([_weight(edits, node.outputs[0], tensor, proto.output[0])])
         set_attribute(proto, helper.make_attribute("value", low))
     else:
         set_attribute(proto, helper.make_attribute(rule.attribute, edits.low.elem))
@@ -204,7 +206,7 @@ def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Convert
     else:
         numbers, dims = ([item.f], []) if item.name == "value_float" else (list(item.floats), [len(item.floats)])
         tensor = helper.make_tensor("", TensorProto.FLOAT, dims, numbers)
-    (low,) = convert([Weight(tensor, _saturation(edits, value), proto.output[0])])
+    (low,) = convert([_weight(edits, value, tensor, proto.output[0])])
     kept = [a for a in proto.attribute if a.name != item.name]
     del proto.attribute[:]
     proto.attribute.extend([*kept, helper.make_attribute("value", low)])

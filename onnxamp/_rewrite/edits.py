@@ -1,8 +1,10 @@
 """Edits of a model as data: ``plan_edits`` plans them, and ``apply`` applies them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxamp._dtypes import LowType
+from onnxamp._model.blobs import Chosen
 from onnxamp._model.record import record
 
 
@@ -56,6 +58,8 @@ class Edits:
     """Initializers that become low precision in place."""
     renamed: dict[int, str] = field(default_factory=dict)
     """Values that are declared or stored under a new name: those of bodies that would shadow an outer one."""
+    rounded: Mapping[int, Chosen] = field(default_factory=dict)
+    """Constants whose low-precision numbers were chosen beforehand, instead of the nearest."""
     halved: set[int] = field(default_factory=set)
     """Constants whose sentinels saturate to half the largest finite number, so that mask + score stays finite."""
 

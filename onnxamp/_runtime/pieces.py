@@ -13,8 +13,9 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 from onnxamp._dtypes import LowType
 from onnxamp._graph.names import NewNames
+from onnxamp._model.blobs import Bits
 from onnxamp._model.copying import copy_fields
-from onnxamp._model.lowering import rounded
+from onnxamp._model.lowering import raised, rounded
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.rounding import Rounder
 from onnxamp._runtime.session import Provider, make_session, run_values
@@ -108,7 +109,8 @@ class Runner:
     """Runs pieces. Some sessions are kept for further samples, weights until :meth:`forget`.
 
     ``threads`` and ``spin`` are as for :func:`~onnxamp._runtime.session.make_session`. ``kept`` is the number of
-    sessions that are kept; None for a few, and none of a model with large weights.
+    sessions that are kept; None for a few, and none of a model with large weights. ``given`` are weights whose
+    low-precision numbers are not the nearest.
     """
 
     flow: Flow
@@ -116,6 +118,7 @@ class Runner:
     threads: int = 0
     spin: bool = True
     kept: int | None = None
+    given: Mapping[str, Bits] = field(default_factory=dict)
     _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = field(default_factory=dict)
     _weights: "dict[tuple[str, LowType | None], ort.OrtValue]" = field(default_factory=dict)
 
@@ -167,6 +170,9 @@ class Runner:
     def _weight(self, name: str, low: LowType | None) -> "ort.OrtValue":
         if (name, low) not in self._weights:
             array = self.flow.shell.array(name, raised=self.flow.emulated)
-            array = array if low is None else rounded(array, low, low.max_finite / 2)
+            if low is not None and name in self.given:
+                array = raised(self.given[name].reshape(array.shape), low.elem)
+            elif low is not None:
+                array = rounded(array, low, low.max_finite / 2)
             self._weights[name, low] = to_value(array)
         return self._weights[name, low]

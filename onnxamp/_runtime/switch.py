@@ -22,6 +22,7 @@ from collections.abc import Container, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -35,7 +36,9 @@ from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope
+from onnxamp._model.blobs import Bits
 from onnxamp._model.copying import copy_fields
+from onnxamp._model.lowering import raised
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import Accumulator
@@ -100,6 +103,7 @@ def switched(
     hollow: Container[str] = (),
     arithmetic: Profile | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    given: Mapping[str, Bits] = MappingProxyType({}),
 ) -> Switched:
     """Give nodes switches.
 
@@ -111,6 +115,7 @@ def switched(
         hollow: initializers of the main graph without data (:mod:`onnxamp._runtime.shell`).
         arithmetic: the target whose float16 sums are emulated; None for float32 sums.
         shapes: shapes of inputs, which tell how long sums are.
+        given: initializers of the main graph whose low-precision numbers are not the nearest.
 
     Raises:
         ModelError: the model cannot be resolved. OpsetError: it is too old for Where.
@@ -127,6 +132,7 @@ def switched(
     names = NewNames(view.all_names())
     empty = {value for name, value in view.scopes[0].names.items() if name in hollow}
     job = _Job(view, low, names, names.fresh(MASK), version, {i: ports[key] for key, i in nodes.items()}, empty)
+    job.given = {value: given[name] for name, value in view.scopes[0].names.items() if name in given}
     if arithmetic is not None and low is FLOAT16:
         job.accumulator = Accumulator(arithmetic, names, version, view.shapes_of(shapes or {}))
     result = ModelProto()
@@ -167,6 +173,8 @@ class _Job:
     """By element of the mask: the nodes any of which turns it on; empty if unused."""
     named: dict[frozenset[int], str] = field(default_factory=dict)
     """The names of these elements, as tensors of one element."""
+    given: Mapping[int, Bits] = field(default_factory=dict)
+    """Constants whose low-precision numbers are not the nearest."""
     accumulator: Accumulator | None = None
     unused: list[tuple[int, str]] = field(default_factory=list)
     """Elements that are split off the mask already, and have no nodes yet."""
@@ -185,7 +193,8 @@ class _Job:
         if value in self.rounded:
             constant = self.constant(value)
             if constant is not None:
-                rounded = _saturated(constant, self.low)
+                own = self.given.get(value)
+                rounded = _saturated(constant, self.low) if own is None else self.raised(own, constant)
                 if np.array_equal(rounded, constant):
                     self.rounded[value] = self.view.values[value].name
                 else:
@@ -264,6 +273,10 @@ class _Job:
         main.node.insert(at + 1, split)
         self.unused = list(enumerate(names, start))[::-1]
 
+    def raised(self, bits: Bits, like: Floats) -> Floats:
+        """Low-precision numbers in float32, in the shape of the constant."""
+        return raised(bits.reshape(like.shape), self.low.elem)
+
     def is_read_as_is(self, value: int) -> bool:
         """Whether anything reads or returns a value without a choice of its own."""
         readers = ((self.ports.get(node), port) for node, port in self.view.uses[value])
@@ -272,7 +285,8 @@ class _Job:
     def constant(self, value: int) -> Floats | None:
         """A small constant's elements."""
         tensor = self.view.ask(constant_tensors).get(value)
-        if tensor is None or tensor.data_type != TensorProto.FLOAT or prod(tensor.dims) > _FOLDED:
+        is_large = prod(tensor.dims) > _FOLDED and value not in self.given if tensor is not None else False
+        if tensor is None or tensor.data_type != TensorProto.FLOAT or is_large:
             return None
         return numpy_helper.to_array(tensor)
 

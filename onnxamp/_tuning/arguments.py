@@ -1,12 +1,15 @@
 """The arguments of a tuning, checked before anything takes time."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxamp._errors import ArgumentError
+from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
+from onnxamp._numerics.rounding import WeightRounder, rounder_of
+from onnxamp._options.options import Options
 from onnxamp._runtime.device import device_name
-from onnxamp._runtime.samples import SamplesLike
+from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._state.state import StateLike
@@ -66,3 +69,13 @@ class Search:
             raise ArgumentError("A state file needs a metric that has a name: write it as 'package:function'.")
         if self.times not in TIMES:
             raise ArgumentError(f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}.")
+
+
+def with_rounder(model: Model, options: Options, search: Search) -> tuple[Search, WeightRounder | None]:
+    """The search on samples that are read once, and what rounds weights, if the options ask for it: there and behind.
+
+    Raises:
+        As :func:`onnxamp._runtime.samples.as_samples`.
+    """
+    samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
+    return replace(search, samples=samples), rounder_of(options, samples, search.provider)

@@ -146,5 +146,5 @@ def _rival(job: Job, tuned: Tuned, candidate: Candidate, name: str) -> tuple[Can
     """A candidate, its error on all samples, and its model, in a place of its own."""
     plan = job.plan(candidate, tuned.kept)
     error = job.error(candidate, plan)
-    analysis = job.planned(plan)
+    analysis = job.rounded(job.planned(plan))
     return candidate, error, converted_model(analysis, job.prepared.stock.size, job.folder / f"{name}.onnx")

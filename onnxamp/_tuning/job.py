@@ -10,8 +10,10 @@ from typing import Final
 from onnxamp._convert.analysis import Analysis, decided
 from onnxamp._convert.convert import rewritten
 from onnxamp._convert.plan import Plan, make_plan
+from onnxamp._convert.rounding import with_rounding
 from onnxamp._decide.precision import Prices
 from onnxamp._dtypes import LowType
+from onnxamp._model.blobs import Bits
 from onnxamp._model.model import Model
 from onnxamp._model.saving import WeightConverter, save_model
 from onnxamp._runtime.engines import OutputCache
@@ -113,7 +115,16 @@ class Job:
 
     def made(self, analysis: Analysis) -> Model:
         """:func:`converted_model`; it is valid until the next one is made."""
-        return converted_model(analysis, self.prepared.stock.size, self.folder / "converted.onnx")
+        return converted_model(self.rounded(analysis), self.prepared.stock.size, self.folder / "converted.onnx")
+
+    def rounded(self, analysis: Analysis) -> Analysis:
+        """The analysis with the numbers of its weights, where the options ask for others than the nearest."""
+        return with_rounding(analysis, self.shared.rounder)[0]
+
+    def rounded_weights(self) -> dict[str, Bits]:
+        """What weights are that are not rounded to nearest, by name, with all tunable nodes lowered."""
+        analysis = self.rounded(self.space.all_low)
+        return {analysis.graph.values[value].name: row.bits for value, row in analysis.edits.rounded.items()}
 
     def error(self, candidate: Candidate, plan: Plan) -> float:
         """The converted model's error on all samples."""

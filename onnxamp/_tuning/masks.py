@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxamp._dtypes import low_type
 from onnxamp._errors import RuntimeFailure
+from onnxamp._model.blobs import Bits
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.samples import Samples
@@ -44,6 +45,7 @@ class MaskWork:
     budget: int
     threads: int
     arithmetic: Profile | None
+    rounded: Mapping[str, Bits]
     key: str = field(default_factory=token_hex)
     """Stands for all of it in the memory of workers."""
     surroundings: Surroundings = field(default_factory=Surroundings.here)
@@ -54,7 +56,7 @@ class MaskWork:
         if memory.get(_MASKED, ("",))[0] != self.key:
             memory[_MASKED] = self.key, MaskedModel(
                 self.model.opened(), self.ports, low_type(self.low), Samples("", [item.read for item in self.samples]),
-                self.judge.made(), self.budget, self.threads, self.arithmetic,
+                self.judge.made(), self.budget, self.threads, self.arithmetic, self.rounded,
             )  # fmt: skip
         masked: MaskedModel = memory[_MASKED][1]
         keys = list(self.ports)
@@ -85,7 +87,7 @@ class SharedMasks:
         """
         sent = tuple(sent_samples(masked.samples, subset, workers))
         work = MaskWork(SentModel.of(masked.model), masked.ports, masked.low.name, judge, sent, masked.budget,
-                        masked.threads, masked.arithmetic)  # fmt: skip
+                        masked.threads, masked.arithmetic, masked.rounded)  # fmt: skip
         return cls(workers, work)
 
     def errors(self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]) -> Iterator[float]:

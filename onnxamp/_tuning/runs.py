@@ -12,6 +12,7 @@ from onnxamp._dtypes import LowType
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
+from onnxamp._model.blobs import Bits
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile, emulated_arithmetic
@@ -61,6 +62,8 @@ class MaskedModel:
     """Threads per op; 0 for ONNX Runtime's default."""
     arithmetic: Profile | None = None
     """The target whose float16 sums are emulated; None for float32 sums."""
+    rounded: Mapping[str, Bits] = field(default_factory=dict)
+    """Weights whose low-precision numbers are not the nearest."""
     runs: int = 0
     _switched: dict[frozenset[str], tuple[Switched, Runner]] = field(default_factory=dict)
     """By optional inputs that are empty."""
@@ -118,11 +121,12 @@ class MaskedModel:
             shell, _ = settle(self.model.proto, self.model.folder, sample, emulated=False, provider="cpu")
         graph = switched(
             shell.model, self.ports, self.low, hollow=shell.weights, arithmetic=self.arithmetic,
-            shapes=shapes_of(sample),
+            shapes=shapes_of(sample), given=self.rounded,
         )  # fmt: skip
         weights = {**shell.weights, **{name: shell.weights[weight] for name, (weight, _) in graph.fed.items()}}
         flow = flow_of(Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes_of(sample))
-        return graph, Runner(flow, "cpu", self.threads, spin=False, kept=_SESSIONS)
+        fed = {name: self.rounded[weight] for name, (weight, _) in graph.fed.items() if weight in self.rounded}
+        return graph, Runner(flow, "cpu", self.threads, spin=False, kept=_SESSIONS, given=fed)
 
 
 def _without_empty_inputs(model: ModelProto, sample: "Mapping[str, Feed]", provider: Provider) -> ModelProto:

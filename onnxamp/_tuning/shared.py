@@ -10,6 +10,7 @@ from typing import Any, Final
 from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
+from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import Surroundings
@@ -129,6 +130,7 @@ class Shared:
     workers: Workers | None
     judge: Judge
     samples: Samples
+    rounder: WeightRounder | None = None
     _sent: tuple[Model, str] | None = None
     """The original that workers have, and what stands for it."""
 

@@ -31,6 +31,7 @@ from onnxamp._numerics.accept import Accept, AcceptLike
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._numerics.rows import listed_outputs
 from onnxamp._ops.custom import declared_ops
 from onnxamp._ops.facts import op_facts
@@ -46,7 +47,7 @@ from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._state.state import Facts, StateLike, fingerprint, opened
 from onnxamp._target.roofline import Device, device_called
 from onnxamp._target.versions import AUTO
-from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.arguments import Search, with_rounder
 from onnxamp._tuning.engine_times import confirmed, measure_times
 from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.job import Job
@@ -157,27 +158,31 @@ def tune_model(
     )  # fmt: skip
     settings, opened = Options.of("auto", options), Model.of(model)
     with declared_ops(settings.custom_ops):
-        tuned = tune_warned(opened, settings, search)
-        return convert(opened, tuned.plan.options, tuned.plan).embedded(), tuned
+        search, rounder = with_rounder(opened, settings, search)
+        tuned = tune_warned(opened, settings, search, rounder)
+        return convert(opened, tuned.plan.options, tuned.plan, rounder=rounder).embedded(), tuned
 
 
-def tune_warned(model: Model, options: Options, search: Search) -> Tuned:
+def tune_warned(model: Model, options: Options, search: Search, rounder: WeightRounder | None = None) -> Tuned:
     """:func:`tune` that warns: of names that match nothing before anything runs, and of the rest at the end."""
     early = unmatched(model, options)
     warn(early)
-    tuned = tune(model, options, search)
+    tuned = tune(model, options, search, rounder)
     warn(text for text in tuned.plan.warnings if text not in early)
     return tuned
 
 
-def tune(model: Model, options: Options, search: Search) -> Tuned:
-    """:func:`tune_model` for a model that is read, and arguments that are checked; the plan converts it."""
+def tune(model: Model, options: Options, search: Search, rounder: WeightRounder | None = None) -> Tuned:
+    """:func:`tune_model` for a model that is read, and arguments that are checked; the plan converts it.
+
+    ``rounder`` is what :func:`with_rounder` gives.
+    """
     backend = choose_backend(search.provider, options.target)
     judge = Judge(search.metric, search.tolerance, _listed(model, search.metric), search.accept)
     judge.made()  # checks it, too
     samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
     with search.place.sharing(len(samples), gpus=backend.provider == "cuda") as workers:
-        shared = Shared(workers, judge, samples)
+        shared = Shared(workers, judge, samples, rounder)
         options = with_ranges(model, options, samples, search.provider, workers=workers)
         return tune_both(model, options, search, samples, partial(_tune_once, model, backend, shared), workers)
 
@@ -225,7 +230,7 @@ def _facts(
         "the model": model_print(model),
         "the inputs": samples_print(samples),
         "the metric": fingerprint(str(search.metric), search.accept.print if search.accept else ""),
-        "the options": fingerprint(options.low.name, arithmetic, *units),
+        "the options": fingerprint(options.low.name, arithmetic, *units, *(["compensated"] * options.compensates)),
         "the version of onnxamp or ONNX Runtime": versions(),
     }
 
@@ -237,7 +242,7 @@ def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Dev
     threads = 1 if work < _SINGLE_THREAD_BELOW else 0
     subset, workers = choose_samples(live, _SUBSET), job.shared.workers
     alone = MaskedModel(job.prepared, space.ports(), job.low, job.samples, judge, job.budget, threads,
-                        job.backend.arithmetic)  # fmt: skip
+                        job.backend.arithmetic, job.rounded_weights())  # fmt: skip
     masked = alone if workers is None else SharedMasks.of(alone, job.shared.judge, subset, workers)
     random = any(node.key in op_facts().random for node in space.all_low.graph.nodes)
     noise = _noise(job, masked, subset) if random else None  # before anything takes time

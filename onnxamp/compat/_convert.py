@@ -15,6 +15,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.storage import load_external_data
 from onnxamp._model.weights import read_array
 from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.rounding import rounder_of
 from onnxamp._options.lists import Preset
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.samples import SamplesLike, as_samples
@@ -51,14 +52,16 @@ def convert_all_but(
     """
     keywords = {"strict": True, "lists": _NO_LISTS, "black_list": _keys(model.ask(graph_of), op_types, known)}
     settings = Options.of(Level.O2, keywords | options)
-    if settings.lacks_ranges:
-        settings = with_ranges(model, settings, as_samples(samples, model), provider)
-    converted = convert(model, settings)
+    rounder = None
+    if settings.lacks_ranges or settings.compensates:
+        given = as_samples(samples, model)
+        settings, rounder = with_ranges(model, settings, given, provider), rounder_of(settings, given, provider)
+    converted = convert(model, settings, rounder=rounder)
     plan = make_plan(converted.analysis)
     warn(converted.analysis.pins.warnings)
     warn(named_hazards(plan.hazards, settings), HazardWarning)
     limited = None if within is None else _limited(converted, within)
-    return (converted if limited is None else convert(Model(limited), settings, plan)).embedded()
+    return (converted if limited is None else convert(Model(limited), settings, plan, rounder=rounder)).embedded()
 
 
 def _keys(graph: Graph, op_types: Iterable[str], known: Iterable[str]) -> list[str]:

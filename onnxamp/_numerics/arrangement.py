@@ -1,0 +1,236 @@
+"""Products as matrices: the weight of a node as matrices, and the rows of samples that they are multiplied by.
+
+``rows_of(...) @ arranged(...).matrices(weight)`` are elements of the node's product, for each group of channels or each
+direction, whatever the op. ``_data/ops.toml`` says which inputs these are (:class:`onnxamp._ops.facts.Product`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from onnx import NodeProto
+
+from onnxamp._ops.facts import Product, attribute
+
+Floats = NDArray[np.float32]
+
+
+class Arrangement(NamedTuple):
+    """How a stored weight becomes G matrices of K rows and N columns.
+
+    It is transposed by ``turn``, reshaped to ``split``, and transposed by ``perm``: groups are first, columns last.
+    """
+
+    turn: tuple[int, ...]
+    split: tuple[int, ...]
+    perm: tuple[int, ...]
+
+    @property
+    def _placed(self) -> tuple[int, ...]:
+        return tuple(self.split[axis] for axis in self.perm)
+
+    @property
+    def depth(self) -> int:
+        """K: how many products each sum has."""
+        return prod(self._placed[1:-1])
+
+    def matrices(self, weight: Floats) -> Floats:
+        """The weight as G matrices."""
+        placed = weight.transpose(self.turn).reshape(self.split).transpose(self.perm)
+        return np.ascontiguousarray(placed.reshape(placed.shape[0], self.depth, placed.shape[-1]))
+
+    def stored(self, matrices: Floats, shape: Sequence[int]) -> Floats:
+        """The weight of a shape whose matrices these are."""
+        turned = tuple(shape[axis] for axis in self.turn)
+        split = matrices.reshape(self._placed).transpose(np.argsort(self.perm)).reshape(turned)
+        return np.ascontiguousarray(split.transpose(np.argsort(self.turn)))
+
+
+def arranged(node: NodeProto, product: Product, shape: Sequence[int], turn: Sequence[int]) -> Arrangement | None:
+    """The arrangement of a weight of this shape, which reaches the node transposed by ``turn``; None if it has none."""
+    given = tuple(shape[axis] for axis in turn)
+    if not prod(given) or not product.applies(node):
+        return None
+    split = _SPLITS[product.form](node, product, given)
+    return None if split is None else Arrangement(tuple(turn), *split)
+
+
+_Split = tuple[tuple[int, ...], tuple[int, ...]] | None
+
+
+def _matrix(node: NodeProto, product: Product, shape: tuple[int, ...]) -> _Split:
+    if len(shape) < 2 or prod(shape[:-2]) != 1:
+        return None
+    is_turned = _flag(node, product.turned) != product.is_left
+    return (1, *shape[-2:]), (0, 2, 1) if is_turned else (0, 1, 2)
+
+
+def _windows(node: NodeProto, _: Product, shape: tuple[int, ...]) -> _Split:
+    groups = _group(node)
+    return ((groups, shape[0] // groups, prod(shape[1:])), (0, 2, 1)) if len(shape) > 2 else None
+
+
+def _spread(node: NodeProto, _: Product, shape: tuple[int, ...]) -> _Split:
+    groups = _group(node)
+    return ((groups, shape[0] // groups, shape[1], prod(shape[2:])), (0, 1, 3, 2)) if len(shape) > 2 else None
+
+
+def _recurrent(_: NodeProto, __: Product, shape: tuple[int, ...]) -> _Split:
+    return (shape, (0, 2, 1)) if len(shape) == 3 else None
+
+
+_SPLITS: Final[Mapping[str, Callable[[NodeProto, Product, tuple[int, ...]], _Split]]] = {
+    "matrix": _matrix, "windows": _windows, "spread": _spread, "gates": _recurrent, "states": _recurrent,
+}  # fmt: skip
+
+
+def rows_of(
+    node: NodeProto, product: Product, shape: Sequence[int], value: Floats, most: int, seed: int = 0
+) -> Floats | None:
+    """The rows that a node multiplies a weight by.
+
+    Args:
+        node: the node.
+        product: which of its products.
+        shape: of the weight as the node reads it.
+        value: the input, or the output of a step, as ``product`` says.
+        most: rows of which some are chosen at random if there are more.
+        seed: of that choice.
+
+    Returns:
+        By group or direction, rows of K numbers; None if there is none.
+    """
+    rows = _ROWS[product.form](node, product, tuple(shape), value, _Choice(most, seed))
+    return rows if rows.size else None
+
+
+class _Choice(NamedTuple):
+    most: int
+    seed: int
+
+    def of(self, count: int) -> NDArray[np.int64]:
+        """Which of so many rows are taken, in order."""
+        if count <= self.most:
+            return np.arange(count)
+        return np.sort(np.random.default_rng(self.seed).choice(count, self.most, replace=False))
+
+
+def _matrix_rows(node: NodeProto, product: Product, _: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
+    is_turned = _flag(node, product.rows_turned) != product.is_left
+    placed = value.swapaxes(-1, -2) if is_turned and value.ndim > 1 else value
+    flat = placed.reshape(-1, placed.shape[-1])
+    return flat[choice.of(len(flat))][None]
+
+
+def _gates_rows(_: NodeProto, __: Product, shape: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
+    flat = value.reshape(-1, value.shape[-1])
+    chosen = flat[choice.of(len(flat))]
+    return np.broadcast_to(chosen, (shape[0], *chosen.shape))
+
+
+def _states_rows(node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
+    if attribute(node, "layout"):  # the batch comes first
+        value = value.transpose(1, 2, 0, 3)
+    direction = (attribute(node, "direction") or b"forward").decode()
+    states = [
+        (value[1:, number] if direction == "reverse" or number else value[:-1, number]).reshape(-1, shape[-1])
+        for number in range(shape[0])
+    ]
+    return np.stack([state[choice.of(len(state))] for state in states])
+
+
+def _window_rows(node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
+    frame = _Frame.of(node, shape[2:])
+    sizes = value.shape[2:]
+    if (auto := _auto_pad(node)).startswith("SAME"):
+        wanted = [-(-size // stride) for size, stride in zip(sizes, frame.strides, strict=True)]
+        lacking = [(want - 1) * stride + reach - size for want, stride, reach, size
+                   in zip(wanted, frame.strides, frame.reach, sizes, strict=True)]  # fmt: skip
+        pads = [_halves(max(count, 0), is_late=auto == "SAME_UPPER") for count in lacking]
+    else:
+        pads = frame.pads if auto == "NOTSET" else [(0, 0)] * len(sizes)
+    return _picked(value, frame, pads, choice, _group(node), strides=frame.strides)
+
+
+def _spread_rows(node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
+    frame = _Frame.of(node, shape[2:])
+    sizes, more = value.shape[2:], attribute(node, "output_padding") or [0] * len(frame.strides)
+    spans = [stride * (size - 1) + 1 for size, stride in zip(sizes, frame.strides, strict=True)]
+    wide = np.zeros((*value.shape[:2], *spans), np.float32)
+    wide[(slice(None), slice(None), *(slice(None, None, stride) for stride in frame.strides))] = value
+    auto, wanted = _auto_pad(node), attribute(node, "output_shape")
+    pads = frame.pads if auto == "NOTSET" else [(0, 0)] * len(sizes)
+    if auto.startswith("SAME") and not wanted:
+        wanted = [size * stride for size, stride in zip(sizes, frame.strides, strict=True)]
+    if wanted:
+        spare = [span + reach - 1 + extra - want for span, reach, extra, want
+                 in zip(spans, frame.reach, more, wanted[-len(sizes):], strict=True)]  # fmt: skip
+        pads = [_halves(count, is_late=auto == "SAME_UPPER") for count in spare]
+    around = [(reach - 1 - first, reach - 1 - last + extra) for (first, last), reach, extra
+              in zip(pads, frame.reach, more, strict=True)]  # fmt: skip
+    return _picked(wide, frame, around, choice, _group(node), is_mirrored=True)
+
+
+_ROWS: Final[Mapping[str, Callable[[NodeProto, Product, tuple[int, ...], Floats, _Choice], Floats]]] = {
+    "matrix": _matrix_rows, "windows": _window_rows, "spread": _spread_rows, "gates": _gates_rows,
+    "states": _states_rows,
+}  # fmt: skip
+
+
+class _Frame(NamedTuple):
+    """The attributes of a convolution; ``reach`` is the kernel with its dilations."""
+
+    strides: list[int]
+    dilations: list[int]
+    pads: list[tuple[int, int]]
+    reach: list[int]
+
+    @classmethod
+    def of(cls, node: NodeProto, kernel: Sequence[int]) -> "_Frame":
+        axes = len(kernel)
+        strides, dilations = (list(attribute(node, name) or [1] * axes) for name in ("strides", "dilations"))
+        pads = list(attribute(node, "pads") or [0] * (2 * axes))
+        reach = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
+        return cls(strides, dilations, list(zip(pads[:axes], pads[axes:], strict=True)), reach)
+
+
+def _picked(
+    value: Floats, frame: _Frame, pads: Sequence[tuple[int, int]], choice: _Choice, groups: int,
+    strides: Sequence[int] = (), *, is_mirrored: bool = False,
+) -> Floats:  # fmt: skip
+    """Windows of a padded value as rows, by group."""
+    first, axes = (slice(None), slice(None)), len(pads)
+    cut = tuple(slice(max(-low, 0), None if high >= 0 else high) for low, high in pads)
+    padded = np.pad(value[first + cut], [(0, 0), (0, 0), *((max(low, 0), max(high, 0)) for low, high in pads)])
+    every = tuple(slice(None, None, step) for step in strides or [1] * axes)
+    taps = tuple(slice(None, None, step) for step in frame.dilations)
+    view = sliding_window_view(padded, frame.reach, tuple(range(2, 2 + axes)))[first + every + taps]
+    if is_mirrored:
+        view = view[first + (slice(None),) * axes + (slice(None, None, -1),) * axes]
+    places = (view.shape[0], *view.shape[2 : 2 + axes])
+    batch, *spots = np.unravel_index(choice.of(prod(places)), places)
+    chosen: Any = (batch, slice(None), *spots)
+    rows: Floats = view[chosen]
+    return rows.reshape(len(rows), groups, prod(rows.shape[1:]) // groups).transpose(1, 0, 2)
+
+
+def _halves(count: int, *, is_late: bool) -> tuple[int, int]:
+    """Padding split into that before and that behind; an odd one goes behind if ``is_late``."""
+    less = count // 2
+    return (less, count - less) if is_late else (count - less, less)
+
+
+def _group(node: NodeProto) -> int:
+    return attribute(node, "group") or 1
+
+
+def _auto_pad(node: NodeProto) -> str:
+    text: Any = attribute(node, "auto_pad") or b"NOTSET"
+    return str(text.decode())
+
+
+def _flag(node: NodeProto, name: str | None) -> bool:
+    return name is not None and bool(attribute(node, name))

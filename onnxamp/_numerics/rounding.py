@@ -1,0 +1,225 @@
+"""Low-precision weights rounded with compensation on samples of a model's inputs (``--rounding compensated``).
+
+The float32 model runs on the samples piece by piece. What its products read is kept as rows, in passes that fit a
+budget, until the weights are rounded that they are multiplied by (:mod:`onnxamp._numerics.compensate`).
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from zlib import crc32
+
+import numpy as np
+
+from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.rounding import RoundedWeights
+from onnxamp._dtypes import LowType
+from onnxamp._errors import RuntimeFailure
+from onnxamp._graph.graph import Graph
+from onnxamp._model.blobs import Bits, Chosen
+from onnxamp._model.lowering import ConversionCounts, Scratch, lower
+from onnxamp._model.model import Model
+from onnxamp._model.weights import read_array
+from onnxamp._numerics.arrangement import rows_of
+from onnxamp._numerics.compensate import Floats, compensate
+from onnxamp._numerics.products import ProductWeight, product_weights
+from onnxamp._options.options import Options
+from onnxamp._runtime.advice import input_failure
+from onnxamp._runtime.engines import Executable, Progress
+from onnxamp._runtime.flow import fitted
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.session import Provider, choose_provider, is_plugin
+from onnxamp._runtime.side import BUDGET, Side, ancestors, parts_of
+from onnxamp._runtime.values import Feed, from_value, to_value
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+_LOG: Final = logging.getLogger("onnxamp")
+_WIDEST: Final = 16384
+"""Rows of a weight beyond which it is rounded to nearest: the matrices take the square of that, several times."""
+_ROWS: Final = 3
+"""Rows that are kept for each row of a weight ..."""
+_LEAST_ROWS: Final = 2048
+"""... and at least."""
+_IN_MEMORY: Final = 8 << 20
+"""Bytes from which on a rounded weight goes to a file without a name."""
+
+Key: TypeAlias = tuple[Any, ...]
+Found: TypeAlias = tuple[Chosen | None, tuple[float, float, float]]
+"""The bits of a weight, None to round to nearest, and norms of its product's error before and after, and of that."""
+
+
+def rounder_of(
+    options: Options, samples: Samples, provider: Provider | None = None, progress: Progress | None = None
+) -> "WeightRounder | None":
+    """What rounds the weights of a conversion as its options ask for; None where that is to nearest."""
+    return WeightRounder(samples, provider, progress) if options.compensates else None
+
+
+@dataclass(slots=True)
+class WeightRounder:
+    """Rounds the weights of conversions of one model, on the same samples; what was found serves the next conversion.
+
+    Attributes:
+        samples: inputs of the model.
+        provider: where the float32 model runs; None for CUDA if there is a device.
+        progress: called with the weights that are rounded, and their number.
+        budget: bytes of rows that are held at a time.
+    """
+
+    samples: Samples
+    provider: Provider | None = None
+    progress: Progress | None = None
+    budget: int = 2 * BUDGET
+    _found: dict[Key, Found] = field(default_factory=dict)
+
+    def __call__(self, analysis: Analysis) -> RoundedWeights:
+        """The weights of a conversion that are better rounded otherwise than to nearest.
+
+        Raises:
+            RuntimeFailure: the model does not run. ArgumentError: a sample does not fit it.
+        """
+        low, graph = analysis.options.low, analysis.graph
+        weights, others = product_weights(analysis)
+        wide = [weight for weight in weights if weight.arrangement.depth > _WIDEST]
+        keys = {weight.value: _key(weight, graph, low) for weight in weights if weight not in wide}
+        missing = [weight for weight in weights if weight.value in keys and keys[weight.value] not in self._found]
+        total = len(missing)
+        for weight, rows in self._collected(graph, missing):
+            self._found[keys[weight.value]] = _rounded(weight, graph, rows, low)
+            total -= 1
+            if self.progress is not None:
+                self.progress(len(missing) - total, len(missing))
+        for weight in missing:  # what no sample reaches
+            self._found.setdefault(keys[weight.value], (None, (0.0, 0.0, 0.0)))
+        found = {value: self._found[key] for value, key in keys.items()}
+        chosen = {value: bits for value, (bits, _) in found.items() if bits is not None}
+        norms = [norms for bits, norms in found.values() if bits is not None]
+        before, after = (_mean([norm[at] / norm[2] for norm in norms if norm[2]]) for at in (0, 1))
+        _LOG.info("%d of %d weights are rounded with compensation", len(chosen), len(weights) + len(others))
+        return RoundedWeights(
+            chosen, len(weights) + len(others), len(wide), before, after, self.samples.description,
+            self.samples.made_up,
+        )  # fmt: skip
+
+    def _collected(self, graph: Graph, weights: Sequence[ProductWeight]) -> Iterator[tuple[ProductWeight, Floats]]:
+        """Each weight that samples reach with the rows that it is multiplied by."""
+        if not weights:
+            return
+        provider = choose_provider(self.provider)
+        provider = "cpu" if is_plugin(provider) else provider
+        model = Model(graph.model, graph.folder)
+        executable, waiting = Executable(model, provider, emulated=provider == "cpu", whole=False), list(weights)
+        while waiting:
+            rows = _Rows(waiting, max(self.budget // len(self.samples), 1), len(self.samples))
+            for number, sample in enumerate(self.samples):
+                feeds = check_inputs(graph.model, sample)
+                try:
+                    rows.note(executable.prepare(feeds), feeds, number)
+                except RuntimeFailure as error:
+                    text = "The inputs of weights cannot be measured"
+                    raise RuntimeFailure(input_failure(text, error, self.samples, number, model)) from error
+            done = {weight.value for weight in rows.chosen()}
+            for weight in rows.chosen():
+                if weight.value in rows.parts:
+                    yield weight, np.concatenate(rows.parts.pop(weight.value), axis=1)
+            waiting = [weight for weight in waiting if weight.value not in done]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """One pass over all samples: the rows of as many weights as fit, which the first sample decides."""
+
+    waiting: Sequence[ProductWeight]
+    room: int
+    samples: int
+    parts: dict[int, list[Floats]] = field(default_factory=dict)
+    """Weight -> rows of each sample and reader."""
+    _taken: set[int] | None = None
+
+    def chosen(self) -> list[ProductWeight]:
+        """The weights of this pass."""
+        return [weight for weight in self.waiting if self._taken is None or weight.value in self._taken]
+
+    def note(self, runner: Runner, feeds: Mapping[str, Feed], number: int) -> None:
+        """Run a sample as far as the weights need, and keep their rows."""
+        flow, readers = runner.flow, dict[str, list[tuple[ProductWeight, int]]]()
+        for weight in self.chosen():
+            for at, reader in enumerate(weight.readers):
+                readers.setdefault(reader.rows, []).append((weight, at))
+        known = {*flow.inputs, *flow.defaults, *flow.maker}
+        wanted = [name for name in readers if name in known]
+        nodes = ancestors(flow, wanted, set())
+        uses = Counter([*wanted, *(name for node in nodes for name in flow.reads[node])])
+        side = Side(flow, runner, {}, uses)
+        side.values |= {name: to_value(feed, flow.types.get(name)) for name, feed in fitted(flow, feeds).items()}
+        size, begun = 0, set[int]()
+
+        def take(made: list[str]) -> None:
+            nonlocal size
+            for name in made:
+                for weight, at in readers[name] if name in side.values else ():
+                    if weight.value in begun or size <= self.room or self._taken is not None:
+                        begun.add(weight.value)
+                        size += self._keep(weight, at, side.values[name], number)
+            side.used(made)
+
+        take([name for name in wanted if name not in flow.maker])
+        for part in parts_of(flow, nodes, BUDGET):
+            side.run(part)
+            take([name for node in part for name in flow.nodes[node].output if name in readers])
+            runner.forget()
+        if self._taken is None:
+            self._taken = begun if size > self.room else {weight.value for weight in self.waiting}
+
+    def _keep(self, weight: ProductWeight, at: int, held: "ort.OrtValue", number: int) -> int:
+        """Keep rows that a reader multiplies a weight by; returns their bytes."""
+        reader, value = weight.readers[at], np.asarray(from_value(held), np.float32)
+        most = -(-max(_LEAST_ROWS, _ROWS * weight.arrangement.depth) // (self.samples * len(weight.readers)))
+        rows = rows_of(reader.node.proto, reader.product, reader.shape, value, most, number)
+        if rows is None or not np.isfinite(rows).all():
+            return 0
+        self.parts.setdefault(weight.value, []).append(rows)
+        return rows.nbytes
+
+
+def _rounded(weight: ProductWeight, graph: Graph, rows: Floats, low: LowType) -> Found:
+    """The weight rounded with compensation on these rows."""
+    array = read_array(weight.tensor, graph.folder)
+    found = compensate(weight.arrangement.matrices(array), rows, low)
+    if found is None:
+        return None, (0.0, 0.0, 0.0)
+    stored = weight.arrangement.stored(found.weight, array.shape).reshape(-1)
+    bits, counts = lower(stored, low, low.max_finite, Scratch.make(stored.size))
+    lost = int(np.count_nonzero((stored == 0) & (array.reshape(-1) != 0)))
+    counts = ConversionCounts(counts.elements, 0, lost, counts.subnormal)
+    return Chosen(_kept(bits), counts), (found.nearest, found.compensated, found.signal)
+
+
+def _kept(bits: Bits) -> Bits:
+    """The same bits, in a file if they are many."""
+    if bits.nbytes < _IN_MEMORY:
+        return bits
+    with TemporaryFile(prefix="onnxamp-") as file:
+        mapped = np.memmap(file, np.uint16, "w+", shape=bits.shape)  # which keeps the file open
+        mapped[:] = bits
+    return mapped
+
+
+def _key(weight: ProductWeight, graph: Graph, low: LowType) -> Key:
+    """What a rounded weight depends on, of one model and the same samples."""
+    readers = tuple((reader.node.label, reader.rows) for reader in weight.readers)
+    data = np.ascontiguousarray(read_array(weight.tensor, graph.folder)).reshape(-1)
+    return graph.values[weight.value].name, low.name, weight.arrangement, readers, crc32(data.data.cast("B"))
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    """The root of the mean of squares."""
+    return sqrt(sum(ratio**2 for ratio in ratios) / len(ratios)) if ratios else 0.0

@@ -1,0 +1,21 @@
+"""Which arguments level auto takes."""
+
+from onnxamp._errors import ArgumentError
+from onnxamp._options.options import Level, check_level
+
+
+def is_auto(level: str, tolerance: float, samples: object, metric: object, *, measures: bool = False) -> bool:
+    """Whether the level is "auto".
+
+    Raises:
+        ArgumentError: it is not, but an argument is given that only "auto" takes; samples are taken where ``measures``.
+    """
+    unasked = samples is not None and not measures
+    given = {"tolerance": tolerance != 1e-2, "samples": unasked, "metric": metric != "auto"}
+    unused = [name for name, is_given in given.items() if is_given]
+    if check_level(level) != Level.AUTO and unused:
+        also = ", rescale, data_max or rounding" if unused[0] == "samples" else ""
+        raise ArgumentError(
+            f"{unused[0]} is only for level 'auto'{also}, not for {level!r}: leave it out, or change level."
+        )
+    return level == Level.AUTO
