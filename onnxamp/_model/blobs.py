@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, Protocol, Self, TypeAlias, 
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError
@@ -157,6 +158,19 @@ class Chosen(NamedTuple):
 
     bits: Bits
     lost: ConversionCounts
+
+
+class Weight(NamedTuple):
+    """A float32 tensor to convert.
+
+    ``saturate_at`` is the magnitude that its finite numbers out of range become; what is lost counts under ``name``.
+    ``chosen`` are its bits where they are not those of the nearest numbers.
+    """
+
+    tensor: TensorProto
+    saturate_at: float
+    name: str
+    chosen: Chosen | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

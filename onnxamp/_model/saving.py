@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ArgumentError, ModelError
-from onnxamp._model.blobs import PIECE, Blob, Chosen, Copied, Given, Held, Lowered, layout, stream_blobs, write_blobs
+from onnxamp._model.blobs import PIECE, Blob, Copied, Given, Held, Lowered, Weight, layout, stream_blobs, write_blobs
 from onnxamp._model.lowering import ConversionCounts, convert
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.remote_stage import RemoteStage, remote_staging
@@ -52,19 +52,6 @@ _DATA_FIELDS: Final = (
 )  # fmt: skip
 
 
-class Weight(NamedTuple):
-    """A float32 tensor to convert.
-
-    ``saturate_at`` is the magnitude that its finite numbers out of range become; what is lost counts under ``name``.
-    ``chosen`` are its bits in low precision where they are not those of the nearest numbers.
-    """
-
-    tensor: TensorProto
-    saturate_at: float
-    name: str
-    chosen: Chosen | None = None
-
-
 @dataclass(slots=True)
 class WeightConverter:
     """Makes low-precision versions of float32 tensors for :func:`onnxamp._rewrite.apply.apply_edits`.
@@ -84,8 +71,8 @@ class WeightConverter:
         """The weights in low precision, or their placeholders; what is lost is counted under their names."""
         made = [self._empty(weight) for weight in weights]
         held = [pair for pair in zip(weights, made, strict=True) if pair[1].data_location != TensorProto.EXTERNAL]
-        nearest = [weight for weight, _ in held if weight.chosen is None]
-        converted = convert(((read_array(w.tensor, self.base_dir), w.saturate_at) for w in nearest), self.low)
+        nearest = ((read_array(w.tensor, self.base_dir), w.saturate_at) for w, _ in held if w.chosen is None)
+        converted = convert(nearest, self.low)
         for weight, tensor in held:
             data, lost = next(converted) if weight.chosen is None else weight.chosen
             tensor.raw_data = data if isinstance(data, bytes) else data.tobytes()
@@ -100,12 +87,12 @@ class WeightConverter:
         made.metadata_props.extend(tensor.metadata_props)
         streamed = self.deferred and stored_bytes(made) >= EXTERNAL_MIN
         place = data_location(tensor, self.base_dir) if streamed else None
-        pending = Given(weight.chosen) if weight.chosen and place else None
         if place is not None:
             made.data_location = TensorProto.EXTERNAL
             made.external_data.add(key="location", value=f"{_PENDING}{len(self._pending)}")
             self._numbers.setdefault(weight.name, []).append(len(self._pending))
-            self._pending.append(pending or Lowered(place, self.low, weight.saturate_at))
+            chosen = weight.chosen and Given(weight.chosen)
+            self._pending.append(chosen or Lowered(place, self.low, weight.saturate_at))
         return made
 
     def pending(self, tensor: TensorProto) -> Lowered | Given | None:

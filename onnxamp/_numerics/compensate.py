@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
-from scipy.linalg import lapack
 
 from onnxamp._dtypes import LowType
 from onnxamp._model.lowering import rounded
@@ -116,6 +115,8 @@ def _rounded(weight: Floats, gram: Floats, damping: float, low: LowType) -> Floa
 
 def _factor(gram: Floats, damping: float) -> Floats:
     """The upper U with ``U^T U`` the inverse of the damped matrix, and rows divided by their diagonal elements."""
+    from scipy.linalg import lapack  # noqa: PLC0415 - importing it costs memory, and most conversions need it not
+
     backwards = np.asfortranarray(gram[::-1, ::-1])  # of which the Cholesky factor is that of an upper R: gram = R R^T
     backwards[np.diag_indices(len(gram))] += damping
     lower, _ = lapack.spotrf(backwards, lower=1, overwrite_a=1)

@@ -12,7 +12,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from onnxamp._dtypes import LowType, retyped
 from onnxamp._graph.types import declared_type
 from onnxamp._graph.view import ABSENT, Node, Scope, View, scope_graphs
-from onnxamp._model.saving import Weight
+from onnxamp._model.blobs import Weight
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
 
