@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxamp._dtypes import BFLOAT16, FLOAT16, LowType
@@ -30,6 +30,7 @@ def problem(groups: int, rows: int, depth: int, width: int, seed: int) -> tuple[
 
 
 @LOWS
+@settings(deadline=None)
 @given(
     groups=st.integers(1, 3), rows=st.integers(1, 60), depth=st.integers(1, 40), width=st.integers(1, 9),
     seed=st.integers(0, 1000), scale=st.sampled_from([1e-6, 1.0, 1e3]),
