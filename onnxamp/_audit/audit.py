@@ -14,6 +14,7 @@ from onnxamp._audit.faults import import_faults, type_faults
 from onnxamp._audit.findings import Audit, Casts, Finding, NodeFacts, ordered
 from onnxamp._audit.hazards import low_hazards
 from onnxamp._audit.releases import loads_from, release_faults, wrong_results
+from onnxamp._audit.straight import refused_casts
 from onnxamp._audit.weights import weight_findings, weight_types
 from onnxamp._convert.hints import decomposed
 from onnxamp._dtypes import FLOAT, LOW_TYPES
@@ -102,6 +103,7 @@ def _static(source: Model, target: str, shapes: Mapping[str, Sequence[int]] | No
         *release_faults(graph, proto, target),
         *wrong_results(graph, target),
         *placement.findings,
+        *refused_casts(graph, target),
         *redundant,
     ]
     if all(finding.severity != "error" for finding in contents):  # the weights can be read

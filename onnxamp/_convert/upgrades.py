@@ -305,7 +305,7 @@ def _without_kernel(analysis: Analysis) -> set[int]:
     """The nodes that are float32 because there is no kernel, or no schema, for low precision."""
     ports, nodes = analysis.ports, analysis.graph.nodes
     pins = (pin for pin in analysis.pins.verdicts.values() if pin.reason is Reason.NO_KERNEL)
-    found, lacking = {ports.variables[pin.variable].node for pin in pins} - {ABSENT}, dict[Layout, bool]()
+    found, lacking = {ports.variables[pin.variable].node for pin in pins} & ports.layouts.keys(), dict[Layout, bool]()
     for index, layout in ports.layouts.items():
         if layout not in lacking:
             settled = op_facts().pinned_parameters.get(nodes[index].key, frozenset()).union(layout.params)

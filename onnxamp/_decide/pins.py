@@ -14,9 +14,10 @@ from onnx import NodeProto
 
 from onnxamp._decide.hazards import beyond_init_max
 from onnxamp._decide.listed import unmet_lists
-from onnxamp._decide.ports import LOW, Layout, PortVariables
+from onnxamp._decide.ports import HIGH, Layout, PortVariables
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
+from onnxamp._decide.straight import reads_no_input, straight_pairs
 from onnxamp._decide.variable_names import variable_names
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._dtypes import LowType
@@ -80,6 +81,7 @@ def find_pins(
     for index, layout in ports.layouts.items():
         if index in ports.of_node and Reason.NO_KERNEL not in freed.get(index, ()):
             collector.kernels(graph.nodes[index], layout)
+    collector.straight()
     collector.user_overrides()
     if replay is not None:
         collector.replay(replay)
@@ -185,10 +187,7 @@ class _Collector:
             assert node.signature is not None
             why = f"no {options.low.name} kernel for {node.key} (opset {node.signature.since}) on {options.target}"
             self.pin(variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True)
-        if self.profile is not None and any(
-            self.ports.produced[node.input(position)] != LOW
-            for position in self.profile.signature_inputs.get(node.key, ())
-        ):
+        if self.profile is not None and reads_no_input(self.ports, self.profile, node):
             why = f"{options.target} wants it to read an input of the model, without a Cast"
             for variable in variables.values():
                 self.pin(variable, Verdict(variable, False, Reason.NO_KERNEL, why), hard=True)
@@ -211,6 +210,15 @@ class _Collector:
         if key not in self.freedoms:
             self.freedoms[key] = freedom(target, node.key, signature, layout.bound, layout.params, low, proto)
         return self.freedoms[key]
+
+    def straight(self) -> None:
+        """What the target's builder does not read through a Cast is low only where its reader is."""
+        for made, reader in straight_pairs(self.graph, self.ports, self.profile) if self.profile is not None else ():
+            if reader == HIGH:
+                why = f"its float32 reader takes no Cast on {self.options.target}"
+                self.pin(made, Verdict(made, False, Reason.TIE, why), hard=True)
+            else:
+                self.implies.append((made, reader))
 
     def user_overrides(self) -> None:
         """Pins from overrides of single nodes."""

@@ -61,7 +61,8 @@ class PortVariables:
         roots: variable -> the variable that decides for it: ties make variables equal.
         layouts: node -> its layout; nodes of control flow, Casts and Constants have none.
         fixed_high: variables that are tied to a port that is float32 in any case.
-        requested_low: sequences and optionals of the signature for which the user asks for low precision.
+        requested_low: parts of the signature that no Cast can follow, and weights, for which the user asks for low
+            precision.
     """
 
     variables: tuple[Variable, ...]

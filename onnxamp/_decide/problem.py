@@ -19,7 +19,6 @@ from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import opset_imports
-from onnxamp._ops.profiles import profile_of
 from onnxamp._options.options import Level, Options
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._patterns.patterns import patterns_of
@@ -87,9 +86,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         norms = [sorted(match.nodes) for match in patterns_of(graph, "normalisation")]
         fused = [nodes for nodes in (*activations, *norms) if listed.isdisjoint(nodes)]  # a list splits a fusion
         groups = [*fused, *folds, *(sentinels if options.hazards else ())]
-    profile = profile_of(options.target)
-    whole = profile.whole_bodies if profile is not None else frozenset()
-    ports = find_variables(graph, options, groups, overrides.low_weights if judged else frozenset(), whole)
+    ports = find_variables(graph, options, groups, overrides.low_weights if judged else frozenset())
     hazards: list[Hazard] = []
     if judged:
         fitting, found = fitting_sums(graph, options), graph.ask(accumulator_hazards, low, options.target)

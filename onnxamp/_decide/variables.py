@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 
 from onnxamp._decide.layout import layout_of
 from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, Variable
+from onnxamp._decide.straight import straight_reads
 from onnxamp._dtypes import FLOAT, LowType, holds_float, retyped
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import body_sources, body_targets, carried
 from onnxamp._graph.view import ABSENT, Node, Origin, Value
 from onnxamp._ops.facts import OpFacts, attribute, op_facts
+from onnxamp._ops.profiles import profile_of
 from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import carries
 
@@ -19,7 +21,6 @@ def find_variables(
     options: Options,
     groups: Sequence[Sequence[int]] = (),
     low_weights: frozenset[int] = frozenset(),
-    whole: frozenset[str] = frozenset(),
 ) -> PortVariables:
     """Find all variables of a model, and tie those that must be equal. Complexity: near linear in ports.
 
@@ -28,9 +29,10 @@ def find_variables(
         options: the options of the conversion.
         groups: nodes whose variables must all be equal (folded normalisations, decomposed patterns, mask paths).
         low_weights: constants to store in low precision.
-        whole: ops whose bodies have one precision.
     """
-    finder = _Finder(graph, options, low_weights)
+    profile = profile_of(options.target)
+    straight = straight_reads(graph, profile) if profile is not None else ()
+    finder = _Finder(graph, options, low_weights, frozenset(read.value for read in straight))
     for scope in graph.scopes:
         finder.scope_values(scope.index)
     for node in graph.nodes:
@@ -40,7 +42,7 @@ def find_variables(
     finder.containers()
     for group in groups:
         finder.join([variable for node in group for variable in finder.of_node.get(node, {}).values()])
-    finder.wholes([*graph.nodes_of(whole)])
+    finder.wholes([*graph.nodes_of(profile.whole_bodies)] if profile is not None else ())
     return finder.finish()
 
 
@@ -49,6 +51,8 @@ class _Finder:
     graph: Graph
     options: Options
     low_weights: frozenset[int]
+    uncast: frozenset[int]
+    """Values that a float32 reader does not read through a Cast."""
     variables: list[Variable] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     produced: list[int] = field(default_factory=list)
@@ -128,15 +132,18 @@ class _Finder:
                 self.sparse.add(named)
 
     def signature_variable(self, value: Value) -> int:
-        """The variable of a graph input or output: HIGH unless keep_io_types is off for it."""
+        """The variable of a graph input or output: HIGH unless keep_io_types is off for it.
+
+        What no Cast can follow is low only if its readers can be: containers, and what the target reads as it is.
+        """
         names = {value.name} | {
             self.graph.scopes[0].proto.output[port].name for s, port in self.graph.results[value.index] if s == 0
         }
         if self.options.level == Level.O0 or any(self.options.keeps_io(name) for name in names):
             return HIGH
-        if self.graph.types[value.index] == FLOAT:
+        if self.graph.types[value.index] == FLOAT and value.index not in self.uncast:
             return LOW
-        variable = self.new(ABSENT, "signature", value.index)  # a container follows its readers if these cannot be low
+        variable = self.new(ABSENT, "signature", value.index)
         self.requested_low.add(variable)
         return variable
 

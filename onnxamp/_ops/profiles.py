@@ -65,6 +65,8 @@ class Profile:
         signature_inputs: by op, the inputs that must be inputs of the model itself, without a Cast.
         whole_bodies: ops whose bodies have one precision, since no Cast may be in them.
         folded_first: kinds of folds to make before any number is rounded.
+        uncast_inputs: by op, the inputs that are not read in float32 from a Cast of something low.
+        uncast_scans: loops that do not stack up in float32 what is a Cast of something low.
     """
 
     name: str
@@ -78,6 +80,8 @@ class Profile:
     signature_inputs: Mapping[str, tuple[int, ...]]
     whole_bodies: frozenset[str]
     folded_first: frozenset[str]
+    uncast_inputs: Mapping[str, tuple[int, ...]]
+    uncast_scans: frozenset[str]
 
 
 def emulated_arithmetic(target: str) -> Profile | None:
@@ -118,9 +122,13 @@ def profile_of(target: str) -> Profile | None:
     cancelling = frozenset(name for name, row in data["normalisations"].items() if row.get("cancels"))
     steps = data["normalisations"] | data.get("elementwise", {})
     roundings = {name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS}
-    whole = frozenset(data.get("whole_bodies", ()))
-    own = {name: tuple(positions) for name, positions in data.get("signature_inputs", {}).items()}
+    own, uncast = (
+        {name: tuple(positions) for name, positions in data.get(key, {}).items()}
+        for key in ("signature_inputs", "uncast_inputs")
+    )
+    whole, scans = (frozenset(data.get(key, ())) for key in ("whole_bodies", "uncast_scans"))
     first = frozenset(data.get("folds", {}).get("first", ()))
     return Profile(
-        device, data["seen"], data["source"], data["values"], products, sums, roundings, cancelling, own, whole, first
-    )
+        device, data["seen"], data["source"], data["values"], products, sums, roundings, cancelling, own, whole, first,
+        uncast, scans,
+    )  # fmt: skip

@@ -1,7 +1,7 @@
 """Kernels of the target: which precisions of a node can run, as pins and implications for the cut.
 
 The tables are ONNX Runtime's kernel registries, that of WebGPU a plugin's (``_data/kernels/*.json``, written by
-``scripts/make_kernel_tables.py``), and what TensorRT's builder answers (``scripts/ask_tensorrt.py``). A row covers
+``scripts/make_kernel_tables.py``), and what TensorRT's builder answers (``scripts/ask_types.py``). A row covers
 schema version ``sv`` if ``since == sv``, or if ``until`` is given and ``since <= sv <= until``; a row without ``until``
 matches exactly. This is ONNX Runtime's own rule (``KernelRegistry::VerifyKernelDef``), and leaves 13 CUDA ops of opset
 22 without a kernel.

@@ -1,14 +1,14 @@
 """Ask an engine which types its ops take, and write the answers to onnxamp/_data/kernels/ENGINE.json.
 
-    python scripts/ask_tensorrt.py --answers FILE    ask what FILE does not hold yet, and write the table
-    python scripts/ask_tensorrt.py --answers FILE --disagreements    show forms that are refused where others are built
-    python scripts/ask_tensorrt.py --answers FILE --plugin openvino    ask a plugin provider in its stead
+    python scripts/ask_types.py tensorrt --answers FILE    ask what FILE does not hold yet, and write the table
+    python scripts/ask_types.py openvino --answers FILE    ask a plugin provider
+    python scripts/ask_types.py ENGINE --answers FILE --disagreements    show forms that alone are refused
 
 TensorRT-RTX (``pip install tensorrt-rtx-cu12``) builds engines without a GPU. A plugin provider that compiles what it
-takes is asked whether it leaves the op to the CPU. Each question is a model of one node: a
-*form* of an op (its attributes, its inputs, which of them are constants; tensorrt_forms.py) with given types, built
-strongly typed. A form is asked in float32 first, and then in every mixture of float32, float16 and bfloat16 that its
-schema admits; one that is refused in float32 says nothing about types.
+takes is asked whether it leaves the op to the CPU. How an engine computes is asked by ask_engine.py. Each question is a
+model of one node: a *form* of an op (its attributes, its inputs, which of them are constants; op_forms.py) with given
+types, built strongly typed. A form is asked in float32 first, and then in every mixture of float32, float16, bfloat16
+and double that its schema admits; one that is refused in float32 says nothing about types.
 
 A table has the form that make_kernel_tables.py explains. A row takes a mixture if no form that is built in float32 is
 refused with it, in any version of the op, since fewer forms are asked of old ones. Forms under a condition of
@@ -32,7 +32,7 @@ from typing import Any
 import onnx
 from make_kernel_tables import TABLES, merge
 from onnx import ModelProto
-from tensorrt_forms import FLOATS, Form, Types, body_forms, elem, newest_of, node_forms, random_forms, versions
+from op_forms import ASKED, FLOATS, Form, Types, body_forms, elem, newest_of, node_forms, random_forms, versions
 
 from onnxamp import OnnxAmpError
 from onnxamp._ops.facts import op_facts
@@ -137,10 +137,10 @@ def ask(form: Form, answers: Answers) -> Answer | None:
     bound = form.bound()
     if answers.of(form.model({})):
         return None
-    params = [name for name, kind in bound.items() if kind in FLOATS]
-    others = frozenset((name, OTHER) for name, kind in bound.items() if kind not in FLOATS)
+    params = [name for name, kind in bound.items() if kind in ASKED]
+    others = frozenset((name, OTHER) for name, kind in bound.items() if kind not in ASKED)
     refusals = {}
-    for choice in itertools.product(FLOATS, repeat=len(params)):
+    for choice in itertools.product(ASKED, repeat=len(params)):
         types = dict(zip(params, choice, strict=True))
         if all(kind in allowed(form.signature, name) for name, kind in types.items()):
             refusals[others.union(types.items())] = answers.of(form.model(types))
@@ -188,7 +188,7 @@ def _types(signature: Signature, name: str, kind: str) -> frozenset[str]:
     """The types that an entry of a mixture stands for."""
     if kind != OTHER:
         return frozenset({kind})
-    return frozenset(kind for kind in allowed(signature, name) if kind.startswith("tensor(") and kind not in FLOATS)
+    return frozenset(kind for kind in allowed(signature, name) if kind.startswith("tensor(") and kind not in ASKED)
 
 
 def table(engine: TensorRT | Plugin, found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> str:
@@ -265,15 +265,15 @@ def ask_all(forms: Iterable[Form], answers: Answers) -> dict[str, dict[int, list
 def main(argv: Sequence[str] | None = None) -> int:
     """Ask, and write the table; the exit code is 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("engine", help="tensorrt, or the name of a plugin provider")
     parser.add_argument("--answers", type=Path, required=True, metavar="FILE", help="the answers so far, and new ones")
-    parser.add_argument("--plugin", metavar="NAME", help="ask this plugin provider, not TensorRT")
     parser.add_argument("--to", type=Path, default=TABLES, metavar="DIR", help="write the table into DIR")
     parser.add_argument("--disagreements", action="store_true", help="show them, and write nothing")
     parser.add_argument("--op", help="ask about this op alone, and write nothing")
     options = parser.parse_args(argv)
     every = itertools.chain(body_forms(), node_forms(), random_forms())
     forms = (form for form in every if options.op in (None, form.op))
-    engine = TensorRT() if options.plugin is None else Plugin(options.plugin)
+    engine = TensorRT() if options.engine == TensorRT.target else Plugin(options.engine)
     found = ask_all(forms, Answers(options.answers, engine))
     if options.disagreements or options.op:
         print("\n".join(disagreements(engine.target, found)))

@@ -1,4 +1,4 @@
-"""The script that asks TensorRT's builder: what it asks, and what the table makes of the answers."""
+"""The script that asks engines which types they take: what it asks, and what the table makes of the answers."""
 
 import importlib
 import sys
@@ -18,14 +18,14 @@ FLOAT, HALF = "tensor(float)", "tensor(float16)"
 def script() -> Iterator[ModuleType]:
     before = list(sys.path)
     sys.path.insert(0, str(ROOT / "scripts"))
-    yield importlib.import_module("ask_tensorrt")
+    yield importlib.import_module("ask_types")
     sys.path[:] = before
 
 
 @pytest.mark.tensorrt
 @pytest.mark.parametrize(("op", "opset"), [("GridSample", 22), ("ConvTranspose", 22), ("Where", 16)])
 def test_the_builder_still_answers_as_the_table_says(script: ModuleType, op: str, opset: int, tmp_path: Path) -> None:
-    forms = importlib.import_module("tensorrt_forms")
+    forms = importlib.import_module("op_forms")
     answers = script.Answers(tmp_path / "answers.jsonl", script.TensorRT())
     asked = 0
     for form in forms.random_form(op, opset, 0):
@@ -42,7 +42,7 @@ def test_the_builder_still_answers_as_the_table_says(script: ModuleType, op: str
 
 
 def answer(script: ModuleType, op: str, refusals: dict[tuple[tuple[str, str], ...], str]) -> object:
-    forms = importlib.import_module("tensorrt_forms")
+    forms = importlib.import_module("op_forms")
     form = next(iter(forms.random_form(op, 22, 0)))
     return script.Answer(form, {frozenset(types): text for types, text in refusals.items()})
 

@@ -1,4 +1,4 @@
-"""Forms of ops to ask TensorRT's builder about: models of one node, for ask_tensorrt.py.
+"""Forms of ops to ask an engine about: models of one node, for ask_types.py.
 
 They come from onnx's node tests, at every version of the op whose schema admits them, and from the generator of random
 models in tests/strategies, which knows old versions.
@@ -31,6 +31,8 @@ from onnxamp._ops.facts import op_facts  # noqa: E402
 from onnxamp._ops.signature import Signature, lookup  # noqa: E402
 
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
+ASKED = (*FLOATS, "tensor(double)")
+"""Types whose mixtures are asked: an engine may take double for float32."""
 SEEDS = range(4)
 Types = Mapping[str, str]
 

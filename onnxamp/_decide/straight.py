@@ -1,0 +1,72 @@
+"""What the builder of a target must read without a Cast in front (``_data/targets``): pins and implications.
+
+A Cast counts through data movement, too, since builders move it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnxamp._decide.ports import LOW, PortVariables
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.types import body_targets, carried
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import op_facts
+from onnxamp._ops.profiles import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A value that is read as it was made: by an input of a node, or (``port`` is ABSENT) by an output of its body.
+
+    ``owner`` is the node that cannot read a Cast; ``node`` itself, or one behind data movement.
+    """
+
+    owner: Node
+    value: int
+    node: int
+    port: int
+    result: tuple[int, int] | None = None
+    """Scope and output position where it leaves a body."""
+
+
+def straight_reads(graph: Graph, profile: Profile) -> Iterator[Read]:
+    """All reads of a model that take no Cast from low precision. Complexity: linear in nodes, and in moved data."""
+    for node in graph.nodes_of(profile.uncast_inputs):
+        for position in profile.uncast_inputs[node.key]:
+            yield from _moved(graph, Read(node, node.input(position), node.index, position))
+    for node in graph.nodes_of(profile.uncast_scans):
+        states = len(carried(graph, node))
+        for _, body in node.bodies:
+            outputs = graph.scopes[body].outputs
+            for position, target in enumerate(body_targets(node, len(outputs))):
+                if target >= states:
+                    yield from _moved(graph, Read(node, outputs[position], node.index, ABSENT, (body, position)))
+
+
+def _moved(graph: Graph, read: Read) -> Iterator[Read]:
+    """A read, and what data movement before it reads."""
+    while read.value != ABSENT:
+        yield read
+        made = graph.producer(read.value)
+        if made is None or made.key not in op_facts().carriers or graph.types[made.input(0)] != graph.types[read.value]:
+            return
+        read = Read(read.owner, made.input(0), made.index, 0)
+
+
+def straight_pairs(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+    """(variable of a value, variable of what reads it, which may be HIGH): if the first is low, so must be the second.
+
+    Constants are stored as they are read.
+    """
+    for read in straight_reads(graph, profile):
+        if read.value in ports.free:
+            continue
+        made = ports.produced[read.value]
+        reader = ports.consumed[read.node][read.port] if read.result is None else ports.returned.get(read.result)
+        if made >= 0 and reader is not None and reader != LOW:
+            yield made, reader
+
+
+def reads_no_input(ports: PortVariables, profile: Profile, node: Node) -> bool:
+    """Whether a node that must read inputs of the model, without a Cast, would read a Cast if it were low."""
+    return any(ports.produced[node.input(position)] != LOW for position in profile.signature_inputs.get(node.key, ()))
