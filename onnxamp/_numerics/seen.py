@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from onnxamp._errors import OnnxAmpError
+from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.measure import Measurement, measure
 from onnxamp._numerics.pairing import Pairing, pair
@@ -57,10 +57,13 @@ class SeenRun:
         """Run a sample.
 
         Raises:
-            RuntimeFailure: the model does not run in float32 on the CPU.
+            RuntimeFailure: the model does not run in float32 on the CPU, or none of its ops runs on the engine.
         """
         walked, flow = self.walk.run(feeds, progress), self.result.prepare(feeds).flow
         values = {name: compared.local for name, compared in walked.compared.items() if compared.local is not None}
+        notes = (walked.failure, *(compared.note for compared in walked.compared.values()))
+        if not values and (note := next(filter(None, notes), None)) is not None:
+            raise RuntimeFailure(f"None of its ops runs by itself. {note}")
         inputs = {name: to_value(feeds[name], flow.types.get(name)) for name in flow.inputs}
         floats = {name: value for name, value in inputs.items() if value.is_tensor() and "float" in value.data_type()}
         return CheckedSample((), values, {name: measure(value, value) for name, value in floats.items()})

@@ -17,6 +17,7 @@ from onnxamp._model.blobs import Bits
 from onnxamp._model.copying import copy_fields
 from onnxamp._model.lowering import raised, rounded
 from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.plugins import wants_ranks
 from onnxamp._runtime.rounding import Rounder
 from onnxamp._runtime.session import Provider, make_session, run_values
 from onnxamp._runtime.values import to_value, typed
@@ -95,6 +96,14 @@ def _declare_dims(entry: ValueInfoProto, dims: Iterable[int | None]) -> None:
         entry.type.tensor_type.shape.dim.add(dim_value=dim)
 
 
+def _rank(names: Iterable[str], entries: Iterable[ValueInfoProto], values: "Mapping[str, ort.OrtValue]") -> None:
+    """Declare the ranks that inputs have in this run, where none are known."""
+    for name, entry in zip(names, entries, strict=True):
+        declared = entry.type.tensor_type
+        if name in values and entry.type.HasField("tensor_type") and not declared.HasField("shape"):
+            _declare_dims(entry, [None] * len(values[name].shape()))
+
+
 def _hold(flow: Flow, graph: GraphProto, names: Iterable[str]) -> None:
     for name in names:
         constant = flow.constants[name]
@@ -156,6 +165,8 @@ class Runner:
         """The session, and (value, input of the piece) pairs."""
         names = piece_inputs(self.flow, piece)
         model = piece_model(self.flow, piece, {name: self._kind(piece, name, values) for name in names})
+        if wants_ranks(self.provider):
+            _rank(names, model.graph.input, values)
         session = make_session(
             model, self.provider, optimize=False, lean=self.flow.large, threads=self.threads, spin=self.spin
         )

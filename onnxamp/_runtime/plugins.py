@@ -43,6 +43,7 @@ class Plugin:
     nothing: str = ""
     advice: Sequence[Mapping[str, str]] = ()
     lacks: Sequence[str] = ()
+    ranked: bool = False
     source: str = ""
 
 
@@ -126,6 +127,12 @@ def engine_called(name: str) -> Engine:
 def _filled(options: Mapping[str, str], hint: str, threads: int) -> dict[str, str]:
     """Options with the hint and the number of threads in place."""
     return {key: Template(text).safe_substitute(hint=hint, threads=threads) for key, text in options.items()}
+
+
+def wants_ranks(name: str) -> bool:
+    """Whether the engine of this name, if it is a plugin's, runs only models whose inputs have ranks."""
+    plugin = plugin_called(name.partition(":")[0])
+    return plugin is not None and plugin.ranked
 
 
 @cache
