@@ -202,7 +202,7 @@ def _trouble(plugin: Plugin, error: str, printed: str) -> str:
     for advice in plugin.advice:
         if advice["says"] in f"{printed}\n{error}":
             return f"{advice['wrong']}; {advice['todo']}"
-    return f"ONNX Runtime says: {reason(error.splitlines()[0])}"
+    return f"ONNX Runtime says: {reason(error)}"
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def cuda_trouble() -> str | None:
         session = start_session(trial().SerializeToString(), session_options(), provider_options("cuda", EXACT))
         session.run(None, {"x": np.ones(1, np.float32)})
     except Exception as error:  # noqa: BLE001 - whatever went wrong, CUDA cannot be used
-        return f"ONNX Runtime says: {reason((str(error).splitlines() or [type(error).__name__])[0])}{hint}"
+        return f"ONNX Runtime says: {reason(str(error) or type(error).__name__)}{hint}"
     if session.get_providers()[0] == _CUDA:
         return None
     return (

@@ -99,17 +99,28 @@ def session_failures(action: str, *, loaded: bool = True) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = str(error).strip() or type(error).__name__
-        raise RuntimeFailure(
-            f"ONNX Runtime could not {action}: {reason(text.splitlines()[0])}.", loaded=loaded
-        ) from error
+        text = str(error) or type(error).__name__
+        raise RuntimeFailure(f"ONNX Runtime could not {action}: {reason(text)}.", loaded=loaded) from error
 
 
 def reason(text: str) -> str:
-    """ONNX Runtime's message without error codes and places in its sources."""
-    return _SOURCE.sub("", _CODE.sub("", text)).rstrip(". ")
+    """What ONNX Runtime or an engine says first, in one line, without error codes and places in their sources."""
+    found: list[str] = []
+    for line in _CODE.sub("", text.strip()).splitlines():
+        node = _NODE.search(line)
+        if kept := f"{node[1]} {node[2]!r}:" if node else _FRAME.sub("", line).strip():
+            found.append(kept)
+            if not kept.endswith(":"):
+                break
+    return _SOURCE.sub("", " ".join(found)).rstrip(".: ")
 
 
+_FRAME: Final = re.compile(
+    r"(?:Check '.*' failed at|Exception from) \S+:\d+:$|^FrontEnd API failed with \w+:$"
+    r"|^Model wasn't fully converted\. .*:$|^-- \S+ with a message:$"
+)
+"""Where OpenVINO noticed it: what is wrong stands behind that."""
+_NODE: Final = re.compile(r"While validating ONNX node '<Node\((\w+)\): (.*?)>'")
 _CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _SOURCE: Final = re.compile(
     r"\S+\.(?:h|hpp|cuh|cc|cpp|cu):\d+ "  # the file and the line; behind them ...
