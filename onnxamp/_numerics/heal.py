@@ -27,6 +27,8 @@ from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._numerics.rounding import WeightRounder
+from onnxamp._numerics.whole import NO_ISLANDS, as_float16
+from onnxamp._ops.profiles import computes_low
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.building import build_engine, can_build
 from onnxamp._runtime.loading import Loaded, load_file, the_loader
@@ -78,8 +80,8 @@ def convert_validated(
 
     That is the conversion, one with more nodes in float32, one at level O1, or the float32 model.
 
-    With a plan, which is not to be changed, and where ``validation.heals`` is False, a conversion that fails is written
-    to ``validation.failed``.
+    With a plan, which is not to be changed, where ``validation.heals`` is False, and for devices that honour no types,
+    a conversion that fails is written to ``validation.failed``.
 
     Raises:
         As :func:`onnxamp._convert.convert.convert_to_file` and :meth:`Comparison.compare`.
@@ -93,10 +95,11 @@ def convert_validated(
     failure = refused.report
     why = failure.failure or next(iter(failure.warnings), "")
     _LOG.info("the result failed its validation: %s", why)
-    if plan is not None or not validation.heals:
+    everywhere = computes_low(options.target)
+    if plan is not None or everywhere or not validation.heals:
         validation.failed.parent.mkdir(parents=True, exist_ok=True)
         made = convert_to_file(model, replace(sink, target=validation.failed), options, plan, proof, validation.rounder)
-        return made, replace(failure, result=str(validation.failed))
+        return made, replace(failure, result=str(validation.failed), cure=NO_ISLANDS if everywhere else failure.cure)
     if proof.has_refused:
         options = replace(options, opset="keep")
     for level, wanted, cure in _ways(model, sink, options, validation, refused):
@@ -180,12 +183,14 @@ def _attempt(
             ran_in = " and ".join(filter(None, (ran_in, loaded.by)))
         if loaded.fault:
             raise _RefusedError(_unloadable(validation.comparison, sink, options, loaded), _casts(result), loaded.fault)
+        everywhere = computes_low(options.target)
         report = validation.comparison.compare(
-            result,
+            as_float16(result) if everywhere else result,
             layers=validation.layers,
             progress=lambda done, total: validation.progress("validating", done, total),
         )
-        reports.append(replace(report, result=str(sink.target), loaded=ran_in))
+        ran_on = f"{report.ran_on} everywhere" if everywhere else report.ran_on
+        reports.append(replace(report, ran_on=ran_on, result=str(sink.target), loaded=ran_in))
         if not report.passed and not report.skipped:
             raise _RefusedError(reports[0], _casts(result))
 

@@ -18,8 +18,24 @@ _WAYS: Final = (("--fold", Options(Level.O0, fold=True, from_dtype="auto")),
 """What may make all values fit: options, and the conversion that they stand for."""
 
 
+NO_ISLANDS: Final = Cure(
+    "", (), "No float32 node cures it there: --fold or --rescale may; onnxamp check --target float16-only tries both.",
+    confirmed=False, trials=0,
+)  # fmt: skip
+"""What to do about a conversion whose values do not fit."""
+
+
+def as_float16(model: Model) -> Model:
+    """A model as devices run it that do not honour types: every op is float16 that can be, without float32 islands.
+
+    Raises:
+        ModelError: the model cannot be converted.
+    """
+    return Model(convert(model, _OPTIONS).embedded())
+
+
 def check_whole(model: Model, check: Callable[[Model], RunCheck]) -> RunCheck:
-    """Check a model as it runs where types are not honoured: every op is float16 that can be, without float32 islands.
+    """Check a model as it runs where types are not honoured.
 
     Overflow becomes NaN there, so a fault is named so.
 
@@ -30,7 +46,7 @@ def check_whole(model: Model, check: Callable[[Model], RunCheck]) -> RunCheck:
     Raises:
         ModelError: the model cannot be converted.
     """
-    run = check(Model(convert(model, _OPTIONS).embedded()))
+    run = check(as_float16(model))
     bad = run.first_bad
     if bad is not None and bad.alarm.startswith("Inf"):
         bad = replace(bad, alarm=bad.alarm.replace("Inf", "overflow, which becomes NaN,", 1))

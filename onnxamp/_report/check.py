@@ -33,13 +33,20 @@ def check_report(audit: Audit | None, run: RunCheck | None = None, model: str = 
         _figures(audit) if audit else (),
         (
             parts.section("Findings", findings),
-            parts.section("Device placement", [_placement(audit)] if audit and audit.nodes else [], on_page=False),
+            parts.section(
+                "Device placement", [_placement(audit)] if audit and _is_placed(audit) else [], on_page=False
+            ),
             parts.section("Beyond float16", _out_of_range(run)),
             parts.section("Values", _values(run) if run else [], is_detail=not _bad_values(run), on_page=False),
             parts.section("Nodes and weights", _sizes(audit) if audit else [], is_detail=True),
         ),
         (*_exponents_step(run), *steps_of(run.cure if run else None, is_options=True)),
     )
+
+
+def _is_placed(audit: Audit) -> bool:
+    """Whether anything is known of where nodes run."""
+    return any(node.provider for node in audit.nodes)
 
 
 def run_report(run: RunCheck) -> parts.Report:

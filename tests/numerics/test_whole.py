@@ -85,3 +85,24 @@ def test_a_conversion_warns_that_types_protect_nothing(tmp_path: Path) -> None:
     path = stream(tmp_path / "m.onnx")
     with pytest.warns(OptionWarning, match="float16-only computes float32 nodes in float16, too"):
         onnxamp.convert_model(path, keep_high=["up"], target="float16-only")
+
+
+def test_a_conversion_is_validated_as_it_runs_there(tmp_path: Path) -> None:
+    path, low = stream(tmp_path / "m.onnx"), tmp_path / "low.onnx"
+    ways = ["--keep-node", "up", "--keep-node", "back"], ["--rescale"]
+    codes = {}
+    for target in ("any", "float16-only"):
+        for way in ways:
+            done = run("convert", path, "-o", low, "--inputs", path.with_suffix(".npz"), "--target", target, *way)
+            codes[target, way[0]] = done.exit_code
+            if target == "float16-only":
+                assert "emulated float16 everywhere" in " ".join(done.stdout.split())
+            if done.exit_code:
+                assert "No float32 node cures it there: --fold or --rescale may" in " ".join(done.output.split())
+                assert low.with_name("low.failed.onnx").exists()
+                assert not low.exists()
+            low.unlink(missing_ok=True)
+    assert codes == {
+        ("any", "--keep-node"): 0, ("any", "--rescale"): 0,
+        ("float16-only", "--keep-node"): 1, ("float16-only", "--rescale"): 0,
+    }  # fmt: skip
