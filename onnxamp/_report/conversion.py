@@ -40,6 +40,7 @@ _HAZARDS: Final = {
     "float16 accumulator": "The target would sum up or subtract in float16",
     "quantized unit": "The runtime fuses it into integer kernels",
     "runtime fusion": "A Cast here would be absorbed by a fusion of the runtime",
+    "wrong kernel": "Its kernel computes wrong results in low precision in that version of the runtime",
 }
 PRECISIONS: Final = ("float16", "bfloat16", "mixed", "float32", "float64", "no floats")
 """Precisions of nodes, in the order in which they are shown."""

@@ -85,3 +85,14 @@ def test_folding_stays_within_the_opsets_that_the_version_loads(target: str, ops
     assert ("RMSNormalization" in [node.op_type for node in folded.graph.node]) == (opset == 23)
     told = "ONNX Runtime 1.20 loads none beyond 21" in " ".join(done.stdout.split())
     assert told == (opset == 17), done.stdout
+
+
+def test_the_report_says_in_a_sentence_what_is_wrong(tmp_path: Path) -> None:
+    onnx.save(skip(), tmp_path / "m.onnx")
+    done = run(
+        "convert", tmp_path / "m.onnx", "-o", tmp_path / "low.onnx", "--target", "cuda@1.24", "--level", "O3",
+        "--no-validate",
+    )  # fmt: skip
+    text = " ".join(done.stdout.split())
+    assert "1 node: Its kernel computes wrong results in low precision in that version of the runtime." in text
+    assert "ONNX Runtime 1.24: its kernel sums up squares in float16" in text
