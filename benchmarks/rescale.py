@@ -197,7 +197,7 @@ def say(line: str) -> None:
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join((*MODELS, *REAL))}")
-    parser.add_argument("--real", action="store_true", help="models of real size; it takes minutes and 4 GB of memory")
+    parser.add_argument("--real", action="store_true", help="models of real size; it takes minutes and 5 GB of memory")
     parser.add_argument("--on", nargs="+", choices=list(TARGETS), default=["emulated"], metavar="PLACE",
                         help=f"where they run: {', '.join(TARGETS)} [emulated]")  # fmt: skip
     parser.add_argument("--cell", type=float, default=300.0, help="seconds that measuring one thing may take [300]")
