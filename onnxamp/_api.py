@@ -23,7 +23,7 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import LevelName, Options
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.samples import SamplesLike, as_samples
-from onnxamp._state.state import StateLike, opened
+from onnxamp._state.state import State, StateLike, opened
 from onnxamp._tuning.arguments import Search, with_rounder
 from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.tune import tune_warned
@@ -203,7 +203,7 @@ def convert_file(
             plan, is_tuned = tune_warned(source, settings, search, rounder).plan, True
             settings = plan.options
         else:
-            settings, rounder = _measured(source, settings, samples, plan)
+            settings, rounder = _measured(source, settings, samples, plan, kept)
         conversion = convert_to_file(source, sink, settings, plan, rounder=rounder)
         if kept is not None:
             kept.drop(CONVERSION)
@@ -296,7 +296,7 @@ def converted_as(
 
 
 def _measured(
-    model: Model, options: Options, samples: SamplesLike | None, plan: Plan | None = None
+    model: Model, options: Options, samples: SamplesLike | None, plan: Plan | None = None, state: State | None = None
 ) -> tuple[Options, WeightRounder | None]:
     """The options with what follows from the ranges that they ask for, and what rounds weights as they ask.
 
@@ -306,7 +306,7 @@ def _measured(
     if not options.lacks_ranges and not asks:
         return options, None
     found = as_samples(samples, model)
-    return with_ranges(model, options, found), rounder_of(options, found) if asks else None
+    return with_ranges(model, options, found, state=state), rounder_of(options, found) if asks else None
 
 
 def _like(model: Any, proto: ModelProto) -> Any:

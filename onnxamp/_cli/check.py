@@ -34,6 +34,7 @@ from onnxamp._report.check import check_json, check_report
 from onnxamp._report.html.page import check_page
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import Samples
+from onnxamp._state.state import opened
 from onnxamp._target.versions import BUILDERS
 
 
@@ -81,11 +82,11 @@ def command(model: Path, **options: Any) -> None:
 
 def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
     ops, place = OpFilter(frozenset(options["only"]), frozenset(options["skip"])), place_of(options)
-    with progress_bar(quiet=options["quiet"]) as progress:
+    with progress_bar(quiet=options["quiet"]) as progress, opened(options["state"]) as state:
         provider, islands = provider_of(options), not computes_low(options["target"])
         check = partial(check_run, samples=samples, provider=provider, ops=ops, stop=options["stop"],
                         progress=partial(progress, "running"), jobs=place.jobs, cluster=place.cluster)  # fmt: skip
-        first = partial(check, state=options["state"])
+        first = partial(check, state=state)
         run = first(model) if islands else check_whole(model, first)
         curable = run.first_bad is not None and not options["no_cure"]
         if curable and not islands:
@@ -96,7 +97,7 @@ def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
             run = replace(run, cure=cure_run(model, run, trial))
         if not options["stop"] and run.skipped is None:
             progress("looking for exponents", 0, 0)
-            run = replace(run, fit=find_fit(model, run, Trial(samples, provider=provider)))
+            run = replace(run, fit=find_fit(model, run, Trial(samples, provider=provider), state))
     return run
 
 

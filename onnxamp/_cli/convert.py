@@ -161,7 +161,7 @@ def _made(
         comparison.try_reference(partial(progress, "running the original"))
     if samples is not None and plan is None:
         told, shared = partial(progress, "measuring ranges"), comparison.workers if comparison is not None else None
-        options = with_ranges(model, options, samples, provider, told, shared)
+        options = with_ranges(model, options, samples, provider, told, shared, state)
     progress("converting", 0, 0)
     if comparison is None:
         made = convert_to_file(model, sink, options, plan, rounder=rounder)

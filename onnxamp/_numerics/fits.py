@@ -19,6 +19,7 @@ from onnxamp._numerics.results import OutOfRange, RangeFit, RunCheck
 from onnxamp._options.options import Level, Options
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._runtime.session import is_plugin
+from onnxamp._state.state import State
 
 _OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")
 """What is asked: may all be float16, with exponents where it takes them?"""
@@ -26,7 +27,7 @@ _OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")
 _TYPES: Final = frozenset({"float32", "float16"})
 
 
-def find_fit(model: Model, run: RunCheck, trial: Trial) -> RangeFit | None:
+def find_fit(model: Model, run: RunCheck, trial: Trial, state: State | None = None) -> RangeFit | None:
     """Which values do not fit float16, and whether they do with exponents; None where all fit.
 
     The model is raised to float32, and its ranges are measured. Where exponents help, they are tried: the model is
@@ -36,12 +37,13 @@ def find_fit(model: Model, run: RunCheck, trial: Trial) -> RangeFit | None:
         model: the model.
         run: what checking it found.
         trial: how it was checked; its limits are not used.
+        state: keeps what each sample showed.
     """
     if not any(row.dtype in _TYPES and _leaves_range(row.measured.reference_max, row.fault) for row in run.values):
         return None
     provider = None if trial.provider is None or is_plugin(trial.provider) else trial.provider
     try:
-        graph, ranges = measured_ranges(model, _OPTIONS, trial.samples, provider)
+        graph, ranges = measured_ranges(model, _OPTIONS, trial.samples, provider, state=state)
         rescaling = find_rescaling(graph, _OPTIONS, ranges)
         found = tuple(_out_of_range(graph, ranges.largest, rescaling))
         options = replace(_OPTIONS, rescaling=rescaling)

@@ -22,14 +22,17 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import Surroundings
-from onnxamp._runtime.engines import Executable, Progress
+from onnxamp._runtime.engines import Executable, Progress, engine_name
+from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.kept import KeptSamples, each_sample
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.sent import SentModel, SentSample, run_samples, sent_samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET, parts_of, start
 from onnxamp._runtime.values import Feed
+from onnxamp._state.state import State, fingerprint
 from onnxamp._workers.executor import Crash, Memory, Workers
 
 
@@ -40,6 +43,7 @@ def with_ranges(
     provider: Provider | None = None,
     progress: Progress | None = None,
     workers: Workers | None = None,
+    state: State | None = None,
 ) -> Options:
     """Options with the exponents that they ask for, and names of nodes in place of ``data_max``, found on samples.
 
@@ -52,6 +56,7 @@ def with_ranges(
         provider: where the float32 model runs; None for CUDA if there is a device.
         progress: called with the samples that have run, and their number.
         workers: who runs the samples; None for this process.
+        state: keeps what each sample showed.
 
     Raises:
         RuntimeFailure: the model does not run, or a sample ends the process of a worker.
@@ -60,7 +65,7 @@ def with_ranges(
     if not options.lacks_ranges:
         return options
     options, limit = replace(options, data_max=None), options.data_max
-    graph, ranges = measured_ranges(model, options, samples, provider, progress, workers)
+    graph, ranges = measured_ranges(model, options, samples, provider, progress, workers, state)
     if limit is not None:
         options = replace(options, keep_nodes=(*options.keep_nodes, *_beyond(graph, options, ranges.largest, limit)))
     if not options.lacks_ranges:
@@ -76,6 +81,7 @@ def measured_ranges(
     provider: Provider | None = None,
     progress: Progress | None = None,
     workers: Workers | None = None,
+    state: State | None = None,
 ) -> tuple[Graph, Ranges]:
     """The float32 model that exponents apply to, folded as the options say, and the ranges of its values.
 
@@ -90,7 +96,7 @@ def measured_ranges(
     if profile is not None and len(samples):
         proto, watched = with_magnitudes(wide, profile)
     written = model if proto is model.proto else Model(proto, graph.folder)
-    largest = largest_magnitudes(written, samples, provider, progress, workers)
+    largest = largest_magnitudes(written, samples, provider, progress, workers, state)
     found = of_bodies(largest, inner, value_names(graph))
     if profile is None or not watched:
         return graph, Ranges(found)
@@ -116,6 +122,7 @@ def largest_magnitudes(
     provider: Provider | None = None,
     progress: Progress | None = None,
     workers: Workers | None = None,
+    state: State | None = None,
 ) -> dict[str, float]:
     """The largest magnitude of each float32 tensor of the main graph below 1e30, where masks begin, by name.
 
@@ -123,9 +130,12 @@ def largest_magnitudes(
     """
     chosen = choose_provider(provider)
     chosen = "cpu" if is_plugin(chosen) else chosen
+    kept = None
+    if state is not None:
+        kept = KeptSamples(state.part("ranges", {}), samples, Magnitudes, _words(model, chosen, samples))
     largest: dict[str, float] = {}
-    seen = _here(model, chosen, samples, progress) if workers is None else _elsewhere(
-        workers, model, chosen, samples, progress
+    seen = _here(model, chosen, samples, progress, kept) if workers is None else _elsewhere(
+        workers, model, chosen, samples, progress, kept
     )  # fmt: skip
     for number, found in enumerate(seen):
         if isinstance(found, Crash):
@@ -133,28 +143,42 @@ def largest_magnitudes(
         if isinstance(found, RuntimeFailure):
             text = "The ranges of values cannot be measured"
             raise RuntimeFailure(input_failure(text, found, samples, number, model)) from found
-        for name, magnitude in found.items():
+        for name, magnitude in found.largest.items():
             largest[name] = max(magnitude, largest.get(name, 0.0))
     return largest
 
 
+@dataclass(frozen=True, slots=True)
+class Magnitudes:
+    """The largest magnitude of each tensor on a sample."""
+
+    largest: Mapping[str, float]
+
+
+def _words(model: Model, provider: Provider, samples: Samples) -> str:
+    """What the ranges are of: several models of a job have theirs in one part of its state."""
+    engine = engine_name(provider, "float32")
+    return f"ranges {fingerprint(model_print(model), sample_print(samples, 0), engine, versions())}"
+
+
 def _here(
-    model: Model, provider: Provider, samples: Samples, progress: Progress | None
-) -> Iterator[dict[str, float] | RuntimeFailure]:
+    model: Model, provider: Provider, samples: Samples, progress: Progress | None, kept: KeptSamples[Magnitudes] | None
+) -> Iterator[Magnitudes | RuntimeFailure]:
     """What each sample shows, measured in this process."""
-    measured = _measuring(model, provider)
-    for number, sample in enumerate(samples):
-        yield measured(sample)
+    one = _SampleRanges.of(model, provider)
+    for number, found in enumerate(each_sample(samples, kept, one.prepare, lambda number: one.run(samples[number]))):
+        yield found
         if progress is not None:
             progress(number + 1, len(samples))
 
 
 def _elsewhere(
-    workers: Workers, model: Model, provider: Provider, samples: Samples, progress: Progress | None
-) -> Iterator[dict[str, float] | RuntimeFailure | Crash]:
+    workers: Workers, model: Model, provider: Provider, samples: Samples, progress: Progress | None,
+    kept: KeptSamples[Magnitudes] | None,
+) -> Iterator[Magnitudes | RuntimeFailure | Crash]:  # fmt: skip
     """The same, measured by workers."""
     work = RangeWork(SentModel.of(model), provider, next(sent_samples(samples)))
-    yield from run_samples(workers, work, samples, progress)
+    yield from run_samples(workers, work, samples, progress, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,30 +190,37 @@ class RangeWork:
     first: SentSample
     surroundings: Surroundings = field(default_factory=Surroundings.here)
 
-    def __call__(self, _: Memory) -> Callable[[SentSample], dict[str, float] | RuntimeFailure]:
+    def __call__(self, _: Memory) -> Callable[[SentSample], Magnitudes | RuntimeFailure]:
         """The model is read, and prepared for the first sample."""
         self.surroundings.enter()
-        measured = _measuring(self.model.opened(), self.provider, self.first)
-        return lambda item: measured(item.read())
+        one = _SampleRanges.of(self.model.opened(), self.provider)
+        with suppress(OnnxAmpError):  # as its own item will tell
+            one.prepare(self.first.read())
+        return lambda item: one.run(item.read())
 
 
-def _measuring(
-    model: Model, provider: Provider, first: SentSample | None = None
-) -> Callable[[Sample], dict[str, float] | RuntimeFailure]:
-    """What measures a sample, or tells why the model does not run; prepared for the ``first``."""
-    executable = Executable(model, provider, emulated=provider == "cpu", whole=False)
-    with suppress(OnnxAmpError):  # as its own item will tell
-        if first is not None:
-            executable.prepare(check_inputs(model.proto, first.read()))
+@dataclass(frozen=True, slots=True)
+class _SampleRanges:
+    """A float32 model, and how its ranges are measured on a sample."""
 
-    def measured(sample: Sample) -> dict[str, float] | RuntimeFailure:
-        feeds = check_inputs(model.proto, sample)
+    executable: Executable
+
+    @classmethod
+    def of(cls, model: Model, provider: Provider) -> "_SampleRanges":
+        return cls(Executable(model, provider, emulated=provider == "cpu", whole=False))
+
+    def prepare(self, sample: Sample) -> None:
+        """Prepare the model for a sample, as the first one does it for all; what is wrong with it, it tells itself."""
+        with suppress(OnnxAmpError):
+            self.executable.prepare(check_inputs(self.executable.model.proto, sample))
+
+    def run(self, sample: Sample) -> Magnitudes | RuntimeFailure:
+        """What a sample shows, or why the model does not run on it."""
+        feeds = check_inputs(self.executable.model.proto, sample)
         try:
-            return _magnitudes(executable.prepare(feeds), feeds)
+            return Magnitudes(_magnitudes(self.executable.prepare(feeds), feeds))
         except RuntimeFailure as error:
             return error
-
-    return measured
 
 
 def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:

@@ -8,13 +8,9 @@ from typing import Final
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import RuntimeFailure
-from onnxamp._model.model import Model
-from onnxamp._numerics.ranges import with_ranges
 from onnxamp._options.options import Options
-from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Exponents, Tuned
-from onnxamp._workers.executor import Workers
 
 _LOG: Final = logging.getLogger("onnxamp")
 _LEAST: Final = 1 / 4
@@ -22,23 +18,20 @@ _LEAST: Final = 1 / 4
 
 
 def tune_both(
-    model: Model, options: Options, search: Search, samples: Samples, once: Callable[[Options, Search], Tuned],
-    workers: Workers | None = None,
-) -> Tuned:  # fmt: skip
+    options: Options, search: Search, once: Callable[[Options, Search], Tuned], measured: Callable[[Options], Options]
+) -> Tuned:
     """Tune as the options say; where they leave it open, with exponents too if these bring values into range.
 
     With exponents comes first: if all can be low then, nothing without them can be faster. Else what holds the
     tolerance stays, then what takes less time, and then what has the smaller error.
 
     Args:
-        model: the model.
-        options: the options of the conversion, whose ranges are measured where they ask for them.
-        search: how it is tuned.
-        samples: inputs of the model.
+        options: the options of the conversion.
+        search: how the model is tuned.
         once: tunes it with given exponents.
-        workers: who runs the samples for ranges; None for this process.
+        measured: the options with the exponents that they ask for.
     """
-    rescaled = _rescaled(model, options, search, samples, workers)
+    rescaled = _rescaled(options, measured)
     if rescaled is None or rescaled.rescaling is None:
         return once(options, search)
     values, begin = len(rescaled.rescaling.scaled), monotonic()
@@ -61,14 +54,12 @@ def tune_both(
     return replace(best, exponents=facts)
 
 
-def _rescaled(
-    model: Model, options: Options, search: Search, samples: Samples, workers: Workers | None
-) -> Options | None:
+def _rescaled(options: Options, measured: Callable[[Options], Options]) -> Options | None:
     """The options with exponents; None where that is settled, or no value that overflows takes one."""
     if options.rescale is not None or options.low is not FLOAT16:
         return None
     try:
-        found = with_ranges(model, replace(options, rescale=True), samples, search.provider, workers=workers)
+        found = measured(replace(options, rescale=True))
     except RuntimeFailure:  # tuning says what is wrong with the model
         return None
     scaled = found.rescaling.scaled if found.rescaling is not None else ()

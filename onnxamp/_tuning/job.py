@@ -17,6 +17,7 @@ from onnxamp._model.blobs import Bits
 from onnxamp._model.model import Model
 from onnxamp._model.saving import WeightConverter, save_model
 from onnxamp._runtime.engines import OutputCache
+from onnxamp._runtime.kept import KeptSamples
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.side import BUDGET
 from onnxamp._tuning.candidates import CandidateSolver
@@ -136,15 +137,15 @@ class Job:
                 self.errors[candidate.low] = self.state.error(
                     candidate.low,
                     where,
-                    lambda: self._error(self.made(analysis)),
+                    lambda: self._error(self.made(analysis), self.state.judged(candidate.low, where, self.samples)),
                 )
         return self.errors[candidate.low]
 
-    def _error(self, result: Model) -> float:
+    def _error(self, result: Model, kept: KeptSamples[float] | None) -> float:
         if self.shared.workers is not None:
-            return self.shared.error(self.prepared, result, self.backend, self.budget)
+            return self.shared.error(self.prepared, result, self.backend, self.budget, kept)
         return converted_error(
-            self.prepared, result, self.samples, self.metric, self.backend, self.references, self.budget
+            self.prepared, result, self.samples, self.metric, self.backend, self.references, self.budget, kept
         )
 
     @cached_property

@@ -19,6 +19,7 @@ from onnxamp._ops.profiles import Profile, emulated_arithmetic
 from onnxamp._runtime.engines import Executable, OutputCache, Outputs, WholeModel, engine_name
 from onnxamp._runtime.flow import flow_of
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.kept import KeptSamples
 from onnxamp._runtime.observe import settle, shapes_of
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.profile import node_times
@@ -175,12 +176,14 @@ def converted_error(
     backend: Backend,
     references: OutputCache | None = None,
     budget: int = BUDGET,
+    kept: KeptSamples[float] | None = None,
 ) -> float:
     """The worst error of a converted model over all samples; infinite if it does not run.
 
     Args:
         references: outputs of the original from an earlier emulated run.
         budget: bytes of values and weights that emulations hold at a time.
+        kept: keeps the error of each sample.
 
     Raises:
         RuntimeFailure: the original does not run.
@@ -193,8 +196,9 @@ def converted_error(
         )
         for model, provider in ((original, backend.reference), (result, backend.provider))
     )  # fmt: skip
-    worst = 0.0
-    for numbers in batched(range(len(samples)), _TOGETHER):
+    done = [] if kept is None else [number for number in range(len(samples)) if number in kept]
+    worst = 0.0 if kept is None else max((kept[number] for number in done), default=0.0)
+    for numbers in batched(sorted({*range(len(samples))}.difference(done)), _TOGETHER):
         feeds = [check_inputs(original.proto, samples[number]) for number in numbers]
         missing = [at for at, number in enumerate(numbers) if number not in known]
         ran = dict(zip(missing, before.run_together([feeds[at] for at in missing]), strict=True))
@@ -203,7 +207,11 @@ def converted_error(
         except RuntimeFailure:
             return inf
         pairs = ((ran[at] if at in ran else known[number], found[at]) for at, number in enumerate(numbers))
-        worst = max(worst, *(metric.error(reference, outputs) for reference, outputs in pairs))
+        errors = [float(metric.error(reference, outputs)) for reference, outputs in pairs]
+        if kept is not None:
+            for number, error in zip(numbers, errors, strict=True):
+                kept.keep(number, error)
+        worst = max(worst, *errors)
     return worst
 
 

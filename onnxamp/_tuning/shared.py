@@ -16,6 +16,7 @@ from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.engines import Executable, OutputCache
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.kept import KeptSamples
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.sent import SentModel, SentSample, run_samples, sent_samples
 from onnxamp._runtime.session import Provider
@@ -163,7 +164,9 @@ class Shared:
             if isinstance(found, RuntimeFailure):
                 raise RuntimeFailure(input_failure("The model does not run", found, samples, number, model)) from found
 
-    def error(self, original: Model, result: Model, backend: Backend, budget: int) -> float:
+    def error(
+        self, original: Model, result: Model, backend: Backend, budget: int, kept: KeptSamples[float] | None = None
+    ) -> float:
         """As :func:`onnxamp._tuning.runs.converted_error`.
 
         Raises:
@@ -177,7 +180,7 @@ class Shared:
             next(sent_samples(self.samples)),
         )  # fmt: skip
         worst = 0.0
-        for number, found in enumerate(run_samples(self.workers, work, self.samples)):
+        for number, found in enumerate(run_samples(self.workers, work, self.samples, kept=kept)):
             if isinstance(found, Crash):
                 raise RuntimeFailure(f"Sample {number + 1} cannot be run. {found} Leave it out of the inputs.")
             worst = max(worst, found)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from onnxamp._runtime.kept import KeptSamples
+from onnxamp._runtime.samples import Samples
 from onnxamp._state.plain import as_data, from_data
 from onnxamp._state.state import Part, fingerprint
 from onnxamp._tuning.sensitivity import LocalErrors, LocalSample
@@ -31,13 +33,18 @@ class TuningState:
             if kind == "sample":
                 local.ahead[int(name)] = from_data(LocalSample, part[key])
                 local.fold()
-            else:
+            elif kind == "error":
                 errors[name] = float(part[key])
         return cls(part, local, errors, frozenset(errors))
 
     def error(self, low: Iterable[str], how: Sequence[int] | str, measure: Callable[[], float]) -> float:
         """The known error of a choice, or a new measurement; ``how`` is the samples of a mask run, or a name."""
         return next(self.errors_of([frozenset(low)], how, lambda _: iter([measure()])))
+
+    def judged(self, low: Iterable[str], how: str, samples: Samples) -> KeptSamples[float] | None:
+        """What keeps the error of a choice on each sample; None if nothing is kept."""
+        key = f"judged {fingerprint(*sorted(low), '', how)}"
+        return None if self.part is None else KeptSamples(self.part, samples, float, key)
 
     def errors_of(
         self,

@@ -44,7 +44,7 @@ from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.switch import WHERE_OPSET
-from onnxamp._state.state import Facts, StateLike, fingerprint, opened
+from onnxamp._state.state import Facts, State, StateLike, fingerprint, opened
 from onnxamp._target.roofline import Device, device_called
 from onnxamp._target.versions import AUTO
 from onnxamp._tuning.arguments import Search, with_rounder
@@ -181,13 +181,19 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
     judge = Judge(search.metric, search.tolerance, _listed(model, search.metric), search.accept)
     judge.made()  # checks it, too
     samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
-    with search.place.sharing(len(samples), gpus=backend.provider == "cuda") as workers:
+    with (
+        opened(search.state, renew=search.renews) as state,
+        search.place.sharing(len(samples), gpus=backend.provider == "cuda") as workers,
+    ):
         shared = Shared(workers, judge, samples, rounder)
-        options = with_ranges(model, options, samples, search.provider, workers=workers)
-        return tune_both(model, options, search, samples, partial(_tune_once, model, backend, shared), workers)
+        measured = partial(with_ranges, model, samples=samples, provider=search.provider, workers=workers, state=state)
+        once = partial(_tune_once, model, backend, shared, state)
+        return tune_both(measured(options), search, once, measured)
 
 
-def _tune_once(model: Model, backend: Backend, shared: Shared, options: Options, search: Search) -> Tuned:
+def _tune_once(
+    model: Model, backend: Backend, shared: Shared, state: State | None, options: Options, search: Search
+) -> Tuned:
     """:func:`tune` with the exponents of the options."""
     device, samples, judge = device_called(search.device), shared.samples, shared.judge.made()
     usual = replace(options, level=Level.O2)
@@ -206,14 +212,11 @@ def _tune_once(model: Model, backend: Backend, shared: Shared, options: Options,
     ready = model if graph.model is model.proto else Model(graph.model, graph.folder)
     if not backend.emulated and ready.path is None:
         ready = Model(ready.embedded())  # a session finds weights beside a file, or in the model
-    with (
-        opened(search.state, renew=search.renews) as kept,
-        TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder,
-    ):
-        part = None
-        if kept is not None:
-            facts = _facts(ready, space, options, search, backend, samples)
-            part = kept.part(_PARTS[options.rescaling is not None], facts, renew=search.renews)
+    part = None
+    if state is not None:
+        facts = _facts(ready, space, options, search, backend, samples)
+        part = state.part(_PARTS[options.rescaling is not None], facts, renew=search.renews)
+    with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
         job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, Path(folder), search.budget)
         tuned = _tuned(job, search, live, device)
     plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *upgraded.refused))

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from commands import CLASSIFIER, MODELS, report_of, run
+from graphs.case import parse
 from states import samples_in
 
 import onnxamp
@@ -203,3 +204,50 @@ def test_a_check_of_what_runs_in_float16_everywhere() -> None:
     for _ in range(2):
         kept = run(*arguments, "--state", "s")
         assert report_of(kept) == report_of(wanted)
+
+
+# --- ranges -----------------------------------------------------------------------------------------------------
+
+
+OVERFLOWS = """(float[1,2] X) => (float[1,2] Y) <float[2,2] w = {300, 1, 2, 300}, float[2,2] v = {0.001, 0, 0, 0.001}> {
+    [up] H = MatMul (X, w)
+    [again] K = MatMul (H, w)
+    [down] Y = MatMul (K, v)
+}"""
+
+
+@pytest.mark.parametrize("jobs", [None, 2], ids=["here", "workers"])
+@pytest.mark.usefixtures("forked")
+def test_ranges_are_measured_once(jobs: int | None) -> None:
+    """Of all samples, however often the tuning is interrupted."""
+    model, samples = parse(OVERFLOWS), [{"X": np.full((1, 2), number + 1, np.float32)} for number in range(4)]
+    wanted = onnxamp.tune_model(model, 1e-2, samples=samples, provider="cpu")
+
+    def interrupt(text: str, *_: int) -> None:
+        raise KeyboardInterrupt(text)
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            onnxamp.tune_model(model, 1e-2, samples=samples, provider="cpu", state="s", jobs=jobs, progress=interrupt)
+        assert Path("s").read_text().count('"key": "ranges ') == 4
+    assert onnxamp.tune_model(model, 1e-2, samples=samples, provider="cpu", state="s", jobs=jobs) == wanted
+    assert wanted[1].exponents is not None
+
+
+@pytest.mark.parametrize("jobs", [None, 2], ids=["here", "workers"])
+@pytest.mark.usefixtures("forked")
+def test_a_converted_model_is_judged_once_on_each_sample(jobs: int | None) -> None:
+    """What is killed while it judges the result of a tuning on many samples goes on with the next."""
+    samples = random_samples(model("recurrent"), 20)
+    options: dict[str, Any] = {"samples": samples, "provider": "cpu"}
+    wanted = onnxamp.tune_model(model("recurrent"), 5e-4, **options)
+    assert onnxamp.tune_model(model("recurrent"), 5e-4, **options, state="s", jobs=jobs) == wanted
+    lines = Path("s").read_text().splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if '"key": "judged ' in line)
+    judged = [line for line in lines if '"key": "judged ' in line]
+    assert len(judged) % 20 == 0
+    Path("s").write_text("".join(lines[: first + 7]))  # as a process that was killed then leaves it
+    made, tuned = onnxamp.tune_model(model("recurrent"), 5e-4, **options, state="s", jobs=jobs)
+    assert (made, tuned.candidates, tuned.error) == (wanted[0], wanted[1].candidates, wanted[1].error)
+    again = [line for line in Path("s").read_text().splitlines(keepends=True) if '"key": "judged ' in line]
+    assert sorted(again) == sorted(judged)
