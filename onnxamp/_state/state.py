@@ -12,7 +12,7 @@ says what.
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
@@ -180,7 +180,7 @@ def opened(given: StateLike, *, renew: bool = False) -> Iterator[State | None]:
     Args:
         given: the file. One behind a URL is uploaded every few seconds, and at the end; nothing locks it. A state that
             is open stays open; None for None.
-        renew: replace what is no state.
+        renew: replace what is no state, and wait while another process has it open, which a killed run may have left.
 
     Raises:
         ArgumentError: the file is no state, or another process has it open. OutputError: it cannot be written.
@@ -195,7 +195,7 @@ def opened(given: StateLike, *, renew: bool = False) -> Iterator[State | None]:
         raise _unwritable(path, error) from None
     with file:
         state = State(path, file)
-        _lock(path, file)
+        _lock(path, file, wait=renew)
         try:
             state._load()
         except (ValueError, RecursionError) as error:
@@ -222,18 +222,17 @@ def _remote(path: Path) -> BytesIO:
         return BytesIO()
 
 
-def _lock(path: Path, file: BinaryIO) -> None:
+def _lock(path: Path, file: BinaryIO, *, wait: bool) -> None:
     if isinstance(file, BytesIO):
         return
     try:
-        lock(file.fileno(), wait=False)
+        lock(file.fileno(), wait=wait)
     except BlockingIOError:
         raise ArgumentError(
             f"Another process is using the state file {str(path)!r}: wait for it to end, or name another file."
         ) from None
     except OSError:  # this file system has no locks
-        with suppress(OSError):
-            file.flush()
+        return
 
 
 def _unwritable(path: Path, error: OSError) -> OutputError:

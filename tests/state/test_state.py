@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Timer
 
 import fsspec
 import pytest
@@ -139,6 +140,30 @@ def test_two_at_once_are_refused(path: Path) -> None:
     with opened(path), pytest.raises(ArgumentError, match="Another process is using the state file"), opened(path):
         pass
     filled(path, a=1)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="nothing is locked there")
+def test_what_may_be_renewed_waits_for_a_process_that_was_left_behind(path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from onnxamp._state.state import opened\n"
+        "with opened(Path(sys.argv[1])) as state:\n"
+        "    print('open', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    state.part('comparison', {'the model': 'm', 'the inputs': 'i'})['a'] = 1\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        with pytest.raises(ArgumentError), opened(path):
+            pass
+        Timer(0.2, lambda: print(file=process.stdin, flush=True)).start()
+        with opened(path, renew=True) as state:
+            assert isinstance(state, State)
+            assert dict(state.part("comparison", FACTS)) == {"a": 1}
 
 
 def test_a_state_behind_a_url() -> None:
