@@ -1,6 +1,6 @@
 """Running a model piece by piece with every float measured; :mod:`onnxamp._numerics.watch` defines what is a fault."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
@@ -8,7 +8,7 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp._numerics.sample_check import CheckedSample, CheckWork, SampleCheck, watched_run
-from onnxamp._numerics.seen import SeenRun
+from onnxamp._numerics.seen import SeenRun, SeenWork
 from onnxamp._numerics.watch import WatchedRun
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.advice import input_failure
@@ -22,7 +22,6 @@ from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET
-from onnxamp._runtime.values import Feed
 from onnxamp._state.state import Facts, StateLike, fingerprint, opened
 from onnxamp._workers.executor import Crash, Workers
 from onnxamp._workers.place import Place
@@ -69,8 +68,8 @@ def check_run(
 
     Args:
         model: a ModelProto with its weights loaded, a path, or an onnx-graphsurgeon Graph.
-        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
-            samples (with ``seed``, and sizes of named dimensions from ``dims``).
+        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts, which are taken one by one.
+            None for ``count`` random samples (with ``seed``, and sizes of named dimensions from ``dims``).
         provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
             device.
         ops: the op types to look at; None for all.
@@ -78,8 +77,7 @@ def check_run(
         keep: names of nodes to compute in float32, as if the model had been converted so.
         budget: bytes of values and weights to hold at a time besides the model itself.
         progress: called with the work that is done and all there is to do.
-        jobs: worker processes that share several samples; None for this process, which a plugin provider and ``stop``
-            need.
+        jobs: worker processes that share several samples; None for this process.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
         state: a file that keeps what each sample showed, so that an interrupted check goes on with the others. Not with
             ``stop``.
@@ -111,12 +109,16 @@ def check_run(
             facts = _depends_on(one, chosen, keep, budget, samples)
             kept = KeptSamples(file.part("check", facts), samples, CheckedSample)
         ops = ops or OpFilter()
-        report = RunCheck(engine_name(chosen, "float32"), samples.description, len(samples), (), None)
-        if is_plugin(chosen):
-            return _check_seen(report, SeenRun.of(one, chosen, budget), samples, ops, progress, kept)
-        executable = Executable(one, chosen, emulated=True, whole=False, budget=budget)
-        with Place(jobs, cluster).sharing(len(samples), gpus=chosen == "cuda") as workers:
-            return _checked(report, _Checked(executable, ops, keep, stop=stop), workers, samples, progress, kept)
+        report = RunCheck(engine_name(chosen, "float32"), samples.description, samples.taken, (), None)
+        with Place(jobs, cluster).sharing(samples.counted, gpus=chosen == "cuda") as workers:
+            if is_plugin(chosen):
+                run = SeenRun.of(one, chosen, budget)
+                report = _check_seen(report, run, workers, samples, ops, progress, kept)
+            else:
+                executable = Executable(one, chosen, emulated=True, whole=False, budget=budget)
+                checked = _Checked(executable, ops, keep, stop=stop)
+                report = _checked(report, checked, workers, samples, progress, kept)
+        return replace(report, inputs=samples.summary, samples=samples.taken)
 
 
 def _depends_on(model: Model, provider: Provider, keep: frozenset[str], budget: int, samples: Samples) -> Facts:
@@ -137,11 +139,9 @@ def _checked(
     """:func:`check_run` by emulation."""
     model, provider = checked.executable.model, checked.executable.provider
     for number, trouble in enumerate(checked.run(workers, samples, progress, kept)):
-        if isinstance(trouble, Crash):
-            return replace(report, skipped=f"The model does not run (sample {number + 1}): {trouble}")
         if trouble is not None:
-            text = input_failure("The model does not run", trouble, samples, number, model)
-            return replace(report, skipped=text)
+            return replace(report, skipped=_in_vain(trouble, samples, number, model))
+        samples.forget(number)
     parts = checked.parts
     checked.ops.check({op_key(node) for part in parts for node in part.watched.runner.flow.nodes})
     parts.sort(key=lambda part: part.first_bad() is None)  # those with a fault first; the sort is stable
@@ -154,24 +154,34 @@ def _checked(
     return replace(report, ran_on=where, values=tuple(values.values()), first_bad=parts[0].first_bad())
 
 
+def _in_vain(trouble: RuntimeFailure | Crash, samples: Samples, number: int, model: Model) -> str:
+    """A sentence about a sample on which the model does not run."""
+    if isinstance(trouble, Crash):
+        return f"The model does not run (sample {number + 1}): {trouble}"
+    return input_failure("The model does not run", trouble, samples, number, model)
+
+
 def _check_seen(
-    report: RunCheck, run: SeenRun, samples: Samples, ops: OpFilter, progress: Progress | None,
-    kept: KeptSamples[CheckedSample] | None,
+    report: RunCheck, run: SeenRun, workers: Workers | None, samples: Samples, ops: OpFilter,
+    progress: Progress | None, kept: KeptSamples[CheckedSample] | None,
 ) -> RunCheck:  # fmt: skip
     """:func:`check_run` on an engine that computes low precision itself."""
-    model = run.result.model
+    one, last = run.result, 0
 
     def measure(number: int) -> CheckedSample | RuntimeFailure:
-        try:
-            return run.run(check_inputs(model.proto, samples[number]), part_of(progress, number, len(samples)))
-        except RuntimeFailure as error:
-            return error
+        return run.check(samples[number], part_of(progress, number, samples.expected))
 
-    for number, found in enumerate(each_sample(samples, kept, run.prepare, measure)):
-        if isinstance(found, RuntimeFailure):
-            return replace(report, skipped=input_failure("The model does not run", found, samples, number, model))
+    if workers is None:
+        found_all = each_sample(samples, kept, run.prepare, measure)
+    else:
+        work = SeenWork(SentModel.of(one.model), one.provider, one.budget, next(sent_samples(samples)))
+        found_all = run_samples(workers, work, samples, progress, kept)
+    for last, found in enumerate(found_all):
+        if not isinstance(found, CheckedSample):
+            return replace(report, skipped=_in_vain(found, samples, last, one.model))
         run.add(found)
-    rows = run.checks(check_inputs(model.proto, samples[len(samples) - 1]))
+        samples.forget(last)
+    rows = run.checks(check_inputs(one.model.proto, samples[last]))
     ops.check({row.op for row in rows})
     rows = tuple(row for row in rows if ops.takes(row.op))
     return replace(report, values=rows, first_bad=next((_in_words(row) for row in rows if row.fault), None))
@@ -183,16 +193,6 @@ class _Part:
 
     watched: WatchedRun
     ops: OpFilter
-    stop: bool
-
-    def run(self, feeds: Mapping[str, Feed], progress: Progress | None) -> None:
-        total, done = len(self.watched.runner.flow.nodes), 0
-        for part in self.watched.parts(feeds):
-            done += len(part)
-            if progress is not None:
-                progress(done, total)
-            if self.stop and self.first_bad() is not None:
-                return
 
     def values(self) -> tuple[ValueCheck, ...]:
         return tuple(row for row in self.watched.checks() if self.ops.takes(row.op))
@@ -215,65 +215,44 @@ class _Checked:
         self, workers: Workers | None, samples: Samples, progress: Progress | None,
         kept: KeptSamples[CheckedSample] | None,
     ) -> Iterator[RuntimeFailure | Crash | None]:  # fmt: skip
-        """Measure one sample after the other, and yield what prevented it."""
-        if self.stop:
-            if workers is not None:
-                raise ArgumentError(
-                    "To stop at the first fault, samples run one after another: leave out jobs and cluster."
-                )
-            yield from self._until_fault(samples, progress)
-            return
+        """Measure one sample after the other, or up to the first fault, and yield what prevented it."""
         one, choices = self.executable, None
-        found_all = self._here(samples, progress, kept) if workers is None else self._elsewhere(
-            workers, samples, progress, kept
-        )  # fmt: skip
-        for number, found in enumerate(found_all):
-            if isinstance(found, (RuntimeFailure, Crash)):
-                yield found
-                continue
-            if choices != found.choices:  # samples that take other branches are measured apart
-                choices = found.choices
-                self.parts.append(self._part(one.prepare(check_inputs(one.model.proto, samples[number]))))
-            self.parts[-1].watched.join(found.values, found.inputs)
-            yield None
+        for number, pieces in enumerate(self._pieces(workers, samples, progress, kept)):
+            trouble = None
+            for found in pieces:
+                if not isinstance(found, CheckedSample):
+                    trouble = found
+                    break
+                if choices != found.choices:  # samples that take other branches are measured apart
+                    choices = found.choices
+                    self.parts.append(self._part(one.prepare(check_inputs(one.model.proto, samples[number]))))
+                self.parts[-1].watched.join(found.values, found.inputs)
+                if self.stop and self.parts[-1].first_bad() is not None:
+                    return
+            yield trouble
 
-    def _until_fault(self, samples: Samples, progress: Progress | None) -> Iterator[RuntimeFailure | None]:
-        """Measure up to the first fault."""
-        runner: Runner | None = None
-        for number, sample in enumerate(samples):
-            feeds = check_inputs(self.executable.model.proto, sample)
-            try:
-                now = self.executable.prepare(feeds)
-                if now is not runner:
-                    runner = now
-                    self.parts.append(self._part(now))
-                self.parts[-1].run(feeds, part_of(progress, number, len(samples)))
-                yield None
-            except RuntimeFailure as error:
-                yield error
-            if self.parts[-1].first_bad() is not None:
-                return
+    def _pieces(
+        self, workers: Workers | None, samples: Samples, progress: Progress | None,
+        kept: KeptSamples[CheckedSample] | None,
+    ) -> Iterator[Iterable[CheckedSample | RuntimeFailure | Crash]]:  # fmt: skip
+        """What each sample shows: all at once, or part by part where the first fault ends it."""
+        one, inner = self.executable, SampleCheck(self.executable, self.keep)
 
-    def _here(
-        self, samples: Samples, progress: Progress | None, kept: KeptSamples[CheckedSample] | None
-    ) -> Iterator[CheckedSample | RuntimeFailure]:
-        one = SampleCheck(self.executable, self.keep)
+        def told(number: int) -> Progress | None:
+            return part_of(progress, number, samples.expected)
 
-        def measure(number: int) -> CheckedSample | RuntimeFailure:
-            return one.check(samples[number], part_of(progress, number, len(samples)))
-
-        return each_sample(samples, kept, one.prepare, measure)
-
-    def _elsewhere(
-        self, workers: Workers, samples: Samples, progress: Progress | None, kept: KeptSamples[CheckedSample] | None
-    ) -> Iterator[CheckedSample | RuntimeFailure | Crash]:
-        one = self.executable
-        work = CheckWork(SentModel.of(one.model), one.provider, self.keep, one.budget, next(sent_samples(samples)))
-        return run_samples(workers, work, samples, progress, kept)
+        if workers is not None:
+            first = next(sent_samples(samples))
+            work = CheckWork(SentModel.of(one.model), one.provider, self.keep, one.budget, first, self.stop)
+            results = run_samples(workers, work, samples, progress, kept)
+            return (found if isinstance(found, list) else [found] for found in results)
+        if self.stop:
+            return (inner.parts(samples[number], told(number)) for number in samples.numbers())
+        measured = each_sample(samples, kept, inner.prepare, lambda number: inner.check(samples[number], told(number)))
+        return ([found] for found in measured)
 
     def _part(self, runner: Runner) -> _Part:
-        watched = watched_run(runner, self.executable.provider, self.keep, self.executable.budget)
-        return _Part(watched, self.ops, stop=self.stop)
+        return _Part(watched_run(runner, self.executable.provider, self.keep, self.executable.budget), self.ops)
 
 
 def _in_words(row: ValueCheck) -> FirstBad:

@@ -121,7 +121,7 @@ def diff_models(
     chosen = choose_provider(provider, whole=not layers and whole is not False)
     with (
         opened(state) as kept,
-        Place(jobs, cluster).sharing(len(samples), gpus=chosen == "cuda") as workers,
+        Place(jobs, cluster).sharing(samples.counted, gpus=chosen == "cuda") as workers,
     ):
         comparison = Comparison.of(
             one, samples, limits, chosen, whole=whole, budget=budget, metric=metric, target=target, workers=workers
@@ -203,8 +203,8 @@ class Comparison:
         report = self._compared(other, bool(layers), progress, part)
         if layers is None and not report.passed and report.outputs and self.provider != BROWSER:
             deep = self._compared(other, True, progress, part)
-            return replace(report, first_bad=deep.first_bad, layers=deep.layers)
-        return report
+            report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
+        return replace(report, inputs=self.samples.summary, samples=self.samples.taken)
 
     def _depends_on(self, other: Executable) -> Facts:
         """What the measurements depend on."""
@@ -226,7 +226,7 @@ class Comparison:
         one, samples = self.reference, self.samples
         report = DiffReport(
             one.model.label, other.model.label, engine_name(self.provider, "float32"), samples.description,
-            len(samples), "float32",
+            samples.taken, "float32",
         )  # fmt: skip
         tally = Tally(self.limits.accept)
         what = "layers of sample" if layers else "sample"
@@ -248,9 +248,7 @@ class Comparison:
                     return replace(report, failure=f"The result does not run: {found.failure}")
                 report = replace(report, noise=found.noise) if found.noise is not None else report
                 tally.add(number, found)
-                _LOG.debug("compared sample %d of %d", number + 1, len(samples))
-        if note := _left_to_cpu(other):
-            tally.notes[note] = None
+                _LOG.debug("compared sample %d of %d", number + 1, samples.taken)
         report = finished(report, tally, self.limits)
         _LOG.info(
             "compared %s with %s on %s: %s", other.model.label, one.model.label, report.ran_on,
@@ -269,7 +267,7 @@ class Comparison:
         )  # fmt: skip
 
         def measure(number: int) -> SampleDiff:
-            return run.diff(number, samples[number], part_of(progress, number, len(samples)))
+            return run.diff(number, samples[number], part_of(progress, number, samples.expected))
 
         yield from each_sample(samples, kept, run.prepare, measure)
 
@@ -287,11 +285,3 @@ class Comparison:
             self.whole, self.selected, self.limits.accept, layers, next(sent_samples(self.samples)),
         )  # fmt: skip
         yield from run_samples(workers, work, self.samples, progress, kept)
-
-
-def _left_to_cpu(result: Executable) -> str | None:
-    """A sentence about the nodes that the engine left to the CPU."""
-    left = result.left_to_cpu()
-    listed = [f"{op} ({times})" for op, times in left.most_common(5)]
-    more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
-    return f"The engine left {left.total()} nodes to the CPU: {', '.join(listed)}{more}." if left else None

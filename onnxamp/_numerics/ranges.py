@@ -93,7 +93,7 @@ def measured_ranges(
     profile = emulated_arithmetic(options.target) if options.rescale and options.low is FLOAT16 else None
     proto, inner = with_body_ranges(graph)
     wide, watched = Graph.of(proto, graph.folder) if inner else graph, list[Watch]()
-    if profile is not None and len(samples):
+    if profile is not None and samples.has(0):
         proto, watched = with_magnitudes(wide, profile)
     written = model if proto is model.proto else Model(proto, graph.folder)
     largest = largest_magnitudes(written, samples, provider, progress, workers, state)
@@ -169,7 +169,7 @@ def _here(
     for number, found in enumerate(each_sample(samples, kept, one.prepare, lambda number: one.run(samples[number]))):
         yield found
         if progress is not None:
-            progress(number + 1, len(samples))
+            progress(number + 1, samples.expected)
 
 
 def _elsewhere(

@@ -1,8 +1,9 @@
 """Checking a model on one sample, here or in a worker process: every float is measured."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from onnx import TensorProto
 
@@ -50,6 +51,20 @@ class SampleCheck:
         Raises:
             ArgumentError: the sample does not fit the model.
         """
+        values, inputs = dict[str, Measurement](), dict[str, Measurement]()
+        for found in self.parts(sample, progress):
+            if isinstance(found, RuntimeFailure):
+                return found
+            values |= found.values
+            inputs |= found.inputs
+        return CheckedSample(self.executable.choices, values, inputs)
+
+    def parts(self, sample: Sample, progress: Progress | None = None) -> Iterator[CheckedSample | RuntimeFailure]:
+        """What each part of the model shows as soon as it has run; why the model does not run ends it.
+
+        Raises:
+            As :meth:`check`.
+        """
         one, done = self.executable, 0
         feeds = check_inputs(one.model.proto, sample)
         try:
@@ -61,9 +76,13 @@ class SampleCheck:
                 done += len(part)
                 if progress is not None:
                     progress(done, len(watched.runner.flow.nodes))
+                yield CheckedSample(one.choices, watched.values, watched.inputs)
+                watched.values, watched.inputs = {}, {}
         except RuntimeFailure as error:
-            return error
-        return CheckedSample(one.choices, watched.values, watched.inputs)
+            yield error
+            return
+        if not done:
+            yield CheckedSample(one.choices, watched.values, watched.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +94,18 @@ class CheckWork:
     keep: frozenset[str]
     budget: int
     first: SentSample
+    apart: bool = False
+    """Whether to tell what each part of the model shows, as :meth:`SampleCheck.parts`."""
     surroundings: Surroundings = field(default_factory=Surroundings.here)
 
-    def __call__(self, _: Memory) -> Callable[[SentSample], CheckedSample | RuntimeFailure]:
+    def __call__(self, _: Memory) -> Callable[[SentSample], Any]:
         """The model is read, and prepared for the first sample."""
         self.surroundings.enter()
         executable = Executable(self.model.opened(), self.provider, emulated=True, whole=False, budget=self.budget)
         one = SampleCheck(executable, self.keep)
         with suppress(OnnxAmpError):  # as its own item will tell
             one.prepare(self.first.read())
-        return lambda item: one.check(item.read())
+        return lambda item: list(one.parts(item.read())) if self.apart else one.check(item.read())
 
 
 def watched_run(runner: Runner, provider: Provider, keep: frozenset[str], budget: int) -> WatchedRun:

@@ -116,7 +116,7 @@ class SampleRun:
             layers=tuple(_layers(*flows, walked.compared)), tokens=tuple(self._tokens(number, feeds, flows[0], walked)),
             mismatches=tuple(_mismatches(walked)),
             rejected=None if accept is None or accept.takes(walked.reference, walked.result) else accept.name,
-            notes=tuple(nan_inputs(feeds)),
+            notes=(*nan_inputs(feeds), *_left_to_cpu(self.result)),
         )  # fmt: skip
 
     def prepare(self, sample: Sample) -> None:
@@ -265,6 +265,15 @@ def nan_inputs(feeds: Mapping[str, Feed]) -> Iterator[str]:
     for name, feed in feeds.items():
         if isinstance(feed, np.ndarray) and feed.dtype.kind == "f" and (count := int(np.isnan(feed).sum())):
             yield f"Input {name!r} holds NaN in {count:,} of {feed.size:,} elements."
+
+
+def _left_to_cpu(result: Executable) -> Iterator[str]:
+    """A sentence about the nodes that the engine left to the CPU."""
+    left = result.left_to_cpu()
+    listed = [f"{op} ({times})" for op, times in left.most_common(5)]
+    more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
+    if left:
+        yield f"The engine left {left.total()} nodes to the CPU: {', '.join(listed)}{more}."
 
 
 def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iterator[LayerDiff]:

@@ -23,7 +23,8 @@ def input_failure(text: str, error: RuntimeFailure, samples: Samples, number: in
     Raises:
         ArgumentError: the inputs are the user's, and the model had loaded: they do not fit it.
     """
-    which = f" (sample {number + 1} of {len(samples)})" if len(samples) > 1 else ""
+    counted = f" of {samples.counted}" if samples.counted is not None else ""
+    which = f" (sample {number + 1}{counted})" if samples.counted != 1 else ""
     sentence = f"{text}{which}: {error}"
     if not error.loaded:
         return sentence

@@ -14,8 +14,8 @@ from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model
 from onnxamp._model.protos import has_external_data, tensors_of
 from onnxamp._model.weights import blocks_of, read_array
-from onnxamp._runtime.sample_files import read_json, read_npz
-from onnxamp._runtime.samples import Samples, read_one
+from onnxamp._runtime.sample_files import read_json, read_npz, read_one
+from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.spill import is_large
 from onnxamp._state.state import fingerprint
 

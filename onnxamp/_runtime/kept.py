@@ -68,7 +68,7 @@ def each_sample(
         OutputError: the state file cannot be written.
     """
     is_prepared = False
-    for number in range(len(samples)):
+    for number in samples.numbers():
         if kept is not None and number in kept:
             yield kept[number]
             continue

@@ -10,7 +10,8 @@ import math
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
@@ -24,8 +25,11 @@ Array: TypeAlias = npt.NDArray[Any]
 Span: TypeAlias = tuple[int, int]
 """Offsets of the first byte and of the byte after the last."""
 
-ARCHIVE_START: Final = (b"PK\x03\x04", b"PK\x05\x06")
+_ARCHIVE_START: Final = (b"PK\x03\x04", b"PK\x05\x06")
 """First bytes of an archive; the second is an empty one."""
+
+_SUFFIXES: Final = frozenset({".npz", ".json"})
+"""Of files that hold samples."""
 
 _READ_FAILURES: Final = (
     OSError, EOFError, ValueError, MemoryError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error,
@@ -261,7 +265,7 @@ def _encoded(content: Mapping[str, Any]) -> Array:
         data = base64.b64decode(text, validate=True)
     except ValueError:
         data = text.encode("latin-1")  # the first versions wrote bytes as they are, and archives of one array
-    if not data.startswith(ARCHIVE_START):
+    if not data.startswith(_ARCHIVE_START):
         return _read_npy(BytesIO(data), len(data))
     with zipfile.ZipFile(BytesIO(data)) as archive:
         members = archive.infolist()
@@ -281,3 +285,43 @@ def _listed(content: Any) -> Array:
     with np.errstate(over="ignore"):
         single = array.astype(np.float32)
     return single if np.array_equal(np.isinf(single), np.isinf(array)) else array
+
+
+def folder_readers(path: Path) -> list[Callable[[], Mapping[str, Any]]]:
+    """What reads each sample of a folder, in natural order of the names of their files."""
+    files = [file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file()]
+    if not files:
+        raise ArgumentError(f"The folder {quoted(path)} holds no .npz or .json file: save one per sample there.")
+    return [partial(read_one, file) for file in sorted(files, key=_natural)]
+
+
+def _natural(path: Path) -> tuple[list[tuple[int, str]], str]:
+    """Sorts numbers in names by size, and equal ones by how they are written."""
+    parts = re.split("([0-9]+)", path.name)
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts], path.name
+
+
+def read_one(path: Path) -> Mapping[str, Any]:
+    """The sample of a file that holds one."""
+    readers = file_readers(path)
+    if len(readers) != 1:
+        raise ArgumentError(
+            f"{quoted(path)} holds {len(readers)} samples, but files of a folder hold one each: name the file itself."
+        )
+    return readers[0]()
+
+
+def file_readers(path: Path) -> list[Callable[[], Mapping[str, Any]]]:
+    """What reads each sample of a file."""
+    if not path.exists():
+        raise ArgumentError(f"Cannot read inputs from {quoted(path)}: there is no such file.")
+    if not path.is_file():
+        raise ArgumentError(f"Cannot read inputs from {quoted(path)}: it is neither a file nor a folder.")
+    with path.open("rb") as stream:
+        start = stream.read(8)
+    if start.startswith(np.lib.format.MAGIC_PREFIX):
+        text = f"{quoted(path)} holds one array without a name: save inputs with numpy.savez(path, name=array)."
+        raise ArgumentError(text)
+    if start.startswith(_ARCHIVE_START) or path.suffix.lower() == ".npz":
+        return [partial(read_npz, path)]
+    return [partial(read_json, path, span) for span in json_samples(path)]

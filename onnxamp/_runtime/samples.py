@@ -9,8 +9,10 @@ source                 samples
 folder                 one per ``.npz`` and ``.json`` file, in natural order of their names (2 before 10)
 dict of arrays         one
 array                  one, of a model with one input
-iterable of these      one per item; they are kept in memory. A tuple holds arrays in the order of the model's
-                       inputs; what follows them, such as labels, is left out. Loaders of PyTorch yield these
+list of these          one per item. A tuple holds arrays in the order of the model's inputs; what follows them, such
+                       as labels, is left out
+other iterable         likewise: a generator, or a loader of PyTorch. Items are taken one by one, when they are needed,
+                       and kept for another pass, beyond 64 MB in files (:mod:`onnxamp._runtime.spool`)
 Dataset of Ray         one per row: a column is an input; rows are read where they are needed
 nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), each with a seed of its own
 =====================  ==============================================================================================
@@ -19,14 +21,14 @@ nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), ea
 model.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, takewhile
+from itertools import count as counting
+from operator import length_hint
 from os import PathLike
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import ModelProto
@@ -37,21 +39,19 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.dataset import is_dataset, row_readers
 from onnxamp._runtime.random_inputs import InputMaker, input_maker
-from onnxamp._runtime.sample_files import ARCHIVE_START, json_samples, quoted, read_json, read_npz
+from onnxamp._runtime.sample_files import file_readers, folder_readers, quoted
+from onnxamp._runtime.spool import Spool
 from onnxamp._runtime.values import Feed, as_array, is_array
 
 Sample: TypeAlias = Mapping[str, Feed]
 
-_MOST: Final = 64
-"""Items that are taken out of what is no sequence: a loader may have no end."""
-_SUFFIXES: Final = frozenset({".npz", ".json"})
-
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A fixed number of samples. Each is read anew whenever it is asked for, so that one at a time is in memory.
+    """Samples. Each is read anew whenever it is asked for, so that one at a time is in memory.
 
     Iterating and indexing give dicts of arrays by input name (lists of arrays for sequences, None for empty optionals).
+    Where they come out of an iterator, their number is known at its end, to which ``len`` goes.
 
     Example:
         >>> import onnxamp
@@ -75,6 +75,44 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.readers)
+
+    @property
+    def counted(self) -> int | None:
+        """Their number; None as long as more may come out of an iterator."""
+        readers = self.readers
+        return len(readers) if not isinstance(readers, Spool) or readers.is_ended else None
+
+    @property
+    def expected(self) -> int:
+        """Their number, or what the iterator says of it; 0 if nothing is known."""
+        if self.counted is None and isinstance(self.readers, Spool):
+            return self.readers.expected and max(self.readers.expected, self.taken)
+        return len(self)
+
+    @property
+    def taken(self) -> int:
+        """Their number so far."""
+        return self.readers.taken if isinstance(self.readers, Spool) else len(self.readers)
+
+    @property
+    def summary(self) -> str:
+        """The description, with the number of those that came out of an iterator so far."""
+        if not isinstance(self.readers, Spool):
+            return self.description
+        return f"{_count(self.taken, 'sample')}{self.description.removeprefix('samples')}"
+
+    def has(self, number: int) -> bool:
+        """Whether there is one of that number; those before it are taken out of an iterator."""
+        return self.readers.has(number) if isinstance(self.readers, Spool) else number < len(self.readers)
+
+    def numbers(self) -> Iterator[int]:
+        """Their numbers, as far as there are any when the next one is asked for."""
+        return takewhile(self.has, counting())
+
+    def forget(self, number: int) -> None:
+        """Note that those before a number, but for the first one, are not read again."""
+        if isinstance(self.readers, Spool):
+            self.readers.forget(number)
 
     def __iter__(self) -> Iterator[Sample]:
         return (read() for read in self.readers)
@@ -102,10 +140,9 @@ def as_samples(
     """Samples from whatever a public function was given; at least one.
 
     Args:
-        samples: Samples, a path, a Ray Dataset, a dict of arrays, or an iterable of dicts, tuples or arrays, whose
-            items are kept in memory; of one that is no sequence, such as a loader, the first 64. Tensors with a method
-            ``numpy`` are arrays. None for random samples of ``model``, for which ``count``, ``seed`` and ``dims`` are
-            meant.
+        samples: Samples, a path, a Ray Dataset, a dict of arrays, or an iterable of dicts, tuples or arrays, which must
+            have an end. Tensors with a method ``numpy`` are arrays. None for random samples of ``model``, for which
+            ``count``, ``seed`` and ``dims`` are meant.
         model, count, seed, dims: as for :func:`random_samples`.
 
     Raises:
@@ -118,7 +155,7 @@ def as_samples(
         return load_samples(samples)
     if not isinstance(samples, Samples):
         samples = given_samples(samples, model)
-    if not len(samples):
+    if not samples.has(0):
         raise ArgumentError("There is no sample to run the model on.")
     return samples
 
@@ -136,13 +173,32 @@ def given_samples(given: Any, model: ModelSource) -> Samples:
         return Samples("the given inputs", [partial(dict, _sample(given, given, model))])
     if not isinstance(given, Iterable):
         raise _wrong_type(f"not {type(given).__name__}")
-    items = list(given if isinstance(given, Sequence) else islice(given, _MOST))
-    samples = [_sample(item, given, model) for item in items]
-    first = "" if isinstance(given, Sequence) or len(items) < _MOST else "the first "
-    pairs = zip(items, samples, strict=True)
-    left = max((len(item) - len(sample) for item, sample in pairs if _is_tuple(item)), default=0)
-    without = f", without the last {_count(left, 'array')} of each" if left else ""
-    return Samples(f"{first}{_count(len(items), 'given sample')}{without}", [partial(dict, item) for item in samples])
+    if not isinstance(given, (list, tuple)):
+        return _streamed(given, model)
+    samples = [_sample(item, given, model) for item in given]
+    without = _without(max((_left(*pair) for pair in zip(given, samples, strict=True)), default=0))
+    return Samples(f"{_count(len(given), 'given sample')}{without}", [partial(dict, item) for item in samples])
+
+
+def _streamed(given: Iterable[Any], model: ModelSource) -> Samples:
+    """Samples that are taken out of an iterable, once."""
+    items, kind = iter(given), type(given).__name__
+    first = next(items, None)
+    if first is None:
+        return Samples("no samples", [])
+    left, source = _left(first, _sample(first, given, model)), chain([first], items)
+    spool = Spool((_sample(item, given, model) for item in source), kind, length_hint(given))
+    spool.has(1)  # so that what is one sample is known to be one
+    return Samples(f"samples of a {kind}{_without(left)}", spool)
+
+
+def _left(item: Any, sample: Sample) -> int:
+    """How many arrays of an item are left out."""
+    return len(item) - len(sample) if _is_tuple(item) else 0
+
+
+def _without(left: int) -> str:
+    return f", without the last {_count(left, 'array')} of each" if left else ""
 
 
 def _is_tuple(item: Any) -> bool:
@@ -202,51 +258,13 @@ def load_samples(path: str | PathLike[str]) -> Samples:
     path = as_path(path)
     readers: Sequence[Callable[[], Sample]]
     try:
-        readers = _folder(path) if path.is_dir() else _file(path)
+        readers = folder_readers(path) if path.is_dir() else file_readers(path)
     except (OSError, ValueError) as error:
         if isinstance(error, ArgumentError):
             raise
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(f"Cannot read inputs from {quoted(path)}: {reason}.") from error
     return Samples(f"{_count(len(readers), 'sample')} of {quoted(path)}", readers)
-
-
-def _folder(path: Path) -> list[Callable[[], Sample]]:
-    files = [file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file()]
-    if not files:
-        raise ArgumentError(f"The folder {quoted(path)} holds no .npz or .json file: save one per sample there.")
-    return [partial(read_one, file) for file in sorted(files, key=_natural)]
-
-
-def _natural(path: Path) -> tuple[list[tuple[int, str]], str]:
-    """Sorts numbers in names by size, and equal ones by how they are written."""
-    parts = re.split("([0-9]+)", path.name)
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts], path.name
-
-
-def read_one(path: Path) -> Sample:
-    """The sample of a file that holds one."""
-    readers = _file(path)
-    if len(readers) != 1:
-        raise ArgumentError(
-            f"{quoted(path)} holds {len(readers)} samples, but files of a folder hold one each: name the file itself."
-        )
-    return readers[0]()
-
-
-def _file(path: Path) -> list[Callable[[], Sample]]:
-    if not path.exists():
-        raise ArgumentError(f"Cannot read inputs from {quoted(path)}: there is no such file.")
-    if not path.is_file():
-        raise ArgumentError(f"Cannot read inputs from {quoted(path)}: it is neither a file nor a folder.")
-    with path.open("rb") as stream:
-        start = stream.read(8)
-    if start.startswith(np.lib.format.MAGIC_PREFIX):
-        text = f"{quoted(path)} holds one array without a name: save inputs with numpy.savez(path, name=array)."
-        raise ArgumentError(text)
-    if start.startswith(ARCHIVE_START) or path.suffix.lower() == ".npz":
-        return [partial(read_npz, path)]
-    return [partial(read_json, path, span) for span in json_samples(path)]
 
 
 def random_samples(

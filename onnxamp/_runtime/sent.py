@@ -16,6 +16,7 @@ from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.fingerprints import IN_FILES
 from onnxamp._runtime.kept import KeptSamples
 from onnxamp._runtime.samples import Sample, Samples
+from onnxamp._runtime.spool import read_spooled
 from onnxamp._workers.executor import Work, Workers, run_in_order
 
 
@@ -58,10 +59,11 @@ def sent_samples(
 ) -> Iterator[SentSample]:
     """Samples by number, all by default; those in files are read where they are sent to.
 
-    So are those of a Ray Dataset, if the workers are of its cluster.
+    So are those of a Ray Dataset, if the workers are of its cluster, and those of an iterator that are in temporary
+    files, if they are of this machine.
     """
-    travels = IN_FILES | {read_row} if workers is not None and workers.is_ray else IN_FILES
-    for number in range(len(samples)) if numbers is None else numbers:
+    travels = IN_FILES | {read_row if workers is not None and workers.is_ray else read_spooled}
+    for number in samples.numbers() if numbers is None else numbers:
         reader = samples.readers[number]
         is_sent = getattr(reader, "func", None) in travels
         yield SentSample(number, reader if is_sent else partial(dict, samples[number]))
@@ -82,18 +84,34 @@ def run_samples(
     Raises:
         As :func:`onnxamp._workers.executor.run_in_order`.
     """
-    missing = [number for number in range(len(samples)) if kept is None or number not in kept]
-    finished = len(samples) - len(missing)
+    known, finished = list[bool](), 0
+
+    def is_known(number: int) -> bool:
+        """Whether it was kept before this began."""
+        if number == len(known):
+            known.append(kept is not None and number in kept)
+        return known[number]
+
+    numbers = list[int]()
+
+    def missing() -> Iterator[SentSample]:
+        for number in samples.numbers():
+            if not is_known(number):
+                numbers.append(number)
+                yield from sent_samples(samples, [number], workers)
 
     def done(position: int, result: Any) -> None:
         nonlocal finished
         finished += 1
         if kept is not None:
-            kept.keep(missing[position], result)
+            kept.keep(numbers[position], result)
         if progress is not None:
-            progress(finished, len(samples))
+            progress(finished + sum(known), samples.expected)
 
-    results = run_in_order(workers, work, sent_samples(samples, missing, workers), done=done) if missing else iter(())
-    waiting = frozenset(missing)
-    for number in range(len(samples)):
-        yield next(results) if kept is None or number in waiting else kept[number]
+    results = run_in_order(workers, work, missing(), done=done)
+    for number in samples.numbers():
+        if is_known(number):
+            assert kept is not None
+            yield kept[number]
+        else:
+            yield next(results)

@@ -51,14 +51,17 @@ class MaskWork:
     surroundings: Surroundings = field(default_factory=Surroundings.here)
 
     def __call__(self, memory: Memory) -> Callable[[MaskItem], float]:
-        """The model is read; its switches are prepared for the first sample that comes."""
+        """The model is read; its switches are prepared for the first sample."""
         self.surroundings.enter()
         if memory.get(_MASKED, ("",))[0] != self.key:
-            memory[_MASKED] = self.key, MaskedModel(
+            masked = MaskedModel(
                 self.model.opened(), self.ports, low_type(self.low), Samples("", [item.read for item in self.samples]),
                 self.judge.made(), self.budget, self.threads, self.arithmetic, self.rounded,
             )  # fmt: skip
-        masked: MaskedModel = memory[_MASKED][1]
+            masked.prepare(range(len(self.samples)))
+            memory[_MASKED] = self.key, masked
+        masked = memory[_MASKED][1]
+        assert isinstance(masked, MaskedModel)
         keys = list(self.ports)
 
         def error(item: MaskItem) -> float:

@@ -91,11 +91,21 @@ class MaskedModel:
             return inf
         return max(self.metric.error(self._references[n], one) for n, one in zip(samples, found, strict=True))
 
-    def _outputs(self, samples: Sequence[int], low: AbstractSet[str]) -> list[Outputs]:
-        """The outputs of each sample with this choice."""
+    def prepare(self, samples: Sequence[int]) -> None:
+        """Read these samples, and prepare the switches for the first of them, as for the first run of them all.
+
+        Raises:
+            ArgumentError: one does not fit the model.
+        """
         for number in samples:
             if number not in self._feeds:
                 self._feeds[number] = check_inputs(self.model.proto, self.samples[number])
+        for _ in self._by_runner(samples):
+            pass
+
+    def _outputs(self, samples: Sequence[int], low: AbstractSet[str]) -> list[Outputs]:
+        """The outputs of each sample with this choice."""
+        self.prepare(samples)
         found: dict[int, Outputs] = {}
         for (graph, runner), numbers in self._by_runner(samples):
             feeds = [{**self._feeds[number], graph.mask: graph.masked(low)} for number in numbers]

@@ -181,6 +181,9 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
     judge = Judge(search.metric, search.tolerance, _listed(model, search.metric), search.accept)
     judge.made()  # checks it, too
     samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
+    told = search.progress or (lambda *_: None)
+    for number in samples.numbers() if samples.counted is None else ():  # each is run several times
+        told("taking samples", number + 1, samples.expected)
     with (
         opened(search.state, renew=search.renews) as state,
         search.place.sharing(len(samples), gpus=backend.provider == "cuda") as workers,
@@ -203,7 +206,7 @@ def _tune_once(
     upgraded, _ = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
     graph = upgraded.graph
     estimate = Estimate(
-        graph, device, bound_shapes(graph, check_inputs(graph.model, samples[0]) if len(samples) else {})
+        graph, device, bound_shapes(graph, check_inputs(graph.model, samples[0]) if samples.has(0) else {})
     )
     space = find_space(graph, options, estimate)
     live = find_live(graph, samples)
@@ -312,7 +315,7 @@ def _finish(job: Job, search: CandidateSearch, noise: float | None, asked: Searc
             _LOG.info("candidate %d of %d, %d nodes low: error %.3g", number, len(front), front[number].nodes, error)
             if judge.holds(error) or (last and number == order[-1]):
                 return Tuned(
-                    plan, judge.name, judge.tolerance, job.samples.description, len(job.samples), noise,
+                    plan, judge.name, judge.tolerance, job.samples.summary, len(job.samples), noise,
                     job.device_noise, error, job.backend.name(job.low.name), search.masked.runs,
                     len(job.state.recalled), len(job.errors), len(job.space.tunable),
                     tuple(unit.label for unit in job.space.tunable if not unit.seen),

@@ -1,9 +1,10 @@
 """Samples of inputs: what is read, in which order, how lazily; and what hostile files cannot do."""
 
 import base64
-import itertools
 import json
 import os
+import signal
+import tempfile
 import tracemalloc
 import zipfile
 from io import BytesIO
@@ -17,12 +18,13 @@ import pytest
 from onnx import parser
 
 import onnxamp
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, OutputError
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.sample_files import _CHUNK, json_samples
 from onnxamp._runtime.samples import Samples, as_samples, load_samples, random_samples
+from onnxamp._runtime.spool import Spool
 
 ENCODER = Path(__file__).parents[2] / "models" / "encoder.onnx"
 CLASSIFIER = ENCODER.with_name("classifier.onnx")
@@ -468,7 +470,7 @@ def test_samples_are_whatever_holds_arrays_by_name(tmp_path, given, lengths):
 
 def test_given_arrays_come_back_as_they_are():
     sample = one_sample()
-    for samples in (as_samples(sample, ENCODER), as_samples(iter([sample]), ENCODER)):
+    for samples in (as_samples(sample, ENCODER), as_samples([sample], ENCODER)):
         for _ in range(2):
             assert all(found is sample[name] for name, found in samples[0].items())
         assert not samples.made_up
@@ -543,10 +545,55 @@ def test_arrays_for_a_model_with_one_input():
         assert samples[0][name].dtype == np.float32
 
 
-def test_a_loader_without_an_end():
-    endless = (two_inputs()[0] for _ in itertools.count())
-    samples = as_samples(endless, ENCODER)
-    assert (len(samples), samples.description) == (64, "the first 64 given samples")
+def one_input(count, taken):
+    """Samples of the classifier, which come out of one array one after another, as out of a ring of a loader."""
+    x = np.zeros((1, 3, 32, 32), np.float32)
+    for number in range(count):
+        taken.append(number)
+        x[:] = number
+        yield x
+
+
+def test_what_is_taken_is_what_is_asked_for():
+    taken = []
+    samples = as_samples((x for x in one_input(10, taken)), CLASSIFIER)
+    assert (taken, samples.counted, samples.expected) == ([0, 1], None, 0), "two tell whether they are several"
+    assert samples[3][next(iter(samples[3]))].max() == 3
+    assert taken == [0, 1, 2, 3]
+    assert [next(iter(sample.values())).max() for sample in samples] == list(range(10))
+    assert (samples.counted, samples.summary) == (10, "10 samples of a generator")
+    assert [next(iter(sample.values())).max() for sample in samples] == list(range(10)), "another pass sees the same"
+
+
+def test_samples_beyond_the_memory_are_in_files_until_they_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    size = 3 * 32 * 32 * 4
+    spool = Spool(({"x": x.copy(), "y": None, "z": [x]} for x in one_input(6, [])), "generator", room=2 * 2 * size)
+    assert len(spool) == 6
+    assert sorted(path.name for path in tmp_path.rglob("*.sample")) == ["2.sample", "3.sample", "4.sample", "5.sample"]
+    read = spool[4]()
+    assert (read["x"].max(), read["y"], read["z"][0].max()) == (4, None, 4), "as it was when it was taken"
+    spool.forget(5)
+    assert [path.name for path in tmp_path.rglob("*.sample")] == ["5.sample"]
+    assert spool[0]()["x"].max() == 0, "the first prepares whoever comes later"
+    assert spool[5]()["x"].max() == 5
+    del spool, read
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="limits of Unix")
+def test_a_full_folder_is_an_error_with_a_way_out(tmp_path, monkeypatch):
+    import resource
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[0][1]))
+    try:
+        with pytest.raises(OutputError, match=r"generator do not fit into .*: File too large. Take fewer \(itertools"):
+            len(Spool(({"x": x} for x in one_input(3, [])), "generator", room=0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before[0])
+        signal.signal(signal.SIGXFSZ, before[1])
 
 
 def test_too_few_arrays_are_refused():

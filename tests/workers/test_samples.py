@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -84,9 +85,35 @@ def test_the_check_is_that_of_one_process(stem: str) -> None:
     assert runs[0] == runs[1]
 
 
-def test_to_stop_samples_run_one_after_another() -> None:
-    with pytest.raises(onnxamp.ArgumentError, match="leave out jobs and cluster"):
-        onnxamp.check_run(model("decoder"), count=2, provider="cpu", jobs=2, stop=True)
+@pytest.mark.webgpu
+def test_engines_are_those_of_the_workers() -> None:
+    """Each opens the device for itself; what it left to the CPU is told, whoever ran it."""
+    text = """
+        <ir_version: 9, opset_import: ["": 17]>
+        mixed (float16[2, 2] x) => (float16 y) {
+          s = Mul (x, x) f = Cast <to = 1> (s) d = Det (f) y = Cast <to = 10> (d)
+        }"""
+    mixed, given = onnx.parser.parse_model(text), [{"x": np.full((2, 2), n, np.float16)} for n in (1, 2, 300)]
+    runs = [onnxamp.check_run(mixed, given, provider="webgpu", jobs=jobs) for jobs in (None, 2)]
+    assert runs[0] == runs[1]
+    assert runs[0].first_bad is not None
+    assert runs[0].first_bad.alarm.startswith("Inf in 4 of 12 elements")
+    diffs = [onnxamp.diff_models(mixed, mixed, given[:2], provider="webgpu", jobs=jobs) for jobs in (None, 2)]
+    assert diff_json(diffs[0]) == diff_json(diffs[1])
+    assert any("nodes to the CPU: Det (1)" in note for note in diffs[0].notes)
+
+
+def test_the_check_stops_where_one_process_does() -> None:
+    """With a small budget, so that the model runs in parts: what lies behind the first fault is not measured."""
+    broken = onnxamp.convert_model(model("decoder"), "O3", hazards=False)
+    given: dict[str, Any] = {"count": 2, "provider": "cpu", "budget": 1 << 15}
+    one, shared = (onnxamp.check_run(broken, **given, jobs=jobs, stop=True) for jobs in (None, 2))
+    assert one == shared
+    assert one.first_bad is not None
+    assert len(one.values) < len(onnxamp.check_run(broken, **given).values)
+    fine = [onnxamp.check_run(model("classifier"), **given, jobs=jobs, stop=True) for jobs in (None, 2)]
+    assert fine[0] == fine[1]
+    assert fine[0].first_bad is None
 
 
 def test_the_tuning_is_that_of_one_process(folder: Path) -> None:
@@ -158,6 +185,84 @@ def test_a_tuning_goes_on_where_it_stopped(folder: Path) -> None:
     made, tuned = onnxamp.tune_model(model("classifier"), 5e-4, **options, jobs=2, progress=told)
     assert steps == [1, 2, 3, 4, 5, 6]
     assert (made, tuned) == onnxamp.tune_model(model("classifier"), 5e-4, samples="samples", provider="cpu")
+
+
+# --- samples that come out of an iterator ----------------------------------------------------------------------------
+
+
+class Loader:
+    """Yields samples of the classifier, and counts them."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.taken = count, 0
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        for sample in random_samples(model("classifier"), self.count):
+            self.taken += 1
+            yield (*sample.values(), np.zeros(1))
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+def test_no_more_samples_are_taken_than_are_needed(jobs: int | None) -> None:
+    """And none is left out, however many there are."""
+    loader, ahead = Loader(150), list[int]()
+    low = onnxamp.convert_model(model("classifier"))
+
+    def told(done: int, total: int) -> None:
+        share = 1 if jobs else 1000
+        assert total == loader.count * share
+        ahead.append(loader.taken - done // share)
+
+    found = onnxamp.diff_models(model("classifier"), low, loader, provider="cpu", jobs=jobs, progress=told)
+    assert max(ahead) <= (2 if jobs is None else 16 * jobs + 1)
+    assert (found.samples, found.inputs) == (150, "150 samples of a Loader, without the last 1 array of each")
+    wanted = onnxamp.diff_models(model("classifier"), low, count=150, provider="cpu")
+    assert found.outputs == wanted.outputs
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+def test_what_an_iterator_yields_can_be_needed_again(jobs: int | None) -> None:
+    """For layers of a comparison that misses its limits, and for the passes of a tuning."""
+    given = list(random_samples(model("classifier"), 6))
+    low = onnxamp.convert_model(model("classifier"))
+    limits = onnxamp.make_limits({"rel_l2": 1e-6})
+    found, wanted = (
+        onnxamp.diff_models(model("classifier"), low, samples, limits=limits, provider="cpu", jobs=jobs)
+        for samples in (iter(given), given)
+    )
+    assert found.layers == wanted.layers != ()
+    assert found.outputs == wanted.outputs
+    results = [
+        onnxamp.tune_model(model("classifier"), 5e-4, samples=samples, provider="cpu", jobs=jobs, rescale=rescale)
+        for samples, rescale in ((iter(given), None), (given, None))
+    ]
+    assert results[0][0] == results[1][0]
+    assert replace(results[0][1], inputs="") == replace(results[1][1], inputs="")
+    assert results[0][1].inputs == "6 samples of a list_iterator"
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+def test_a_check_lets_go_of_what_has_run(jobs: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them take more memory than is allowed, so that some would be in files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    seen = list[int]()
+
+    plain = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float[N] y) {y = Relu(x)}'
+    )
+
+    def large() -> Iterator[dict[str, Any]]:
+        for number in range(80):
+            seen.append(len(list(folder.glob("onnxamp-*/*.sample"))))
+            yield {"x": np.full(1 << 18, number, np.float32)}
+
+    report = onnxamp.check_run(plain, large(), provider="cpu", jobs=jobs)
+    assert (report.samples, report.values[0].measured.elements) == (80, 80 << 18)
+    assert max(seen) == 0
+    assert not list(folder.glob("onnxamp-*"))
 
 
 def test_commands_share_samples(folder: Path) -> None:
