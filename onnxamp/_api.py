@@ -28,6 +28,7 @@ from onnxamp._tuning.arguments import Search, with_rounder
 from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.tune import tune_warned
 from onnxamp._warnings import warn
+from onnxamp._workers.executor import Workers
 from onnxamp._workers.place import Place
 
 
@@ -172,7 +173,8 @@ def convert_file(
         shard_bytes: split the data file into several of about this many bytes.
         data_names: "onnx" (``NAME.data``) or "transformers.js" (``NAME_data``, ``NAME_data_1``, ...).
         progress: called with (bytes written, bytes in all) while weights are written.
-        jobs: worker processes that read and write the data files of a large model; None for this process.
+        jobs: worker processes that read and write the data files of a large model, and measure ranges on samples; None
+            for this process.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
         state: a file that keeps which data files are written, and what was measured, so that a conversion that is
             interrupted goes on with the others. Where it failed, they wait in a hidden folder beside ``dst``.
@@ -203,7 +205,7 @@ def convert_file(
             plan, is_tuned = tune_warned(source, settings, search, rounder).plan, True
             settings = plan.options
         else:
-            settings, rounder = _measured(source, settings, samples, plan, kept)
+            settings, rounder = _measured(source, settings, samples, plan, kept, workers)
         conversion = convert_to_file(source, sink, settings, plan, rounder=rounder)
         if kept is not None:
             kept.drop(CONVERSION)
@@ -296,7 +298,12 @@ def converted_as(
 
 
 def _measured(
-    model: Model, options: Options, samples: SamplesLike | None, plan: Plan | None = None, state: State | None = None
+    model: Model,
+    options: Options,
+    samples: SamplesLike | None,
+    plan: Plan | None = None,
+    state: State | None = None,
+    workers: Workers | None = None,
 ) -> tuple[Options, WeightRounder | None]:
     """The options with what follows from the ranges that they ask for, and what rounds weights as they ask.
 
@@ -306,7 +313,8 @@ def _measured(
     if not options.lacks_ranges and not asks:
         return options, None
     found = as_samples(samples, model)
-    return with_ranges(model, options, found, state=state), rounder_of(options, found) if asks else None
+    options = with_ranges(model, options, found, workers=workers, state=state)
+    return options, rounder_of(options, found) if asks else None
 
 
 def _like(model: Any, proto: ModelProto) -> Any:

@@ -133,6 +133,9 @@ def test_ranges_are_those_of_one_process(folder: Path) -> None:
         assert run(*command, "--save-plan", "plan.json", *options).exit_code == 0
         found.append((Path("low.onnx").read_bytes(), Path("plan.json").read_text()))
     assert found[0] == found[1]
+    given = random_samples(model("decoder"), 5)
+    onnxamp.convert_file(model("decoder"), "low.onnx", "O3", rescale=True, samples=list(given), jobs=2)
+    assert Path("low.onnx").read_bytes() == found[0][0]
     assert json.loads(found[0][1])["options"]["rescaling"]["made_up"]
 
 
