@@ -1,11 +1,20 @@
 """How well emulation foretells an engine: the emulated error of converted models beside the one that is seen there.
 
-python benchmarks/agreement.py PROVIDER [--target T] [--jobs N] [--limit SECONDS] [--out FILE] [MODEL.onnx ...]
+python benchmarks/agreement.py PROVIDER [--target T] [--jobs N] [--limit SECONDS] [--each SECONDS] [--out FILE]
+                               [MODEL.onnx ...]
 
-Converts models/ and the graphs of the tests' corpus (and models given as files) at O1, O2 and O3 to float16 and
-bfloat16, and compares each distinct result with float32 twice, on the same inputs: emulated, and run whole on the
-engine. Errors are relative L2, the worst of the outputs. Two errors agree if they are within a factor of 2, or both
-below what float32 itself is off on the engine; a model is missed if it passes emulated and fails on the engine.
+Converts models/ and the graphs of the tests' corpus (and models given as files; with --only-files these alone) at O1,
+O2 and O3 to float16 and bfloat16, and compares each distinct result that holds low precision with float32 twice, on the
+same random inputs: emulated, and run whole on the engine.
+
+error     relative L2, as the root mean square over the samples, of the worst output. The error of one number is a
+          random draw, there and in emulation, so that results whose smallest output holds few numbers are run on more
+          samples: as many as make 64 numbers of it, from 4 up to 16.
+agreement the larger error is at most twice the smaller one; or it is at most 1e-5, which passes as float32; or at
+          most twice what float32 itself is off on the engine.
+missed    a result that passes emulated on all samples and fails on the engine on one.
+
+Results that stay float32 have no emulated error: how many there are and which of them fail on the engine is told apart.
 """
 
 import argparse
@@ -16,6 +25,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
+from math import ceil, sqrt
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
@@ -31,13 +41,19 @@ from onnxamp._report.machine import as_data  # noqa: E402
 
 LEVELS: Final = ("O1", "O2", "O3")
 TYPES: Final = ("float16", "bfloat16")
+NUMBERS: Final = 64
+"""Numbers of the smallest output that samples should give together."""
+LEAST, MOST = 4, 16
+"""Samples of a result."""
+FLOAT32: Final = 1e-5
+"""The default tolerance of float32 models."""
 
 
-def subjects(files: Sequence[str]) -> list[str]:
+def subjects(files: Sequence[str], *, only_files: bool) -> list[str]:
     """Names of all models: paths, and cases of the corpus."""
     from graphs import CASES  # noqa: PLC0415 - each worker finds it by itself
 
-    return [*map(str, sorted((ROOT / "models").glob("*.onnx"))), *files, *CASES]
+    return [*files] if only_files else [*map(str, sorted((ROOT / "models").glob("*.onnx"))), *files, *CASES]
 
 
 def load(name: str) -> ModelProto:
@@ -46,12 +62,12 @@ def load(name: str) -> ModelProto:
     return CASES[name].build() if name in CASES else onnx.load(name)
 
 
-def compared(name: str, provider: str, target: str) -> list[dict[str, Any]]:
+def compared(name: str, provider: str, target: str, each: float) -> list[dict[str, Any]]:
     """One row for each distinct result of converting a model."""
     warnings.simplefilter("ignore", onnxamp.OptionWarning)
     model = load(name)
     return [
-        {"model": Path(name).stem, "level": level, "dtype": dtype} | errors(model, low, provider, target)
+        {"model": Path(name).stem, "level": level, "dtype": dtype} | errors(model, low, provider, target, each)
         for level, dtype, low in results(model, target)
     ]
 
@@ -70,36 +86,72 @@ def results(model: ModelProto, target: str) -> Iterator[tuple[str, str, ModelPro
                 yield level, dtype, low
 
 
-def errors(model: ModelProto, low: ModelProto, provider: str, target: str) -> dict[str, Any]:
-    """Both errors, and both verdicts."""
-    emulated = onnxamp.diff_models(model, low, provider="cpu", target=target, layers=False)
-    real = onnxamp.diff_models(model, low, provider=provider, layers=False)
+def errors(model: ModelProto, low: ModelProto, provider: str, target: str, each: float) -> dict[str, Any]:
+    """Both errors, and both verdicts; no further sample is taken once they took ``each`` seconds."""
+    start, pairs = time.monotonic(), list[tuple[onnxamp.DiffReport, onnxamp.DiffReport]]()
+    while not pairs or (len(pairs) < wanted(pairs[0]) and time.monotonic() - start < each):
+        seed = len(pairs)
+        emulated = onnxamp.diff_models(model, low, provider="cpu", target=target, layers=False, seed=seed)
+        pairs.append((emulated, onnxamp.diff_models(model, low, provider=provider, layers=False, seed=seed)))
+    emulations, runs = zip(*pairs, strict=True)
+    skipped = next((one.skipped or other.skipped for one, other in pairs if one.skipped or other.skipped), None)
     return {
-        "emulated": worst(emulated), "emulated_passes": emulated.passed and emulated.skipped is None,
-        "real": worst(real), "real_passes": real.passed, "noise": real.noise, "ran_on": real.ran_on,
-        "skipped": emulated.skipped or real.skipped, "failure": real.failure,
+        "emulated": error(emulations), "emulated_passes": all(found.passed for found in emulations),
+        "real": error(runs), "real_passes": all(found.passed for found in runs),
+        "noise": max(found.noise or 0.0 for found in runs), "samples": len(pairs), "ran_on": runs[0].ran_on,
+        "lowest": runs[0].lowest, "skipped": skipped,
+        "failure": next((run.failure for run in runs if run.failure), None),
     }  # fmt: skip
 
 
-def worst(found: onnxamp.DiffReport) -> float:
-    return max((diff.rel_l2 for diff in found.outputs if diff.is_float), default=0.0)
+def wanted(pair: tuple[onnxamp.DiffReport, onnxamp.DiffReport]) -> int:
+    """How many samples to take, from the first one."""
+    if any(found.skipped or found.failure for found in pair) or pair[1].lowest == "float32":
+        return 1
+    smallest = min((diff.size for diff in pair[1].outputs if diff.is_float and diff.size), default=NUMBERS)
+    return min(MOST, max(LEAST, ceil(NUMBERS / smallest)))
+
+
+def error(found: Sequence[onnxamp.DiffReport]) -> float:
+    """The root mean square over samples, of the worst output."""
+    squares: dict[str, list[float]] = {}
+    for report in found:
+        for diff in report.outputs:
+            if diff.is_float:
+                squares.setdefault(diff.name, []).append(diff.rel_l2**2)
+    return max((sqrt(sum(one) / len(one)) for one in squares.values()), default=0.0)
 
 
 def agrees(row: Mapping[str, Any]) -> bool:
     small, large = sorted((row["emulated"], row["real"]))
-    return large <= 2 * small or large <= 2 * (row["noise"] or 0.0)
+    return bool(large <= max(2 * small, 2 * row["noise"], FLOAT32))
+
+
+def is_missed(row: Mapping[str, Any]) -> bool:
+    return bool(row["emulated_passes"] and not row["real_passes"])
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts by low type, and the models that are missed."""
+    """Counts by low type, of results and of models all of whose results agree, and what is missed."""
     counted = [row for row in rows if not row["skipped"]]
-    found: dict[str, Any] = {"compared": len(counted), "skipped": len(rows) - len(counted)}
+    unchanged = [row for row in counted if row["lowest"] == "float32"]
+    held = [row for row in counted if row["lowest"] != "float32"]
+    found: dict[str, Any] = {"compared": len(held), "skipped": len(rows) - len(counted)}
     for dtype in TYPES:
-        ones = [row for row in counted if row["dtype"] == dtype]
-        found[dtype] = {"compared": len(ones), "within a factor of 2": sum(map(agrees, ones))}
-    missed = [row for row in counted if row["emulated_passes"] and not row["real_passes"]]
-    found["pass emulated, fail there"] = [f"{row['model']} {row['level']} {row['dtype']}" for row in missed]
+        ones = [row for row in held if row["dtype"] == dtype]
+        off = {row["model"] for row in ones if not agrees(row)}
+        models = {row["model"] for row in ones}
+        found[dtype] = {
+            "compared": len(ones), "within a factor of 2": sum(map(agrees, ones)),
+            "models": len(models), "models within a factor of 2": len(models - off),
+        }  # fmt: skip
+    found["float32"] = {"results": len(unchanged), "fail there": [named(row) for row in unchanged if is_missed(row)]}
+    found["pass emulated, fail there"] = [named(row) for row in held if is_missed(row)]
     return found
+
+
+def named(row: Mapping[str, Any]) -> str:
+    return f"{row['model']} {row['level']} {row['dtype']}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,12 +162,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", help="what models are made for, and whose arithmetic is emulated [the provider's]")
     parser.add_argument("--jobs", type=int, default=2, help="processes [2]")
     parser.add_argument("--limit", type=float, default=3600.0, help="stop after so many seconds [3600]")
+    parser.add_argument(
+        "--each", type=float, default=60.0, help="seconds after which a result gets no sample more [60]"
+    )
+    parser.add_argument("--only-files", action="store_true", help="leave out models/ and the corpus")
     parser.add_argument("--out", type=Path, help="the JSON file [benchmarks/results/agreement-PROVIDER.json]")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     start, rows, failed = time.monotonic(), [], {}
-    job = partial(compared, provider=given.provider, target=given.target or given.provider)
+    job = partial(compared, provider=given.provider, target=given.target or given.provider, each=given.each)
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(job, name): name for name in subjects(given.files)}
+        waiting = {pool.submit(job, name): name for name in subjects(given.files, only_files=given.only_files)}
         try:
             for done in as_completed(waiting, timeout=given.limit):
                 if done.exception() is None:
@@ -128,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found["ran_on"] = sorted({row["ran_on"] for row in rows if row["ran_on"]})
     out = given.out or ROOT / "benchmarks" / "results" / f"agreement-{given.provider}.json"
     rows.sort(key=lambda row: (row["model"], row["dtype"], row["level"]))
-    off = [row for row in rows if not row["skipped"] and not agrees(row)]
+    off = [row for row in rows if not row["skipped"] and row["lowest"] != "float32" and not agrees(row)]
     out.write_text(json.dumps(as_data(found | {"disagree": off}), indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
     return 1 if found["pass emulated, fail there"] else 0

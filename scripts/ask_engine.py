@@ -6,17 +6,20 @@
 Each question is a float16 graph of one or two nodes whose answer tells arithmetics apart:
 
 growth      error of a sum of 4,096 random terms, over the error of rounding the exact sum once: about 1 if terms are
-            summed up in float32, about 40 if one float16 accumulator takes them one after the other; of normalisations
-            and elementwise ops likewise, for normally distributed inputs
+            summed up in float32, about 40 if one float16 accumulator takes them one after the other; of ops in several
+            steps and elementwise ones likewise, for normally distributed inputs
+transB      form of a product whose second factor is transposed, so that four numbers along the sum are taken at once
 order       "sequential" if the result is, bit for bit, that of one accumulator that rounds each product and each sum;
             "float32" if growth is small; else "parallel": several accumulators, or a tree
 overflows   a mean or a norm whose result is in range, but whose sum is not, becomes Inf or NaN
-split       number of terms from which on a pooling of one window has several accumulators, others have one
+split       number of terms from which on a pooling with fewer results than `results` has several accumulators; others
+            have one
 cancels     a normalisation subtracts large numbers in float16, so that it loses digits where the mean is large
 largest     largest error of an elementwise op over all float16 numbers, over that of rounding a result of the same size
             (of 1 if it is smaller); 0.5 is right
 folds_norms the numbers of a BatchNormalization are put into the weights of a convolution, which are rounded again: all
             results of a channel are off by the same factor
+binary      an exponential is 2 to the rounded product of its argument and log2(e), so that its error grows with that
 left_to_cpu what the engine has no float16 kernel for (opset 21)
 """
 
@@ -70,7 +73,8 @@ def ask(
     graph = helper.make_graph(nodes, "question", inputs, [output], initializers)
     newer = {"RMSNormalization": 23, "HardSwish": 22, "Mish": 22}
     opset = max(newer.get(item.op_type, 21) for item in nodes)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     session = make_session(model, provider, record=True)
     asked = {item.op_type for item in nodes}
     if provider != "cpu" and any(where == "CPU" and op in asked for where, op, _ in assigned_nodes(session)):
@@ -80,8 +84,11 @@ def ask(
 
 # Sums: by op, the nodes that sum up the terms of x (with weights w, where there are products).
 
-node = helper.make_node
-AXES = {"a": np.array([1])}
+
+def node(kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> NodeProto:
+    """A node of an op, which is named as in the kernel tables."""
+    domain, _, op_type = kind.rpartition("::")
+    return helper.make_node(op_type, inputs, outputs, domain=domain, **attributes)
 
 
 def product(kind: str, terms: Array, factors: Array) -> tuple[NodeProto, Array, dict[str, Array]]:
@@ -98,10 +105,12 @@ def product(kind: str, terms: Array, factors: Array) -> tuple[NodeProto, Array, 
         return node(kind, ["x", "w"], ["y"]), terms.reshape(1, size, 1, 1), {"w": factors.reshape(size, columns, 1, 1)}
     if kind == "Einsum":
         return node(kind, ["x", "w"], ["y"], equation="mk,kn->mn"), terms[None], {"w": factors}
+    if kind == "Gemm transB":
+        return node("Gemm", ["x", "w"], ["y"], transB=1), terms[None], {"w": np.ascontiguousarray(factors.T)}
     return node(kind, ["x", "w"], ["y"]), terms[None], {"w": factors}
 
 
-PRODUCTS = ("MatMul", "Gemm", "Conv 1x1", "Conv 3x3", "ConvTranspose", "Einsum")
+PRODUCTS = ("MatMul", "Gemm", "Gemm transB", "Conv 1x1", "Conv 3x3", "ConvTranspose", "Einsum")
 
 SUMS: Mapping[str, tuple[str, Mapping[str, Any], bool]] = {
     "ReduceSum": ("ReduceSum", {}, True),
@@ -136,19 +145,59 @@ NORMS: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
 }
 """Op -> its further inputs, and the shape of x."""
 
+
+def _normalised(x: Array, axes: tuple[int, ...] | int = -1, *, centred: bool = True) -> Array:
+    kept = x - x.mean(axes, keepdims=True) if centred else x
+    return np.asarray(kept / np.sqrt(np.mean(kept**2, axes, keepdims=True) + 1e-5))
+
+
+def _shares(x: Array) -> Array:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def _in_groups(x: Array) -> Array:
+    return _normalised(x.reshape(4, 2, -1)).reshape(x.shape)
+
+
+ROWS, IMAGES, CHANNELS = (32, 256), (4, 8, 16, 16), (8, 1, 1)
+STEPS: Mapping[str, tuple[tuple[int, ...], tuple[tuple[int, ...], ...], Mapping[str, Any], Any]] = {
+    "LayerNormalization": (ROWS, ((256,),), {}, lambda x, s: _normalised(x) * s),
+    "RMSNormalization": (ROWS, ((256,),), {}, lambda x, s: _normalised(x, centred=False) * s),
+    "InstanceNormalization": (IMAGES, ((8,), (8,)), {}, lambda x, s, b: _normalised(x, (2, 3)) * s + b),
+    "GroupNormalization": (IMAGES, ((8,), (8,)), {"num_groups": 2}, lambda x, s, b: _in_groups(x) * s + b),
+    "BatchNormalization": (
+        IMAGES, ((8,), (8,), (8,), (8,)), {}, lambda x, s, b, m, v: (x - m) / np.sqrt(v + 1e-5) * s + b,
+    ),
+    "com.microsoft::SkipLayerNormalization": (
+        (1, *ROWS), ((1, *ROWS), (256,), (256,)), {}, lambda x, k, s, b: _normalised(x + k) * s + b,
+    ),
+    "com.microsoft::SkipSimplifiedLayerNormalization": (
+        (1, *ROWS), ((1, *ROWS), (256,)), {}, lambda x, k, s: _normalised(x + k, centred=False) * s,
+    ),
+    "com.microsoft::BiasGelu": (ROWS, ((256,),), {}, lambda x, b: (x + b) * (1 + special.erf((x + b) / sqrt(2))) / 2),
+    "Softmax": (ROWS, (), {}, _shares),
+    "LogSoftmax": (ROWS, (), {}, lambda x: np.log(_shares(x))),
+}  # fmt: skip
+"""Op -> the shapes of x and of further inputs, attributes, and what it computes; channels are inputs of one axis."""
+
 ELEMENTWISE = {
     "Exp": np.exp, "Log": np.log, "Sqrt": np.sqrt, "Tanh": np.tanh, "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "Reciprocal": lambda x: 1 / x, "Erf": special.erf, "Sin": np.sin, "Cos": np.cos,
     "Softplus": lambda x: np.logaddexp(0, x), "Gelu": lambda x: x * (1 + special.erf(x / sqrt(2))) / 2,
     "Elu": lambda x: np.where(x > 0, x, np.expm1(x)), "Mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
     "HardSwish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1), "HardSigmoid": lambda x: np.clip(0.2 * x + 0.5, 0, 1),
-    "Tan": np.tan, "Atan": np.arctan,
+    "Tan": np.tan, "Asin": np.arcsin, "Acos": np.arccos, "Atan": np.arctan, "Sinh": np.sinh, "Cosh": np.cosh,
+    "Asinh": np.arcsinh, "LeakyRelu": lambda x: np.where(x < 0, 0.01 * x, x),
+    "com.microsoft::Gelu": lambda x: x * (1 + special.erf(x / sqrt(2))) / 2,
+    "com.microsoft::FastGelu": lambda x: x * (1 + np.tanh(sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+    "com.microsoft::QuickGelu": lambda x: x / (1 + np.exp(-1.702 * x)),
 }  # fmt: skip
 
 BY_HAND = "# By hand:"
-SPLIT = 128
-"""Terms from which on WebGPU pools in several accumulators (microsoft/onnxruntime, core/providers/webgpu/nn/pool.cc:
-are_small_output_big_kernel); asked with 11 * 11 and 12 * 12."""
+SPLIT, RESULTS = 128, 4096
+"""Terms from which on, and results up to which WebGPU pools in several accumulators (microsoft/onnxruntime,
+core/providers/webgpu/nn/pool.cc: are_small_output_big_kernel); asked with 11 * 11 and 12 * 12, and 256 and 4,096."""
 
 
 def one_accumulator(terms: Array, factors: Array) -> Array:
@@ -179,14 +228,14 @@ def ask_product(provider: str, kind: str) -> dict[str, Any]:
 
 
 def splits(provider: str, kind: str) -> bool:
-    """Whether a pooling of few terms is off by more than one of many."""
+    """Whether a pooling of few terms, and one with many results, are off by more than one of many with few results."""
     errors = []
-    for size in (11, 12):
-        x = np.random.default_rng(0).standard_normal((1, 256, size, size)).astype(FLOAT16)
+    for size, channels in ((12, 256), (11, 256), (12, RESULTS)):
+        x = np.random.default_rng(0).standard_normal((1, channels, size, size)).astype(FLOAT16)
         attributes = {"kernel_shape": [size, size]} if kind == "AveragePool" else {}
         found = ask(provider, [node(kind, ["x"], ["y"], **attributes)], {"x": x})
         errors.append(growth(found, x.astype(np.float64).mean((0, 2, 3))))
-    return errors[0] > 1.5 * errors[1]
+    return min(errors[1:]) > 1.5 * errors[0]
 
 
 def ask_sum(provider: str, kind: str) -> dict[str, Any]:
@@ -211,7 +260,7 @@ def ask_sum(provider: str, kind: str) -> dict[str, Any]:
     if grown > 30:
         answer["order"] = "sequential"
     if kind.endswith("Pool") and splits(provider, kind):
-        answer["split"] = SPLIT
+        answer |= {"split": SPLIT, "results": RESULTS}
     return answer
 
 
@@ -233,32 +282,24 @@ def ask_norm(provider: str, kind: str) -> dict[str, Any]:
         centred = wide if kind == "RMSNormalization" else wide - wide.mean()
         exact = centred / np.sqrt(np.mean(centred**2) + 1e-5)
         answer["cancels"] = growth(found, exact.ravel()) > 4
-    return answer | {"growth": ask_norm_growth(provider, kind)}
+    return answer
 
 
-def ask_norm_growth(provider: str, kind: str) -> float:
-    """The error of an op that normalises normally distributed numbers."""
-    shape, axes = ((4, 8, 16, 16), (2, 3)) if kind == "InstanceNormalization" else ((32, 256), (1,))
+def ask_steps(provider: str, kind: str) -> dict[str, float]:
+    """The error of an op that takes several steps, of normally distributed numbers; variances are positive."""
+    shape, others, attributes, compute = STEPS[kind]
     random = np.random.default_rng(0)
-    x, size = random.standard_normal(shape).astype(FLOAT16), 8 if len(axes) == 2 else 256
-    given = {name: random.standard_normal(size).astype(FLOAT16) for name in NORMS[kind][0]}
-    found = ask(provider, [node(kind, ["x", *given], ["y"])], {"x": x}, given)
-    wide = x.astype(np.float64)
-    if not given:
-        shifted = wide - wide.max(1, keepdims=True)
-        total = np.exp(shifted).sum(1, keepdims=True)
-        return round(
-            growth(found, (shifted - np.log(total) if kind == "LogSoftmax" else np.exp(shifted) / total).ravel()), 1
-        )
-    centred = wide if kind == "RMSNormalization" else wide - wide.mean(axes, keepdims=True)
-    exact = centred / np.sqrt(np.mean(centred**2, axes, keepdims=True) + 1e-5)
-    scale, *bias = (
-        array.astype(np.float64).reshape(-1, *[1] * (len(axes) - 1 and len(axes))) for array in given.values()
-    )
-    return round(growth(found, (exact * scale + (bias[0] if bias else 0)).ravel()), 1)
+    x, *further = (random.standard_normal(size).astype(FLOAT16) for size in (shape, *others))
+    if kind == "BatchNormalization":
+        further[-1] = np.abs(further[-1])
+    given = {f"i{position}": array for position, array in enumerate(further)}
+    found = ask(provider, [node(kind, ["x", *given], ["y"], **attributes)], {"x": x}, given)
+    wide = (array.astype(np.float64) for array in further)
+    channels = (array.reshape(CHANNELS) if len(shape) == 4 else array for array in wide)
+    return {"growth": round(growth(found, compute(x.astype(np.float64), *channels).ravel()), 1)}
 
 
-def ask_elementwise(provider: str, kind: str) -> dict[str, float]:
+def ask_elementwise(provider: str, kind: str) -> dict[str, Any]:
     """The largest error over all float16 numbers whose result is finite, and the usual one."""
     every = np.arange(2**16, dtype=np.uint16).view(FLOAT16)
     with np.errstate(all="ignore"):
@@ -270,8 +311,18 @@ def ask_elementwise(provider: str, kind: str) -> dict[str, float]:
     largest = float(np.max(np.abs(found.astype(np.float64) - exact[kept]) / size) * 2**10)
     x = np.abs(np.random.default_rng(0).standard_normal(4096)).astype(FLOAT16)
     x[::2] *= -1 if np.isfinite(right[kept & (every < 0)]).any() else 1
+    with np.errstate(invalid="ignore"):
+        exact = ELEMENTWISE[kind](x.astype(np.float64))
     found = ask(provider, [node(kind, ["x"], ["y"])], {"x": x})
-    return {"largest": round(largest, 1), "growth": round(growth(found, ELEMENTWISE[kind](x.astype(np.float64))), 1)}
+    inside = np.isfinite(exact)
+    answer = {"largest": round(largest, 1), "growth": round(growth(found[inside], exact[inside]), 1)}
+    return answer | ({"binary": is_binary(x, found)} if kind == "Exp" else {})
+
+
+def is_binary(x: Array, found: Array) -> bool:
+    """Whether exponentials are powers of two of rounded products."""
+    powers = np.exp2((x * FLOAT16(np.log2(np.e))).astype(np.float64))
+    return float(np.mean(powers.astype(FLOAT16) == found)) > 0.99
 
 
 def ask_values(provider: str) -> dict[str, Any]:
@@ -319,6 +370,7 @@ def answers(provider: str) -> dict[str, Any]:
         "products": {kind: partial(ask_product, provider, kind) for kind in PRODUCTS},
         "sums": {kind: partial(ask_sum, provider, kind) for kind in SUMS},
         "normalisations": {kind: partial(ask_norm, provider, kind) for kind in NORMS},
+        "steps": {kind: partial(ask_steps, provider, kind) for kind in STEPS},
         "elementwise": {kind: partial(ask_elementwise, provider, kind) for kind in ELEMENTWISE},
     }
     found: dict[str, Any] = {"values": ask_values(provider)}
@@ -367,7 +419,7 @@ def _value(value: Any) -> str:
 def differences(said: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """Where answers differ from a profile; errors may differ by half, as devices sum up in different orders."""
     lines = []
-    for part in ("values", "products", "sums", "normalisations", "elementwise"):
+    for part in ("values", "products", "sums", "normalisations", "steps", "elementwise"):
         for name in sorted(said.get(part, {}).keys() & found.get(part, {}).keys()):
             one, other = said[part][name], found[part][name]
             pairs = one.items() if isinstance(one, dict) else [(name, one)]

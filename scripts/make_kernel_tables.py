@@ -30,8 +30,12 @@ from pathlib import Path
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 PLUGINS = {"webgpu": "WebGpuExecutionProvider"}
-UNNAMED = {"BatchNormalization": {14: ("U",), 15: ("T1", "T2")}}
-"""Op -> first opset -> parameters that the registry of a plugin does not restrict, but its kernel does: those of T."""
+UNNAMED = {
+    "BatchNormalization": {14: ("U",), 15: ("T1", "T2")},
+    "LayerNormalization": {1: ("V",)},
+    "SimplifiedLayerNormalization": {1: ("V",)},
+}
+"""Op -> first opset -> parameters that a plugin's registry does not restrict, but its kernel does, to the type of T."""
 INTERNAL_DOMAINS = {"com.ms.internal.nhwc", "com.microsoft.nchwc"}
 OPEN_ENDED = 2**31 - 1  # what the registry calls a range without an end
 ROOT = Path(__file__).resolve().parents[1]
@@ -189,11 +193,16 @@ def read_plugin(name: str) -> dict[str, dict]:
         provider = engine_called(name).provider
     except OnnxAmpError as error:
         raise UnreadableError(str(error)) from error
-    rows = [_row(kernel) for kernel in get_registered_ep_kernel_defs(provider)]
-    for row in rows:
-        for param in UNNAMED.get(row["op"], {}).get(row["since"], ()):
-            row["types"].setdefault(param, row["types"]["T"])
+    rows = [tied for kernel in get_registered_ep_kernel_defs(provider) for tied in _tied(_row(kernel))]
     return {name: {"onnxruntime": ort.__version__, "provider": provider, "kernels": rows}}
+
+
+def _tied(row: dict) -> list[dict]:
+    """A row, or one per type of T where its kernel wants other parameters to have the same."""
+    params = UNNAMED.get(row["op"], {}).get(row["since"], ())
+    if not params:
+        return [row]
+    return [row | {"types": row["types"] | {param: [one] for param in ("T", *params)}} for one in row["types"]["T"]]
 
 
 def main(argv: list[str] | None = None) -> int:

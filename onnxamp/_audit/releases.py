@@ -49,11 +49,12 @@ def release_faults(graph: Graph, model: ModelProto, target: str) -> Iterator[Fin
 
 
 def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
-    """Low nodes whose kernels are wrong in the target's version."""
+    """Low nodes whose kernels are wrong on the target, or in its version."""
+    newer = ", or use a newer ONNX Runtime" if version_of(target) else ""
     for low in LOW_TYPES.values():
         for node, why in wrong_kernels(graph, low.name, target):
             if any(value != ABSENT and graph.types[value] == low.tensor for value in node.inputs):
-                action = "Keep it float32 (--keep-fp32 NAME), or use a newer ONNX Runtime."
+                action = f"Keep it float32 (--keep-fp32 NAME){newer}."
                 yield Finding("warning", "kernel", node.label, node.key, why, action)
 
 

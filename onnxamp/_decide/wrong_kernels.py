@@ -1,4 +1,4 @@
-"""Kernels that are wrong in the target's version of ONNX Runtime, from ``_data/kernels/wrong.toml``."""
+"""Kernels that are wrong on the target, or in its version of ONNX Runtime, from ``_data/kernels/wrong.toml``."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -25,14 +25,17 @@ def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, s
     for node in graph.nodes_of(frozenset(rules)):
         rule = rules[node.key]
         if low in rule["types"] and ("head_size" not in rule or (_head_size(graph, node) or 0) > rule["head_size"]):
-            yield node, f"ONNX Runtime {version_of(target)}: {rule['because']}"
+            where = f"ONNX Runtime {version_of(target)}" if "before" in rule else device_of(target)
+            yield node, f"{where}: {rule['because']}"
 
 
 @cache
 def _rules(target: str) -> Mapping[str, Mapping[str, Any]]:
-    """Op -> the rule that holds for the target's version; none where no version is named, since the newest is right."""
-    rules = read_table("kernels/wrong").get(device_of(target), ()) if version_of(target) else ()
-    return {op: rule for rule in rules if is_older(version_of(target), rule["before"]) for op in rule["ops"]}
+    """Op -> the rule that holds for the target's version; where no version is named, those of all versions alone."""
+    version = version_of(target)
+    rules = read_table("kernels/wrong").get(device_of(target), ())
+    held = (rule for rule in rules if "before" not in rule or (version and is_older(version, rule["before"])))
+    return {op: rule for rule in held for op in rule["ops"]}
 
 
 def _head_size(graph: Graph, node: Node) -> int | None:

@@ -76,8 +76,9 @@ def diff_models(
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
             samples of the reference (with ``seed``, and sizes of named dimensions from ``dims``).
         layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway.
-        limits: what is accepted; the default is a relative L2 error of 1e-5 if both models are float32, 1e-2 if one
-            holds float16, 5e-2 if one holds bfloat16.
+        limits: what is accepted; the default is a relative L2 error of 1e-5 if both models are float32 (twice what
+            float32 itself is off on the device, if that is more, up to 1e-2), 1e-2 if one holds float16, 5e-2 if one
+            holds bfloat16.
         provider: "cuda", "cpu", "webgpu", the package of another plugin provider, or "browser", which compares no
             layers; None for CUDA if there is a device.
         whole: run each model in one session; None for False on CPU alone, where only float32 models can be compared so.
@@ -246,7 +247,8 @@ class Comparison:
                     return replace(report, skipped=text)
                 if found.failure is not None:
                     return replace(report, failure=f"The result does not run: {found.failure}")
-                report = replace(report, noise=found.noise) if found.noise is not None else report
+                if found.noise is not None:
+                    report = replace(report, noise=max(found.noise, report.noise or 0.0))
                 tally.add(number, found)
                 _LOG.debug("compared sample %d of %d", number + 1, samples.taken)
         report = finished(report, tally, self.limits)

@@ -119,7 +119,8 @@ class DiffReport(Shown):
     tokens: tuple[Parting, ...] = ()
     """Outputs that hold tokens."""
     noise: float | None = None
-    """Relative L2 error of the float32 reference on CUDA against itself on CPU; None if it was not measured."""
+    """Relative L2 error of the float32 reference on the device that ran against itself on the CPU, on the first sample
+    (on the worst one if the result is float32, too); None if it was not measured."""
     loaded: str = ""
     """What loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its graph was
     resolved; "" if nothing did."""

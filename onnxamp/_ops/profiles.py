@@ -10,11 +10,20 @@ from functools import cache
 from math import sqrt
 from typing import Any, Final
 
+from onnx import NodeProto
+
 from onnxamp._dtypes import FLOAT16
+from onnxamp._ops.facts import attribute, op_key
 from onnxamp._ops.tables import read_table
 
 PROFILED: Final = ("cuda", "cpu", "webgpu", "openvino", "tensorrt", "float16-only")
 """Targets that have a profile."""
+
+_TRANSPOSED: Final = "transB"
+"""Form of a product whose second factor is transposed."""
+
+_DOT: Final = 4
+"""Numbers of the vectors that such products take where their terms are a multiple of that."""
 
 _TERMS: Final = 4096
 """Terms of the sums whose error ``growth`` tells."""
@@ -35,7 +44,8 @@ class Accumulation:
         growth: error of a sum of 4,096 random terms over that of rounding it once.
         order: "sequential" for one accumulator, "parallel" for several, "float32" if it does not matter.
         overflows: whether a result in range becomes infinite because a sum on the way to it is not in range.
-        split: poolings of fewer terms than this, and those of several windows, have one accumulator all the same.
+        split, results: poolings of fewer terms than ``split``, and those with ``results`` results or more, have one
+            accumulator all the same.
     """
 
     accumulator: str
@@ -43,6 +53,7 @@ class Accumulation:
     order: str = "parallel"
     overflows: bool = False
     split: int = 0
+    results: int = 0
 
     def error(self, terms: int) -> float:
         """Relative L2 error to expect of a sum of random terms: that of a random walk grows with its root."""
@@ -60,7 +71,9 @@ class Profile:
         source: which engine, or which documentation.
         values: what becomes of overflow and subnormals, and whether types are honoured.
         products, sums: by op, how it accumulates.
+        dots: by op, how its products accumulate where it takes four at a time, as their factors lie side by side.
         roundings: by op that computes in several steps of float16, its error over that of rounding its result once.
+        binary: exponentials that are powers of two of rounded products.
         cancelling: normalisations that subtract the mean in float16.
         signature_inputs: by op, the inputs that must be inputs of the model itself, without a Cast.
         whole_bodies: ops whose bodies have one precision, since no Cast may be in them.
@@ -75,13 +88,21 @@ class Profile:
     values: Mapping[str, Any]
     products: Mapping[str, Accumulation]
     sums: Mapping[str, Accumulation]
+    dots: Mapping[str, Accumulation]
     roundings: Mapping[str, float]
+    binary: frozenset[str]
     cancelling: frozenset[str]
     signature_inputs: Mapping[str, tuple[int, ...]]
     whole_bodies: frozenset[str]
     folded_first: frozenset[str]
     uncast_inputs: Mapping[str, tuple[int, ...]]
     uncast_scans: frozenset[str]
+
+    def product(self, node: NodeProto, terms: int) -> Accumulation:
+        """How a product of so many terms accumulates. Its op is one of ``products``."""
+        key = op_key(node)
+        takes_four = key in self.dots and terms % _DOT == 0 and attribute(node, "transB")
+        return self.dots[key] if takes_four else self.products[key]
 
 
 def emulated_arithmetic(target: str) -> Profile | None:
@@ -115,13 +136,19 @@ def profile_of(target: str) -> Profile | None:
         return None
     data = read_table(f"targets/{device}")
     products: dict[str, Accumulation] = {}
-    for name, row in data["products"].items():  # "Conv 3x3": the worst form of an op counts
-        op, fact = name.split(" ")[0], Accumulation(**row)
-        products[op] = max(fact, products.get(op, fact), key=lambda one: one.growth)
+    dots: dict[str, Accumulation] = {}
+    for name, row in data["products"].items():
+        op, _, form = name.partition(" ")
+        if form == _TRANSPOSED:
+            dots[op] = Accumulation(**row)
+        else:  # "Conv 3x3": the worst form of an op counts
+            fact = Accumulation(**row)
+            products[op] = max(fact, products.get(op, fact), key=lambda one: one.growth)
     sums = {name: Accumulation(**row) for name, row in data["sums"].items()}
     cancelling = frozenset(name for name, row in data["normalisations"].items() if row.get("cancels"))
-    steps = data["normalisations"] | data.get("elementwise", {})
+    steps = data["normalisations"] | data.get("steps", {}) | data.get("elementwise", {})
     roundings = {name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS}
+    binary = frozenset(name for name, row in steps.items() if row.get("binary"))
     own, uncast = (
         {name: tuple(positions) for name, positions in data.get(key, {}).items()}
         for key in ("signature_inputs", "uncast_inputs")
@@ -129,6 +156,6 @@ def profile_of(target: str) -> Profile | None:
     whole, scans = (frozenset(data.get(key, ())) for key in ("whole_bodies", "uncast_scans"))
     first = frozenset(data.get("folds", {}).get("first", ()))
     return Profile(
-        device, data["seen"], data["source"], data["values"], products, sums, roundings, cancelling, own, whole, first,
-        uncast, scans,
+        device, data["seen"], data["source"], data["values"], products, sums, dots, roundings, binary, cancelling, own,
+        whole, first, uncast, scans,
     )  # fmt: skip

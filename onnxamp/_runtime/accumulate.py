@@ -6,8 +6,10 @@ random walk that ends in y is off by
 
     e = r sqrt(K / 3 + K q / (6 y^2)),
 
-where r is the error of rounding y once: the residual of y serves as r, so no random numbers are needed. q is the same
-op on squared inputs. Terms below half a step of a large sum are lost, so that a sum of positive terms stops near
+where r is the error of rounding y once: the residual of y serves as r, so no random numbers are needed. An error of
+only a few roundings would be lost when the sum is rounded, as it points to where that goes anyway. So the residual of
+y + 9 r stands for r there: it is as large, zero where r is zero, and hardly depends on it. q is the same op on squared
+inputs. Terms below half a step of a large sum are lost, so that a sum of positive terms stops near
 
     s = 2^p q / y, with p digits: 2^11 in float16.
 
@@ -21,12 +23,13 @@ Several accumulators that take L terms each, and add up in a tree, are off by
     e = r sqrt(2 + L^2 / (3 K) + (L / 2 + log2(K / L)) q / y^2).
 
 Sums that a mean or a norm divides or takes the root of later are rounded before that, so that they overflow as there.
-Ops that compute a result in several steps of float16, as normalisations and exponentials, are off by a multiple of r.
+Ops that compute a result in several steps of float16, as normalisations and activations, are off by a multiple of r.
+Exponentials are powers of two of rounded products.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2, prod, sqrt
+from math import e, log, log2, prod, sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -52,13 +55,16 @@ _LONG: Final = 768
 _TERMS: Final = 4096
 """Terms of the sums whose error a profile's ``growth`` tells."""
 
+_TEETH: Final = 8
+"""How often the error that stands for a residual rises from its least to its largest value while the residual does."""
+
 _NORMAL: Final = 2.0**-14
 """The smallest normal number of float16."""
 
 _BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 """Products whose third input is added to the sum."""
 
-_SIGNED: Final = frozenset({"ReduceSum", "ReduceMean"})
+_SIGNED: Final = frozenset({"ReduceSum", "ReduceMean", "GlobalAveragePool", "AveragePool"})
 """Sums of terms of either sign."""
 
 _WHERE: Final = 9
@@ -105,19 +111,26 @@ class Accumulator:
             result = self._product(made, node, written, raw, terms)
         elif node.key in self.profile.sums:
             result = self._sum(made, node, written, raw)
+        elif node.key in self.profile.binary:
+            power = made.rounded(made("Mul", written.input[0], made.number(float(np.float16(log2(e))))))
+            result = made("Exp", made("Mul", power, made.number(log(2))))
         else:
-            result = made.off(raw, raw, made.number(sqrt(self.profile.roundings[node.key] ** 2 - 1)), raw)
+            grown = made.number(sqrt(self.profile.roundings[node.key] ** 2 - 1))
+            result = made.off(raw, raw, grown, raw, little=True)
         if result != raw:
             graph.node[-1].metadata_props.add(key=EXACT, value=raw)
         return result
 
     def _product(self, made: "_Writer", node: Node, written: NodeProto, raw: str, terms: int) -> str:
-        size = terms * (self.profile.products[node.key].growth / _GROWTH) ** 2
+        size = terms * (self.profile.product(written, terms).growth / _GROWTH) ** 2
         bias = self._bias(made, node, written)
+        if terms == 1 and bias is None:
+            return raw
         alone = raw if bias is None else made("Sub", raw, bias)
         kept = alone
         if terms <= _SHORT:
-            grown = made.number(sqrt(size / 2))
+            before = 0 if bias is None else 1  # the sum is rounded before the bias is added
+            grown = made.number(sqrt(before + (size / 2 if terms > 1 else 0)))
         else:
             ratio = made("Div", _of_squares(made, written), made.square(alone))
             grown = made("Sqrt", made("Add", made("Mul", ratio, made.number(size / 6)), made.number(size / 3)))
@@ -126,7 +139,7 @@ class Accumulator:
             lost = made("Div", made.number(-1 / 7), made("Mul", left, left))
             share = made("Min", made("Max", made("Add", lost, made.number(1)), made.number(0.75)), left)
             kept = made("Mul", alone, share)
-        found = made.off(alone, kept, grown, alone)
+        found = made.off(alone, kept, grown, alone, little=terms <= _SHORT)
         return found if bias is None else made("Add", found, bias)
 
     def _bias(self, made: "_Writer", node: Node, written: NodeProto) -> str | None:
@@ -144,17 +157,18 @@ class Accumulator:
         kept = self._total(made, written, raw) if fact.overflows else raw
         if not terms or terms < 2:
             return kept
-        windows = prod(size or 1 for size in (self.shapes[node.outputs[0]] or ())[2:])
-        alone = fact.split and (terms < fact.split or windows > 1)
+        results = prod(size or 1 for size in self.shapes[node.outputs[0]] or ())
+        alone = fact.split and (terms < fact.split or results >= fact.results)
         if alone or fact.order == "sequential":
-            return made.off(raw, kept, made.number(sqrt(terms / (4 if node.key == "CumSum" else 2))), kept)
+            grown = made.number(sqrt(terms / (4 if node.key == "CumSum" else 2)))
+            return made.off(raw, kept, grown, kept, little=terms <= _SHORT)
         each = max(1.0, 2 * (fact.growth**2 - 8) * terms / _TERMS)
         grown = made.number(1 + each**2 / (3 * terms))
         if node.key in _SIGNED:
             ratio = made("Div", _of_squares(made, written), made.square(raw))
             factor = (each / 2 + log2(terms / each)) / (1 if node.key == "ReduceSum" else terms)
             grown = made("Add", made("Mul", ratio, made.number(factor)), grown)
-        return made.off(raw, kept, made("Sqrt", grown), kept)
+        return made.off(raw, kept, made("Sqrt", grown), kept, little=True)
 
     def _total(self, made: "_Writer", node: NodeProto, raw: str) -> str:
         key = op_key(node)
@@ -214,15 +228,25 @@ class _Writer:
         """A scalar constant."""
         return self("Constant", value=numpy_helper.from_array(np.array(value, np.float32)))
 
-    def off(self, raw: str, kept: str, grown: str, otherwise: str) -> str:
-        """``kept``, off by the error of rounding ``raw`` times a number; ``otherwise`` where there is no such error."""
-        found = self("Add", kept, self("Mul", self("Sub", self.rounded(raw), raw), grown))
+    def off(self, raw: str, kept: str, grown: str, otherwise: str, *, little: bool = False) -> str:
+        """``kept``, off by the error of rounding ``raw`` times a number; ``otherwise`` where there is no such error.
+
+        ``little`` is for numbers of a few: the error is one that does not vanish when the result is rounded.
+        """
+        error = self.residual(raw)
+        if little:
+            error = self.residual(self("Add", raw, self("Mul", error, self.number(_TEETH + 1))))
+        found = self("Add", kept, self("Mul", error, grown))
         # Where the result is zero, infinite or NaN, there is no estimate.
         return self("Where", self("IsNaN", found), otherwise, found)
 
     def square(self, name: str) -> str:
         """The square of a sum; of the smallest normal number where it is less, as its residual tells nothing then."""
         return self("Max", self("Mul", name, name), self.number(_NORMAL**2))
+
+    def residual(self, name: str) -> str:
+        """The error of rounding a value once."""
+        return self("Sub", self.rounded(name), name)
 
     def rounded(self, name: str) -> str:
         return self("Cast", self("Cast", name, to=FLOAT16.elem), to=TensorProto.FLOAT)

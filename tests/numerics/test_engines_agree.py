@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from commands import MODELS
 from every import every
 from graphs import CASES
+from graphs.case import parse
 
 import onnxamp
 from onnxamp._runtime.samples import random_samples
@@ -48,3 +50,29 @@ def test_the_emulated_error_is_within_a_factor_of_two(path: Path) -> None:
         )
     )
     assert seen / 2 < emulated < seen * 2
+
+
+@pytest.mark.webgpu
+def test_a_float32_result_is_held_to_what_float32_is_off_there() -> None:
+    """WebGPU computes the variance as a difference of squares, and loses it beside a large mean."""
+    model = parse("(float[2, 4] x) => (float[2, 4] y) <float[4] g = {1, 1, 1, 1}> { y = LayerNormalization (x, g) }")
+    rows = np.float32([[0.1, 0.7, 1.3, 2.9], [2.3, 0.9, 1.7, 0.3]])
+    found = onnxamp.diff_models(model, model, [{"x": rows}, {"x": rows + 100}], provider="webgpu")
+    assert found.noise is not None
+    assert found.noise > 1e-5
+    assert found.passed
+    assert found.judgements[0].limit == pytest.approx(2 * found.noise)
+    lost = onnxamp.diff_models(model, model, {"x": rows + 1000}, provider="webgpu")
+    assert not lost.passed
+
+
+@pytest.mark.parametrize(
+    ("lowest", "noise", "limit"),
+    [("float32", None, 1e-5), ("float32", 1e-7, 1e-5), ("float32", 1e-3, 2e-3), ("float32", 0.3, 1e-2),
+     ("float16", 1e-2, 1e-2), ("bfloat16", 0.3, 5e-2)],
+)  # fmt: skip
+def test_noise_moves_the_limit_of_float32_alone(lowest: str, noise: float | None, limit: float) -> None:
+    one = onnxamp.diff_models(MODELS[0], MODELS[0], provider="cpu").outputs
+    assert {judgement.limit for judgement in onnxamp.Limits().judge(one, lowest, noise)} == {limit}
+    fixed = onnxamp.make_limits({"rel_l2": 1e-6})
+    assert {judgement.limit for judgement in fixed.judge(one, lowest, noise)} == {1e-6}

@@ -27,12 +27,14 @@ TERMS: dict[str, Callable[..., Array]] = {
 
 
 def model_of(op_type: str, x: Array, weights: dict[str, Array], **attributes: Any) -> ModelProto:
-    node = helper.make_node(op_type, ["x", *weights], ["y"], **attributes)
+    domain, _, name = op_type.rpartition("::")
+    node = helper.make_node(name, ["x", *weights], ["y"], domain=domain, **attributes)
     ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, x.shape)]
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)
     held = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     graph = helper.make_graph([node], "sum", ports, [result], held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
 def emulated(model: ModelProto, x: Array, *, rounds: bool = True) -> Array:
@@ -52,6 +54,22 @@ def one_accumulator(x: Array, w: Array) -> Array:
 
 def error(found: Array, exact: Array) -> float:
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("terms", [2, 3, 4, 6, 9, 16, 32])
+def test_the_error_of_few_terms_is_not_lost_when_their_sum_is_rounded(terms: int) -> None:
+    x, w = (GENERATOR.standard_normal(shape).astype(np.float16) for shape in ((64, terms), (terms, 64)))
+    exact = x.astype(np.float64) @ w.astype(np.float64)
+    real = error(one_accumulator(x, w), exact)
+    assert real / 1.3 < error(emulated(model_of("MatMul", x, {"w": w}), x), exact) < real * 1.3
+    assert real > 1.3 * error(exact.astype(np.float16), exact)
+
+
+def test_one_term_is_rounded_once_and_sums_without_residual_are_exact() -> None:
+    x, w = (GENERATOR.standard_normal(shape).astype(np.float16) for shape in ((16, 1), (1, 16)))
+    np.testing.assert_array_equal(emulated(model_of("MatMul", x, {"w": w}), x), (x @ w).astype(np.float64))
+    rows, table = np.eye(16)[:4].astype(np.float16), GENERATOR.standard_normal((16, 8)).astype(np.float16)
+    np.testing.assert_array_equal(emulated(model_of("MatMul", rows, {"w": table}), rows), table[:4])
 
 
 @pytest.mark.parametrize("weights", ["normal", "positive"])
@@ -111,6 +129,9 @@ PRODUCTS: dict[str, tuple[tuple[int, ...], dict[str, tuple[int, ...]], dict[str,
     "MatMul": ((16, 768), {"w": (768, 64)}, {}),
     "Gemm": ((16, 768), {"w": (64, 768), "b": (64,)}, {"transB": 1, "alpha": 0.5}),
     "Conv": ((1, 64, 14, 14), {"w": (32, 64, 3, 3), "b": (32,)}, {"pads": [1, 1, 1, 1]}),
+    "Gemm of columns": ((16, 768), {"w": (64, 768)}, {"transB": 1}),
+    "MatMul of few": ((64, 4), {"w": (4, 64)}, {}),
+    "Conv of few with bias": ((1, 3, 16, 16), {"w": (8, 3, 1, 1), "b": (8,)}, {}),
     "Conv of groups": ((1, 64, 14, 14), {"w": (64, 1, 3, 3)}, {"group": 64}),
     "ConvTranspose": ((1, 256, 7, 7), {"w": (256, 16, 1, 1)}, {}),
 }
@@ -123,6 +144,9 @@ def normal(*shape: int) -> Array:
 SUMMED: dict[str, tuple[Array, dict[str, Array], dict[str, Any]]] = {
     "GlobalAveragePool of few": (np.abs(normal(1, 64, 7, 7)), {}, {}),
     "GlobalAveragePool of many": (np.abs(normal(1, 64, 64, 64)), {}, {}),
+    "GlobalAveragePool of signs": (normal(1, 512, 14, 14), {}, {}),
+    "GlobalAveragePool of many results": (normal(1, 4096, 12, 12), {}, {}),
+    "AveragePool of few windows": (normal(1, 16, 28, 28), {}, {"kernel_shape": [14, 14]}),
     "AveragePool of windows": (normal(1, 16, 32, 32), {}, {"kernel_shape": [16, 16]}),
     "ReduceMean of few": (normal(256, 16), {}, {"axes": [1]}),
     "ReduceMean of many": (normal(256, 4096), {}, {"axes": [1]}),
@@ -135,6 +159,17 @@ SUMMED: dict[str, tuple[Array, dict[str, Array], dict[str, Any]]] = {
     "Softmax": (normal(64, 64), {}, {}),
     "Erf": (normal(64, 64), {}, {}),
     "Exp": (normal(64, 64), {}, {}),
+    "Exp of large": (normal(64, 64) * 3, {}, {}),
+    "Cosh": (normal(64, 64), {}, {}),
+    "Acos": (np.tanh(normal(64, 64)), {}, {}),
+    "LeakyRelu": (normal(64, 64), {}, {}),
+    "BatchNormalization": (
+        normal(2, 8, 32, 32),
+        {"s": normal(8), "b": normal(8), "m": normal(8), "v": np.abs(normal(8))},
+        {},
+    ),
+    "com.microsoft::Gelu": (normal(64, 64), {}, {}),
+    "com.microsoft::QuickGelu": (normal(64, 64), {}, {}),
     "Tanh": (normal(64, 64), {}, {}),
     "Sigmoid": (normal(64, 64), {}, {}),
 }

@@ -9,7 +9,7 @@ from graphs import CASES
 from graphs.case import parse
 from onnx import ModelProto
 
-from onnxamp import OnnxAmpError, convert_model
+from onnxamp import OnnxAmpError, convert_model, diff_models
 from onnxamp._audit.audit import audit_model
 from onnxamp._runtime.session import Provider, assigned_nodes, cuda_available, make_session
 
@@ -57,6 +57,24 @@ def test_predictions_hold_on_cuda(name: str) -> None:
 @every(name=ZOO, parts=4)
 def test_predictions_hold_on_webgpu(name: str) -> None:
     assert compared(name, "webgpu", "webgpu") == []
+
+
+NORM = """(float[2,3] x) => (float[2,3] y) <float[3] s = {1, 2, 3}, float[3] b = {1, 2, 3}> {
+    m = Relu (x) y = LayerNormalization (m, s, b) }"""
+BATCH_NORM = """(float[2,3] x) => (float[2,3] y) <float[3] s = {1, 2, 3}, float[3] m = {1, 2, 3}> {
+    r = Relu (x) y = BatchNormalization (r, s, s, m, m) }"""
+
+
+@pytest.mark.webgpu
+@pytest.mark.parametrize(("text", "opset"), [(NORM, 13), (NORM, 17), (BATCH_NORM, 13), (BATCH_NORM, 15)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("level", ["O1", "O3"])
+def test_norms_take_one_type_on_webgpu(text: str, opset: int, dtype: str, level: str) -> None:
+    """Its registry restricts the first type alone, but mixtures load and do not run."""
+    model = parse(text, opset)
+    low = convert_model(model, level=level, dtype=dtype, target="webgpu", opset="keep")
+    found = diff_models(model, low, provider="webgpu", layers=False)
+    assert found.passed, found.failure
 
 
 def test_refusals_are_predicted_and_seen() -> None:
