@@ -74,7 +74,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     check_opset(graph.model, options)
     low, judged = options.low, options.level != Level.O0
     overrides = find_overrides(graph, options)
-    absorbed = frozenset(graph.ask(absorbed_casts, low))
+    absorbed = frozenset(graph.ask(absorbed_casts, low, options.target))
     sentinels = graph.ask(sentinel_paths, low) if judged else []
     folds = batch_norm_folds(graph, options) if judged else []
     listed = {node.index for node in graph.nodes if node.key in options.user_white}

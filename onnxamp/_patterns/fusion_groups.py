@@ -11,7 +11,8 @@ from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import declared_axes
 from onnxamp._patterns.patterns import patterns_of
-from onnxamp._target.kernels import freedom
+from onnxamp._target.kernels import freedom, kernel_table
+from onnxamp._target.versions import UNLIMITED, device_of
 
 
 def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
@@ -80,15 +81,15 @@ def _may_be_equal(one: Shape, other: Shape) -> bool:
     return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
 
 
-def absorbed_casts(graph: Graph, low: LowType) -> dict[int, str]:
+def absorbed_casts(graph: Graph, low: LowType, target: str = "any") -> dict[int, str]:
     """Inputs of decomposed normalisations in front of which a Cast must not stand alone -> label of the first reader.
 
     ONNX Runtime's layer_norm_fusion.cc takes a Cast into the fused node that feeds only the mean and the subtraction,
     or the square and the division, and then cannot load the model: from opset 17 on, LayerNormalization wants one type
-    for input and scale, and in bfloat16 no CUDA kernel takes two (seen with 1.31.1).
+    for input and scale, and in bfloat16 no CUDA kernel takes two, in float16 none of the target (seen with 1.31.1).
     """
     absorbed: dict[int, str] = {}
-    mixed = low.name != "bfloat16"
+    mixed = low.name != "bfloat16" and _mixes(target, low)
     if graph.book.opsets[""] < 17 and mixed:
         return absorbed
     for norm in patterns_of(graph, "normalisation"):
@@ -103,6 +104,15 @@ def absorbed_casts(graph: Graph, low: LowType) -> dict[int, str]:
                 value = before.inputs[0]
                 absorbed[value] = first.label
     return absorbed
+
+
+def _mixes(target: str, low: LowType) -> bool:
+    """Whether the target normalises low precision with a float32 scale; ONNX Runtime inserts Casts on the CPU."""
+    if target in UNLIMITED or device_of(target) == "cpu":
+        return True
+    rows = [row.types for row in kernel_table(target).get("LayerNormalization", ()) if row.covers(1)]
+    both = ((types.get("T", {low.tensor}), types.get("V", {FLOAT})) for types in rows)
+    return not rows or any(low.tensor in data and FLOAT in scale for data, scale in both)
 
 
 def _centred_alone(graph: Graph, mean: Node) -> int:

@@ -10,7 +10,6 @@ from onnx import ModelProto, numpy_helper, parser
 import onnxamp
 from onnxamp._errors import ModelError
 
-
 def parse(text: str, opset: int = 17, ir: int = 8, **weights: np.ndarray) -> ModelProto:
     model = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]> g {text}')
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
@@ -66,6 +65,27 @@ def test_no_cast_is_absorbed_by_the_rms_norm_fusion(dtype, shields):
         h = MatMul (x, w) {RMS_NORM} }}"""
     model = onnxamp.convert_model(parse(text, w=random(8, 8), gain=random(8)), dtype=dtype)
     assert [node.op_type for node in model.graph.node].count("Max") == shields
+
+
+BEHIND_A_PRODUCT = f"""(float[2,8] x) => (float[2,8] y) <float two = {{2.0}}, float eps = {{1e-5}}> {{
+    h = MatMul (x, w) {LAYER_NORM} }}"""
+
+
+@pytest.mark.parametrize(("target", "shields"), [("cuda", 0), ("cpu", 0), ("any", 0), ("webgpu", 1)])
+def test_no_cast_is_absorbed_where_no_kernel_takes_two_types(target, shields):
+    model = parse(BEHIND_A_PRODUCT, opset=13, w=random(8, 8), gain=random(8))
+    model = onnxamp.convert_model(model, "O1", target=target, opset="keep")
+    assert [node.op_type for node in model.graph.node].count("Max") == shields
+
+
+@pytest.mark.webgpu
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("opset", [11, 13, 17])
+def test_decomposed_norms_behind_products_run_on_webgpu(level, opset):
+    model = parse(BEHIND_A_PRODUCT, opset=opset, w=random(8, 8), gain=random(8))
+    low = onnxamp.convert_model(model, level, target="webgpu", opset="keep")
+    found = onnxamp.diff_models(model, low, provider="webgpu", layers=False)
+    assert found.passed, found.failure
 
 
 @pytest.mark.parametrize(("gain", "low"), [("float[8] gain", False), ("float[2,1] gain", True)])

@@ -16,6 +16,7 @@ from repository import ROOT
 import onnxamp
 
 FOLDER = ROOT / "benchmarks"
+CLASSIFIER = ROOT / "models" / "classifier.onnx"
 
 
 @pytest.fixture(autouse=True)
@@ -310,3 +311,27 @@ def test_goals_on_a_cpu_compare_with_the_engine_itself() -> None:
     ]  # fmt: skip
     assert len(cpu.goals([{"name": "gru", "batches": [1], "variants": []}])) == 2, "what is missing is no success"
     assert not any(goal["holds"] for goal in cpu.goals([{"name": "gru", "batches": [1], "variants": []}]))
+
+
+def test_agreement_is_judged_over_samples() -> None:
+    import agreement
+
+    def report(name: str, *errors: float) -> onnxamp.DiffReport:
+        one = onnxamp.diff_models(CLASSIFIER, CLASSIFIER, provider="cpu")
+        outputs = [replace(one.outputs[0], name=f"{name}{index}", rel_l2=error) for index, error in enumerate(errors)]
+        return replace(one, outputs=tuple(outputs))
+
+    assert agreement.error([report("a", 0.3, 0.0), report("a", 0.4, 0.1)]) == pytest.approx((0.25 / 2) ** 0.5)
+    assert agreement.error([report("a", float("inf")), report("a", 7.0)]) == 1
+    row = {
+        "model": "m", "level": "O2", "dtype": "float16", "lowest": "float16", "skipped": None, "noise": 0.0,
+        "emulated": 1e-3, "emulated_passes": True, "real": 2e-3, "real_passes": True,
+    }  # fmt: skip
+    rows = [row, row | {"real": 2.1e-3}, row | {"emulated": 0.0, "real": 9e-6}, row | {"real": 3e-2, "noise": 2e-2}]
+    assert [agreement.agrees(one) for one in rows] == [True, False, True, True]
+    missed, same = row | {"real_passes": False, "model": "n"}, row | {"lowest": "float32", "real_passes": False}
+    found = agreement.summary([*rows, missed, same, row | {"skipped": "why"}])
+    assert (found["compared"], found["skipped"]) == (5, 1)
+    assert found["float16"] == {"compared": 5, "within a factor of 2": 4, "models": 2, "models within a factor of 2": 1}
+    assert found["pass emulated, fail there"] == ["n O2 float16"]
+    assert found["float32"] == {"results": 1, "fail there": ["m O2 float16"]}
