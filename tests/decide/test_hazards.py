@@ -10,6 +10,7 @@ from onnx import ModelProto, numpy_helper, parser
 import onnxamp
 from onnxamp._errors import ModelError
 
+
 def parse(text: str, opset: int = 17, ir: int = 8, **weights: np.ndarray) -> ModelProto:
     model = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]> g {text}')
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
