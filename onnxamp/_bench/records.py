@@ -106,8 +106,8 @@ class BenchReport(Shown):
     """Models beside each other, all on the same inputs.
 
     Attributes:
-        ran_on: "CUDA (name of the device)" or "CPU".
-        runtime: ONNX Runtime and its version.
+        ran_on: "CUDA (name of the device)", "CPU", or the name of another engine and its device.
+        runtime: ONNX Runtime, or onnxruntime-web, and its version.
         inputs: description of the inputs.
         models: one entry per model, the reference first.
         timings: one entry per model and batch size.

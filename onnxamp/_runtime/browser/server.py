@@ -99,6 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers one connection of the page."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         name = self._name()

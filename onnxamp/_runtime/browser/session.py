@@ -41,7 +41,9 @@ _MEMORY: Final = 4 * 10**9
 _CPU: Final = "CPUExecutionProvider"
 _PROVIDER: Final = re.compile(r"placed on \[(\w+)\]\. Number of nodes: (\d+)")
 _NODE: Final = re.compile(r"VerifyEachNodeIsAssignedToAnEp\] +(\w+) \(")
-_NUMBERS: Final = re.compile(r"^(?:Can't create a session\. )?(?:ERROR_CODE: \d+, ERROR_MESSAGE: )?")
+_NUMBERS: Final = re.compile(r"^.*?ERROR_CODE: \d+, ERROR_MESSAGE: ")
+_DONE: Final = {"feed": "run", "time": "run", "start": "load"}
+"""What questions do with a model, where they are called otherwise."""
 _ONNX_NAMES: Final = {"float32": "float", "float64": "double"}
 """Element types that ONNX calls otherwise."""
 
@@ -118,7 +120,9 @@ class Browser:
             self.server.ask(pack({"ask": what, **header}, arrays or {}))
             found, outputs = unpack(self._answer(what, seconds))
         if "error" in found:
-            raise RuntimeFailure(f"onnxruntime-web could not {what} the model: {reason(_plain(found['error']))}.")
+            raise RuntimeFailure(
+                f"onnxruntime-web could not {_DONE.get(what, what)} the model: {reason(_plain(found['error']))}."
+            )
         return found, outputs
 
     def _answer(self, what: str, seconds: float) -> bytes:
@@ -137,6 +141,8 @@ class Browser:
         Raises:
             RuntimeFailure: the model does not load, or not on WebGPU.
         """
+        if lowest == "bfloat16":
+            raise RuntimeFailure("onnxruntime-web computes no bfloat16: --dtype float16 converts for browsers.")
         if lowest == "float16" and not self.has_float16:
             raise RuntimeFailure(
                 f"{self.device} in {self.version} does not compute float16 (it lacks WebGPU's shader-f16); take a GPU"
