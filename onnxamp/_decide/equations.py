@@ -111,10 +111,9 @@ def _variables(made: Equations) -> None:
     for known in graph.values:
         if _is_float(graph, known.index):
             made.values[known.index] = problem.variable()
-    for value in graph.constants.floats():
+    for value, stats in graph.constants.floats().items():
         if not is_stored(graph, value):
             continue
-        stats = graph.constants.stats(value)
         empty = stats is not None and stats.largest_number == 0
         shared = bool(graph.results[value]) or _elements(graph, value) >= _LARGE
         if not empty and shared:

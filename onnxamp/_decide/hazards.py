@@ -30,9 +30,13 @@ def find_hazards(graph: Graph, low: LowType) -> list[Hazard]:
 
 
 def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
-    """Constants out of range, sentinels apart, keep their consumers in float32, and the consumers of their results."""
+    """Constants out of range, sentinels apart, keep their consumers in float32, and the consumers of their results.
+
+    So do factors that scale values of a few units out of it.
+    """
     seen: set[int] = set()
-    large = {value for value in graph.constants.floats() if graph.uses[value] and _is_large(graph, low, value)}
+    limit, floats = low.max_finite / 8, graph.constants.floats()
+    large = {value for value, stats in floats.items() if stats is not None and abs(stats.largest_number) > limit}
     for node in (graph.nodes[index] for index in sorted({node for value in large for node, _ in graph.uses[value]})):
         for value in node.inputs:
             beyond = _beyond(graph, low, node, value) if value in large else None
@@ -51,24 +55,12 @@ def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
 def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
     """Nodes that read a constant with an element beyond ``options.init_max``, as the user asks."""
     limit = options.init_max or inf
-    large = {value for value in graph.constants.floats() if graph.uses[value] and _reaches(graph, value, limit)}
+    floats = graph.constants.floats().items()
+    large = {value: stats for value, stats in floats if stats and (stats.largest > limit or stats.has_infinite)}
     for node in (graph.nodes[index] for index in sorted({node for value in large for node, _ in graph.uses[value]})):
         value = next(value for value in node.inputs if value in large)
-        stats = graph.constants.stats(value)
-        assert stats is not None
-        why = f"{graph.values[value].name!r} holds {stats.largest:.6g}; init_max (--init-max) is {limit:.6g}"
+        why = f"{graph.values[value].name!r} holds {large[value].largest:.6g}; init_max (--init-max) is {limit:.6g}"
         yield Hazard(node.index, Reason.RANGE, why)
-
-
-def _reaches(graph: Graph, value: int, limit: float) -> bool:
-    stats = graph.constants.stats(value)
-    return stats is not None and (stats.largest > limit or stats.has_infinite)
-
-
-def _is_large(graph: Graph, low: LowType, value: int) -> bool:
-    """Whether an element of the constant is out of range, or takes little to get there."""
-    stats = graph.constants.stats(value)
-    return stats is not None and abs(stats.largest_number) > low.max_finite / 8
 
 
 def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
@@ -82,11 +74,13 @@ def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
 
 def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
     """Tiny uniform constants keep their consumers in float32, and the ops that they guard against zero."""
-    walks, numbers = _Walks(), {value: graph.constants.uniform(value) or 0.0 for value in graph.constants.floats()}
-    tiny = {value for value, number in numbers.items() if 0 < abs(number) < low.smallest_normal}
+    walks, floats = _Walks(), graph.constants.floats().items()
+    numbers = {value: stats.uniform for value, stats in floats if stats is not None and stats.uniform is not None}
+    tiny = {value: number for value, number in numbers.items() if 0 < abs(number) < low.smallest_normal}
     for node in graph.nodes_of(op_facts().epsilons):
         for position, value in enumerate(node.inputs):
-            if value not in tiny or not _is_lost(number := numbers[value], low, node.key):
+            number = tiny.get(value)
+            if number is None or not _is_lost(number, low, node.key):
                 continue
             name = graph.values[value].name
             yield Hazard(node.index, Reason.EPSILON, f"{name!r} is {number:.6g}, which {low.name} cannot hold")

@@ -104,11 +104,9 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
 
 
 def _unfit(graph: Graph, low: LowType) -> frozenset[int]:
-    constants = ((value, graph.constants.stats(value)) for value in graph.constants.floats())
+    floats = graph.constants.floats().items()
     return frozenset(
-        value
-        for value, stats in constants
-        if stats is not None and (stats.out_of_range(low) is not None or stats.has_sentinel(low))
+        value for value, stats in floats if stats and (stats.out_of_range(low) is not None or stats.has_sentinel(low))
     )
 
 

@@ -59,6 +59,7 @@ class Constants:
     """Value -> the node that makes it, if its elements are constant."""
     _sources: dict[int, int] = field(default_factory=dict)
     _stats: dict[int, ConstantStats | None] = field(default_factory=lambda: {ABSENT: None})
+    _floats: dict[int, ConstantStats | None] = field(default_factory=dict)
     _scalars: dict[int, float | None] = field(default_factory=dict)
 
     def __post_init__(self, view: View) -> None:
@@ -92,9 +93,12 @@ class Constants:
         array = self._array(value)
         return None if array is None else constant_stats(array)
 
-    def floats(self) -> list[int]:
-        """Float32 values that are constant, or may be because they are moved from other values."""
-        return [value for value in {*self.tensors, *self._makers, *self._sources} if self.types[value] == FLOAT]
+    def floats(self) -> Mapping[int, ConstantStats | None]:
+        """:meth:`stats` of all float32 values that are constant, or may be because they are moved from other values."""
+        if not self._floats:
+            values = {*self.tensors, *self._makers, *self._sources}
+            self._floats.update((value, self.stats(value)) for value in values if self.types[value] == FLOAT)
+        return self._floats
 
     def is_constant(self, value: int) -> bool:
         """Whether the value is a constant that no caller can override."""

@@ -84,7 +84,8 @@ class WeightConverter:
         """The low-precision tensor without data, or its placeholder."""
         tensor, elem = weight.tensor, self.low.elem
         made = TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=elem, dims=tensor.dims[:])
-        made.metadata_props.extend(tensor.metadata_props)
+        if tensor.metadata_props:
+            made.metadata_props.extend(tensor.metadata_props)
         streamed = self.deferred and stored_bytes(made) >= EXTERNAL_MIN
         place = data_location(tensor, self.base_dir) if streamed else None
         if place is not None:

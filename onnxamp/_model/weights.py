@@ -297,7 +297,7 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     if tensor.HasField("raw_data"):
         data = tensor.raw_data
         if len(data) == kind.itemsize * count:
-            return np.frombuffer(data, kind).reshape(shape)
+            return np.ndarray(shape, kind, data)
     elif len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type))) == count:
         return numpy_helper.to_array(tensor)
     raise ModelError(f"The weight {tensor.name!r} does not hold the {count} elements that its shape {shape} says.")

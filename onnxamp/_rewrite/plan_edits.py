@@ -118,7 +118,7 @@ class _Maker:
                 self.void_casts(index)
             need_low = True
             self.make_low(value)
-            self.edits.types[index] = retyped(kind, self.edits.low)
+            self.edits.types[index] = self.edits.low.tensor
         else:
             need_high = True
         own = self.own_name(value, is_low=is_low)
