@@ -254,8 +254,7 @@ def stored_bytes(tensor: TensorProto) -> int:
 
 def bytes_of(elem: int, shape: Sequence[int]) -> int:
     """As :func:`stored_bytes`, of the element type and shape of a tensor."""
-    bits = _bits_of(elem)
-    return (prod(shape) * bits + 7) // 8 if bits else 0
+    return (prod(shape) * _bits_of(elem) + 7) // 8
 
 
 @cache
@@ -284,8 +283,7 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     """
     place = data_location(tensor, base_dir)
     shape = tuple(tensor.dims[:])
-    count = prod(shape)
-    kind = _stored_kind(tensor.data_type)
+    count, kind = prod(shape), _stored_kind(tensor.data_type)
     if place is not None:
         if is_remote(place.path):
             array = np.frombuffer(read_range(place.path, place.offset, place.length), kind).reshape(shape)
@@ -349,7 +347,9 @@ def blocks_of(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def _block_stats(array: NDArray[np.float32]) -> ConstantStats:
-    top, bottom = array.item(array.argmax()), array.item(array.argmin())  # on few elements, max and min take longer
+    few = array.size < _MAPPED  # there, argmax is faster than max; but it copies what is read-only, as mapped files are
+    top = array.item(array.argmax()) if few else float(array.max())
+    bottom = array.item(array.argmin()) if few else float(array.min())
     uniform, extreme = top if top == bottom else None, top if top >= -bottom else bottom
     if abs(extreme) < SENTINEL:  # false for NaN
         return ConstantStats(abs(extreme), uniform, extreme)
