@@ -120,6 +120,8 @@ class Shape:
     build: Callable[[Path], ModelProto]
     batches: tuple[int, ...]
     dims: Mapping[str, int] = field(default_factory=dict)
+    samples: int = 4
+    """Samples that it is tuned on."""
 
     def model(self, folder: Path) -> ModelProto:
         """The network, its first dimension open everywhere."""
@@ -152,13 +154,13 @@ QUICK = (
 )  # fmt: skip
 
 CPU = (
-    Shape("bert", "BERT-base, 128 tokens", lambda path: encoder(path, **_BERT), (1, 8)),
+    Shape("bert", "BERT-base, 128 tokens", lambda path: encoder(path, **_BERT), (1, 8), samples=16),
     Shape("resnet50", "ResNet-50, 224 × 224",
           lambda _: resnet(width=64, blocks=(3, 4, 6, 3), size=224, classes=1000), (1, 8)),
     Shape("unet", "U-Net, 256 × 256", lambda path: unet(path, width=32, depth=4, size=256), (1, 8)),
     Shape("detector", "detector, 320 × 320", lambda _: detector(width=32, depth=1, size=320, classes=80), (1, 8)),
     Shape("gru", "GRU, 2 layers of 512, 100 steps",
-          lambda _: recurrent(features=257, hidden=512, layers=2, steps=100), (1, 8)),
+          lambda _: recurrent(features=257, hidden=512, layers=2, steps=100), (1, 8), samples=16),
 )  # fmt: skip
 
 CPU_QUICK = (
