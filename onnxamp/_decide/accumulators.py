@@ -58,7 +58,7 @@ def _products(graph: Graph, profile: Profile) -> Iterator[tuple[int, int, float]
     for node in graph.nodes_of(frozenset(lossy)):
         terms = terms_of(node, graph.shapes)
         if terms is not None:
-            yield node.index, terms, profile.product(node.proto, terms).error(terms)
+            yield node.index, terms, lossy[node.key].error(terms)
 
 
 def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:
