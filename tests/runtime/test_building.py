@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from graphs.case import parse
 from onnx import ModelProto
 from real_models import REAL_MODELS
 from repository import MODELS
+from strategies import random_model
 
 import onnxamp
 from onnxamp._errors import ArgumentError, RuntimeFailure
@@ -238,3 +240,16 @@ def test_models_that_build_in_float32_build_when_converted(path: Path) -> None:
         if made not in seen:
             seen.append(made)
             assert build_engine(Model.of(made), feeds).refusals == (), (dtype, level)
+
+
+@pytest.mark.tensorrt
+@pytest.mark.parametrize(
+    ("op", "seed"), [("GRU", 103), ("GridSample", 100), ("Mul", 104), ("RandomUniform", 104), ("Xor", 106)]
+)
+def test_random_models_build_when_converted(op: str, seed: int) -> None:
+    made = random_model(Random(f"goal {op} {seed}"), op, 5)
+    assert build_engine(Model.of(made.model), made.feeds).refusals == ()
+    for dtype, keeps in (("float16", True), ("bfloat16", True), ("bfloat16", False)):
+        low = onnxamp.convert_model(made.model, "O3", dtype=dtype, target="tensorrt", keep_io_types=keeps)
+        assert low != made.model
+        assert build_engine(Model.of(low), made.feeds).refusals == (), (dtype, keeps)
