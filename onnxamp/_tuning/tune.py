@@ -24,6 +24,7 @@ from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import convert
 from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
 from onnxamp._convert.raising import reference_of
+from onnxamp._convert.rounding import MADE_UP
 from onnxamp._convert.upgrades import analyse_model
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
@@ -222,8 +223,8 @@ def _tune_once(
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
         job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, Path(folder), search.budget)
         tuned = _tuned(job, search, live, device)
-    plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *upgraded.refused))
-    return replace(tuned, plan=plan) if upgraded.refused else tuned
+    told = (*upgraded.refused, *([MADE_UP] if options.compensates and samples.made_up else ()))
+    return replace(tuned, plan=replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))) if told else tuned
 
 
 def _facts(

@@ -13,8 +13,12 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from repository import ROOT
 
 import onnxamp
+from onnxamp._convert.convert import convert
 from onnxamp._convert.rounding import MADE_UP
+from onnxamp._model.model import Model
+from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.samples import as_samples
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 LOWS = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -235,12 +239,41 @@ def test_weights_beyond_the_range_are_as_without() -> None:
     assert near == far
 
 
+def test_many_passes_find_what_one_does() -> None:
+    """Where the rows of all weights exceed the memory, samples run again for the next weights."""
+    model, samples = Model(perceptron()), as_samples(correlated(3, 16, 24), perceptron())
+    options = onnxamp.Options("O3", **HOW)
+    made = [convert(model, options, rounder=WeightRounder(samples, budget=budget)).proto for budget in (1, 1 << 30)]
+    assert made[0] == made[1]
+
+
+def test_a_weight_is_rounded_once_for_several_conversions() -> None:
+    model, samples = Model(perceptron()), as_samples(correlated(2, 16, 24), perceptron())
+    told: list[int] = []
+    rounder = WeightRounder(samples, progress=lambda done, _: told.append(done))
+    first, second = (convert(model, onnxamp.Options("O3", **HOW), rounder=rounder).proto for _ in range(2))
+    assert first == second
+    assert told == [1, 2]
+
+
+def test_large_weights_wait_in_a_file(tmp_path: Path) -> None:
+    model = model_of("(float[N,16] X) => (float[N,270000] Y) { Y = MatMul (X, w) }", w=drawn(16, 270000))
+    samples = correlated(1, 40, 16)
+    wanted = onnxamp.convert_model(model, "O3", samples=samples, **HOW)
+    onnx.save(model, tmp_path / "in.onnx", save_as_external_data=True)
+    onnxamp.convert_file(tmp_path / "in.onnx", tmp_path / "out.onnx", "O3", samples=samples, **HOW)
+    found = onnx.load(tmp_path / "out.onnx")
+    assert found.graph.initializer[0].raw_data == wanted.graph.initializer[0].raw_data
+
+
 # --- samples, plans, and what is told ---------------------------------------------------------------------------
 
 
 def test_made_up_inputs_are_warned_of() -> None:
     with pytest.warns(onnxamp.OptionWarning, match="made-up inputs"):
         onnxamp.convert_model(perceptron(), **HOW)
+    with pytest.warns(onnxamp.OptionWarning, match="made-up inputs"):
+        onnxamp.tune_model(perceptron(), 0.1, provider="cpu", **HOW)
 
 
 def test_a_plan_holds_the_option_and_needs_samples(tmp_path: Path) -> None:

@@ -179,6 +179,22 @@ def test_lookups_exist(op: str) -> None:
 
 
 @needs_known_runtime
+@pytest.mark.parametrize("op", op_facts().products)
+def test_weights_of_products_are_where_the_table_says(op: str) -> None:
+    domain, _, name = op.rpartition("::")
+    schemas = [onnx.defs.get_schema(name)] if not domain else []
+    schemas += [schema for schema in get_all_operator_schema() if (schema.domain, schema.name) == (domain, name)]
+    schema = schemas[0]
+    for row in op_facts().products[op]:
+        assert row.weight < len(schema.inputs)
+        assert (row.rows is None) != (row.steps is None)
+        assert row.rows is None or row.rows < len(schema.inputs)
+        assert row.steps is None or row.steps < len(schema.outputs)
+        flags = {row.turned, row.rows_turned, *(condition["attribute"] for condition in row.when)} - {None}
+        assert flags <= set(schema.attributes)
+
+
+@needs_known_runtime
 @pytest.mark.parametrize("op", op_facts().computes_in)
 def test_attributes_that_name_a_precision_exist(op: str) -> None:
     schemas = [schema for schema in get_all_operator_schema() if schema.name == op and not schema.domain]
