@@ -270,7 +270,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="tiny networks: shows that it works, and nothing else")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a goal is missed")
-    parser.add_argument("--only", nargs="+", choices=[shape.name for shape in CPU], help="only these; FILE keeps the others")
+    parser.add_argument("--only", nargs="+", choices=[shape.name for shape in CPU], help="FILE keeps the others")
     parser.add_argument("--threads", type=int, default=physical_cores(), help="of what is timed [the physical cores]")
     parser.add_argument("--seconds", type=float, default=0.4, help="timing of each variant at each batch [0.4]")
     parser.add_argument("--tuning", type=float, default=15.0, help="seconds to search in for each network [15]")

@@ -36,10 +36,12 @@ class RoundedWeights:
 
     def note(self) -> str:
         """What was done, in sentences."""
+        if not self.weights:
+            return "No product outside of bodies has a low-precision weight that could be rounded with compensation."
         if not self.chosen:
             return f"Rounding with compensation brings nothing: it is to nearest for all {self.weights:,} weights."
         kept = self.weights - len(self.chosen)
-        rest = f"; {kept:,} are rounded to nearest" if kept else ""
+        rest = f"; {kept:,} {'is' if kept == 1 else 'are'} rounded to nearest" if kept else ""
         wide = f" ({self.wide:,} are too wide)" if self.wide else ""
         return (
             f"Rounded {len(self.chosen):,} of {self.weights:,} weights of products with compensation{rest}{wide}: the"

@@ -95,16 +95,25 @@ class State:
         """
         known = self._parts.get(name)
         if known is not None and not renew:
-            changed = [what for what in {**facts, **known.facts} if facts.get(what) != known.facts.get(what)]
-            if changed:
-                raise ArgumentError(
-                    f"The state file {str(self.path)!r} belongs to another {name}: {_listed(changed)} changed since."
-                    " Delete it to begin anew, or name another file."
-                )
+            self.check(name, {**dict.fromkeys(known.facts, ""), **facts})
         if known is None or known.facts != facts:
             self._add({"part": name, "facts": dict(facts)})
             self._parts[name] = known = Part(name, dict(facts), self)
         return known
+
+    def check(self, name: str, facts: Facts) -> None:
+        """Check what the part of that name depends on, before anything is done for it.
+
+        Raises:
+            ArgumentError: any of these facts have changed.
+        """
+        known = self._parts.get(name)
+        changed = [] if known is None else [what for what in facts if facts[what] != known.facts.get(what, "")]
+        if changed:
+            raise ArgumentError(
+                f"The state file {str(self.path)!r} belongs to another {name}: {_listed(changed)} changed since."
+                " Delete it to begin anew, or name another file."
+            )
 
     def drop(self, name: str) -> None:
         """Forget a part: its work is finished."""

@@ -189,14 +189,24 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
         opened(search.state, renew=search.renews) as state,
         search.place.sharing(len(samples), gpus=backend.provider == "cuda") as workers,
     ):
+        given = {} if state is None else _given(model, search, samples)
+        if state is not None and not search.renews:
+            for name in _PARTS:
+                state.check(name, given)  # before ranges are added to it
         shared = Shared(workers, judge, samples, rounder)
         measured = partial(with_ranges, model, samples=samples, provider=search.provider, workers=workers, state=state)
-        once = partial(_tune_once, model, backend, shared, state)
+        once = partial(_tune_once, model, backend, shared, state, given)
         return tune_both(measured(options), search, once, measured)
 
 
 def _tune_once(
-    model: Model, backend: Backend, shared: Shared, state: State | None, options: Options, search: Search
+    model: Model,
+    backend: Backend,
+    shared: Shared,
+    state: State | None,
+    given: Facts,
+    options: Options,
+    search: Search,
 ) -> Tuned:
     """:func:`tune` with the exponents of the options."""
     device, samples, judge = device_called(search.device), shared.samples, shared.judge.made()
@@ -218,7 +228,7 @@ def _tune_once(
         ready = Model(ready.embedded())  # a session finds weights beside a file, or in the model
     part = None
     if state is not None:
-        facts = _facts(ready, space, options, search, backend, samples)
+        facts = {**given, "the options": _asked(ready, space, options, backend)}
         part = state.part(_PARTS[options.rescaling is not None], facts, renew=search.renews)
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
         job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, Path(folder), search.budget)
@@ -227,19 +237,22 @@ def _tune_once(
     return replace(tuned, plan=replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))) if told else tuned
 
 
-def _facts(
-    model: Model, space: SearchSpace, options: Options, search: Search, backend: Backend, samples: Samples
-) -> Facts:
-    """What the measurements depend on."""
-    units = (f"{unit.key} {unit.op} {unit.ports}" for unit in (*space.tunable, *space.followers))
-    arithmetic = backend.arithmetic.name if backend.arithmetic else ""
+def _given(model: Model, search: Search, samples: Samples) -> Facts:
+    """What the measurements depend on, besides the options."""
     return {
         "the model": model_print(model),
         "the inputs": samples_print(samples),
         "the metric": fingerprint(str(search.metric), search.accept.print if search.accept else ""),
-        "the options": fingerprint(options.low.name, arithmetic, *units, *(["compensated"] * options.compensates)),
         "the version of onnxamp or ONNX Runtime": versions(),
     }
+
+
+def _asked(ready: Model, space: SearchSpace, options: Options, backend: Backend) -> str:
+    """The fingerprint of what the options make of the model."""
+    units = (f"{unit.key} {unit.op} {unit.ports}" for unit in (*space.tunable, *space.followers))
+    arithmetic = backend.arithmetic.name if backend.arithmetic else ""
+    rounding = ["compensated"] * options.compensates
+    return fingerprint(options.low.name, arithmetic, model_print(ready), *units, *rounding)
 
 
 def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Device) -> Tuned:

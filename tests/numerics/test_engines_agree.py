@@ -13,6 +13,7 @@ from graphs.case import parse
 import onnxamp
 from onnxamp._runtime.samples import random_samples
 
+NETWORKS = {path.stem for path in MODELS}
 ZOO = {path.stem: lambda path=path: onnx.load(path) for path in MODELS} | {
     name: case.build for name, case in CASES.items()
 }
@@ -21,8 +22,9 @@ ZOO = {path.stem: lambda path=path: onnx.load(path) for path in MODELS} | {
 @pytest.mark.webgpu
 @every(name=ZOO, parts=6)
 def test_what_passes_by_emulation_passes_on_webgpu(name: str) -> None:
-    model = ZOO[name]()
-    made = {}
+    """Networks over several samples: whether a detection is chosen on one is a matter of luck."""
+    model, made = ZOO[name](), {}
+    samples = list(random_samples(model, 3)) if name in NETWORKS else None
     for level in ("O1", "O2", "O3"):
         try:
             low = onnxamp.convert_model(model, level=level, target="webgpu")
@@ -30,9 +32,9 @@ def test_what_passes_by_emulation_passes_on_webgpu(name: str) -> None:
             continue
         made[low.SerializeToString(deterministic=True)] = level, low
     for level, low in made.values():
-        emulated = onnxamp.diff_models(model, low, provider="cpu", target="webgpu", layers=False)
+        emulated = onnxamp.diff_models(model, low, samples, provider="cpu", target="webgpu", layers=False)
         if emulated.passed and emulated.skipped is None:
-            seen = onnxamp.diff_models(model, low, provider="webgpu", layers=False)
+            seen = onnxamp.diff_models(model, low, samples, provider="webgpu", layers=False)
             assert seen.passed or seen.skipped, f"{level}: {seen.failure or seen.warnings}"
 
 

@@ -87,7 +87,7 @@ def test_names_are_looked_for_before_ranges(command: str, tmp_path: Path) -> Non
 
 
 def test_it_takes_a_run() -> None:
-    with pytest.raises(onnxamp.ArgumentError, match="samples is only for level 'auto', rescale or data_max"):
+    with pytest.raises(onnxamp.ArgumentError, match="samples is only for level 'auto', rescale, data_max or rounding"):
         onnxamp.convert_model(model(), samples=ONES)
     done = CliRunner().invoke(group, ["inspect", str(ROOT / "models" / "classifier.onnx"), "--data-max", "3"])
     assert done.exit_code == 2
