@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import ml_dtypes
 import numpy as np
@@ -331,23 +332,26 @@ print(json.dumps(facts))
 
 @pytest.mark.browser
 @pytest.mark.skipif(os.name != "posix", reason="Chromium is told by a pipe on POSIX alone")
-def test_chromium_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
+def test_chromium_ends_with_its_process_however_that_ends() -> None:
     code = """
 from onnxamp._runtime.browser.session import open_browser
 print(open_browser()._chromium._process.pid, flush=True)
 input()
 """
-    process = child(code, TMPDIR=str(tmp_path))
-    assert process.stdout is not None
-    group = int(process.stdout.readline())
-    os.killpg(group, 0)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("Chromium runs on")
+    with TemporaryDirectory(prefix="o", ignore_cleanup_errors=True) as folder:  # short, as names of sockets must be
+        process = child(code, TMPDIR=folder)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        group = int(line)
+        os.killpg(group, 0)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            try:
+                os.killpg(group, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.05)
+        pytest.fail("Chromium runs on")

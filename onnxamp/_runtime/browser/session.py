@@ -129,7 +129,9 @@ class Browser:
         until = monotonic() + seconds
         while (answer := self.server.answer(_STEP)) is None:
             if self._chromium.ended() or self.server.lost.is_set():
-                raise RuntimeFailure("Chromium ended before it answered: it may have run out of memory.")
+                raise RuntimeFailure(
+                    "Chromium ended before it answered: it may have run out of memory, or TMPDIR has too long a name."
+                )
             if monotonic() > until:
                 self._chromium.end()  # what it answers later would pass for the next answer
                 raise RuntimeFailure(f"Chromium did not answer within {seconds:.0f} s ({what}).")
