@@ -218,3 +218,21 @@ def pareto_front(candidates: Iterable[Candidate], cost: Callable[[Candidate], fl
         if not any(beaten):
             best.append(candidate)
     return best
+
+
+def front_of(candidates: Sequence[Candidate], nothing: Candidate, *, allow_slower: bool) -> list[Candidate]:
+    """The candidates to choose from, best first; nothing low is the last.
+
+    One that is slower than float32 is among them only if its weights are smaller, or if that is allowed.
+    """
+    if allow_slower:
+        front = pareto_front(candidates, lambda item: -item.flops - item.bytes)
+    else:
+        front = pareto_front([*candidates, nothing])
+    return [item for item in front if item.low] + [nothing]
+
+
+def rejected(candidates: Sequence[Candidate], front: Sequence[Candidate], target: float) -> Candidate | None:
+    """The fastest candidate within the tolerance that is not offered because it is slower than float32."""
+    lost = [item for item in candidates if item.low and item.time > front[-1].time and item not in front]
+    return min((item for item in lost if item.best_known_error <= target), key=TIME, default=None)

@@ -56,7 +56,7 @@ from onnxamp._tuning.masks import SharedMasks
 from onnxamp._tuning.metric import Metric, MetricLike
 from onnxamp._tuning.results import Candidate, Tuned
 from onnxamp._tuning.runs import Backend, MaskedModel, choose_backend
-from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, TIME, CandidateSearch, pareto_front
+from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, CandidateSearch, front_of, rejected
 from onnxamp._tuning.sensitivity import Progress
 from onnxamp._tuning.shared import Judge, Shared
 from onnxamp._tuning.space import SearchSpace, choose_samples, find_live, find_space
@@ -312,7 +312,7 @@ def _finish(job: Job, search: CandidateSearch, noise: float | None, asked: Searc
         attempt += 1
         prices = search.search(target)
         nothing = search.solver.candidate(frozenset(), prices, judge.amplitude(noise or 0.0))
-        front = _front(search.candidates, nothing, asked)
+        front = front_of(search.candidates, nothing, allow_slower=asked.allow_slower)
         order = [i for i, item in enumerate(front) if item.low and item.best_known_error <= target]
         if not asked.allow_slower:  # what is slower than float32 is there for its weights
             order.sort(key=lambda i: (front[i].time > nothing.time and front[i].weights, front[i].time))
@@ -334,29 +334,11 @@ def _finish(job: Job, search: CandidateSearch, noise: float | None, asked: Searc
                     len(job.state.recalled), len(job.errors), len(job.space.tunable),
                     tuple(unit.label for unit in job.space.tunable if not unit.seen),
                     tuple(_in_metric_units(judge, item) for item in front), number, tuple(kept), asked.device, times,
-                    judge.holds(error), search.stopped, _rejected(search.candidates, front, target),
+                    judge.holds(error), search.stopped, rejected(search.candidates, front, target),
                 )  # fmt: skip
         # Mask runs see some samples only: aim lower by the factor by which the worst of all samples is too high.
         step = max(_MIN_STEP, min(0.9, 0.9 * tolerance / judge.amplitude(error)))
         target = min(target, front[number].best_known_error) * step
-
-
-def _front(candidates: Sequence[Candidate], nothing: Candidate, asked: Search) -> list[Candidate]:
-    """The candidates to choose from, best first; nothing low is the last.
-
-    One that is slower than float32 is among them only if its weights are smaller, or if that is allowed.
-    """
-    if asked.allow_slower:
-        front = pareto_front(candidates, lambda item: -item.flops - item.bytes)
-    else:
-        front = pareto_front([*candidates, nothing])
-    return [item for item in front if item.low] + [nothing]
-
-
-def _rejected(candidates: Sequence[Candidate], front: Sequence[Candidate], target: float) -> Candidate | None:
-    """The fastest candidate within the tolerance that is not offered because it is slower than float32."""
-    lost = [item for item in candidates if item.low and item.time > front[-1].time and item not in front]
-    return min((item for item in lost if item.best_known_error <= target), key=TIME, default=None)
 
 
 def _in_metric_units(metric: Metric, candidate: Candidate) -> Candidate:
