@@ -111,8 +111,9 @@ def with_casts(model: Model, options: Options) -> Prepared:
     if options.level != Level.O0 or options.freeze_defaults:
         proto = _frozen(proto, options.freeze_defaults, notes)
     graph = _graph(model, proto)
-    if options.folds or _folded_first(options):
-        folded = fold_graph(graph, options, None if options.folds else _folded_first(options))
+    kinds = None if options.folds else _folded_first(options)
+    if kinds is None or kinds:
+        folded = fold_graph(graph, options, kinds)
         requested, graph = requested or (options.folds and folded.graph is not graph), folded.graph
         notes, unfolded = [*notes, *folded.notes], folded.refused
     if options.rescaling is not None and options.level != Level.O0:

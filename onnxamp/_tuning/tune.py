@@ -228,7 +228,8 @@ def _tune_once(
         ready = Model(ready.embedded())  # a session finds weights beside a file, or in the model
     part = None
     if state is not None:
-        facts = {**given, "the options": _asked(ready, space, options, backend)}
+        changed = "" if graph.model is model.proto else model_print(ready)
+        facts = {**given, "the options": _asked(changed, space, options, backend)}
         part = state.part(_PARTS[options.rescaling is not None], facts, renew=search.renews)
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
         job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, Path(folder), search.budget)
@@ -247,12 +248,12 @@ def _given(model: Model, search: Search, samples: Samples) -> Facts:
     }
 
 
-def _asked(ready: Model, space: SearchSpace, options: Options, backend: Backend) -> str:
-    """The fingerprint of what the options make of the model."""
+def _asked(changed: str, space: SearchSpace, options: Options, backend: Backend) -> str:
+    """The fingerprint of what the options make of the model; ``changed`` is that of its graph, "" for its own."""
     units = (f"{unit.key} {unit.op} {unit.ports}" for unit in (*space.tunable, *space.followers))
     arithmetic = backend.arithmetic.name if backend.arithmetic else ""
     rounding = ["compensated"] * options.compensates
-    return fingerprint(options.low.name, arithmetic, model_print(ready), *units, *rounding)
+    return fingerprint(options.low.name, arithmetic, changed, *units, *rounding)
 
 
 def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Device) -> Tuned:
