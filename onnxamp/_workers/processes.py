@@ -12,12 +12,20 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, NoReturn
 
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._workers.executor import Crash, Station, Work
 from onnxamp._workers.threads import THREADS
 
 _GRACE: Final = 10.0
 """Seconds that workers get to remove half-written files."""
+
+_READY: Final = "ready"
+"""What a worker sends first."""
+
+_GUARD: Final = (
+    "Each worker imports the script that started it, so what starts workers has to stand under"
+    ' `if __name__ == "__main__":` there.'
+)
 
 
 @dataclass(slots=True)
@@ -27,6 +35,7 @@ class _Worker:
     position: int = -1
     work: bytes = b""
     """The work that it has turned to."""
+    is_ready: bool = False
 
 
 @dataclass(slots=True)
@@ -74,17 +83,29 @@ class Processes:
                 return
 
     def wait(self) -> list[tuple[int, Any]]:
-        """As :meth:`Workers.wait`."""
+        """As :meth:`Workers.wait`.
+
+        Raises:
+            RuntimeFailure: a worker ends, by itself, before it is ready: so would all others.
+        """
         done = []
         for worker in [self._busy[pipe] for pipe in wait(list(self._busy)) if isinstance(pipe, Connection)]:
-            del self._busy[worker.pipe]
             try:
                 result = worker.pipe.recv()
             except (EOFError, OSError):
                 worker.process.join()
-                result = Crash(worker.process.exitcode)
+                code = worker.process.exitcode
+                if not worker.is_ready and code is not None and code > 0:
+                    raise RuntimeFailure(
+                        f"A worker process ended with exit code {code} as it started. {_GUARD}"
+                    ) from None
+                result = Crash(code)
             else:
+                if not worker.is_ready:
+                    worker.is_ready = True
+                    continue
                 self._idle.append(worker)
+            del self._busy[worker.pipe]
             done.append((worker.position, result))
         return done
 
@@ -106,7 +127,10 @@ def _start(threads: int) -> _Worker:
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
     with _interrupts_blocked():
-        process.start()
+        try:
+            process.start()
+        except RuntimeError:  # this is a worker that imports the script
+            raise ArgumentError(f"A worker process cannot start workers. {_GUARD}") from None
     theirs.close()  # else we would not notice the death of the worker
     return _Worker(process, ours)
 
@@ -145,6 +169,7 @@ def _serve(pipe: Connection, threads: int) -> None:
     os.environ[THREADS] = str(threads)
     station = Station()
     with contextlib.suppress(EOFError, OSError):
+        pipe.send(_READY)
         while True:
             work, item = pipe.recv()
             if work is not None:

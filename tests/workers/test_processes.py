@@ -3,9 +3,12 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -129,6 +132,15 @@ def test_what_cannot_be_made_is_the_error_of_each_item(pair: Processes) -> None:
 def test_what_cannot_be_sent() -> None:
     with closing(Processes(1, 1)) as workers, pytest.raises(onnxamp.ArgumentError, match="importable by name"):
         next(run(workers, lambda _: str, [1]))
+
+
+def test_a_script_that_every_worker_would_run_again(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(f"import onnxamp\nonnxamp.convert_folder({str(CLASSIFIER.parent)!r}, 'out')\n")
+    found = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    last = found.stderr.splitlines()[-1]
+    assert last.startswith("onnxamp.RuntimeFailure: A worker process ended with exit code 1 as it started.")
+    assert 'under `if __name__ == "__main__":`' in last
 
 
 class Slow:
