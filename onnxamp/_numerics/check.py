@@ -174,7 +174,7 @@ def _check_seen(
     if workers is None:
         found_all = each_sample(samples, kept, run.prepare, measure)
     else:
-        work = SeenWork(SentModel.of(one.model), one.provider, one.budget, next(sent_samples(samples)))
+        work = SeenWork(SentModel.of(one.model), one.provider, one.budget, first=next(sent_samples(samples)))
         found_all = run_samples(workers, work, samples, progress, kept)
     for last, found in enumerate(found_all):
         if not isinstance(found, CheckedSample):
@@ -243,7 +243,7 @@ class _Checked:
 
         if workers is not None:
             first = next(sent_samples(samples))
-            work = CheckWork(SentModel.of(one.model), one.provider, self.keep, one.budget, first, self.stop)
+            work = CheckWork(SentModel.of(one.model), one.provider, self.keep, one.budget, self.stop, first=first)
             results = run_samples(workers, work, samples, progress, kept)
             return (found if isinstance(found, list) else [found] for found in results)
         if self.stop:

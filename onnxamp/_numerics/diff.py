@@ -284,6 +284,6 @@ class Comparison:
         key, sent = self._sent
         work = DiffWork(
             key, sent, SentModel.of(other.model), other.origin is not None, one.budget, one.arithmetic, self.provider,
-            self.whole, self.selected, self.limits.accept, layers, next(sent_samples(self.samples)),
+            self.whole, self.selected, self.limits.accept, layers, first=next(sent_samples(self.samples)),
         )  # fmt: skip
         yield from run_samples(workers, work, self.samples, progress, kept)

@@ -1,9 +1,9 @@
 """Ranges of a model's values on samples, and what follows from them: exponents, and nodes that stay float32."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,14 +21,13 @@ from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.advice import input_failure
-from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.engines import Executable, Progress, engine_name
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import Sample, Samples
-from onnxamp._runtime.sent import SentModel, SentSample, run_samples, sent_samples
+from onnxamp._runtime.sent import Made, SampleWork, SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.side import BUDGET, parts_of, start
 from onnxamp._runtime.values import Feed
@@ -177,26 +176,21 @@ def _elsewhere(
     kept: KeptSamples[Magnitudes] | None,
 ) -> Iterator[Magnitudes | RuntimeFailure | Crash]:  # fmt: skip
     """The same, measured by workers."""
-    work = RangeWork(SentModel.of(model), provider, next(sent_samples(samples)))
+    work = RangeWork(SentModel.of(model), provider, first=next(sent_samples(samples)))
     yield from run_samples(workers, work, samples, progress, kept)
 
 
 @dataclass(frozen=True, slots=True)
-class RangeWork:
-    """Measuring samples in worker processes; ``first`` is the one for which the model is prepared."""
+class RangeWork(SampleWork):
+    """Measuring samples in worker processes."""
 
     model: SentModel
     provider: Provider
-    first: SentSample
-    surroundings: Surroundings = field(default_factory=Surroundings.here)
 
-    def __call__(self, _: Memory) -> Callable[[SentSample], Magnitudes | RuntimeFailure]:
-        """The model is read, and prepared for the first sample."""
-        self.surroundings.enter()
+    def made(self, _: Memory) -> Made:
+        """As :meth:`SampleWork.made`."""
         one = _SampleRanges.of(self.model.opened(), self.provider)
-        with suppress(OnnxAmpError):  # as its own item will tell
-            one.prepare(self.first.read())
-        return lambda item: one.run(item.read())
+        return one.prepare, lambda item: one.run(item.read())
 
 
 @dataclass(frozen=True, slots=True)

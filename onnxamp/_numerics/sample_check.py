@@ -1,9 +1,8 @@
 """Checking a model on one sample, here or in a worker process: every float is measured."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from onnx import TensorProto
 
@@ -11,13 +10,12 @@ from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._model.copying import copied
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
-from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import Sample
-from onnxamp._runtime.sent import SentModel, SentSample
+from onnxamp._runtime.sent import Made, SampleWork, SentModel
 from onnxamp._runtime.session import Provider
 from onnxamp._workers.executor import Memory
 
@@ -86,26 +84,21 @@ class SampleCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckWork:
-    """Measuring samples in worker processes; ``first`` is the one for which the model is prepared."""
+class CheckWork(SampleWork):
+    """Measuring samples in worker processes."""
 
     model: SentModel
     provider: Provider
     keep: frozenset[str]
     budget: int
-    first: SentSample
     apart: bool = False
     """Whether to tell what each part of the model shows, as :meth:`SampleCheck.parts`."""
-    surroundings: Surroundings = field(default_factory=Surroundings.here)
 
-    def __call__(self, _: Memory) -> Callable[[SentSample], Any]:
-        """The model is read, and prepared for the first sample."""
-        self.surroundings.enter()
+    def made(self, _: Memory) -> Made:
+        """As :meth:`SampleWork.made`."""
         executable = Executable(self.model.opened(), self.provider, emulated=True, whole=False, budget=self.budget)
         one = SampleCheck(executable, self.keep)
-        with suppress(OnnxAmpError):  # as its own item will tell
-            one.prepare(self.first.read())
-        return lambda item: list(one.parts(item.read())) if self.apart else one.check(item.read())
+        return one.prepare, lambda item: list(one.parts(item.read())) if self.apart else one.check(item.read())
 
 
 def watched_run(runner: Runner, provider: Provider, keep: frozenset[str], budget: int) -> WatchedRun:

@@ -1,8 +1,8 @@
 """Comparing two models on one sample, here or in a worker process, and what that shows."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -20,12 +20,11 @@ from onnxamp._numerics.tokens import Parting, find_parting, token_outputs
 from onnxamp._numerics.walk import Compared, SideBySide, Walked
 from onnxamp._ops.facts import op_key
 from onnxamp._ops.profiles import Profile
-from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.engines import Executable, OutputCache, Outputs, Progress, WholeModel, engine_name, part_of
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Sample
-from onnxamp._runtime.sent import SentModel, SentSample
+from onnxamp._runtime.sent import Made, SampleWork, SentModel
 from onnxamp._runtime.session import Provider, is_plugin
 from onnxamp._runtime.side import run_alone
 from onnxamp._runtime.values import Feed
@@ -177,11 +176,8 @@ _REFERENCE: Final = "diff reference"
 
 
 @dataclass(frozen=True, slots=True)
-class DiffWork:
-    """:meth:`SampleRun.diff` in worker processes. They keep the reference for the next result.
-
-    ``first`` is the sample for which models are prepared, as in one process.
-    """
+class DiffWork(SampleWork):
+    """:meth:`SampleRun.diff` in worker processes. They keep the reference for the next result."""
 
     key: str
     """Stands for the reference and how it is run."""
@@ -196,12 +192,9 @@ class DiffWork:
     selected: frozenset[str]
     accept: Accept | None
     layers: bool
-    first: SentSample
-    surroundings: Surroundings = field(default_factory=Surroundings.here)
 
-    def __call__(self, memory: Memory) -> Callable[[SentSample], SampleDiff]:
-        """The models are read, and prepared for the first sample."""
-        self.surroundings.enter()
+    def made(self, memory: Memory) -> Made:
+        """As :meth:`SampleWork.made`."""
         if memory.get(_REFERENCE, ("",))[0] != self.key:
             one = reference_on(self.provider, self.reference.opened(), self.budget, self.arithmetic, whole=self.whole)
             memory[_REFERENCE] = self.key, one, OutputCache()
@@ -212,9 +205,7 @@ class DiffWork:
             one, other, self.provider, self.whole, self.selected, self.accept, cache,
             SideBySide(one, other) if self.layers else None,
         )  # fmt: skip
-        with suppress(OnnxAmpError):  # as its own item will tell
-            run.prepare(self.first.read())
-        return lambda item: run.diff(item.number, item.read())
+        return run.prepare, lambda item: run.diff(item.number, item.read())
 
 
 def reference_on(

@@ -5,7 +5,7 @@ nothing is emulated, and an op that goes wrong there, such as a sum that is kept
 accumulation would be right.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -17,13 +17,12 @@ from onnxamp._numerics.results import ValueCheck
 from onnxamp._numerics.sample_check import CheckedSample
 from onnxamp._numerics.walk import SideBySide
 from onnxamp._numerics.watch import classify, watched_values
-from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Sample
-from onnxamp._runtime.sent import SentModel, SentSample
+from onnxamp._runtime.sent import Made, SampleWork, SentModel
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feed, to_value
 from onnxamp._workers.executor import Memory
@@ -92,19 +91,14 @@ class SeenRun:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenWork:
-    """:meth:`SeenRun.check` in worker processes; ``first`` is the sample for which the models are prepared."""
+class SeenWork(SampleWork):
+    """:meth:`SeenRun.check` in worker processes."""
 
     model: SentModel
     provider: Provider
     budget: int
-    first: SentSample
-    surroundings: Surroundings = field(default_factory=Surroundings.here)
 
-    def __call__(self, _: Memory) -> Callable[[SentSample], CheckedSample | RuntimeFailure]:
-        """The model is read, and prepared for the first sample."""
-        self.surroundings.enter()
+    def made(self, _: Memory) -> Made:
+        """As :meth:`SampleWork.made`."""
         run = SeenRun.of(self.model.opened(), self.provider, self.budget)
-        with suppress(OnnxAmpError):  # as its own item will tell
-            run.prepare(self.first.read())
-        return lambda item: run.check(item.read())
+        return run.prepare, lambda item: run.check(item.read())

@@ -1,23 +1,27 @@
 """What samples take in another process: models, and how a sample gets there."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from onnx import ModelProto
 
+from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.weights import INSIDE
+from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.dataset import read_row
 from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.fingerprints import IN_FILES
 from onnxamp._runtime.kept import KeptSamples
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.spool import read_spooled
-from onnxamp._workers.executor import Work, Workers, run_in_order
+from onnxamp._workers.executor import Memory, Work, Workers, run_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,35 @@ class SentSample(NamedTuple):
 
     number: int
     read: Callable[[], Sample]
+
+
+Made: TypeAlias = tuple[Callable[[Sample], object], Callable[[SentSample], Any]]
+"""What prepares models for the first sample, and what measures a sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleWork(ABC):
+    """Work on samples in worker processes.
+
+    Attributes:
+        first: the sample for which models are prepared, as in one process, whatever sample comes first.
+        surroundings: what the worker needs to know of this process.
+    """
+
+    first: SentSample
+    surroundings: Surroundings = field(default_factory=Surroundings.here)
+
+    def __call__(self, memory: Memory) -> Callable[[SentSample], Any]:
+        """What a worker does with each sample."""
+        self.surroundings.enter()
+        prepare, measure = self.made(memory)
+        with suppress(OnnxAmpError):  # as its own item will tell
+            prepare(self.first.read())
+        return measure
+
+    @abstractmethod
+    def made(self, memory: Memory) -> Made:
+        """Read the models."""
 
 
 def sent_samples(

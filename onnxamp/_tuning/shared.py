@@ -1,24 +1,22 @@
 """What workers do for a tuning: measure ops on a sample, and judge a converted model on it."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from secrets import token_hex
 from typing import Any, Final
 
-from onnxamp._errors import OnnxAmpError, RuntimeFailure
+from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.advice import input_failure
-from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.engines import Executable, OutputCache
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples
-from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.sent import SentModel, SentSample, run_samples, sent_samples
+from onnxamp._runtime.samples import Sample, Samples
+from onnxamp._runtime.sent import Made, SampleWork, SentModel, SentSample, run_samples, sent_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.metric import Metric, MetricLike, accepted, make_metric
 from onnxamp._tuning.runs import Backend
@@ -41,8 +39,8 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalWork:
-    """Measuring each op on one sample; ``first`` is the one for which the models are prepared."""
+class LocalWork(SampleWork):
+    """Measuring each op on one sample."""
 
     model: SentModel
     lowered: SentModel
@@ -50,16 +48,14 @@ class LocalWork:
     judge: Judge
     budget: int
     arithmetic: Profile | None
-    first: SentSample
-    surroundings: Surroundings = field(default_factory=Surroundings.here)
 
-    def __call__(self, _: Memory) -> Callable[[SentSample], LocalSample | RuntimeFailure]:
-        """The models are read, and prepared for the first sample."""
-        self.surroundings.enter()
+    def made(self, _: Memory) -> Made:
+        """As :meth:`SampleWork.made`."""
         model, metric = self.model.opened(), self.judge.made()
         walk = side_by_side(model, self.lowered.opened(), self.names, self.budget, self.arithmetic)
-        with suppress(OnnxAmpError):  # as its own item will tell
-            walk.together(check_inputs(model.proto, self.first.read()), ())
+
+        def prepare(sample: Sample) -> None:
+            walk.together(check_inputs(model.proto, sample), ())
 
         def measured(item: SentSample) -> LocalSample | RuntimeFailure:
             try:
@@ -67,7 +63,7 @@ class LocalWork:
             except RuntimeFailure as error:
                 return error
 
-        return measured
+        return prepare, measured
 
 
 _REFERENCE: Final = "tuning reference"
@@ -75,7 +71,7 @@ _REFERENCE: Final = "tuning reference"
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorWork:
+class ErrorWork(SampleWork):
     """The error of a converted model on one sample; infinite if it does not run. The original serves all candidates."""
 
     key: str
@@ -85,12 +81,9 @@ class ErrorWork:
     judge: Judge
     backend: Backend
     budget: int
-    first: SentSample
-    surroundings: Surroundings = field(default_factory=Surroundings.here)
 
-    def __call__(self, memory: Memory) -> Callable[[SentSample], float]:
-        """The models are read, and prepared for the first sample."""
-        self.surroundings.enter()
+    def made(self, memory: Memory) -> Made:
+        """As :meth:`SampleWork.made`."""
         backend, metric = self.backend, self.judge.made()
         if memory.get(_REFERENCE, ("",))[0] != self.key:
             model = self.original.opened()
@@ -99,8 +92,9 @@ class ErrorWork:
         _, before, cache = memory[_REFERENCE]
         result = self.result.opened()
         after = _executable(result, backend.provider, backend, self.budget)
-        with suppress(OnnxAmpError):  # as its own item will tell
-            feeds = check_inputs(before.model.proto, self.first.read())
+
+        def prepare(sample: Sample) -> None:
+            feeds = check_inputs(before.model.proto, sample)
             for executable in (before, after):
                 if not executable.runs_whole(feeds):
                     executable.prepare(feeds)
@@ -116,7 +110,7 @@ class ErrorWork:
             except RuntimeFailure:
                 return inf
 
-        return error
+        return prepare, error
 
 
 def _executable(model: Model, provider: Provider, backend: Backend, budget: int) -> Executable:
@@ -146,7 +140,7 @@ class Shared:
         """
         assert self.workers is not None
         samples, first = self.samples, next(sent_samples(self.samples))
-        work = LocalWork(SentModel.of(model), SentModel.of(lowered), names, self.judge, budget, arithmetic, first)
+        work = LocalWork(SentModel.of(model), SentModel.of(lowered), names, self.judge, budget, arithmetic, first=first)
         before = len(samples) - len(missing)
 
         def done(position: int, found: Any) -> None:
@@ -177,7 +171,7 @@ class Shared:
             self._sent = original, token_hex()
         work = ErrorWork(
             self._sent[1], SentModel.of(original), SentModel.of(result), self.judge, backend, budget,
-            next(sent_samples(self.samples)),
+            first=next(sent_samples(self.samples)),
         )  # fmt: skip
         worst = 0.0
         for number, found in enumerate(run_samples(self.workers, work, self.samples, kept=kept)):
