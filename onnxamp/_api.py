@@ -15,7 +15,7 @@ from onnxamp._convert.upgrades import analyse_model
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._ops.custom import declared_ops
 from onnxamp._options.auto import is_auto
@@ -313,7 +313,7 @@ def _measured(
     if not options.lacks_ranges and not asks:
         return options, None
     found = as_samples(samples, model)
-    options = with_ranges(model, options, found, workers=workers, state=state)
+    options = with_ranges(model, options, RangeRun(found, workers=workers, state=state))
     return options, rounder_of(options, found) if asks else None
 
 

@@ -23,7 +23,7 @@ from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
 from onnxamp._numerics.limits import Limits
-from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Level, Options
@@ -170,7 +170,9 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     measures = measures or options.conversion.compensates
     samples = _samples(options, job, model) if is_auto or options.validate or measures else None
     if samples is not None and not is_auto:
-        options = replace(options, conversion=with_ranges(model, options.conversion, samples, options.provider))
+        options = replace(
+            options, conversion=with_ranges(model, options.conversion, RangeRun(samples, options.provider))
+        )
     job.target.parent.mkdir(parents=True, exist_ok=True)
     rounder = None if samples is None else rounder_of(options.conversion, samples, options.provider)
     tuned, diff, sink = None, None, Sink(job.target, options.external_data, options.shard_bytes)

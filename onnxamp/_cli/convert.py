@@ -37,7 +37,7 @@ from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
 from onnxamp._numerics.limits import Limits
-from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.auto import is_auto
@@ -161,7 +161,7 @@ def _made(
         comparison.try_reference(partial(progress, "running the original"))
     if samples is not None and plan is None:
         told, shared = partial(progress, "measuring ranges"), comparison.workers if comparison is not None else None
-        options = with_ranges(model, options, samples, provider, told, shared, state)
+        options = with_ranges(model, options, RangeRun(samples, provider, told, shared, state))
     progress("converting", 0, 0)
     if comparison is None:
         made = convert_to_file(model, sink, options, plan, rounder=rounder)

@@ -35,15 +35,32 @@ from onnxamp._state.state import State, fingerprint
 from onnxamp._workers.executor import Crash, Memory, Workers
 
 
-def with_ranges(
-    model: Model,
-    options: Options,
-    samples: Samples,
-    provider: Provider | None = None,
-    progress: Progress | None = None,
-    workers: Workers | None = None,
-    state: State | None = None,
-) -> Options:
+@dataclass(frozen=True, slots=True)
+class RangeRun:
+    """How ranges are measured.
+
+    Attributes:
+        samples: inputs of the model.
+        provider: where the float32 model runs; None for CUDA if there is a device.
+        progress: called with the samples that have run, and their number.
+        workers: who runs the samples; None for this process.
+        state: keeps what each sample showed.
+    """
+
+    samples: Samples
+    provider: Provider | None = None
+    progress: Progress | None = None
+    workers: Workers | None = None
+    state: State | None = None
+
+    @property
+    def engine(self) -> Provider:
+        """The provider, but for plugin providers: the float32 model runs on the CPU beside them."""
+        chosen = choose_provider(self.provider)
+        return "cpu" if is_plugin(chosen) else chosen
+
+
+def with_ranges(model: Model, options: Options, run: RangeRun) -> Options:
     """Options with the exponents that they ask for, and names of nodes in place of ``data_max``, found on samples.
 
     So decisions follow from the graph and the options alone, and plans repeat them without samples.
@@ -51,11 +68,7 @@ def with_ranges(
     Args:
         model: the model.
         options: the options of the conversion.
-        samples: inputs of the model.
-        provider: where the float32 model runs; None for CUDA if there is a device.
-        progress: called with the samples that have run, and their number.
-        workers: who runs the samples; None for this process.
-        state: keeps what each sample showed.
+        run: how they are measured.
 
     Raises:
         RuntimeFailure: the model does not run, or a sample ends the process of a worker.
@@ -64,24 +77,16 @@ def with_ranges(
     if not options.lacks_ranges:
         return options
     options, limit = replace(options, data_max=None), options.data_max
-    graph, ranges = measured_ranges(model, options, samples, provider, progress, workers, state)
+    graph, ranges = measured_ranges(model, options, run)
     if limit is not None:
         options = replace(options, keep_nodes=(*options.keep_nodes, *_beyond(graph, options, ranges.largest, limit)))
     if not options.lacks_ranges:
         return options
     found = find_rescaling(graph, options, ranges)
-    return replace(options, rescaling=found._replace(made_up=samples.made_up))
+    return replace(options, rescaling=found._replace(made_up=run.samples.made_up))
 
 
-def measured_ranges(
-    model: Model,
-    options: Options,
-    samples: Samples,
-    provider: Provider | None = None,
-    progress: Progress | None = None,
-    workers: Workers | None = None,
-    state: State | None = None,
-) -> tuple[Graph, Ranges]:
+def measured_ranges(model: Model, options: Options, run: RangeRun) -> tuple[Graph, Ranges]:
     """The float32 model that exponents apply to, folded as the options say, and the ranges of its values.
 
     Where the target keeps sums in float16, those on the way to values are measured, too.
@@ -92,14 +97,14 @@ def measured_ranges(
     profile = emulated_arithmetic(options.target) if options.rescale and options.low is FLOAT16 else None
     proto, inner = with_body_ranges(graph)
     wide, watched = Graph.of(proto, graph.folder) if inner else graph, list[Watch]()
-    if profile is not None and samples.has(0):
+    if profile is not None and run.samples.has(0):
         proto, watched = with_magnitudes(wide, profile)
     written = model if proto is model.proto else Model(proto, graph.folder)
-    largest = largest_magnitudes(written, samples, provider, progress, workers, state)
+    largest = largest_magnitudes(written, run)
     found = of_bodies(largest, inner, value_names(graph))
     if profile is None or not watched:
         return graph, Ranges(found)
-    feeds = check_inputs(graph.model, samples[0])
+    feeds = check_inputs(graph.model, run.samples[0])
     shapes = wide.shapes_of({name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)})
     sums = partial_sums(wide, profile, watched, largest, shapes)
     return graph, Ranges(found, sums, centred_norms(wide, profile, watched, largest))
@@ -115,33 +120,22 @@ def _beyond(graph: Graph, options: Options, largest: Mapping[str, float], limit:
             yield node.proto.name or next(filter(None, node.proto.output))
 
 
-def largest_magnitudes(
-    model: Model,
-    samples: Samples,
-    provider: Provider | None = None,
-    progress: Progress | None = None,
-    workers: Workers | None = None,
-    state: State | None = None,
-) -> dict[str, float]:
+def largest_magnitudes(model: Model, run: RangeRun) -> dict[str, float]:
     """The largest magnitude of each float32 tensor of the main graph below 1e30, where masks begin, by name.
 
     Arguments and errors as :func:`with_ranges`.
     """
-    chosen = choose_provider(provider)
-    chosen = "cpu" if is_plugin(chosen) else chosen
     kept = None
-    if state is not None:
-        kept = KeptSamples(state.part("ranges", {}), samples, Magnitudes, _words(model, chosen, samples))
+    if run.state is not None:
+        kept = KeptSamples(run.state.part("ranges", {}), run.samples, Magnitudes, _words(model, run))
     largest: dict[str, float] = {}
-    seen = _here(model, chosen, samples, progress, kept) if workers is None else _elsewhere(
-        workers, model, chosen, samples, progress, kept
-    )  # fmt: skip
+    seen = _here(model, run, kept) if run.workers is None else _elsewhere(model, run, kept, run.workers)
     for number, found in enumerate(seen):
         if isinstance(found, Crash):
             raise RuntimeFailure(f"The ranges of sample {number + 1} cannot be measured. {found} Leave it out.")
         if isinstance(found, RuntimeFailure):
             text = "The ranges of values cannot be measured"
-            raise RuntimeFailure(input_failure(text, found, samples, number, model)) from found
+            raise RuntimeFailure(input_failure(text, found, run.samples, number, model)) from found
         for name, magnitude in found.largest.items():
             largest[name] = max(magnitude, largest.get(name, 0.0))
     return largest
@@ -154,30 +148,27 @@ class Magnitudes:
     largest: Mapping[str, float]
 
 
-def _words(model: Model, provider: Provider, samples: Samples) -> str:
+def _words(model: Model, run: RangeRun) -> str:
     """What the ranges are of: several models of a job have theirs in one part of its state."""
-    engine = engine_name(provider, "float32")
-    return f"ranges {fingerprint(model_print(model), sample_print(samples, 0), engine, versions())}"
+    engine = engine_name(run.engine, "float32")
+    return f"ranges {fingerprint(model_print(model), sample_print(run.samples, 0), engine, versions())}"
 
 
-def _here(
-    model: Model, provider: Provider, samples: Samples, progress: Progress | None, kept: KeptSamples[Magnitudes] | None
-) -> Iterator[Magnitudes | RuntimeFailure]:
+def _here(model: Model, run: RangeRun, kept: KeptSamples[Magnitudes] | None) -> Iterator[Magnitudes | RuntimeFailure]:
     """What each sample shows, measured in this process."""
-    one = _SampleRanges.of(model, provider)
+    one, samples = _SampleRanges.of(model, run.engine), run.samples
     for number, found in enumerate(each_sample(samples, kept, one.prepare, lambda number: one.run(samples[number]))):
         yield found
-        if progress is not None:
-            progress(number + 1, samples.expected)
+        if run.progress is not None:
+            run.progress(number + 1, samples.expected)
 
 
 def _elsewhere(
-    workers: Workers, model: Model, provider: Provider, samples: Samples, progress: Progress | None,
-    kept: KeptSamples[Magnitudes] | None,
-) -> Iterator[Magnitudes | RuntimeFailure | Crash]:  # fmt: skip
+    model: Model, run: RangeRun, kept: KeptSamples[Magnitudes] | None, workers: Workers
+) -> Iterator[Magnitudes | RuntimeFailure | Crash]:
     """The same, measured by workers."""
-    work = RangeWork(SentModel.of(model), provider, first=next(sent_samples(samples)))
-    yield from run_samples(workers, work, samples, progress, kept)
+    work = RangeWork(SentModel.of(model), run.engine, first=next(sent_samples(run.samples)))
+    yield from run_samples(workers, work, run.samples, run.progress, kept)
 
 
 @dataclass(frozen=True, slots=True)

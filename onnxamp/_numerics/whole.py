@@ -8,7 +8,7 @@ from onnxamp._convert.convert import convert
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.cure import Trial
-from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import Cure, RunCheck
 from onnxamp._options.options import Level, Options
 
@@ -65,7 +65,7 @@ def cure_whole(model: Model, check: Callable[[Model], RunCheck], trial: Trial) -
         if trial.progress is not None:
             trial.progress(trials, len(_WAYS))
         try:
-            asked = with_ranges(model, options, trial.samples, trial.provider)
+            asked = with_ranges(model, options, RangeRun(trial.samples, trial.provider))
             again = check_whole(Model(convert(model, asked).embedded()), check)
         except OnnxAmpError:
             continue

@@ -13,7 +13,7 @@ from onnxamp._convert.upgrades import Proof, analyse_model
 from onnxamp._dtypes import low_type
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._options.options import Level, Options
 from onnxamp._pipeline.manifest import Member
 from onnxamp._pipeline.models import Calls
@@ -138,6 +138,6 @@ def _asked(member: Member, model: Model, samples: Samples, provider: Provider) -
         rescaled = [level for level in levels if level != Level.O1]
         if not rescaled or low_type(dtype).max_finite > _MASKS:
             continue
-        ranged = with_ranges(model, member.asked(Level.O2, dtype, rescale=True), samples, provider)
+        ranged = with_ranges(model, member.asked(Level.O2, dtype, rescale=True), RangeRun(samples, provider))
         if ranged.rescaling is not None and ranged.rescaling.scaled:
             yield from (replace(ranged, level=level) for level in rescaled)

@@ -31,7 +31,7 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.accept import Accept, AcceptLike
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.proof import UpgradeProof
-from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._numerics.rows import listed_outputs
 from onnxamp._ops.custom import declared_ops
@@ -194,7 +194,8 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
             for name in _PARTS:
                 state.check(name, given)  # before ranges are added to it
         shared = Shared(workers, judge, samples, rounder)
-        measured = partial(with_ranges, model, samples=samples, provider=search.provider, workers=workers, state=state)
+        ranges = RangeRun(samples, search.provider, None, workers, state)
+        measured = partial(with_ranges, model, run=ranges)
         once = partial(_tune_once, model, backend, shared, state, given)
         return tune_both(measured(options), search, once, measured)
 

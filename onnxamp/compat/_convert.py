@@ -14,7 +14,7 @@ from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
 from onnxamp._model.storage import load_external_data
 from onnxamp._model.weights import read_array
-from onnxamp._numerics.ranges import with_ranges
+from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.rounding import rounder_of
 from onnxamp._options.lists import Preset
 from onnxamp._options.options import Level, Options
@@ -55,7 +55,10 @@ def convert_all_but(
     rounder = None
     if settings.lacks_ranges or settings.compensates:
         given = as_samples(samples, model)
-        settings, rounder = with_ranges(model, settings, given, provider), rounder_of(settings, given, provider)
+        settings, rounder = (
+            with_ranges(model, settings, RangeRun(given, provider)),
+            rounder_of(settings, given, provider),
+        )
     converted = convert(model, settings, rounder=rounder)
     plan = make_plan(converted.analysis)
     warn(converted.analysis.pins.warnings)

@@ -14,7 +14,7 @@ import onnxamp
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.bodies import with_body_ranges
-from onnxamp._numerics.ranges import measured_ranges
+from onnxamp._numerics.ranges import RangeRun, measured_ranges
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.samples import as_samples
 
@@ -60,7 +60,7 @@ SCAN = """(float[3,2] X) => (float[2] Y, float[3,2] Z) <float[2] start = {0, 0},
 def ranges(text: str, feeds: dict[str, Any], opset: int = 21) -> dict[str, float]:
     model = parse(text, opset)
     options = Options(Level.O3, rescale=True)
-    _, found = measured_ranges(Model.of(model), options, as_samples(feeds, model), "cpu")
+    _, found = measured_ranges(Model.of(model), options, RangeRun(as_samples(feeds, model), "cpu"))
     return {name: round(reach, 3) for name, reach in found.largest.items()}
 
 
