@@ -272,9 +272,13 @@ class _Finder:
             if scope.index != 0 and not scope.opaque:
                 continue
             for position, value in enumerate(scope.outputs):
-                if self.is_float(value):
-                    variable = HIGH if scope.opaque else self.signature_variable(self.graph.values[value])
-                    self.returned[scope.index, position] = variable
+                if not self.is_float(value):
+                    continue
+                named, variable = self.graph.values[value], HIGH
+                if not scope.opaque:
+                    is_input = named.origin in (Origin.INPUT, Origin.DEFAULT)  # one name has one type
+                    variable = self.produced[value] if is_input else self.signature_variable(named)
+                self.returned[scope.index, position] = variable
 
     def unexplained(self) -> None:
         """Keep in float32 what only its readers reveal to be a float, behind ops of unknown types."""

@@ -14,11 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
+from onnxamp._model.protos import opset_imports
 from onnxamp._runtime.child import Child
 from onnxamp._runtime.spill import save_spilled
 
@@ -94,6 +95,8 @@ def can_build() -> bool:
 def build_engine(model: Model, feeds: Mapping[str, Any] | None = None) -> Built:
     """Build an engine from a model; refusals name nodes as reports do, by label.
 
+    A model that imports no opset of ai.onnx is built as ONNX Runtime reads it; TensorRT would assume an old one.
+
     Args:
         model: the model.
         feeds: inputs whose shapes the engine is for; needed where the model leaves shapes open.
@@ -103,6 +106,8 @@ def build_engine(model: Model, feeds: Mapping[str, Any] | None = None) -> Built:
     """
     _ = model.stock  # looks weights up that are in files
     proto = copied(model.proto)
+    del proto.opset_import[:]
+    proto.opset_import.extend(helper.make_opsetid(*entry) for entry in opset_imports(model.proto).items())
     labels: dict[str, str] = {}
     for node in _every_node(proto):
         unique = f"node{len(labels)}."

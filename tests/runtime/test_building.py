@@ -82,6 +82,14 @@ def test_a_node_without_a_name_is_known_by_its_output_even_in_a_body() -> None:
 
 
 @pytest.mark.tensorrt
+def test_a_model_without_an_opset_is_built_as_onnx_runtime_reads_it() -> None:
+    model = parse("(float[3] x) => (float[3] y) { y = LogSoftmax (x) }")
+    (known,) = build_engine(Model.of(model)).refusals  # since opset 13
+    model.opset_import[0].CopyFrom(onnx.helper.make_opsetid("com.microsoft", 1))
+    assert build_engine(Model.of(model)).refusals == (known,)
+
+
+@pytest.mark.tensorrt
 def test_weights_beside_the_model_are_found(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     model = parse("(float[2,64] x) => (float[2,64] y) { y = MatMul (x, w) }")

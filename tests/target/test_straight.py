@@ -80,6 +80,16 @@ def stacked_cast(model: ModelProto) -> bool:
     return node.op_type == "Cast"
 
 
+def test_an_input_that_is_an_output_keeps_one_type() -> None:
+    text = """(float[3,1,2] x, float[1,3,2] w, float[1,3,1] r) => (float[3,1,2] x, float[3,1,1,1] y) {
+        y = GRU <hidden_size = 1> (x, w, r)
+    }"""
+    made = convert_model(parse(text, 22), "O3", dtype="bfloat16", target="tensorrt", keep_io_types=False)
+    kinds = {info.name: info.type.tensor_type.elem_type for info in (*made.graph.input, *made.graph.output)}
+    assert kinds["x"] == TensorProto.FLOAT, "the GRU reads no Cast, and is not taken in bfloat16"
+    assert kinds["w"] == kinds["y"] == TensorProto.BFLOAT16
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_loop_stacks_up_no_cast(dtype: str) -> None:
     model = parse(STACKED, 22)
