@@ -98,7 +98,7 @@ class Form:
                 initializers.append(stored(name, kind, np.asarray(data)))
             else:
                 inputs.append(helper.make_tensor_value_info(name, ELEM_NUMBERS[elem(kind)], shape))
-        _set_attributes(node, signature, types)
+        _set_attributes(node, signature, types, onnx.defs.get_schema(self.op, self.opset))
         for item in node.attribute:
             for info in (*item.g.input, *item.g.output):
                 if info.type.tensor_type.elem_type == TensorProto.FLOAT and "V" in types:
@@ -114,16 +114,20 @@ class Form:
         return made
 
 
-def _set_attributes(node: NodeProto, signature: Signature, types: Types) -> None:
-    """Set the attributes that fix types of outputs."""
+def _set_attributes(node: NodeProto, signature: Signature, types: Types, schema: onnx.defs.OpSchema) -> None:
+    """Set the attributes that fix types of outputs, those that are left out included."""
     facts = op_facts()
     port = signature.output(0)
     for rule, param in (
         (facts.dtype_attribute.get(node.op_type), signature.param(port, 0) if port else ""),
         (facts.output_parameter.get(node.op_type), getattr(facts.output_parameter.get(node.op_type), "parameter", "")),
     ):
-        if rule is None or param not in types:
+        if rule is None or param not in types or rule.attribute not in schema.attributes:
             continue
+        if rule.attribute not in {item.name for item in node.attribute}:
+            is_tensor = schema.attributes[rule.attribute].type == onnx.defs.OpSchema.AttrType.TENSOR
+            default = numpy_helper.from_array(np.zeros(1, np.float32)) if is_tensor else 0
+            node.attribute.append(helper.make_attribute(rule.attribute, default))
         for item in node.attribute:
             if item.name == rule.attribute and item.type == onnx.AttributeProto.INT:
                 item.i = ELEM_NUMBERS[elem(types[param])]

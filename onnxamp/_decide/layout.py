@@ -1,14 +1,14 @@
 """Which ports of a node share a type parameter, and which parameters can be low: alike for all nodes of equal types."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from onnxamp._decide.ports import HIGH, NONE, Layout
 from onnxamp._dtypes import LowType, holds_float, retyped
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._ops.facts import op_facts, type_giver
 from onnxamp._ops.signature import Port, Signature
 
 Types: TypeAlias = tuple[str | None, ...]
@@ -18,26 +18,17 @@ Types: TypeAlias = tuple[str | None, ...]
 def layout_of(node: Node, inputs: Types, outputs: Types, low: LowType) -> Layout:
     """The layout of a node with a schema; the same object for all nodes of the op with these types."""
     assert node.signature is not None
-    heir = _heir(node, inputs) if node.key in op_facts().dtype_attribute else ABSENT
+    giver = type_giver(node.proto) if node.key in op_facts().dtype_attribute else None
+    heir = giver if giver is not None and giver < len(inputs) and holds_float(inputs[giver]) else ABSENT
     return _layout(node.key, node.signature, inputs, outputs, heir, low)
-
-
-def _heir(node: Node, inputs: Types) -> int:
-    """The input that gives output 0 its type if the dtype attribute is missing; ABSENT if there is none."""
-    rule = op_facts().dtype_attribute[node.key]
-    if rule.default not in _SOURCES or attribute(node.proto, rule.attribute):
-        return ABSENT
-    position = _SOURCES[rule.default]
-    return position if position < len(inputs) and holds_float(inputs[position]) else ABSENT
-
-
-_SOURCES: Final[Mapping[str | None, int]] = {"input": 0, "scale": 1}
-"""The input that a default of a dtype attribute names."""
 
 
 @lru_cache(maxsize=1 << 12)
 def _layout(key: str, signature: Signature, inputs: Types, outputs: Types, heir: int, low: LowType) -> Layout:
-    """A parameter that is float32, and that the schema allows to be low, can be low where inputs drive it."""
+    """A parameter that is float32, and that the schema allows to be low, can be low where inputs drive it.
+
+    ``heir`` is the input that gives output 0 its type; ABSENT if none does.
+    """
     bound = bind(signature, inputs)
     driven = set(bound)
     for position, kind in enumerate(outputs):

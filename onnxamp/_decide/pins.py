@@ -203,7 +203,8 @@ class _Collector:
         """What the target's kernels leave to the node."""
         target, signature, proto, low = self.options.target, node.signature, node.proto, self.options.low
         assert signature is not None
-        if not signature.has_function and not has_kernel_limits(device_of(target), node.key):
+        has_say = node.key in op_facts().dtype_attribute or has_kernel_limits(device_of(target), node.key)
+        if not signature.has_function and not has_say:
             found = self.freedoms[layout] = _by_types(target, node.key, signature, layout, low)
             return found
         key = (layout, tuple(map(bool, proto.input[:])), tuple(item.SerializeToString() for item in proto.attribute))

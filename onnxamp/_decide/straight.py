@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnxamp._decide.ports import LOW, PortVariables
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import body_targets, carried
+from onnxamp._graph.types import body_sources, body_targets, carried
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import Profile
@@ -37,10 +37,14 @@ def straight_reads(graph: Graph, profile: Profile) -> Iterator[Read]:
     for node in graph.nodes_of(profile.uncast_scans):
         states = len(carried(graph, node))
         for _, body in node.bodies:
-            outputs = graph.scopes[body].outputs
+            inputs, outputs = graph.scopes[body].inputs, graph.scopes[body].outputs
+            sliced = dict(zip(inputs, body_sources(node, len(inputs)), strict=True)) if node.key == "Scan" else {}
             for position, target in enumerate(body_targets(node, len(outputs))):
+                reads = list(_moved(graph, Read(node, outputs[position], node.index, ABSENT, (body, position))))
                 if target >= states:
-                    yield from _moved(graph, Read(node, outputs[position], node.index, ABSENT, (body, position)))
+                    yield from reads
+                if (port := sliced.get(reads[-1].value, ABSENT)) != ABSENT:  # what is read slice by slice, and moved
+                    yield from _moved(graph, Read(node, node.input(port), node.index, port))
 
 
 def _moved(graph: Graph, read: Read) -> Iterator[Read]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from onnx import NodeProto, helper
 
@@ -201,6 +201,18 @@ def attribute(node: NodeProto, name: str) -> Any:
         if item.name == name:
             return helper.get_attribute_value(item)
     return None
+
+
+def type_giver(node: NodeProto) -> int | None:
+    """The input that gives output 0 its type where the attribute is missing that would; None if none does."""
+    rule = op_facts().dtype_attribute.get(op_key(node))
+    if rule is None or rule.default not in _GIVERS or attribute(node, rule.attribute):
+        return None
+    return _GIVERS[rule.default]
+
+
+_GIVERS: Final[Mapping[str | None, int]] = {"input": 0, "scale": 1}
+"""The input that a default of a dtype attribute names."""
 
 
 def is_exact(node: NodeProto) -> bool:

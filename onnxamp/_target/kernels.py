@@ -25,7 +25,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.copying import copied
-from onnxamp._ops.facts import op_facts
+from onnxamp._ops.facts import op_facts, type_giver
 from onnxamp._ops.kernel_limits import kernel_limit
 from onnxamp._ops.signature import Signature, lookup
 from onnxamp._target.versions import (
@@ -215,15 +215,33 @@ def _legal(
     low: LowType,
     proto: NodeProto,
 ) -> frozenset[tuple[bool, ...]]:
+    given = _given(key, signature, proto)
     choices = itertools.product((False, True), repeat=len(params))
     return frozenset(
-        choice for choice in choices if runs_on(provider, key, signature, _choose(bound, params, choice, low), proto)
+        choice
+        for choice in choices
+        if runs_on(provider, key, signature, _choose(bound, params, choice, low, given), proto)
     )
 
 
-def _choose(bound: Binding, params: Sequence[str], choice: Sequence[bool], low: LowType) -> dict[str, str]:
+def _choose(
+    bound: Binding, params: Sequence[str], choice: Sequence[bool], low: LowType, given: tuple[str, str] | None
+) -> dict[str, str]:
+    """The types of a choice; ``given`` as from :func:`_given`."""
     lowered = {param: retyped(bound[param], low) for param, is_low in zip(params, choice, strict=True) if is_low}
-    return {**bound, **lowered}
+    types = {**bound, **lowered}
+    return types if given is None or given[1] not in types else {**types, given[0]: types[given[1]]}
+
+
+def _given(key: str, signature: Signature, proto: NodeProto) -> tuple[str, str] | None:
+    """The parameters of output 0 and of the input that gives it its type, if an attribute is missing that would."""
+    giver = type_giver(proto) if key in op_facts().dtype_attribute else None
+    made, read = signature.output(0), None if giver is None else signature.input(giver)
+    return (
+        None
+        if giver is None or made is None or read is None
+        else (signature.param(made, 0), signature.param(read, giver))
+    )
 
 
 def _input_type(signature: Signature, bound: Binding, position: int, name: str) -> str | None:

@@ -1,5 +1,6 @@
 """Casts that TensorRT's builder refuses although it takes the types on both sides of them: none is written there."""
 
+import numpy as np
 import pytest
 from graphs.case import parse
 from onnx import ModelProto, NodeProto, TensorProto
@@ -100,6 +101,25 @@ def test_a_loop_stacks_up_no_cast(dtype: str) -> None:
     assert stacked == {"tensorrt": False, "any": True}
 
 
+def test_a_scan_passes_no_slices_of_a_cast_on() -> None:
+    text = """(float[2,3] x, float[3] s, int64[1] n) => (float[3] y) {
+        h = Relu (x)
+        y = Scan <num_scan_inputs = 1, body = a (float[3] p, float[3] q) => (float[3] r) { r = Reshape (q, n) }> (s, h)
+    }"""
+    made = {
+        target: convert_model(parse(text, 22), "O3", target=target, keep_nodes=["y"]) for target in ("tensorrt", "any")
+    }
+    read = {target: sources(model, "Scan", 1)[0].op_type for target, model in made.items()}
+    assert read == {"tensorrt": "Relu", "any": "Cast"}
+
+
+@pytest.mark.parametrize("given", ["", "<dtype = 1> "])
+def test_random_numbers_like_others_are_not_bfloat16(given: str) -> None:
+    text = "(float[2,2] x) => (float[2,2] y) { h = Relu (x) y = RandomNormalLike GIVEN(h) }".replace("GIVEN", given)
+    made = convert_model(parse(text, 22), "O3", dtype="bfloat16", target="tensorrt")
+    assert [node.op_type for node in made.graph.node] == ["Cast", "Relu", *["Cast"] * (not given), "RandomNormalLike"]
+
+
 def test_a_bias_that_is_computed_has_the_type_of_its_convolution() -> None:
     model = parse(BIASED, 22)
     result = convert_model(model, "O3", target="tensorrt", keep_nodes=["conv"])
@@ -134,6 +154,10 @@ REFUSED = {
             s = Cast <to = 1> (u)
         }>
     }""",
+    "Scan": """(float16[2,3] x, float[3] s, int64[1] n) => (float[3] y) {
+        h = Cast <to = 1> (x)
+        y = Scan <num_scan_inputs = 1, body = a (float[3] p, float[3] q) => (float[3] r) { r = Reshape (q, n) }> (s, h)
+    }""",
     "Conv": """(float16[1,4,8,8] x, float16[4,4,3,3] w, float16[4] b) => (float16[1,4,6,6] y) {
         h = Cast <to = 1> (x)
         k = Cast <to = 1> (w)
@@ -157,4 +181,4 @@ def test_such_casts_are_found(op: str) -> None:
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("op", REFUSED)
 def test_the_builder_still_refuses_them(op: str) -> None:
-    assert build_engine(Model.of(parse(REFUSED[op], 22))).refusals
+    assert build_engine(Model.of(parse(REFUSED[op], 22)), {"n": np.array([3])}).refusals
