@@ -5,7 +5,8 @@ python benchmarks/agreement.py PROVIDER [--target T] [--jobs N] [--limit SECONDS
 
 Converts models/ and the graphs of the tests' corpus (and models given as files; with --only-files these alone) at O1,
 O2 and O3 to float16 and bfloat16, and compares each distinct result that holds low precision with float32 twice, on the
-same random inputs: emulated, and run whole on the engine.
+same inputs: emulated, and run whole on the engine. The inputs of NAME.onnx are those of NAME.npz, or of the files in
+a folder NAME, if there is one beside it; else random.
 
 error     relative L2, as the root mean square over the samples, of the worst output. The error of one number is a
           random draw, there and in emulation, so that results whose smallest output holds few numbers are run on more
@@ -71,9 +72,18 @@ def compared(name: str, provider: str, target: str, each: float) -> list[dict[st
     if any(node.op_type in op_facts().random for node in model.graph.node):  # they draw other numbers each time
         return []
     return [
-        {"model": Path(name).stem, "level": level, "dtype": dtype} | errors(model, low, provider, target, each)
+        {"model": Path(name).stem, "level": level, "dtype": dtype}
+        | errors(model, low, provider, target, each, inputs_beside(name))
         for level, dtype, low in results(model, target)
     ]
+
+
+def inputs_beside(name: str) -> Path | None:
+    """The inputs of a model that is a file, where there are any beside it."""
+    if not name.endswith(".onnx"):
+        return None
+    places = (Path(name.removesuffix(".onnx") + suffix) for suffix in (".npz", ""))
+    return next((path for path in places if path.exists()), None)
 
 
 def results(model: ModelProto, target: str) -> Iterator[tuple[str, str, ModelProto]]:
@@ -90,13 +100,15 @@ def results(model: ModelProto, target: str) -> Iterator[tuple[str, str, ModelPro
                 yield level, dtype, low
 
 
-def errors(model: ModelProto, low: ModelProto, provider: str, target: str, each: float) -> dict[str, Any]:
+def errors(
+    model: ModelProto, low: ModelProto, provider: str, target: str, each: float, inputs: Path | None
+) -> dict[str, Any]:
     """Both errors, and both verdicts; no sample beyond the least number is taken once they took ``each`` seconds."""
     start, pairs = time.monotonic(), list[tuple[onnxamp.DiffReport, onnxamp.DiffReport]]()
-    while not pairs or len(pairs) < wanted(pairs[0], least=time.monotonic() - start > each):
-        seed = len(pairs)
-        emulated = onnxamp.diff_models(model, low, provider="cpu", target=target, layers=False, seed=seed)
-        pairs.append((emulated, onnxamp.diff_models(model, low, provider=provider, layers=False, seed=seed)))
+    while not pairs or (inputs is None and len(pairs) < wanted(pairs[0], least=time.monotonic() - start > each)):
+        how: Any = {"samples": inputs, "layers": False, "seed": len(pairs), "count": 1}
+        emulated = onnxamp.diff_models(model, low, provider="cpu", target=target, **how)
+        pairs.append((emulated, onnxamp.diff_models(model, low, provider=provider, **how)))
     emulations, runs = zip(*pairs, strict=True)
     skipped = next((one.skipped or other.skipped for one, other in pairs if one.skipped or other.skipped), None)
     return {

@@ -100,7 +100,7 @@ def convert_folder(
     metric: str = "auto",
     validate: bool = True,
     inputs: str | PathLike[str] | None = None,
-    samples: int = 1,
+    samples: int | None = None,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
     provider: Provider | None = None,
@@ -132,7 +132,7 @@ def convert_folder(
         validate: run originals and results, and compare their outputs.
         inputs: folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the path of the
             model below ``src`` without ".onnx". A model without any runs on made-up inputs.
-        samples: number of made-up inputs.
+        samples: number of made-up inputs; None for 1, or 4 where sums of float16 are float16, as on webgpu.
         seed: seed of made-up inputs.
         dims: sizes of named dimensions of made-up inputs, for the models that have them.
         provider: where to run models to compare them, "cuda", "cpu" or a plugin provider; None for CUDA if there is a

@@ -29,7 +29,7 @@ from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.custom_ops import custom_ops
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples, load_samples, random_samples
+from onnxamp._runtime.samples import Samples, load_samples, random_samples, usual_count
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Tuned
@@ -56,7 +56,7 @@ class FolderOptions:
     tolerance: float = 1e-2
     metric: str = "auto"
     validate: bool = True
-    samples: int = 1
+    samples: int | None = None
     seed: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
     provider: Provider | None = None
@@ -215,7 +215,8 @@ def _samples(options: FolderOptions, job: Job, model: Model) -> Samples:
         samples = load_samples(job.inputs)
         check_inputs(model.proto, samples[0])
         return samples
-    return random_samples(model, options.samples, seed=options.seed, dims=_dims(options, model.proto))
+    count = options.samples or usual_count(options.conversion.target, options.provider)
+    return random_samples(model, count, seed=options.seed, dims=_dims(options, model.proto))
 
 
 def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
@@ -231,7 +232,7 @@ def _sampling(options: FolderOptions, job: Job, model: Model) -> tuple[str, ...]
     judge += [text for path in options.libraries for text in ("--custom-ops-library", path)]
     if job.inputs is not None:
         return "--inputs", str(job.inputs), *judge
-    numbers = [("--samples", options.samples, 1), ("--seed", options.seed, 0)]
+    numbers = [("--samples", options.samples, None), ("--seed", options.seed, 0)]
     written = [text for name, value, default in numbers if value != default for text in (name, str(value))]
     dims = _dims(options, model.proto) if options.dims else {}
     return *written, *(text for name, size in dims.items() for text in ("--dim", f"{name}={size}")), *judge

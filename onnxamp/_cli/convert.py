@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 @metric_option
 @accept_option
 @click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
-@run_options()
+@run_options(judges=True)
 @place_options
 @state_option
 @click.option("--retry", is_flag=True, help="A folder of models: try again what failed before for the same reason.")
@@ -115,7 +115,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     early = unmatched(model, options) if plan is None else _overridden()
     tell([*early, *(unlike_target(given, options.target) if validates and plan is None else ())])
     needs_samples = validates or options.level == Level.AUTO or options.lacks_ranges or options.compensates
-    samples = samples_of(model, given) if needs_samples else None
+    samples = samples_of(model, given, options.target) if needs_samples else None
     target = target_of(model, given, options.dtype, given["plan_file"], also=given["state"])
     sink = Sink(target, given["external_data"], given["shard_size"])
     with (

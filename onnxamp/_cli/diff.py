@@ -57,7 +57,7 @@ _LIMITS: Final = {
 @click.argument("reference", type=FILE)
 @click.argument("result", type=FILE, required=False)
 @custom_ops_option
-@run_options()
+@run_options(judges=True)
 @place_options
 @metric_option
 @accept_option
@@ -119,7 +119,8 @@ def _judged_again(saved: Path, limits: Limits, options: dict[str, Any]) -> DiffR
 
 def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]) -> DiffReport:
     layers = options["layers"] or bool(options["html"])
-    samples, provider = samples_of(original, options), choose_provider(provider_of(options), whole=not layers)
+    provider = choose_provider(provider_of(options), whole=not layers)
+    samples = samples_of(original, options, options["target"])
     with (
         progress_bar(quiet=options["quiet"]) as progress,
         opened(options["state"]) as state,

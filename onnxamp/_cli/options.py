@@ -16,7 +16,7 @@ from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples, load_samples, random_samples
+from onnxamp._runtime.samples import DRAWS, Samples, load_samples, random_samples, usual_count
 from onnxamp._runtime.session import Provider, is_plugin
 from onnxamp._target.kernels import TARGETS
 from onnxamp._target.versions import device_of
@@ -108,14 +108,16 @@ library_option: Final = click.option(
 """The option that registers custom ops with what runs."""
 
 
-def run_options(count: int | None = 1) -> Decorator:
+def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
     """The options that say on which inputs and where models run.
 
-    ``count`` is the default of ``--samples``; None leaves the option out.
+    ``count`` is the default of ``--samples``; None leaves the option out. What ``judges`` takes as many as
+    :func:`onnxamp._runtime.samples.usual_count` says.
     """
     inputs = "An .npz file, a folder of them, or Polygraphy's JSON. Default: random inputs."
-    samples = click.option("--samples", type=click.IntRange(1), default=count, show_default=True,
-                           help="Number of random inputs.")  # fmt: skip
+    usual = f"1; {DRAWS} where sums of float16 are float16, as on webgpu"
+    samples = click.option("--samples", type=click.IntRange(1), default=None if judges else count,
+                           show_default=usual if judges else True, help="Number of random inputs.")  # fmt: skip
     return option_group(
         click.option("--inputs", type=FILE, metavar="PATH", help=inputs),
         *([samples] if count is not None else []),
@@ -169,8 +171,8 @@ def given_samples(options: dict[str, Any]) -> Samples | None:
     return load_samples(options["inputs"])
 
 
-def samples_of(model: Model, options: dict[str, Any]) -> Samples:
-    """The samples that :func:`run_options` ask for, checked before anything runs.
+def samples_of(model: Model, options: dict[str, Any], target: str | None = None) -> Samples:
+    """The samples that :func:`run_options` ask for, checked before anything runs; ``target`` is what is judged.
 
     Raises:
         ArgumentError: the inputs cannot be read or do not fit the model, or it has no such dimension.
@@ -179,7 +181,8 @@ def samples_of(model: Model, options: dict[str, Any]) -> Samples:
     if samples is not None:
         check_inputs(model.proto, samples[0])
         return samples
-    samples = random_samples(model, options["samples"], seed=options["seed"], dims=options["dims"])
+    count = options["samples"] or usual_count(target, provider_of(options))
+    samples = random_samples(model, count, seed=options["seed"], dims=options["dims"])
     if options["dims"]:
         samples[0]
     return samples

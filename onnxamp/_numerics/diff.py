@@ -30,7 +30,7 @@ from onnxamp._runtime.engines import (
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
-from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
+from onnxamp._runtime.samples import Samples, SamplesLike, as_samples, usual_count
 from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import BROWSER, Provider, choose_provider
 from onnxamp._runtime.side import BUDGET
@@ -52,7 +52,7 @@ def diff_models(
     provider: Provider | None = None,
     whole: bool | None = None,
     seed: int = 0,
-    count: int = 1,
+    count: int | None = None,
     dims: Mapping[str, int] | None = None,
     budget: int = BUDGET,
     progress: Progress | None = None,
@@ -74,7 +74,8 @@ def diff_models(
         reference: what is right, usually the float32 original: a ModelProto, a path, or an onnx-graphsurgeon Graph.
         result: the model to judge, in the same forms. It may lack inputs of the reference, but no outputs.
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
-            samples of the reference (with ``seed``, and sizes of named dimensions from ``dims``).
+            samples of the reference (with ``seed``, and sizes of named dimensions from ``dims``): 1 if that is None, or
+            4 where sums of float16 are float16, as on webgpu.
         layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway.
         limits: what is accepted; the default is a relative L2 error of 1e-5 if both models are float32 (twice what
             float32 itself is off on the device, if that is more, up to 1e-2), 1e-2 if one holds float16, 5e-2 if one
@@ -118,6 +119,7 @@ def diff_models(
     if accept is not None:
         limits = replace(limits, accept=Accept.of(accept))
     one, other = Model.of(reference), Model.of(result)
+    count = usual_count(target, provider) if count is None else count
     samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
     chosen = choose_provider(provider, whole=not layers and whole is not False)
     with (

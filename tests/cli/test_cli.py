@@ -99,6 +99,23 @@ def test_json() -> None:
     assert report["bytes_after"] * 2 == report["bytes_before"]
 
 
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [((), 1), (("--target", "webgpu"), 4), (("--preset", "transformers.js"), 4),
+     (("--target", "webgpu", "--samples", "2"), 2), (("--target", "cpu"), 1)],
+)  # fmt: skip
+def test_sums_that_are_rounded_on_their_way_are_judged_on_several_samples(options: tuple[str, ...], count: int) -> None:
+    asked = (*options, "--provider", "cpu", "--format", "json")
+    path = small()
+    assert json.loads(run("convert", path, "-o", "low.onnx", *asked).output)["validation"]["samples"] == count
+    if "--preset" not in options:
+        assert report_of(run("diff", path, "low.onnx", *asked))["samples"] == count
+        target = dict(zip(options[::2], options[1::2], strict=True)).get("--target", "cuda")
+        given = 2 if "--samples" in options else None
+        found = onnxamp.diff_models(path, "low.onnx", provider="cpu", target=target, count=given)
+        assert found.samples == count
+
+
 def test_verdicts() -> None:
     result = run("convert", small(), "-v")
     assert re.search(r"first:T +MatMul +float16 +white list: MatMul", result.output)
