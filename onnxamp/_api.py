@@ -107,7 +107,8 @@ def convert_model(
             :doc:`/how-to/rescale`.
         rescaling: exponents that were found before, as plans hold them.
         rounding: how weights become low precision: "nearest", or "compensated", so that the products of matrices,
-            convolutions and recurrent ops on ``samples`` stay near. See :doc:`/how-to/rounding`.
+            convolutions and recurrent ops on ``samples`` stay near; "auto" is the former, and at level "auto" what
+            pays. See :doc:`/how-to/rounding`.
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
         tolerance: level "auto" only: the largest error to accept, in units of the metric.
         samples: level "auto", ``rescale``, ``data_max`` and ``rounding`` only: the inputs on which errors, ranges and

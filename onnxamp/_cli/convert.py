@@ -156,7 +156,7 @@ def _made(
         rounder = rounder_of(options, samples, provider, partial(progress, "rounding weights"))
     if _is_tuned(options, plan):
         tuned = _tune(model, options, samples, given, progress, state, rounder)
-        plan = tuned.plan
+        plan, options = tuned.plan, tuned.plan.options  # exponents and rounding among them
     if comparison is not None:
         comparison.try_reference(partial(progress, "running the original"))
     if samples is not None and plan is None:

@@ -33,6 +33,11 @@ class Arrangement(NamedTuple):
         return tuple(self.split[axis] for axis in self.perm)
 
     @property
+    def groups(self) -> int:
+        """G: how many matrices there are."""
+        return self._placed[0]
+
+    @property
     def depth(self) -> int:
         """K: how many products each sum has."""
         return prod(self._placed[1:-1])

@@ -6,9 +6,9 @@ budget, until the weights are rounded that they are multiplied by (:mod:`onnxamp
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import prod, sqrt
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from zlib import crc32
@@ -48,6 +48,8 @@ _ROWS: Final = 3
 """Rows that are kept for each row of a weight ..."""
 _LEAST_ROWS: Final = 2048
 """... and at least."""
+_WORK_PER_SECOND: Final = 5e10
+"""Multiplications in a second of rounding (AMD EPYC, two cores)."""
 _IN_MEMORY: Final = 8 << 20
 """Bytes from which on a rounded weight goes to a file without a name."""
 
@@ -59,8 +61,19 @@ Found: TypeAlias = tuple[Chosen | None, tuple[float, float, float]]
 def rounder_of(
     options: Options, samples: Samples, provider: Provider | None = None, progress: Progress | None = None
 ) -> "WeightRounder | None":
-    """What rounds the weights of a conversion as its options ask for; None where that is to nearest."""
-    return WeightRounder(samples, provider, progress) if options.compensates else None
+    """What rounds the weights of a conversion as its options ask for; None where that is to nearest in any case."""
+    return WeightRounder(samples, provider, progress) if options.may_compensate else None
+
+
+def rounding_seconds(weights: Iterable[ProductWeight]) -> float:
+    """About how long rounding weights with compensation takes on two cores, measured on BERT-base and ResNet-50."""
+    work = 0.0
+    for weight in weights:
+        size, depth = prod(weight.tensor.dims), weight.arrangement.depth
+        if 0 < depth <= _WIDEST:
+            matrices, rows = weight.arrangement.groups, max(_LEAST_ROWS, _ROWS * depth)
+            work += depth * (matrices * depth * (depth + rows) + 2.0 * size)
+    return work / _WORK_PER_SECOND
 
 
 @dataclass(slots=True)

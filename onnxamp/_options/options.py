@@ -26,7 +26,7 @@ from onnxamp._target.versions import AUTO
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
 """Targets by name; "auto", and a version of ONNX Runtime behind one ("cuda@1.24"), are strings, too."""
-Rounding = Literal["nearest", "compensated"]
+Rounding = Literal["auto", "nearest", "compensated"]
 Rule = Callable[[NodeProto], str | None]
 """A callback that returns "low", "high", or None for no opinion."""
 
@@ -136,8 +136,8 @@ class Options:
     )  # fmt: skip
     rescaling: Rescaling | None = None
     rounding: str = _option(
-        "nearest", "--rounding", "How weights are rounded: each to the nearest number, or so that their products on the"
-        " inputs stay near.", get_args(Rounding),
+        "auto", "--rounding", "How weights are rounded: each to the nearest number, or so that their products on the"
+        " inputs stay near; auto is to nearest, and at level auto what pays.", get_args(Rounding),
     )  # fmt: skip
     rule: Rule | None = None
 
@@ -251,6 +251,11 @@ class Options:
     def compensates(self) -> bool:
         """Whether weights are rounded so that their products stay near."""
         return self.rounding == "compensated"
+
+    @property
+    def may_compensate(self) -> bool:
+        """Whether they may come to be rounded so: where that is asked for, or where measurements decide."""
+        return self.compensates or (self.rounding == "auto" and self.level == Level.AUTO)
 
     def highest_opset(self, current: int) -> int | None:
         """The opset beyond which a model of opset ``current`` must not be upgraded; None if there is none."""

@@ -16,7 +16,7 @@ from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import document
 from onnxamp._report.text import count, number, percent, size, tally
 from onnxamp._state.plain import as_data
-from onnxamp._tuning.results import Candidate, Exponents, Tuned
+from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
 
 _OPS: Final = 6
 """Op types that an item names."""
@@ -82,6 +82,8 @@ def effort(tuned: Tuned) -> Iterator[str]:
     )
     if tuned.exponents is not None:
         yield _exponents(tuned, tuned.exponents)
+    if tuned.compensation is not None:
+        yield _compensation(tuned, tuned.compensation)
     if tuned.stopped:
         yield "The search ended because its time was over: --search-time SECONDS gives it more."
     if tuned.noise:
@@ -98,17 +100,33 @@ def effort(tuned: Tuned) -> Iterator[str]:
 
 def _exponents(tuned: Tuned, found: Exponents) -> str:
     """Whether exponents are used, and what they save."""
-    chosen, other = tuned.candidates[tuned.chosen], found.other
+    other = found.other
     what = f"{count(found.values, 'value')} can be stored as multiples of powers of two, so as not to overflow"
     if other is None:
         return f"{what}: with these exponents, all nodes can be in low precision (--no-rescale leaves them out)."
-    ways = [(chosen, tuned.error), (other, tuned.error if found.error is None else found.error)]
-    with_them, without = (
-        f"{time_text(way.time)}, {count(way.casts, 'Cast')}, error {error_text(tuned, error)}"
-        for way, error in (ways if found.used else reversed(ways))
-    )
+    with_them, without = _ways(tuned, other, found.error, used=found.used)
     verdict = "used" if found.used else "not used"
     return f"{what}. These exponents are {verdict}: with them {with_them}; without {without}."
+
+
+def _compensation(tuned: Tuned, found: Compensation) -> str:
+    """Whether weights are rounded with compensation, and what that saves or why it was not tried."""
+    if found.other is None:
+        asked = " --rounding compensated asks for it." if found.share else ""
+        return f"Weights are rounded to nearest, not with compensation: {found.why}.{asked}"
+    with_it, without = _ways(tuned, found.other, found.error, used=found.used)
+    verdict = "with compensation" if found.used else "to nearest"
+    return f"Weights are rounded {verdict}: with compensation {with_it}; to nearest {without}."
+
+
+def _ways(tuned: Tuned, other: Candidate, error: float | None, *, used: bool) -> list[str]:
+    """What was chosen with something and without it, in this order; ``used`` tells which is ``other``."""
+    chosen = tuned.candidates[tuned.chosen]
+    ways = [(chosen, tuned.error), (other, tuned.error if error is None else error)]
+    return [
+        f"{time_text(way.time)}, {count(way.casts, 'Cast')}, error {error_text(tuned, reached)}"
+        for way, reached in (ways if used else reversed(ways))
+    ]
 
 
 def error_text(tuned: Tuned, error: float) -> str:

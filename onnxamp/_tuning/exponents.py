@@ -14,7 +14,7 @@ from onnxamp._tuning.results import Exponents, Tuned
 
 _LOG: Final = logging.getLogger("onnxamp")
 _LEAST: Final = 1 / 4
-"""Share of the search time that tuning without exponents has in any case."""
+"""Share of the search time that a second tuning has in any case."""
 
 
 def tune_both(
@@ -41,9 +41,8 @@ def tune_both(
     without = None
     used = with_them.held and chosen.nodes == with_them.units and not rescaled.rescaling.unfit
     if not used:
-        left = max(search.seconds - (monotonic() - begin), search.seconds * _LEAST)
-        without = once(options, replace(asked, seconds=left))
-        used = _rank(with_them, search) < _rank(without, search)
+        without = once(options, replace(asked, seconds=seconds_left(search, begin)))
+        used = rank(with_them, search) < rank(without, search)
     best = without if without is not None and not used else with_them
     other = with_them if best is without else without
     _LOG.info("exponents of %d values are %s", values, "used" if used else "not used")
@@ -66,9 +65,15 @@ def _rescaled(options: Options, measured: Callable[[Options], Options]) -> Optio
     return found if any((row.largest or 0.0) > FLOAT16.max_finite for row in scaled) else None
 
 
-def _rank(tuned: Tuned, search: Search) -> tuple[bool, float, float, float]:
+def seconds_left(search: Search, begin: float) -> float:
+    """What another tuning has of the search time, after one that began then."""
+    return max(search.seconds - (monotonic() - begin), search.seconds * _LEAST)
+
+
+def rank(tuned: Tuned, search: Search) -> tuple[bool, float, float, float]:
     """What orders outcomes as the candidates of one tuning: what is slower than float32 is there for its weights."""
     chosen = tuned.candidates[tuned.chosen]
     if search.allow_slower:
         return not tuned.held, -chosen.flops - chosen.bytes, chosen.time, tuned.error
-    return not tuned.held, chosen.weights if tuned.is_slower else 0, chosen.time, tuned.error
+    is_fast = chosen.low and not tuned.is_slower
+    return not tuned.held, 0 if is_fast else chosen.weights, chosen.time, tuned.error

@@ -16,13 +16,15 @@ from onnxamp._dtypes import LowType
 from onnxamp._model.blobs import Bits
 from onnxamp._model.model import Model
 from onnxamp._model.saving import WeightConverter, save_model
+from onnxamp._numerics.products import product_weights
+from onnxamp._numerics.rounding import rounding_seconds
 from onnxamp._runtime.engines import OutputCache
 from onnxamp._runtime.kept import KeptSamples
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.side import BUDGET
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
-from onnxamp._tuning.results import Candidate, KeptNode
+from onnxamp._tuning.results import Candidate, Compensation, KeptNode
 from onnxamp._tuning.runs import Backend, converted_error, device_noise
 from onnxamp._tuning.sensitivity import LocalError, Progress, local_of, measure_samples, names_of
 from onnxamp._tuning.shared import Shared
@@ -197,6 +199,17 @@ class Job:
             kind = "never run" if why == UNSEEN else "not measured"
             kept.append(KeptNode(nodes[index].label, nodes[index].key, kind, why))
         return kept
+
+    def compensation(self, prices: Sequence[float]) -> Compensation:
+        """What rounding weights with compensation could bring: at most all that the nodes cost that read them."""
+        weights, _ = product_weights(self.space.all_low)
+        readers = {reader.node.index for weight in weights for reader in weight.readers}
+        rows = [
+            (unit.node in readers, cost) for unit, cost in zip(self.space.tunable, prices, strict=True) if cost < inf
+        ]
+        total = sum(cost for _, cost in rows)
+        share = sum(cost for reads, cost in rows if reads) / total if total else 0.0
+        return Compensation(share, rounding_seconds(weights))
 
     def solver(self) -> CandidateSolver:
         """The solver of the cut for error prices."""

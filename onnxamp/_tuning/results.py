@@ -57,6 +57,24 @@ class Exponents:
     error: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Compensation:
+    """What rounding weights with compensation came to in a tuning that was free to use it.
+
+    ``share``: the largest share of the squared error that the rounding of weights can have, from the measured prices of
+    the nodes that read them; ``seconds``: about how long compensating takes; ``why``: why it was not tried, "" if it
+    was; ``used``: whether the result has it; ``other``: what was chosen the other way, and ``error`` its error; both
+    None if that was not tuned.
+    """
+
+    share: float
+    seconds: float
+    why: str = ""
+    used: bool = False
+    other: Candidate | None = None
+    error: float | None = None
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Tuned(Shown):
     """The outcome of tuning. Errors are in units of the metric; for "snr" they are relative L2 errors.
@@ -83,6 +101,8 @@ class Tuned(Shown):
         timed: seconds per run of "float32", of the "result" and perhaps of "level O2", whole and in turns, where times
             were measured on the device that runs the model.
         exponents: what exponents came to; None where they were asked for or forbidden, or no value takes one.
+        compensation: what rounding with compensation came to; None where it was asked for or forbidden, or where the
+            fastest candidate was chosen, so that nothing was to be gained.
 
     Example:
         >>> import onnxamp
@@ -115,11 +135,17 @@ class Tuned(Shown):
     rejected: Candidate | None = None
     exponents: Exponents | None = None
     timed: tuple[tuple[str, float], ...] = ()
+    compensation: Compensation | None = None
 
     @property
     def is_slower(self) -> bool:
         """Whether the candidate that was written is slower than float32 by the estimate."""
         return self.candidates[self.chosen].time > self.candidates[-1].time
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether a smaller error at the same time could bring a faster candidate."""
+        return self.chosen > 0 or not self.held
 
     @property
     def float32_nodes(self) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ from onnxamp._tuning.job import Job
 from onnxamp._tuning.masks import SharedMasks
 from onnxamp._tuning.metric import Metric, MetricLike
 from onnxamp._tuning.results import Candidate, Tuned
+from onnxamp._tuning.rounded import tune_rounded
 from onnxamp._tuning.runs import Backend, MaskedModel, choose_backend
 from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, CandidateSearch, front_of, rejected
 from onnxamp._tuning.sensitivity import Progress
@@ -74,7 +75,9 @@ _ATTEMPTS: Final = 4
 _MIN_STEP: Final = 0.3
 """Smallest ratio between the errors that successive searches aim for."""
 
-_PARTS: Final = ("tuning", "tuning with exponents")
+_PARTS: Final = (
+    "tuning", "tuning with exponents", "tuning with compensation", "tuning with exponents and compensation"
+)  # fmt: skip
 """Parts of the state file."""
 
 _SINGLE_THREAD_BELOW: Final = 10**8
@@ -197,7 +200,8 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
         ranges = RangeRun(samples, search.provider, None, workers, state)
         measured = partial(with_ranges, model, run=ranges)
         once = partial(_tune_once, model, backend, shared, state, given)
-        return tune_both(measured(options), search, once, measured)
+        both = partial(tune_both, once=once, measured=measured)
+        return tune_rounded(measured(options), search, samples, both, once, is_free=rounder is not None)
 
 
 def _tune_once(
@@ -231,7 +235,8 @@ def _tune_once(
     if state is not None:
         changed = "" if graph.model is model.proto else model_print(ready)
         facts = {**given, "the options": _asked(changed, space, options, backend)}
-        part = state.part(_PARTS[options.rescaling is not None], facts, renew=search.renews)
+        name = _PARTS[2 * options.compensates + (options.rescaling is not None)]
+        part = state.part(name, facts, renew=search.renews)
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
         job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, Path(folder), search.budget)
         tuned = _tuned(job, search, live, device)
@@ -337,6 +342,7 @@ def _finish(job: Job, search: CandidateSearch, noise: float | None, asked: Searc
                     tuple(unit.label for unit in job.space.tunable if not unit.seen),
                     tuple(_in_metric_units(judge, item) for item in front), number, tuple(kept), asked.device, times,
                     judge.holds(error), search.stopped, rejected(search.candidates, front, target),
+                    compensation=job.compensation(prices),
                 )  # fmt: skip
         # Mask runs see some samples only: aim lower by the factor by which the worst of all samples is too high.
         step = max(_MIN_STEP, min(0.9, 0.9 * tolerance / judge.amplitude(error)))

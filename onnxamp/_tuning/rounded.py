@@ -1,0 +1,75 @@
+"""Tuning with weights rounded to nearest, and where that leaves something to gain, with compensation, too."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from time import monotonic
+from typing import Final
+
+from onnxamp._options.options import Options
+from onnxamp._runtime.samples import Samples
+from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.exponents import rank, seconds_left
+from onnxamp._tuning.results import Compensation, Tuned
+
+_LOG: Final = logging.getLogger("onnxamp")
+_FEWEST: Final = 4
+"""Samples from which on compensation is tried unasked: rounding leaves the last quarter of the rows out, so that one
+sample at least judges without having been rounded for."""
+_SHARE: Final = 1 / 4
+"""The share of the squared error that the rounding of weights must be able to have."""
+
+
+def tune_rounded(
+    options: Options,
+    search: Search,
+    samples: Samples,
+    tuned_with: Callable[[Options, Search], Tuned],
+    once: Callable[[Options, Search], Tuned],
+    *,
+    is_free: bool,
+) -> Tuned:
+    """Tune as the options say; where they leave rounding open, with compensation too if the fastest candidate misses.
+
+    What is rounded to nearest stays, unless compensation makes a faster candidate hold the tolerance.
+
+    Args:
+        options: the options of the conversion.
+        search: how the model is tuned.
+        samples: inputs of the model.
+        tuned_with: tunes it, and finds exponents where the options leave them open.
+        once: tunes it with given exponents.
+        is_free: whether weights can be rounded with compensation.
+    """
+    if options.rounding != "auto" or not is_free:
+        return replace(tuned_with(options, search), compensation=None)
+    asked, begin = replace(search, pick=None), monotonic()
+    nearest = tuned_with(options, asked)
+    facts, best, used = _untried(nearest, samples, search), nearest, False
+    if facts is not None and not facts.why:
+        found = nearest.plan.options
+        compensated = replace(options, rounding="compensated", rescale=found.rescale, rescaling=found.rescaling)
+        other = once(compensated, replace(asked, seconds=seconds_left(search, begin)))
+        used = rank(other, search)[:-1] < rank(nearest, search)[:-1]
+        best, left = (other, nearest) if used else (nearest, other)
+        facts = replace(facts, used=used, other=left.candidates[left.chosen], error=left.error)
+        _LOG.info("weights are rounded %s", "with compensation" if used else "to nearest")
+    if search.pick is not None:
+        best = once(compensated, search) if used else tuned_with(options, search)
+    return replace(best, exponents=nearest.exponents, compensation=facts)
+
+
+def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | None:
+    """What is known before compensation is tried, and what speaks against it; None if nothing is to be gained."""
+    known = tuned.compensation
+    if known is None or not known.seconds or not tuned.leaves_room:
+        return None
+    if known.share < _SHARE:
+        return replace(known, why=f"the nodes that read weights cause only {known.share:.0%} of the squared error")
+    if samples.made_up:
+        return replace(known, why="the inputs are made up")
+    if len(samples) < _FEWEST:
+        return replace(known, why=f"that takes {_FEWEST} inputs or more")
+    if known.seconds > search.seconds:
+        return replace(known, why=f"that takes about {known.seconds:.0f} s, more than --search-time")
+    return known
