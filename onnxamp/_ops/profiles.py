@@ -73,7 +73,7 @@ class Profile:
         products, sums: by op, how it accumulates.
         dots: by op, how its products accumulate where it takes four at a time, as their factors lie side by side.
         roundings: by op that computes in several steps of float16, its error over that of rounding its result once.
-        binary: exponentials that are powers of two of rounded products.
+        formulas: by op with one input, how it is computed, see :mod:`onnxamp._ops.formulas`.
         cancelling: normalisations that subtract the mean in float16.
         signature_inputs: by op, the inputs that must be inputs of the model itself, without a Cast.
         whole_bodies: ops whose bodies have one precision, since no Cast may be in them.
@@ -90,7 +90,7 @@ class Profile:
     sums: Mapping[str, Accumulation]
     dots: Mapping[str, Accumulation]
     roundings: Mapping[str, float]
-    binary: frozenset[str]
+    formulas: Mapping[str, str]
     cancelling: frozenset[str]
     signature_inputs: Mapping[str, tuple[int, ...]]
     whole_bodies: frozenset[str]
@@ -148,7 +148,7 @@ def profile_of(target: str) -> Profile | None:
     cancelling = frozenset(name for name, row in data["normalisations"].items() if row.get("cancels"))
     steps = data["normalisations"] | data.get("steps", {}) | data.get("elementwise", {})
     roundings = {name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS}
-    binary = frozenset(name for name, row in steps.items() if row.get("binary"))
+    formulas = {name: row["computed"] for name, row in steps.items() if "computed" in row}
     own, uncast = (
         {name: tuple(positions) for name, positions in data.get(key, {}).items()}
         for key in ("signature_inputs", "uncast_inputs")
@@ -156,6 +156,6 @@ def profile_of(target: str) -> Profile | None:
     whole, scans = (frozenset(data.get(key, ())) for key in ("whole_bodies", "uncast_scans"))
     first = frozenset(data.get("folds", {}).get("first", ()))
     return Profile(
-        device, data["seen"], data["source"], data["values"], products, sums, dots, roundings, binary, cancelling, own,
-        whole, first, uncast, scans,
+        device, data["seen"], data["source"], data["values"], products, sums, dots, roundings, formulas, cancelling,
+        own, whole, first, uncast, scans,
     )  # fmt: skip

@@ -24,7 +24,7 @@ Several accumulators that take L terms each, and add up in a tree, are off by
 
 Sums that a mean or a norm divides or takes the root of later are rounded before that, so that they overflow as there.
 Ops that compute a result in several steps of float16, as normalisations and activations, are off by a multiple of r.
-Exponentials are powers of two of rounded products.
+Where the formula is known by which an activation is computed, each of its steps is rounded (:meth:`_Writer.step`).
 """
 
 from collections.abc import Sequence
@@ -41,6 +41,7 @@ from onnxamp._graph.shapes import Shape
 from onnxamp._graph.terms import summed_terms, terms_of
 from onnxamp._graph.view import Node
 from onnxamp._ops.facts import attribute, op_key
+from onnxamp._ops.formulas import compute
 from onnxamp._ops.profiles import Profile
 
 EXACT: Final = "onnxamp.exact"
@@ -66,6 +67,9 @@ _BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 _SIGNED: Final = frozenset({"ReduceSum", "ReduceMean", "GlobalAveragePool", "AveragePool"})
 """Sums of terms of either sign."""
+
+_EXACT_STEPS: Final = frozenset({"Neg", "abs", "sign", "max"})
+"""Steps of formulas that round nothing."""
 
 _WHERE: Final = 9
 """Opset that introduced Where; for older models nothing is added."""
@@ -111,9 +115,8 @@ class Accumulator:
             result = self._product(made, node, written, raw, terms)
         elif node.key in self.profile.sums:
             result = self._sum(made, node, written, raw)
-        elif node.key in self.profile.binary:
-            power = made.rounded(made("Mul", written.input[0], made.number(float(np.float16(log2(e))))))
-            result = made("Exp", made("Mul", power, made.number(log(2))))
+        elif len(node.inputs) == 1 and node.key in self.profile.formulas:
+            result = compute(self.profile.formulas[node.key], written.input[0], made.step)
         else:
             grown = made.number(sqrt(self.profile.roundings[node.key] ** 2 - 1))
             result = made.off(raw, raw, grown, raw, little=True)
@@ -227,6 +230,19 @@ class _Writer:
     def number(self, value: float) -> str:
         """A scalar constant."""
         return self("Constant", value=numpy_helper.from_array(np.array(value, np.float32)))
+
+    def step(self, kind: str, operands: Sequence[str | float]) -> str:
+        """A rounded step of a formula. Exponentials are powers of two, and logarithms those of two."""
+        first, *others = (self.number(float(np.float16(one))) if isinstance(one, float) else one for one in operands)
+        if kind == "exp":
+            power = self.rounded(self("Mul", first, self.number(float(np.float16(log2(e))))))
+            return self.rounded(self("Exp", self("Mul", power, self.number(log(2)))))
+        if kind == "log":
+            digits = self.rounded(self("Mul", self("Log", first), self.number(log2(e))))
+            return self.rounded(self("Mul", digits, self.number(float(np.float16(log(2))))))
+        if kind in _EXACT_STEPS:
+            return self(kind.capitalize(), first, *others)
+        return self.rounded(self(kind, first, *others))
 
     def off(self, raw: str, kept: str, grown: str, otherwise: str, *, little: bool = False) -> str:
         """``kept``, off by the error of rounding ``raw`` times a number; ``otherwise`` where there is no such error.

@@ -179,6 +179,30 @@ CASES = {
 } | SUMMED
 
 
+EVERY = np.arange(2**16, dtype=np.uint16).view(np.float16)
+EVERY = EVERY[np.isfinite(EVERY)]
+
+
+def test_activations_are_off_as_their_formulas_are() -> None:
+    """1 / (1 + exp(-x)) is 0 where exp(-x) overflows, and 1 - exp(-2x) of a small x holds few digits."""
+    x = np.array([-11, -11.125, -12, 0, 1], np.float16)
+    assert emulated(model_of("Sigmoid", x, {}), x).tolist() == [np.float16(1.675e-05), 0, 0, 0.5, np.float16(0.731)]
+    x = np.array([1.2218952e-4, 1.2e-4, 0, -1.4043e-4, np.inf], np.float16)
+    assert emulated(model_of("Tanh", x, {}), x).tolist() == [2.0**-12, 0, 0, -(2.0**-12), 1]
+
+
+@pytest.mark.webgpu
+@pytest.mark.parametrize("op", sorted(WEBGPU.formulas if WEBGPU else ()))
+def test_formulas_give_what_webgpu_computes(op: str) -> None:
+    newer = {"Mish": 18}
+    model = model_of(op, EVERY, {})
+    model.opset_import[0].version = newer.get(op, 17)
+    seen = run(make_session(model, "webgpu"), {"x": EVERY})["y"]
+    with np.errstate(over="ignore"):
+        found = emulated(model, EVERY).astype(np.float16)
+    assert np.mean((found == seen) | (np.isnan(found) & np.isnan(seen))) > 0.99
+
+
 @pytest.mark.webgpu
 @pytest.mark.parametrize("name", CASES)
 def test_the_error_is_that_of_webgpu(name: str) -> None:
