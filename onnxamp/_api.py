@@ -106,6 +106,8 @@ def convert_model(
             overflow on ``samples``; folds patterns as ``fold`` does. None for level "auto" alone, where that pays. See
             :doc:`/how-to/rescale`.
         rescaling: exponents that were found before, as plans hold them.
+        split_k: split products of so many terms that the target's float16 sum would lose digits into sums of shorter
+            ones, instead of keeping them in float32. See :doc:`/how-to/webgpu`.
         rounding: how weights become low precision: "nearest", or "compensated", so that the products of matrices,
             convolutions and recurrent ops on ``samples`` stay near; "auto" is the former, and at level "auto" what
             pays. See :doc:`/how-to/rounding`.

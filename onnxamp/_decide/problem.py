@@ -11,17 +11,20 @@ from onnxamp._decide.masks import sentinel_paths
 from onnxamp._decide.overrides import Overrides, find_overrides
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.rescaling import fitting_sums
+from onnxamp._decide.splits import SUM
 from onnxamp._decide.variables import find_variables
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._decide.wrong_kernels import wrong_kernel_hazards
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import FLOAT16, LowType
 from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import opset_imports
+from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.options import Level, Options
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._patterns.patterns import patterns_of
+from onnxamp._patterns.split_products import split_products
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Problem:
         hazards: where low precision is known to break or lose values.
         overrides: what the user says of single nodes.
         sentinels: nodes of mask paths, see :func:`onnxamp._decide.masks.sentinel_paths`.
-        folded: normalisations that ONNX Runtime folds into the node before them.
+        folded: normalisations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
         unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
         constant_fed: exact ops on constants alone. At O3 a look-up in a constant is none, unless it is unfit.
         joined: see :func:`onnxamp._patterns.fusion_groups.skip_sums`.
@@ -79,6 +82,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     folds = batch_norm_folds(graph, options) if judged else []
     listed = {node.index for node in graph.nodes if node.key in options.user_white}
     folds = [pair for pair in folds if not overrides.of_node.keys() & set(pair) and pair[1] not in listed]
+    folds += _sums_of_parts(graph, options) if judged else []
     groups: list[Sequence[int]] = []
     if judged and not replayed:
         activations = [sorted(match.nodes) for match in patterns_of(graph, "gelu", "silu")]
@@ -96,11 +100,18 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     shares = graph.ask(accumulation_shares, low, options.target) if priced else {}
     unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
     constant_fed = _constant_fed(graph, unfit, lookups=options.level != Level.O3)
-    batch_norms = frozenset(norm for _, norm in folds)
+    folded = frozenset(last for _, last in folds)
     return Problem(
-        graph, options, ports, hazards, overrides, sentinels, batch_norms, unfit, constant_fed, graph.ask(skip_sums),
+        graph, options, ports, hazards, overrides, sentinels, folded, unfit, constant_fed, graph.ask(skip_sums),
         shares, absorbed,
     )  # fmt: skip
+
+
+def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
+    """Products that are split for the target, and what adds up their parts; none where that is to stay float32."""
+    if emulated_arithmetic(options.target) is None or options.low is not FLOAT16 or SUM in options.user_black:
+        return []
+    return graph.ask(split_products)
 
 
 def _unfit(graph: Graph, low: LowType) -> frozenset[int]:

@@ -41,7 +41,10 @@ def summed_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
 
 
 def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
-    return _axis(shapes[node.input(0)], -1)
+    first, second = shapes[node.input(0)], shapes[node.input(1)]
+    if first and first[-1] is not None:
+        return first[-1]
+    return _axis(second, -1 if attribute(node.proto, "transB") or (second and len(second) == 1) else -2)
 
 
 def _gemm(node: Node, shapes: Sequence[Shape | None]) -> int:

@@ -93,7 +93,7 @@ def measured_ranges(model: Model, options: Options, run: RangeRun) -> tuple[Grap
 
     Arguments and errors as :func:`with_ranges`.
     """
-    graph = with_casts(raised(model, options), options).graph
+    graph = with_casts(raised(model, options), replace(options, split_k=False)).graph
     profile = emulated_arithmetic(options.target) if options.rescale and options.low is FLOAT16 else None
     proto, inner = with_body_ranges(graph)
     wide, watched = Graph.of(proto, graph.folder) if inner else graph, list[Watch]()

@@ -45,5 +45,6 @@ class OptionKeywords(TypedDict, total=False):
     fold: bool
     rescale: bool | None
     rescaling: Rescaling | None
+    split_k: bool
     rounding: Rounding
     rule: Rule | None

@@ -135,6 +135,10 @@ class Options:
         " low-precision type that overflow on the inputs; folds patterns, too [at level auto, where that pays].",
     )  # fmt: skip
     rescaling: Rescaling | None = None
+    split_k: bool = _option(
+        True, "--split-k/--no-split-k", "Split products that the target would sum up in float16 over too many terms"
+        " into sums of shorter ones.",
+    )  # fmt: skip
     rounding: str = _option(
         "auto", "--rounding", "How weights are rounded: each to the nearest number, or so that their products on the"
         " inputs stay near; auto is to nearest, and at level auto what pays.", get_args(Rounding),

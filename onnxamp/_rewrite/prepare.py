@@ -23,6 +23,7 @@ from onnxamp._rewrite.casts import remove_idle_casts
 from onnxamp._rewrite.fold import fold_graph
 from onnxamp._rewrite.pairs import remove_pairs
 from onnxamp._rewrite.rescale import rescale_graph
+from onnxamp._rewrite.split_k import split_graph
 from onnxamp._rewrite.upgrade.upgrade import upgraded
 
 _FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT}
@@ -120,6 +121,8 @@ def with_casts(model: Model, options: Options) -> Prepared:
         rescaled = rescale_graph(graph, options.rescaling)
         requested, graph = requested or rescaled.graph is not graph, rescaled.graph
         notes += rescaled.notes
+    split = split_graph(graph, options)
+    graph, notes = split.graph, [*notes, *split.notes]
     return Prepared(graph, tuple(notes), requested, unfolded=unfolded)
 
 

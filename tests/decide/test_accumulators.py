@@ -1,5 +1,7 @@
 """Hazards of a target that accumulates in float16."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from graphs.case import parse
@@ -15,14 +17,17 @@ def product(terms: int) -> ModelProto:
     return model
 
 
-def reasons(model: ModelProto, target: str, level: str = "O2", dtype: str = "float16") -> dict[str, str]:
-    plan = onnxamp.plan_model(model, level=level, target=target, dtype=dtype)
+def reasons(
+    model: ModelProto, target: str, level: str = "O2", dtype: str = "float16", *, split_k: bool = False
+) -> dict[str, str]:
+    plan = onnxamp.plan_model(model, level=level, target=target, dtype=dtype, split_k=split_k)
     return {hazard.node: hazard.reason for hazard in plan.hazards}
 
 
 @pytest.mark.parametrize(("terms", "kept"), [(64, False), (1024, False), (2048, True), (4096, True)])
 def test_long_products_stay_float32_where_they_are_summed_up_in_float16(terms: int, kept: bool) -> None:
     assert reasons(product(terms), "webgpu") == ({"product": "long float16 product"} if kept else {})
+    assert reasons(product(terms), "webgpu", split_k=True) == {}
     assert reasons(product(terms), "cuda") == reasons(product(terms), "any") == {}
     assert reasons(product(terms), "webgpu", dtype="bfloat16") == {}
 
@@ -83,13 +88,39 @@ def test_a_product_is_low_precision_where_its_casts_cost_less_than_its_error(
         model.graph.initializer.append(numpy_helper.from_array(np.full(shape, 0.5, np.float32), name))
 
     def row(**options: str) -> tuple[bool, str]:
-        rows = onnxamp.plan_model(model, **({"level": level, "target": "webgpu"} | options)).rows  # type: ignore[arg-type]
+        given = {"level": level, "target": "webgpu", "split_k": False} | options
+        rows = onnxamp.plan_model(model, **given).rows  # type: ignore[arg-type]
         return next((row.low, row.reason) for row in rows if row.node == "product")
 
     assert row() == (low, "white list" if low else "long float16 product")
     assert row(target="cuda") == (True, "white list")
     assert row(level="O3")[0] is (terms <= 1024), "at O3 hazards alone keep products in float32"
-    listed = onnxamp.plan_model(model, level=level, target="webgpu", white_list=["MatMul"])
+    whole: dict[str, Any] = {"target": "webgpu", "split_k": False}
+    listed = onnxamp.plan_model(model, level=level, white_list=["MatMul"], **whole)
     assert all(row.low for row in listed.rows if row.node == "product" and terms <= 1024)
-    strict = onnxamp.plan_model(model, level="O2", target="webgpu", strict=True)
+    strict = onnxamp.plan_model(model, level="O2", strict=True, **whole)
     assert all(row.low for row in strict.rows if row.node == "product" and terms <= 1024)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_a_product_among_others_is_low_precision_in_parts(level: Any) -> None:
+    model = parse(AMONG.format(terms=2048))
+    for name, shape in (("w", (2048, 2048)), ("s", (2048,))):
+        model.graph.initializer.append(numpy_helper.from_array(np.full(shape, 0.5, np.float32), name))
+    rows = onnxamp.plan_model(model, level, target="webgpu").rows
+    assert {row.low for row in rows if row.op in ("MatMul", "ReduceSum")} == {True}
+
+
+@pytest.mark.webgpu
+@pytest.mark.parametrize("terms", [1536, 4096])
+def test_parts_of_products_are_accurate_on_webgpu(terms: int) -> None:
+    model = product(terms)
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, terms)).astype(np.float32)}
+    errors = [
+        onnxamp.diff_models(
+            model, onnxamp.convert_model(model, level="O3", target="webgpu", hazards=False, split_k=split_k), feeds,
+            provider="webgpu",
+        ).outputs[0].rel_l2
+        for split_k in (True, False)
+    ]  # fmt: skip
+    assert errors[0] < 4e-3 < errors[1]

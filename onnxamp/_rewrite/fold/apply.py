@@ -9,9 +9,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, Origin, View, scope_graphs
 from onnxamp._rewrite.fold.folds import Fold, NewWeight
-
-_WEIGHTS_ALONE = 4
-"""First IR version at which a weight need not be listed as a graph input."""
+from onnxamp._rewrite.place import WEIGHTS_ALONE
 
 
 def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
@@ -25,7 +23,7 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
     names, graphs = NewNames(taken), scope_graphs(view, model)
     made: dict[int, list[NodeProto]] = {}
     for fold in folds:
-        made[_place(fold)] = _new_nodes(view, fold, names, graphs, listed=model.ir_version < _WEIGHTS_ALONE)
+        made[_place(fold)] = _new_nodes(view, fold, names, graphs, listed=model.ir_version < WEIGHTS_ALONE)
     scopes = {view.nodes[index].scope for index in going.nodes} | {view.values[value].scope for value in going.weights}
     scopes |= {view.nodes[place].scope for place in made}
     for index in sorted(scopes, reverse=True):  # bodies first: rebuilding a node list copies its nodes

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from onnx import GraphProto, ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto
 
 from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
-from onnxamp._graph.view import scope_graphs
 from onnxamp._model.copying import copied
 from onnxamp._model.protos import all_nodes, default_domain
+from onnxamp._rewrite.place import add_constants, place_nodes
 from onnxamp._rewrite.upgrade.nodes import StuckAtError, upgraded_nodes
 from onnxamp._rewrite.upgrade.steps import is_silent, steps_of
 from onnxamp._rewrite.upgrade.writer import Site, Writer
@@ -50,42 +50,15 @@ class Upgrade:
         if self.opset == self.graph.book.opsets[""]:
             return self.graph
         model = copied(self.graph.model)
-        self._place(model)
+        place_nodes(self.graph, model, self.nodes)
         self._declare(model)
         return Graph.of(model, self.graph.folder)
-
-    def _place(self, model: ModelProto) -> None:
-        """Put the nodes in their places, bodies first, because rebuilding a node list copies its nodes."""
-        changed = {self.graph.nodes[index].scope for index in self.nodes}
-        graphs = scope_graphs(self.graph, model)
-        for scope in sorted(changed, reverse=True):
-            first, rebuilt, proto = self.graph.scopes[scope].nodes.start, GraphProto(), graphs[scope]
-            for position, node in enumerate(proto.node, first):
-                rebuilt.node.extend(self.nodes.get(position, (node,)))
-            del proto.node[:]
-            proto.node.extend(rebuilt.node)
-            made = {name for node in proto.node for name in node.output}
-            gone = {
-                n for i in self.graph.scopes[scope].nodes if i in self.nodes for n in self.graph.nodes[i].proto.output
-            }
-            kept = [entry for entry in proto.value_info if entry.name not in gone - made]
-            if len(kept) < len(proto.value_info):
-                rebuilt.value_info.extend(kept)
-                del proto.value_info[:]
-                proto.value_info.extend(rebuilt.value_info)
 
     def _declare(self, model: ModelProto) -> None:
         """Add the constants that are read, and write the opset."""
         read = {name for nodes in self.nodes.values() for node in nodes for name in node.input}
         tensors = [tensor for tensor in self.writer.constants.values() if tensor.name in read]
-        if model.ir_version >= 4:
-            model.graph.initializer.extend(tensors)
-        else:  # there, initializers have to be inputs
-            nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors]
-            rebuilt = GraphProto()
-            rebuilt.node.extend([*nodes, *model.graph.node])
-            del model.graph.node[:]
-            model.graph.node.extend(rebuilt.node)
+        add_constants(model, tensors)
         sets = [model.opset_import, *(function.opset_import for function in model.functions)]
         for entry in (entry for entries in sets for entry in entries if default_domain(entry.domain) == ""):
             entry.version = max(entry.version, self.opset)

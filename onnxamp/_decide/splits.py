@@ -1,0 +1,95 @@
+"""Split-K: products of so many terms that a target's float16 sum would lose digits, and in how many parts it does not.
+
+The error of a sum of random terms grows with the root of their number, so shorter products, whose results are added,
+are off by less. What stays float32 for another reason is left whole, as far as that is known before anything is
+decided.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from onnxamp._decide.accumulators import accumulator_hazards
+from onnxamp._decide.overrides import find_overrides
+from onnxamp._decide.rescaling import unfit_nodes
+from onnxamp._decide.verdicts import Reason
+from onnxamp._dtypes import FLOAT16
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.terms import terms_of
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import attribute
+from onnxamp._ops.profiles import Accumulation, emulated_arithmetic
+from onnxamp._options.options import Level, Options
+from onnxamp._target.kernels import float_types
+
+_ACCURATE: Final = 3.5e-3
+"""Relative error of a part that is small enough: half of the squared error from which on a product stays float32."""
+
+_FEWEST: Final = 64
+"""Terms that a part has at least: to add up more and shorter ones costs as many digits as they save."""
+
+SUM: Final = "ReduceSum"
+"""What adds up the results of parts; lists mean others by it."""
+
+_MOVES: Final = ("Reshape", "Transpose")
+_RESHAPE: Final = 5
+"""First opset whose Reshape takes the shape as an input."""
+
+
+def find_splits(graph: Graph, options: Options) -> dict[int, int]:
+    """Product to split -> the number of its parts: the least divisor of its terms with which they are accurate enough.
+
+    Complexity: linear in nodes, and in the divisors that are tried.
+    """
+    profile, low = emulated_arithmetic(options.target), options.low
+    if profile is None or low is not FLOAT16 or not options.split_k or options.level == Level.O0:
+        return {}
+    hazards = graph.ask(accumulator_hazards, low, options.target)
+    long = [graph.nodes[hazard.node] for hazard in hazards if hazard.reason is Reason.PRODUCT]
+    able = [node for node in long if _is_plain(graph, node) and _may_be_low(graph, parts_of(node), options)]
+    kept = _kept(graph, options) if able else set()
+    found = dict[int, int]()
+    for node in able:
+        parts = _parts(terms_of(node, graph.shapes) or 1, profile.products["MatMul"])
+        if parts is not None and node.index not in kept:
+            found[node.index] = parts
+    return found
+
+
+def parts_of(node: Node) -> tuple[str, ...]:
+    """The ops that a product becomes, apart from data movement."""
+    has_bias = node.key == "Gemm" and node.input(2) != ABSENT
+    return ("MatMul", SUM, *["Add"] * has_bias)
+
+
+def _parts(terms: int, product: Accumulation) -> int | None:
+    divisors = (parts for parts in range(2, terms // _FEWEST + 1) if terms % parts == 0)
+    return next((parts for parts in divisors if product.error(terms // parts) <= _ACCURATE), None)
+
+
+def _is_plain(graph: Graph, node: Node) -> bool:
+    """Whether it is a float32 MatMul, or a Gemm that is one with a bias at most, of factors whose sizes are known."""
+    if node.key not in ("MatMul", "Gemm") or graph.scopes[node.scope].opaque or not graph.is_float_output(node):
+        return False
+    first, second = (graph.shapes[value] for value in node.inputs[:2])
+    if not first or not second or 0 in second:
+        return False
+    factors = (attribute(node.proto, name) in (None, 1.0) for name in ("alpha", "beta"))
+    return not attribute(node.proto, "transA") and all(factors)
+
+
+def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
+    """Whether the level, the user's lists and kernels admit these ops, and what moves data for them, in float16."""
+    if options.level == Level.O1 and not options.white.issuperset(op for op in ops if op != SUM):
+        return False
+    if options.level != Level.O3 and not options.black.isdisjoint(op for op in ops if op != SUM):
+        return False
+    if graph.book.opsets[""] < _RESHAPE or SUM in options.user_black:
+        return False
+    signatures = [graph.book.get("", op) for op in (*ops, *_MOVES)]
+    return all(one and options.low.tensor in float_types(options.target, one.op_type, one.since) for one in signatures)
+
+
+def _kept(graph: Graph, options: Options) -> set[int]:
+    """Nodes that stay float32 because the user says so, or because their values fit no low precision."""
+    overrides = find_overrides(graph, options).of_node
+    return {*unfit_nodes(graph, options), *(node for node, override in overrides.items() if not override.low)}

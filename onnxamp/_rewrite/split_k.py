@@ -1,0 +1,178 @@
+"""Split-K: a long product becomes shorter ones, side by side as a batch, whose results are added.
+
+``x[..., M, K] @ w[K, N]`` is the sum of ``x[..., C, M, K / C] @ w[C, K / C, N]`` over C. The elements of a weight are
+in that order already: if nobody else reads it, it gets other dimensions, and stays where it is. The product keeps its
+name, and so does the result.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from onnx import ModelProto, NodeProto, helper
+
+from onnxamp._decide.splits import SUM, find_splits
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.names import NewNames
+from onnxamp._graph.terms import terms_of
+from onnxamp._graph.view import ABSENT, Node, Origin, scope_graphs
+from onnxamp._model.copying import copied
+from onnxamp._ops.facts import attribute
+from onnxamp._ops.profiles import profile_of
+from onnxamp._options.options import Options
+from onnxamp._rewrite.place import add_constants, drop_declared, place_nodes
+from onnxamp._rewrite.upgrade.writer import Site, Writer
+
+_AXES_ARE_INPUT: Final = 13
+"""First opset at which a sum takes its axes as an input."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitGraph:
+    """The graph with long products split, and sentences about it."""
+
+    graph: Graph
+    notes: tuple[str, ...]
+
+
+def split_graph(graph: Graph, options: Options) -> SplitGraph:
+    """Split products that the target would sum up in float16 over too many terms; the same graph if there are none.
+
+    Complexity: linear in nodes.
+    """
+    found = find_splits(graph, options)
+    if not found:
+        return SplitGraph(graph, ())
+    model = copied(graph.model)
+    splitter = _Splitter(graph, found)
+    nodes = {index: splitter.nodes(graph.nodes[index]) for index in found}
+    splitter.reshape(model)
+    place_nodes(graph, model, nodes)
+    add_constants(model, splitter.writer.constants.values())
+    return SplitGraph(Graph.of(model, graph.folder), (_note(graph, found, options),))
+
+
+def _note(graph: Graph, found: Mapping[int, int], options: Options) -> str:
+    most = max(terms_of(graph.nodes[index], graph.shapes) or 0 for index in found)
+    profile = profile_of(options.target)
+    assert profile is not None
+    alone = len(found) == 1
+    what, sums = ("1 product", "a sum") if alone else (f"{len(found):,} products", "sums")
+    return (
+        f"Split {what} of up to {most:,} terms into {sums} of shorter ones, since {profile.name} sums up float16 in"
+        f" float16; --no-split-k keeps {'it' if alone else 'them'} in float32 instead."
+    )
+
+
+@dataclass(slots=True)
+class _Splitter:
+    graph: Graph
+    found: Mapping[int, int]
+    writer: Writer = field(init=False)
+    turned: dict[int, tuple[int, ...]] = field(init=False)
+    """Weight -> its new dimensions, where it is stored with them."""
+
+    def __post_init__(self) -> None:
+        self.writer = Writer(NewNames(self.graph.all_names()))
+        weights = {self.graph.nodes[index].inputs[1] for index in self.found}
+        self.turned = {value: dims for value in weights if (dims := self.stored(value))}
+
+    def stored(self, value: int) -> tuple[int, ...]:
+        """The dimensions with which every reader of a weight wants it; none where it is no weight, or they differ."""
+        graph, held = self.graph, self.graph.values[value]
+        listed = graph.scopes[held.scope].inputs
+        if held.origin is not Origin.INITIALIZER or value in listed or graph.results[value]:
+            return ()
+        wanted = {
+            self.dims(graph.nodes[node]) if node in self.found and port == 1 else () for node, port in graph.uses[value]
+        }
+        return wanted.pop() if len(wanted) == 1 else ()
+
+    def dims(self, node: Node) -> tuple[int, ...]:
+        """Those of the second factor with its terms split."""
+        parts, shape = self.found[node.index], self.graph.shapes[node.inputs[1]]
+        assert shape is not None
+        sizes = tuple(size or 0 for size in shape)
+        if _is_turned(node):
+            return (sizes[0], parts, sizes[1] // parts)
+        if len(sizes) == 1:
+            return (parts, sizes[0] // parts, 1)
+        return (*sizes[:-2], parts, sizes[-2] // parts, sizes[-1])
+
+    def reshape(self, model: ModelProto) -> None:
+        """Give weights their new dimensions; their elements stay where they are."""
+        graphs = scope_graphs(self.graph, model)
+        scopes = {self.graph.values[value].scope for value in self.turned}
+        for scope in scopes:
+            names = {self.graph.values[value].name: dims for value, dims in self.turned.items()
+                     if self.graph.values[value].scope == scope}  # fmt: skip
+            for tensor in graphs[scope].initializer:
+                if tensor.name in names:
+                    tensor.dims[:] = names[tensor.name]
+            drop_declared(graphs[scope], names)
+
+    def nodes(self, node: Node) -> list[NodeProto]:
+        """The nodes that stand in the place of a product."""
+        site, made, proto = Site(self.graph, node, self.writer), list[NodeProto](), node.proto
+        first, second = self.rows(site, made), self.weight(site, made)
+        product = copied(proto)
+        product.op_type = "MatMul"
+        del product.attribute[:]
+        product.input[:] = [first, second]
+        product.output[:] = [site.fresh("partial")]
+        has_bias = node.key == "Gemm" and node.input(2) != ABSENT
+        total = site.fresh("product") if has_bias else proto.output[0]
+        made += [product, self.total(site, product.output[0], total)]
+        if has_bias:
+            made.append(helper.make_node("Add", [total, proto.input[2]], [proto.output[0]], name=site.fresh("bias")))
+        return made
+
+    def rows(self, site: Site, made: list[NodeProto]) -> str:
+        """The first factor with its terms split: dimensions before them are copied, whatever they are."""
+        node, parts = site.node, self.found[site.node.index]
+        shape, terms = site.shape_of(node.proto.input[0]), terms_of(node, self.graph.shapes)
+        assert shape is not None
+        assert terms is not None
+        before, size = [0] * (len(shape) - 1), terms // parts
+        if len(shape) == 1 or shape[-2] == 1:  # there is nothing to transpose
+            return _reshaped(site, made, node.proto.input[0], [*before[:-1], parts, 1, size], "rows")
+        name = _reshaped(site, made, node.proto.input[0], [*before, parts, size], "terms")
+        last = len(shape)
+        perm = [*range(last - 2), last - 1, last - 2, last]
+        return _added(site, made, "Transpose", [name], "rows", perm=perm)
+
+    def weight(self, site: Site, made: list[NodeProto]) -> str:
+        """The second factor with its terms split."""
+        node = site.node
+        name = node.proto.input[1]
+        if node.inputs[1] not in self.turned:
+            name = _reshaped(site, made, name, self.dims(node), "weight")
+        return _added(site, made, "Transpose", [name], "columns", perm=[1, 2, 0]) if _is_turned(node) else name
+
+    def total(self, site: Site, partial: str, name: str) -> NodeProto:
+        """What adds up the results, and drops the dimensions of one that vectors brought along."""
+        shapes = [self.graph.shapes[value] or () for value in site.node.inputs[:2]]
+        rank = max(2, *map(len, shapes))
+        axes = [rank - 2, *[rank - 1] * (len(shapes[0]) == 1), *[rank] * (len(shapes[1]) == 1)]
+        node = helper.make_node(SUM, [partial], [name], name=site.fresh("sum"), keepdims=0)
+        if self.graph.book.opsets[""] >= _AXES_ARE_INPUT:
+            node.input.append(self.writer.ints(axes, site.named("axes")))
+        else:
+            node.attribute.append(helper.make_attribute("axes", axes))
+        return node
+
+
+def _is_turned(node: Node) -> bool:
+    return node.key == "Gemm" and bool(attribute(node.proto, "transB"))
+
+
+def _reshaped(site: Site, made: list[NodeProto], name: str, dims: Iterable[int], what: str) -> str:
+    shape = site.writer.ints([*dims], site.named(f"{what}_shape"))
+    return _added(site, made, "Reshape", [name, shape], what)
+
+
+def _added(site: Site, made: list[NodeProto], op: str, inputs: list[str], what: str, **attributes: Any) -> str:
+    """Add a node, and return the name of what it makes."""
+    name = site.fresh(what)
+    made.append(helper.make_node(op, inputs, [name], name=name, **attributes))
+    return name
