@@ -21,8 +21,10 @@ from onnxamp._ops.profiles import Accumulation, emulated_arithmetic
 from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import float_types
 
-_ACCURATE: Final = 3.5e-3
-"""Relative error of a part that is small enough: half of the squared error from which on a product stays float32."""
+_ACCURATE: Final = 3.7e-3
+"""Relative error of a part that is small enough: about half of the squared error from which on a product stays float32,
+so that a model of many of them still holds what each of them may have.
+"""
 
 _FEWEST: Final = 64
 """Terms that a part has at least: to add up more and shorter ones costs as many digits as they save."""
