@@ -3,12 +3,24 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Final
 
+from onnxamp._options.options import Options
 from onnxamp._runtime.kept import KeptSamples
 from onnxamp._runtime.samples import Samples
 from onnxamp._state.plain import as_data, from_data
 from onnxamp._state.state import Part, fingerprint
 from onnxamp._tuning.sensitivity import LocalErrors, LocalSample
+
+PARTS: Final = (
+    "tuning", "tuning with exponents", "tuning with compensation", "tuning with exponents and compensation"
+)  # fmt: skip
+"""Parts of the state file."""
+
+
+def part_of(options: Options) -> str:
+    """The part of a tuning with these options."""
+    return PARTS[2 * options.compensates + (options.rescaling is not None)]
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, CandidateSearch, f
 from onnxamp._tuning.sensitivity import Progress
 from onnxamp._tuning.shared import Judge, Shared
 from onnxamp._tuning.space import SearchSpace, choose_samples, find_live, find_space
-from onnxamp._tuning.state import TuningState
+from onnxamp._tuning.state import PARTS, TuningState, part_of
 from onnxamp._warnings import warn
 from onnxamp._workers.place import Place
 
@@ -74,11 +74,6 @@ _ATTEMPTS: Final = 4
 
 _MIN_STEP: Final = 0.3
 """Smallest ratio between the errors that successive searches aim for."""
-
-_PARTS: Final = (
-    "tuning", "tuning with exponents", "tuning with compensation", "tuning with exponents and compensation"
-)  # fmt: skip
-"""Parts of the state file."""
 
 _SINGLE_THREAD_BELOW: Final = 10**8
 """Floating-point operations of a run below which several threads per op do not pay off."""
@@ -194,7 +189,7 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
     ):
         given = {} if state is None else _given(model, search, samples)
         if state is not None and not search.renews:
-            for name in _PARTS:
+            for name in PARTS:
                 state.check(name, given)  # before ranges are added to it
         shared = Shared(workers, judge, samples, rounder)
         ranges = RangeRun(samples, search.provider, None, workers, state)
@@ -235,8 +230,7 @@ def _tune_once(
     if state is not None:
         changed = "" if graph.model is model.proto else model_print(ready)
         facts = {**given, "the options": _asked(changed, space, options, backend)}
-        name = _PARTS[2 * options.compensates + (options.rescaling is not None)]
-        part = state.part(name, facts, renew=search.renews)
+        part = state.part(part_of(options), facts, renew=search.renews)
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
         job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, Path(folder), search.budget)
         tuned = _tuned(job, search, live, device)
