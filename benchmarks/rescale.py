@@ -174,8 +174,9 @@ def table(row: Facts) -> Iterator[str]:
         if "error" in one:
             text += f"   error {one['error'] or nan:.2e}   all in float16 {one['device'] or nan:.2e}"
         for place, title in (("cuda", "CUDA"), ("webgpu", "WebGPU")):
-            if "milliseconds" in (seen := one.get(place, {})):
-                text += f"   {title} {seen['error'] or nan:.2e}, {seen['milliseconds']:,.4g} ms"
+            if "error" in (seen := one.get(place, {})):
+                text += f"   {title} {seen['error'] or nan:.2e}"
+                text += f", {seen['milliseconds']:,.4g} ms" if "milliseconds" in seen else ""
                 text += f", {seen['casts']} Casts" if "casts" in seen else ""
         if text.strip() != way:
             yield text

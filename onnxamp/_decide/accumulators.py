@@ -12,8 +12,8 @@ from onnxamp._ops.profiles import Profile, profile_of
 _BEARABLE: Final = 5e-3
 """Relative error of one product from which on it stays float32: half of what a whole model may have (1e-2)."""
 
-_NOTABLE: Final = 0.25
-"""Share of the bearable squared error from which on a product pays for it: that of half of the bearable error."""
+NEGLIGIBLE: Final = _BEARABLE / 2
+"""Relative error of one product up to which it pays nothing for it."""
 
 _USUAL: Final = 64
 """Magnitude of activations that means and norms should bear."""
@@ -40,8 +40,8 @@ def accumulation_shares(graph: Graph, low: LowType, target: str) -> Mapping[int,
     profile = profile_of(target)
     if profile is None or low is not FLOAT16:
         return {}
-    shares = {node: min(1.0, (error / _BEARABLE) ** 2) for node, _, error in _products(graph, profile)}
-    return {node: share for node, share in shares.items() if share > _NOTABLE}
+    errors = ((node, error) for node, _, error in _products(graph, profile) if error > NEGLIGIBLE)
+    return {node: min(1.0, (error / _BEARABLE) ** 2) for node, error in errors}
 
 
 def _long_products(graph: Graph, profile: Profile) -> Iterator[Hazard]:

@@ -8,7 +8,7 @@ decided.
 from collections.abc import Sequence
 from typing import Final
 
-from onnxamp._decide.accumulators import accumulator_hazards
+from onnxamp._decide.accumulators import NEGLIGIBLE, accumulator_hazards
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.verdicts import Reason
@@ -20,11 +20,6 @@ from onnxamp._ops.facts import attribute
 from onnxamp._ops.profiles import Accumulation, emulated_arithmetic
 from onnxamp._options.options import Level, Options
 from onnxamp._target.kernels import float_types
-
-_ACCURATE: Final = 3.7e-3
-"""Relative error of a part that is small enough: about half of the squared error from which on a product stays float32,
-so that a model of many of them still holds what each of them may have.
-"""
 
 _FEWEST: Final = 64
 """Terms that a part has at least: to add up more and shorter ones costs as many digits as they save."""
@@ -65,7 +60,7 @@ def parts_of(node: Node) -> tuple[str, ...]:
 
 def _parts(terms: int, product: Accumulation) -> int | None:
     divisors = (parts for parts in range(2, terms // _FEWEST + 1) if terms % parts == 0)
-    return next((parts for parts in divisors if product.error(terms // parts) <= _ACCURATE), None)
+    return next((parts for parts in divisors if product.error(terms // parts) <= NEGLIGIBLE), None)
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
