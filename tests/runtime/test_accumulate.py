@@ -65,6 +65,20 @@ def test_the_error_of_few_terms_is_not_lost_when_their_sum_is_rounded(terms: int
     assert real > 1.3 * error(exact.astype(np.float16), exact)
 
 
+@pytest.mark.parametrize("terms", [8, 32, 64, 256])
+def test_vectors_of_four_have_errors_inside(terms: int) -> None:
+    x, w = (GENERATOR.standard_normal(shape).astype(np.float16) for shape in ((64, terms), (64, terms)))
+    total, products = np.zeros((64, 64), np.float16), x[:, None] * w
+    for start in range(0, terms, 4):
+        vector = products[..., start]
+        for place in range(start + 1, start + 4):
+            vector = vector + products[..., place]
+        total += vector
+    exact = x.astype(np.float64) @ w.T.astype(np.float64)
+    real = error(total.astype(np.float64), exact)
+    assert real / 1.2 < error(emulated(model_of("Gemm", x, {"w": w}, transB=1), x), exact) < real * 1.2
+
+
 def test_one_term_is_rounded_once_and_sums_without_residual_are_exact() -> None:
     x, w = (GENERATOR.standard_normal(shape).astype(np.float16) for shape in ((16, 1), (1, 16)))
     np.testing.assert_array_equal(emulated(model_of("MatMul", x, {"w": w}), x), (x @ w).astype(np.float64))
