@@ -115,8 +115,9 @@ def _compensation(tuned: Tuned, found: Compensation) -> str:
         asked = " --rounding compensated asks for it." if found.share else ""
         return f"Weights are rounded to nearest, not with compensation: {found.why}.{asked}"
     with_it, without = _ways(tuned, found.other, found.error, used=found.used)
-    verdict = "with compensation" if found.used else "to nearest"
-    return f"Weights are rounded {verdict}: with compensation {with_it}; to nearest {without}."
+    ways = [f"with compensation: {with_it}", f"to nearest: {without}"]
+    taken, left = ways if found.used else reversed(ways)
+    return f"Weights are rounded {taken}; {left}."
 
 
 def _ways(tuned: Tuned, other: Candidate, error: float | None, *, used: bool) -> list[str]:
