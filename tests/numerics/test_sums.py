@@ -130,7 +130,7 @@ def test_normalisations_of_what_is_centred_are_low(mean: float) -> None:
 
 
 def test_sums_that_fit_still_lose_digits() -> None:
-    """Ranges say nothing of the error of a long product, which stays float32."""
+    """Ranges say nothing of the error of a long product, which stays float32 if it is not split."""
     model = add_weights(parse("(float[2,9216] X) => (float[2,4] Y) { Y = MatMul (X, w) }", 20), {"w": normal(9216, 4)})
     feeds = {"X": normal(2, 9216)}
     made = onnxamp.plan_model(model, "O3", rescale=True, samples=feeds, target="webgpu", split_k=False)

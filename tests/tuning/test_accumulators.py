@@ -66,7 +66,8 @@ def low_nodes(tuned: onnxamp.Tuned) -> set[str]:
 def test_a_mask_run_is_the_conversion(name: str, budget: int) -> None:
     model, feeds = MODELS[name]
     backend, metric = choose_backend("cpu", "webgpu"), make_metric("rel-l2", 1)
-    space, samples = space_of(model, target="webgpu", hazards=False), as_samples([feeds], Model(model))
+    space = space_of(model, target="webgpu", hazards=False, split_k=False)
+    samples = as_samples([feeds], Model(model))
     masked = MaskedModel(
         Model(model), space.ports(), FLOAT16, samples, metric, budget, arithmetic=backend.arithmetic
     )  # fmt: skip
@@ -97,15 +98,19 @@ def test_a_sum_that_overflows_there_only() -> None:
 def test_long_products_are_measured() -> None:
     """At fixed levels they stay float32 there, whatever they sum up; here the tolerance decides."""
     model, feeds = MODELS["chain"]
-    assert {hazard.node for hazard in onnxamp.plan_model(model, level="O2", target="webgpu").hazards} == {"long"}
+    plan = onnxamp.plan_model(model, level="O2", target="webgpu", split_k=False)
+    assert {hazard.node for hazard in plan.hazards} == {"long"}
     found = {
-        (target, tolerance): low_nodes(
-            onnxamp.tune_model(model, tolerance, samples=feeds, provider="cpu", target=target)[1]
-        ) & {"long", "short"}
-        for target, tolerance in (("cuda", 5e-3), ("webgpu", 5e-3), ("webgpu", 0.3))
+        (target, tolerance, split): low_nodes(
+            onnxamp.tune_model(model, tolerance, samples=feeds, provider="cpu", target=target, split_k=split)[1]
+        ) & {"long", "short", "long/sum"}
+        for target, tolerance, split in (
+            ("cuda", 5e-3, True), ("webgpu", 5e-3, False), ("webgpu", 0.3, False), ("webgpu", 2e-2, True),
+        )
     }  # fmt: skip
     assert found == {
-        ("cuda", 5e-3): {"long", "short"}, ("webgpu", 5e-3): {"short"}, ("webgpu", 0.3): {"long", "short"}
+        ("cuda", 5e-3, True): {"long", "short"}, ("webgpu", 5e-3, False): {"short"},
+        ("webgpu", 0.3, False): {"long", "short"}, ("webgpu", 2e-2, True): {"long", "long/sum", "short"},
     }  # fmt: skip
 
 
