@@ -67,10 +67,12 @@ _Split = tuple[tuple[int, ...], tuple[int, ...]] | None
 
 
 def _matrix(node: NodeProto, product: Product, shape: tuple[int, ...]) -> _Split:
-    if len(shape) < 2 or prod(shape[:-2]) != 1:
+    """A batch of matrices, as of the parts of a long product, is one of groups."""
+    batch = prod(shape[:-2])
+    if len(shape) < 2 or (batch != 1 and (len(shape) > 3 or node.attribute)):
         return None
     is_turned = _flag(node, product.turned) != product.is_left
-    return (1, *shape[-2:]), (0, 2, 1) if is_turned else (0, 1, 2)
+    return (batch, *shape[-2:]), (0, 2, 1) if is_turned else (0, 1, 2)
 
 
 def _windows(node: NodeProto, _: Product, shape: tuple[int, ...]) -> _Split:
@@ -123,11 +125,16 @@ class _Choice(NamedTuple):
         return np.sort(np.random.default_rng(self.seed).choice(count, self.most, replace=False))
 
 
-def _matrix_rows(node: NodeProto, product: Product, _: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
+def _matrix_rows(node: NodeProto, product: Product, shape: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
     is_turned = _flag(node, product.rows_turned) != product.is_left
     placed = value.swapaxes(-1, -2) if is_turned and value.ndim > 1 else value
-    flat = placed.reshape(-1, placed.shape[-1])
-    return flat[choice.of(len(flat))][None]
+    batch, depth = prod(shape[:-2]), placed.shape[-1]
+    if batch == 1 or placed.ndim < 3 or placed.shape[-3] == 1:  # all matrices meet the same rows
+        flat = placed.reshape(-1, depth)
+        chosen = flat[choice.of(len(flat))]
+        return np.broadcast_to(chosen, (batch, *chosen.shape))
+    groups = np.moveaxis(placed, -3, 0).reshape(batch, -1, depth)
+    return groups[:, choice.of(groups.shape[1])]
 
 
 def _gates_rows(_: NodeProto, __: Product, shape: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:

@@ -75,6 +75,15 @@ def test_matrices_on_the_left(op: str, flags: dict[str, Any], left: tuple[int, .
     close(pieces(node, weight, value, 1)[1].reshape(-1, 3), wanted.reshape(-1, 3))
 
 
+@pytest.mark.parametrize("left", [(5,), (3, 5), (2, 3, 5), (1, 3, 5), (4, 2, 3, 5)])
+def test_batches_of_matrices(left: tuple[int, ...]) -> None:
+    node, value, weight = helper.make_node("MatMul", ["A", "B"], ["Y"]), drawn(*left), drawn(2, 5, 4)
+    found = pieces(node, weight, value)[1]
+    wanted = ran(node, value, weight)
+    wanted = wanted if value.ndim > 1 else wanted[:, None]
+    close(found, np.moveaxis(wanted, -3, 0).reshape(found.shape))
+
+
 def convolved(node: NodeProto, weight: Floats, value: Floats, groups: int) -> None:
     """Compare by position and channel."""
     wanted = ran(node, value, weight)
@@ -155,7 +164,9 @@ def test_a_gate_behind_its_reset_has_other_rows() -> None:
     assert arranged(node, states, (1, 9, 3), range(3)) is None
 
 
-@pytest.mark.parametrize(("op", "shape"), [("MatMul", (2, 5, 4)), ("MatMul", (5,)), ("Conv", (3, 2)), ("Gemm", (0, 4))])
+@pytest.mark.parametrize(("op", "shape"), [
+    ("MatMul", (2, 2, 5, 4)), ("MatMul", (5,)), ("Conv", (3, 2)), ("Gemm", (0, 4)),
+])  # fmt: skip
 def test_what_is_no_matrix_has_no_arrangement(op: str, shape: tuple[int, ...]) -> None:
     node = helper.make_node(op, ["A", "B"], ["Y"])
     assert arranged(node, op_facts().products[op][0], shape, range(len(shape))) is None

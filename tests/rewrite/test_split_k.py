@@ -277,3 +277,12 @@ def test_the_report_says_how_many_and_why(tmp_path: Path) -> None:
         "Split 1 product of up to 2,048 terms into a sum of shorter ones, since webgpu sums up float16 in float16;"
         " --no-split-k keeps it in float32 instead."
     )
+
+
+def test_weights_are_rounded_with_compensation_part_by_part(tmp_path: Path) -> None:
+    """On inputs whose elements depend on each other, it helps."""
+    feeds = {"x": normal(32, 3, 16) @ normal(16, 2048)}
+    onnx.save(product(), tmp_path / "model.onnx")
+    options: dict[str, Any] = {"target": "webgpu", "rounding": "compensated", "samples": feeds}
+    notes = onnxamp.convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", "O3", **options).notes
+    assert any(note.startswith("Rounded 1 of 1 weights of products with compensation") for note in notes), notes
