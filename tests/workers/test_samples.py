@@ -181,13 +181,13 @@ def test_a_tuning_goes_on_where_it_stopped(folder: Path) -> None:
             if len(steps) == 3:
                 raise KeyboardInterrupt
 
-    options: dict[str, Any] = {"samples": "samples", "provider": "cpu", "state": state}
+    options: dict[str, Any] = {"samples": "samples", "provider": "cpu", "rounding": "nearest"}
     with pytest.raises(KeyboardInterrupt):
-        onnxamp.tune_model(model("classifier"), 5e-4, **options, jobs=2, progress=told)
+        onnxamp.tune_model(model("classifier"), 5e-4, **options, state=state, jobs=2, progress=told)
     assert samples_in(state) == 3
-    made, tuned = onnxamp.tune_model(model("classifier"), 5e-4, **options, jobs=2, progress=told)
+    made, tuned = onnxamp.tune_model(model("classifier"), 5e-4, **options, state=state, jobs=2, progress=told)
     assert steps == [1, 2, 3, 4, 5, 6]
-    assert (made, tuned) == onnxamp.tune_model(model("classifier"), 5e-4, samples="samples", provider="cpu")
+    assert (made, tuned) == onnxamp.tune_model(model("classifier"), 5e-4, **options)
 
 
 # --- samples that come out of an iterator ----------------------------------------------------------------------------
