@@ -201,12 +201,15 @@ class Job:
         return kept
 
     def compensation(self, prices: Sequence[float]) -> Compensation:
-        """What rounding weights with compensation could bring: at most all that the nodes cost that read them."""
+        """What rounding weights with compensation could bring: at most all that the nodes cost that read them.
+
+        Others that cost more than the tolerance stay float32 in any case, so they do not count.
+        """
+        limit = self.metric.amplitude(self.metric.tolerance) ** 2
         weights, _ = product_weights(self.space.all_low)
         readers = {reader.node.index for weight in weights for reader in weight.readers}
-        rows = [
-            (unit.node in readers, cost) for unit, cost in zip(self.space.tunable, prices, strict=True) if cost < inf
-        ]
+        costs = zip((unit.node in readers for unit in self.space.tunable), prices, strict=True)
+        rows = [(reads, cost) for reads, cost in costs if cost <= limit or (reads and cost < inf)]
         total = sum(cost for _, cost in rows)
         share = sum(cost for reads, cost in rows if reads) / total if total else 0.0
         return Compensation(share, rounding_seconds(weights))
