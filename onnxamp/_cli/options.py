@@ -115,7 +115,7 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
     :func:`onnxamp._runtime.samples.usual_count` says.
     """
     inputs = "An .npz file, a folder of them, or Polygraphy's JSON. Default: random inputs."
-    usual = f"1; {DRAWS} where sums of float16 are float16, as on webgpu"
+    usual = f"1; {DRAWS} where float16 is summed up in float16, as on webgpu"
     samples = click.option("--samples", type=click.IntRange(1), default=None if judges else count,
                            show_default=usual if judges else True, help="Number of random inputs.")  # fmt: skip
     return option_group(

@@ -75,7 +75,7 @@ def diff_models(
         result: the model to judge, in the same forms. It may lack inputs of the reference, but no outputs.
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
             samples of the reference (with ``seed``, and sizes of named dimensions from ``dims``): 1 if that is None, or
-            4 where sums of float16 are float16, as on webgpu.
+            4 where float16 is summed up in float16, as on webgpu.
         layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway.
         limits: what is accepted; the default is a relative L2 error of 1e-5 if both models are float32 (twice what
             float32 itself is off on the device, if that is more, up to 1e-2), 1e-2 if one holds float16, 5e-2 if one
