@@ -209,6 +209,12 @@ class Comparison:
             report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
         return replace(report, inputs=self.samples.summary, samples=self.samples.taken)
 
+    @property
+    def _sums_low(self) -> bool:
+        """Whether float16 is summed up in float16, by the engine or in its emulation."""
+        device = self.provider.partition(":")[0]
+        return self.reference.arithmetic is not None or emulated_arithmetic(device) is not None
+
     def _depends_on(self, other: Executable) -> Facts:
         """What the measurements depend on."""
         one, accept = self.reference, self.limits.accept
@@ -229,7 +235,7 @@ class Comparison:
         one, samples = self.reference, self.samples
         report = DiffReport(
             one.model.label, other.model.label, engine_name(self.provider, "float32"), samples.description,
-            samples.taken, "float32",
+            samples.taken, "float32", drawn=samples.made_up and self._sums_low,
         )  # fmt: skip
         tally = Tally(self.limits.accept)
         what = "layers of sample" if layers else "sample"

@@ -121,6 +121,8 @@ class DiffReport(Shown):
     noise: float | None = None
     """Relative L2 error of the float32 reference on the device that ran against itself on the CPU, on the first sample
     (on the worst one if the result is float32, too); None if it was not measured."""
+    drawn: bool = False
+    """Whether float16 is summed up in float16, and inputs are made up, so that the errors of few numbers say little."""
     loaded: str = ""
     """What loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its graph was
     resolved; "" if nothing did."""

@@ -1,6 +1,7 @@
 """Emulation held against a real engine: what passes by emulation passes on WebGPU, and errors are of one size."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -78,3 +79,29 @@ def test_noise_moves_the_limit_of_float32_alone(lowest: str, noise: float | None
     assert {judgement.limit for judgement in onnxamp.Limits().judge(one, lowest, noise)} == {limit}
     fixed = onnxamp.make_limits({"rel_l2": 1e-6})
     assert {judgement.limit for judgement in fixed.judge(one, lowest, noise)} == {1e-6}
+
+
+@pytest.mark.parametrize(("count", "limit"), [(1, 2.5e-3), (8, 5e-3), (64, 1e-2), (100, 1e-2)])
+def test_few_numbers_are_held_to_a_share_of_the_limit_where_errors_are_draws(count: int, limit: float) -> None:
+    model = parse("(float[1, 9] x, float[9, 1] w) => (float[1, 1] y) { y = MatMul (x, w) }")
+    low = onnxamp.convert_model(model, "O3", target="webgpu")
+    rng = np.random.default_rng(count)
+    made = random_samples(model, count)
+
+    def limits(**how: Any) -> list[float]:
+        return [judgement.limit for judgement in onnxamp.diff_models(model, low, provider="cpu", **how).judgements]
+
+    assert limits(samples=made, target="webgpu") == [pytest.approx(limit)]
+    assert limits(samples=made, target="cuda") == [1e-2]
+    assert limits(samples=made, target="webgpu", limits=onnxamp.make_limits({"rel_l2": 0.02})) == [0.02]
+    given = [{"x": rng.normal(size=(1, 9)).astype("f"), "w": rng.normal(size=(9, 1)).astype("f")}] * count
+    assert limits(samples=given, target="webgpu") == [1e-2]
+    one = onnxamp.diff_models(model, low, made, provider="cpu", target="webgpu").outputs
+    assert {found.limit for found in onnxamp.Limits(tolerance=3e-3).judge(one, "float16", drawn=True)} == {3e-3}
+
+
+def test_the_report_says_that_few_numbers_moved_the_limit() -> None:
+    model = parse("(float[1] x) => (float[1] y) <float c = {100}> { a = Add (x, c) y = Sub (a, c) }")
+    low = onnxamp.convert_model(model, "O3", target="webgpu", white_list=["Add", "Sub"])
+    found = onnxamp.diff_models(model, low, count=2, provider="cpu", target="webgpu")
+    assert found.warnings[0].endswith("the limit is 0.0031, as samples show few of its numbers (2).")
