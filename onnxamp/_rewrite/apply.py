@@ -15,6 +15,7 @@ from onnxamp._graph.view import ABSENT, Node, Scope, View, scope_graphs
 from onnxamp._model.blobs import Weight
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
+from onnxamp._rewrite.place import drop_declared
 
 Converter = Callable[[Sequence[Weight]], Sequence[TensorProto]]
 """Converts float32 tensors to low precision."""
@@ -98,11 +99,7 @@ def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, con
         if (scope.index, position) in edits.result_types:
             lower_type(entry.type, edits.low)
         entry.name = edits.results.get((scope.index, position), entry.name)
-    removed = {name for node in local.removed for name in view.nodes[node].proto.output}
-    kept = [entry for entry in graph.value_info if entry.name not in removed]
-    if len(kept) < len(graph.value_info):
-        del graph.value_info[:]
-        graph.value_info.extend(kept)
+    drop_declared(graph, {name for node in local.removed for name in view.nodes[node].proto.output})
     _nodes(view, edits, local, graph, convert)
 
 
