@@ -19,7 +19,7 @@ GAP: Final = 2
 """Columns of the terminal between those of a table."""
 _NAME: Final = 20
 """Width that names keep while there is a column to leave out."""
-_PROSE: Final = 20
+PROSE: Final = 20
 """The same of prose."""
 _HEADS: Final = (0.4, 0.6, 0.2, 0.8, 0.0, 1.0)
 """Shares of what stays that may be of the beginning, best first."""
@@ -157,7 +157,7 @@ def fit(columns: Sequence[Column], room: int | None, drop: Iterable[int] = ()) -
     if room is None:
         return {position: columns[position].natural for position in shown}
     waiting = [position for position in drop if position in shown]
-    of_name, of_prose = _NAME, _PROSE
+    of_name, of_prose = _NAME, PROSE
     while True:
         least = {position: columns[position].least(of_name, of_prose) for position in shown}
         left = room - sum(least.values()) - GAP * (len(least) - 1)

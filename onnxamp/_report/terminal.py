@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from onnxamp._report.fitting import GAP, Column, elided, fit, folded
+from onnxamp._report.fitting import GAP, PROSE, Column, elided, fit, folded
 from onnxamp._report.parts import (
     Bars,
     Figure,
@@ -190,8 +190,9 @@ class _View:
         ]  # fmt: skip
         room = self.width - len(_INDENT) - (3 if has_status else 0)
         widths = fit(columns, None if self.whole and not table.prose else room, self.order(table))
-        if self.whole and table.prose:
-            widths = fit([_uncut(column) for column in columns], room)
+        if self.whole and table.prose:  # beside whole names, prose stays readable, however wide the lines are
+            kept = [_uncut(column) for column in columns]
+            widths = {at: max(width, kept[at].least(0, PROSE)) for at, width in fit(kept, room).items()}
         lead = Text(_INDENT + ("   " if has_status else ""))
         if any(table.columns):
             titles = {at: columns[at].heading(width) for at, width in widths.items()}

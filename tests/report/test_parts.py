@@ -162,6 +162,13 @@ def test_nothing_is_cut_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -
     names = [f"/model/decoder/layers.{number}/" + "self_attn/" * 30 for number in range(3)]
     print_report(Report("test", sections=(section("Table", [table(("name", "n"), [(name, "1") for name in names])]),)))
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[3:]] == names
+    report = Report(
+        "test", sections=(section("T", [table(("name", "why"), [(names[0], "so that it is " * 5)], prose=(1,))]),)
+    )
+    print_report(report)
+    first, second = capsys.readouterr().out.splitlines()[3:5]
+    assert first.endswith("so that it is so")
+    assert second.strip() == "that it is so that"
 
 
 def test_the_verdict_stands_first_and_last(capsys: pytest.CaptureFixture[str]) -> None:
