@@ -17,7 +17,7 @@ from onnxamp._numerics.rows import listed_outputs
 from onnxamp._numerics.sample_diff import DiffWork, SampleDiff, SampleRun, reference_on, result_on
 from onnxamp._numerics.tally import Tally, finished
 from onnxamp._numerics.walk import SideBySide
-from onnxamp._ops.profiles import emulated_arithmetic
+from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.engines import (
@@ -212,8 +212,7 @@ class Comparison:
     @property
     def _sums_low(self) -> bool:
         """Whether float16 is summed up in float16, by the engine or in its emulation."""
-        device = self.provider.partition(":")[0]
-        return self.reference.arithmetic is not None or emulated_arithmetic(device) is not None
+        return self.reference.arithmetic is not None or sums_low(self.provider)
 
     def _depends_on(self, other: Executable) -> Facts:
         """What the measurements depend on."""

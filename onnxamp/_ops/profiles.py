@@ -116,6 +116,11 @@ def emulated_arithmetic(target: str) -> Profile | None:
     return profile
 
 
+def sums_low(*engines: str | None) -> bool:
+    """Whether one of these, targets or providers, sums up products of float16 in float16."""
+    return any(emulated_arithmetic(name.partition(":")[0]) for name in engines if name)
+
+
 def computes_low(target: str) -> bool:
     """Whether a target computes in float16 whatever the types of a model say."""
     profile = profile_of(target)

@@ -36,7 +36,7 @@ from onnx import ModelProto
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._ops.profiles import emulated_arithmetic
+from onnxamp._ops.profiles import sums_low
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.dataset import is_dataset, row_readers
 from onnxamp._runtime.random_inputs import InputMaker, input_maker
@@ -134,7 +134,7 @@ def usual_count(*engines: str | None) -> int:
     """How many made-up samples a verdict takes where nobody says: more than 1 where one of these, targets or providers,
     sums up float16 in float16.
     """
-    return DRAWS if any(emulated_arithmetic(name.partition(":")[0]) for name in engines if name) else 1
+    return DRAWS if sums_low(*engines) else 1
 
 
 SamplesLike: TypeAlias = Samples | str | PathLike[str] | Sample | Iterable[Any]
