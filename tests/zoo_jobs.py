@@ -1,5 +1,6 @@
 """What workers are told to do in tests: they import it by name."""
 
+import atexit
 import ctypes
 import os
 import signal
@@ -82,3 +83,13 @@ def wait_for(folder: str, item: int) -> int:
     while not Path(folder, "go").exists():
         time.sleep(0.01)
     return item
+
+
+def terminated_at_exit(path: str) -> None:
+    """The worker will get a SIGTERM when it is about to end by itself, and tell in a file if it goes on."""
+    atexit.register(terminate_and_tell, path)
+
+
+def terminate_and_tell(path: str) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    Path(path).write_text("ended by itself")

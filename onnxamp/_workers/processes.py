@@ -168,13 +168,17 @@ def _serve(pipe: Connection, threads: int) -> None:
     signal.signal(signal.SIGTERM, _leave)
     os.environ[THREADS] = str(threads)
     station = Station()
-    with contextlib.suppress(EOFError, OSError):
+    try:
         pipe.send(_READY)
         while True:
             work, item = pipe.recv()
             if work is not None:
                 station.turn_to(work)
             pipe.send(station.do(item))
+    except (EOFError, OSError):  # the main process closed the pipe, or died
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what runs at exit must not be unwound
 
 
 def _leave(*_: object) -> NoReturn:

@@ -100,6 +100,15 @@ def test_closing_ends_workers_at_work(pair: Processes) -> None:
     assert dict(run(pair, doing(zoo_jobs.slow), [0.0])) == {0: 0.0}
 
 
+@UNIX
+def test_a_worker_that_ends_by_itself_is_not_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C may find workers so; what they do at exit (to end processes of their own) is not to be left half done."""
+    told = tmp_path / "told"
+    with closing(Processes(1, 1)) as workers:
+        assert dict(run(workers, doing(zoo_jobs.terminated_at_exit), [str(told)])) == {0: None}
+    assert told.read_text() == "ended by itself"
+
+
 @pytest.mark.usefixtures("forked")
 def test_items_are_taken_when_a_worker_is_free(pair: Processes) -> None:
     taken: list[int] = []
