@@ -10,7 +10,7 @@ a folder NAME, if there is one beside it; else random.
 
 error     relative L2, as the root mean square over the samples, of the worst output. The error of one number is a
           random draw, there and in emulation, so that results whose smallest output holds few numbers are run on more
-          samples: as many as make 64 numbers of it, from 4 up to 8. What is not finite or worse than 1 counts as 1.
+          samples: as many as make 64 numbers of it, from 4 up to 64. What is not finite or worse than 1 counts as 1.
 agreement the larger error is at most twice the smaller one; or it is at most 1e-5, which passes as float32; or at
           most twice what float32 itself is off on the engine.
 missed    a result that passes emulated on all samples and is beyond the default limit on the engine on one. Each sample
@@ -44,13 +44,10 @@ import onnxamp  # noqa: E402 - beside the path to the corpus
 from onnxamp._numerics.limits import apply_limits  # noqa: E402
 from onnxamp._ops.facts import op_facts  # noqa: E402
 from onnxamp._report.machine import as_data  # noqa: E402
+from onnxamp._runtime.draws import LEAST, NUMBERS  # noqa: E402
 
 LEVELS: Final = ("O1", "O2", "O3")
 TYPES: Final = ("float16", "bfloat16")
-NUMBERS: Final = 64
-"""Numbers of the smallest output that samples should give together."""
-LEAST, MOST = 4, 8
-"""Samples of a result."""
 FLOAT32: Final = 1e-5
 """The default tolerance of float32 models."""
 
@@ -108,10 +105,13 @@ def errors(
 ) -> dict[str, Any]:
     """Both errors, and both verdicts; no sample beyond the least number is taken once they took ``each`` seconds."""
     start, pairs = time.monotonic(), list[tuple[onnxamp.DiffReport, onnxamp.DiffReport]]()
-    while not pairs or (inputs is None and len(pairs) < wanted(pairs[0], least=time.monotonic() - start > each)):
-        how: Any = {"samples": inputs, "layers": False, "seed": len(pairs), "count": 1}
+    given = onnxamp.random_samples(model, NUMBERS) if inputs is None else onnxamp.load_samples(inputs)
+    for reader in given.readers:
+        how: Any = {"samples": replace(given, readers=[reader]), "layers": False}
         emulated = onnxamp.diff_models(model, low, provider="cpu", target=target, **how)
         pairs.append((emulated, onnxamp.diff_models(model, low, provider=provider, **how)))
+        if len(pairs) >= wanted(pairs[0], least=time.monotonic() - start > each):
+            break
     emulations, runs = zip(*pairs, strict=True)
     skipped = next((one.skipped or other.skipped for one, other in pairs if one.skipped or other.skipped), None)
     return {
@@ -135,7 +135,7 @@ def wanted(pair: tuple[onnxamp.DiffReport, onnxamp.DiffReport], *, least: bool) 
     if least:
         return LEAST
     smallest = min((diff.size for diff in pair[1].outputs if diff.is_float and diff.size), default=NUMBERS)
-    return min(MOST, max(LEAST, ceil(NUMBERS / smallest)))
+    return max(LEAST, ceil(NUMBERS / smallest))
 
 
 def error(found: Sequence[onnxamp.DiffReport]) -> float:

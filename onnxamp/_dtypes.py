@@ -70,6 +70,9 @@ LOW_TYPES: Final = {low.name: low for low in (FLOAT16, BFLOAT16)}
 LOW_ELEMS: Final = frozenset(low.elem for low in LOW_TYPES.values())
 """Element type numbers of the low-precision formats."""
 
+FLOAT_ELEMS: Final = LOW_ELEMS | {TensorProto.FLOAT, TensorProto.DOUBLE}
+"""Element type numbers of all floats that models calculate with."""
+
 FLOAT: Final = "tensor(float)"
 
 ELEM_NAMES: Final[dict[int, str]] = {

@@ -28,8 +28,9 @@ from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.custom_ops import custom_ops
+from onnxamp._runtime.draws import usual_count
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples, load_samples, random_samples, usual_count
+from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Tuned
@@ -215,8 +216,9 @@ def _samples(options: FolderOptions, job: Job, model: Model) -> Samples:
         samples = load_samples(job.inputs)
         check_inputs(model.proto, samples[0])
         return samples
-    count = options.samples or usual_count(options.conversion.target, options.provider)
-    return random_samples(model, count, seed=options.seed, dims=_dims(options, model.proto))
+    dims = _dims(options, model.proto)
+    count = options.samples or usual_count(model, options.conversion.target, options.provider, dims=dims)
+    return random_samples(model, count, seed=options.seed, dims=dims)
 
 
 def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:

@@ -15,8 +15,9 @@ from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
+from onnxamp._runtime.draws import LEAST, MOST, usual_count
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import DRAWS, Samples, load_samples, random_samples, usual_count
+from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider, is_plugin
 from onnxamp._target.kernels import TARGETS
 from onnxamp._target.versions import device_of
@@ -112,10 +113,10 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
     """The options that say on which inputs and where models run.
 
     ``count`` is the default of ``--samples``; None leaves the option out. What ``judges`` takes as many as
-    :func:`onnxamp._runtime.samples.usual_count` says.
+    :func:`onnxamp._runtime.draws.usual_count` says.
     """
     inputs = "An .npz file, a folder of them, or Polygraphy's JSON. Default: random inputs."
-    usual = f"1; {DRAWS} where float16 is summed up in float16, as on webgpu"
+    usual = f"1; {LEAST} to {MOST} where float16 is summed up in float16, as on webgpu"
     samples = click.option("--samples", type=click.IntRange(1), default=None if judges else count,
                            show_default=usual if judges else True, help="Number of random inputs.")  # fmt: skip
     return option_group(
@@ -181,7 +182,7 @@ def samples_of(model: Model, options: dict[str, Any], target: str | None = None)
     if samples is not None:
         check_inputs(model.proto, samples[0])
         return samples
-    count = options["samples"] or usual_count(target, provider_of(options))
+    count = options["samples"] or usual_count(model, target, provider_of(options), dims=options["dims"])
     samples = random_samples(model, count, seed=options["seed"], dims=options["dims"])
     if options["dims"]:
         samples[0]

@@ -20,6 +20,7 @@ from onnxamp._numerics.walk import SideBySide
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
+from onnxamp._runtime.draws import usual_count
 from onnxamp._runtime.engines import (
     Executable,
     OutputCache,
@@ -30,7 +31,7 @@ from onnxamp._runtime.engines import (
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
-from onnxamp._runtime.samples import Samples, SamplesLike, as_samples, usual_count
+from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import BROWSER, Provider, choose_provider
 from onnxamp._runtime.side import BUDGET
@@ -75,7 +76,7 @@ def diff_models(
         result: the model to judge, in the same forms. It may lack inputs of the reference, but no outputs.
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
             samples of the reference (with ``seed``, and sizes of named dimensions from ``dims``): 1 if that is None, or
-            4 where float16 is summed up in float16, as on webgpu.
+            where float16 is summed up in float16, as on webgpu, 4 to 16, as many as hold 64 numbers of each output.
         layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway.
         limits: what is accepted; the default is a relative L2 error of 1e-5 if both models are float32 (twice what
             float32 itself is off on the device, if that is more, up to 1e-2), 1e-2 if one holds float16, 5e-2 if one
@@ -119,7 +120,8 @@ def diff_models(
     if accept is not None:
         limits = replace(limits, accept=Accept.of(accept))
     one, other = Model.of(reference), Model.of(result)
-    count = usual_count(target, provider) if count is None else count
+    if count is None:
+        count = usual_count(one, target, provider, dims=dims) if samples is None else 1
     samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
     chosen = choose_provider(provider, whole=not layers and whole is not False)
     with (

@@ -2,22 +2,17 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isclose, isnan
-from typing import Final, TypeAlias
+from math import isnan
+from typing import TypeAlias
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import AT_LEAST, AT_MOST, TOLERANCES, TensorDiff, metric_name
 from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
+from onnxamp._runtime.draws import NUMBERS
 
 LimitLike: TypeAlias = float | str | Mapping[str, float] | Iterable[str]
 """A number for all outputs, numbers by output, or texts: "0.01" (all outputs), "NAME=0.01"."""
-
-
-_MANY: Final = 64
-"""Numbers that show what the error of an output is. The root mean square of fewer, n, is less than about the cube root
-of n / 64 of that in one case of twenty, as chi-square says for n from 3 on.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +57,13 @@ class Limits:
         """
         self.check(diff.name.partition("[")[0] for diff in outputs)
         tolerance = self._tolerance(lowest, noise)
-        draws = drawn and lowest == "float16" and self.tolerance is None
-        held = ((diff, tolerance * (_share(diff) if draws else 1.0)) for diff in outputs)
+        held = ((diff, tolerance * self.share(diff, lowest, drawn=drawn)) for diff in outputs)
         return tuple(judgement for diff, limit in held for judgement in self._judge(diff, limit))
+
+    def share(self, diff: TensorDiff, lowest: str, *, drawn: bool) -> float:
+        """The share of the default tolerance that an output is held to, with arguments of :meth:`judge`."""
+        is_whole = not drawn or lowest != "float16" or self.tolerance is not None or self._given(diff)
+        return 1.0 if is_whole or not diff.is_float or not diff.size else min(1.0, (diff.size / NUMBERS) ** (1 / 3))
 
     def _tolerance(self, lowest: str, noise: float | None) -> float:
         """The limit of outputs that have none."""
@@ -88,12 +87,7 @@ class Limits:
                     raise ArgumentError(f"The limit for {metric} names {name!r}; the outputs are {known}.")
 
     def _judge(self, diff: TensorDiff, tolerance: float) -> list[Judgement]:
-        sequence = diff.name.partition("[")[0]  # elements of a sequence are held to the limits of the sequence
-        chosen = {}
-        for metric, limits in self.of.items():
-            limit = next((limits[name] for name in (diff.name, sequence, "") if name in limits), None)
-            if limit is not None and getattr(diff, metric) is not None:
-                chosen[metric] = limit
+        chosen = self._given(diff)
         if not chosen and self.accept is not None:
             return []
         if not chosen and diff.detections is not None:
@@ -103,10 +97,15 @@ class Limits:
             chosen = {"differing" if are_labels else "rel_l2": tolerance}
         return [_judgement(diff, metric, limit) for metric, limit in chosen.items()]
 
-
-def _share(diff: TensorDiff) -> float:
-    """The share of the default tolerance for an output whose errors are draws."""
-    return min(1.0, (diff.size / _MANY) ** (1 / 3)) if diff.is_float and diff.size else 1.0
+    def _given(self, diff: TensorDiff) -> dict[str, float]:
+        """The limits of an output, by metric."""
+        sequence = diff.name.partition("[")[0]  # elements of a sequence are held to the limits of the sequence
+        chosen = {}
+        for metric, limits in self.of.items():
+            limit = next((limits[name] for name in (diff.name, sequence, "") if name in limits), None)
+            if limit is not None and getattr(diff, metric) is not None:
+                chosen[metric] = limit
+        return chosen
 
 
 def _judgement(diff: TensorDiff, metric: str, limit: float) -> Judgement:
@@ -173,7 +172,7 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
         ArgumentError: there is a limit for an output that does not exist.
     """
     judgements = limits.judge(report.outputs, report.lowest, report.noise, drawn=report.drawn)
-    warnings = tuple(_warnings(report, judgements))
+    warnings = tuple(_warnings(report, judgements, limits))
     judged = replace(report, judgements=judgements, warnings=warnings, first_bad=None, cure=None)
     limit = min((j.limit for j in judgements if j.metric == "rel_l2"), default=TOLERANCES[report.lowest])
     return judged if judged.passed else replace(judged, first_bad=_first_bad(report.layers, limit))
@@ -205,7 +204,7 @@ def size_only(diff: TensorDiff) -> bool:
     return sizes_differ and len(diff.reference_shape) == len(diff.result_shape)
 
 
-def _warnings(report: DiffReport, judgements: Sequence[Judgement]) -> Iterator[str]:
+def _warnings(report: DiffReport, judgements: Sequence[Judgement], limits: Limits) -> Iterator[str]:
     """What is inexact without being broken."""
     missed = {judgement.output: judgement for judgement in judgements if not judgement.passed}
     for diff in report.outputs:
@@ -213,8 +212,7 @@ def _warnings(report: DiffReport, judgements: Sequence[Judgement]) -> Iterator[s
             yield f"Output {diff.name!r} has shape {diff.result_shape}, the reference {diff.reference_shape}."
         elif diff.alarm is None and diff.name in missed:
             miss = missed[diff.name]
-            is_share = report.drawn and isclose(miss.limit, TOLERANCES[report.lowest] * _share(diff))
             limit = f"{miss.limit:g}"
-            if is_share and diff.size < _MANY:
+            if limits.share(diff, report.lowest, drawn=report.drawn) < 1:
                 limit = f"{miss.limit:.2g}, as samples show few of its numbers ({diff.size})"
             yield f"Output {diff.name!r}: {metric_name(miss.metric)} is {miss.found:.2g}; the limit is {limit}."

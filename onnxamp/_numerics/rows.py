@@ -7,9 +7,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto, TypeProto
+from onnx import TypeProto
 
-from onnxamp._dtypes import LOW_ELEMS
+from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
@@ -19,8 +19,6 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _MOST_ROWS: Final = 2000
 """Rows of a list that are matched, the ones with the highest scores: an assignment takes cubic time."""
-
-_FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT, TensorProto.DOUBLE}
 
 _LISTS: Final = (2, 3)
 """Ranks of lists of boxes: [rows, 4] and [images, rows, 4]."""
@@ -64,8 +62,8 @@ def listed_outputs(model: Model, metric: str) -> frozenset[str]:
 
 def _may_list(entries: Sequence[TypeProto.Tensor]) -> bool:
     """Whether outputs of these types may list detections: what is routed to experts by TopK, say, does not."""
-    floats = [entry for entry in entries if entry.elem_type in _FLOATS]
-    integers = {len(entry.shape.dim) for entry in entries if entry.elem_type not in _FLOATS}
+    floats = [entry for entry in entries if entry.elem_type in FLOAT_ELEMS]
+    integers = {len(entry.shape.dim) for entry in entries if entry.elem_type not in FLOAT_ELEMS}
     return any(
         not entry.HasField("shape")
         or len(entry.shape.dim) in integers

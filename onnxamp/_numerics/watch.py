@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._dtypes import LOW_ELEMS, LOW_TYPES
+from onnxamp._dtypes import FLOAT_ELEMS, LOW_TYPES
 from onnxamp._numerics.measure import Measurement, measure
 from onnxamp._numerics.results import ValueCheck
 from onnxamp._ops.facts import op_facts, op_key
@@ -171,7 +171,7 @@ def _reaches(flow: Flow, node: int, limit: float) -> bool:
     """Whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
     for name in flow.held[node]:
         constant = flow.constants[name]
-        if not isinstance(constant, TensorProto) or constant.data_type not in _ARRAYS:
+        if not isinstance(constant, TensorProto) or constant.data_type not in FLOAT_ELEMS:
             continue
         if _largest(numpy_helper.to_array(constant)) >= limit:
             return True
@@ -181,9 +181,6 @@ def _reaches(flow: Flow, node: int, limit: float) -> bool:
 
 def _largest(array: "npt.NDArray[Any]") -> float:
     return float(np.abs(array.astype(np.float32)).max(initial=0.0))
-
-
-_ARRAYS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, *LOW_ELEMS})
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from itertools import chain, takewhile
 from itertools import count as counting
 from operator import length_hint
 from os import PathLike
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import ModelProto
@@ -36,7 +36,6 @@ from onnx import ModelProto
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._ops.profiles import sums_low
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.dataset import is_dataset, row_readers
 from onnxamp._runtime.random_inputs import InputMaker, input_maker
@@ -124,17 +123,6 @@ class Samples:
     def resized(self) -> Iterator[tuple[dict[str, int], Sample]]:
         """Random inputs of other sizes, and the sizes; nothing for others."""
         return iter(()) if self.others is None else self.others()
-
-
-DRAWS: Final = 4
-"""Made-up samples of a verdict on sums that are rounded on their way: the error that one of them shows is a draw."""
-
-
-def usual_count(*engines: str | None) -> int:
-    """How many made-up samples a verdict takes where nobody says: more than 1 where one of these, targets or providers,
-    sums up float16 in float16.
-    """
-    return DRAWS if sums_low(*engines) else 1
 
 
 SamplesLike: TypeAlias = Samples | str | PathLike[str] | Sample | Iterable[Any]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from onnxamp._dtypes import LOW_ELEMS
+from onnxamp._dtypes import FLOAT_ELEMS, LOW_ELEMS
 from onnxamp._model import lowering
 from onnxamp._model.copying import copy_without
 from onnxamp._model.protos import tensors_of
@@ -23,9 +23,6 @@ size several times: in copies of the graph, and in the session.
 
 LARGE: Final = 64 * 2**10
 """Bytes from which on a weight is large."""
-
-_FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, *LOW_ELEMS})
-"""Types of weights that may leave the graph: kernels that take integers often need constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ def take_weights(
     named = {tensor.name: tensor for tensor in model.graph.initializer} | constants
     taken = {
         name: tensor for name, tensor in named.items()
-        if tensor.data_type in _FLOATS and stored_bytes(tensor) >= large
+        if tensor.data_type in FLOAT_ELEMS and stored_bytes(tensor) >= large
     }  # fmt: skip
     if sum(map(stored_bytes, taken.values())) <= keep:
         taken = {}

@@ -26,13 +26,14 @@ from typing import Final
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
+from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp.train._forward import Forward, Mask, as_inputs, find_weights
 from onnxamp.train._gradients import differentiate
-from onnxamp.train._gradients.writer import FLOATS, Tensor, Writer
+from onnxamp.train._gradients.writer import Tensor, Writer
 from onnxamp.train._losses import Loss
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._update import (
@@ -176,7 +177,7 @@ def _writer(model: ModelProto) -> Writer:
 def _write_loss(model: ModelProto, writer: Writer, loss: Loss | None, scaled: bool) -> str:
     """Write the loss, and its scaling; returns the value to differentiate."""
     kinds = {entry.name: entry.type.tensor_type.elem_type for entry in model.graph.output}
-    names = [name for name, kind in kinds.items() if kind in FLOATS]
+    names = [name for name, kind in kinds.items() if kind in FLOAT_ELEMS]
     if loss is not None and loss.output is not None:
         names = [name for name in names if name == loss.output]
     if not names:

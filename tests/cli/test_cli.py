@@ -101,7 +101,7 @@ def test_json() -> None:
 
 @pytest.mark.parametrize(
     ("options", "count"),
-    [((), 1), (("--target", "webgpu"), 4), (("--preset", "transformers.js"), 4),
+    [((), 1), (("--target", "webgpu"), 16), (("--preset", "transformers.js"), 16),
      (("--target", "webgpu", "--samples", "2"), 2), (("--target", "cpu"), 1)],
 )  # fmt: skip
 def test_sums_that_are_rounded_on_their_way_are_judged_on_several_samples(options: tuple[str, ...], count: int) -> None:

@@ -100,6 +100,29 @@ def test_few_numbers_are_held_to_a_share_of_the_limit_where_errors_are_draws(cou
     assert {found.limit for found in onnxamp.Limits(tolerance=3e-3).judge(one, "float16", drawn=True)} == {3e-3}
 
 
+@pytest.mark.parametrize(
+    ("graph", "how", "count"),
+    [
+        ("(float[1, 1] x) => (float[1, 1] y) { y = Exp (x) }", {}, 16),
+        ("(float[1, 7] x) => (float[1, 7] y) { y = Exp (x) }", {}, 10),
+        ("(float[4, 40] x) => (float[4, 40] y) { y = Exp (x) }", {}, 4),
+        ("(float[4, 40] x, float[9] w) => (float[4, 40] y, float[9] z) { y = Exp (x) z = Exp (w) }", {}, 8),
+        ("(float[1] x) => (int64[1] y) { e = Exp (x) y = Cast <to = 7> (e) }", {}, 4),
+        ("(float[N, 1] x) => (float[N, 1] y) { y = Exp (x) }", {}, 16),
+        ("(float[N, 1] x) => (float[N, 1] y) { y = Exp (x) }", {"dims": {"N": 8}}, 8),
+        ("(float[4, 4] x, bool[4] c) => (float[M, 4] y) { e = Exp (x) y = Compress <axis = 0> (e, c) }", {}, 16),
+        ("(float[1, 4] x, bool[4] c) => (float[1, M] y) { e = Exp (x) y = Compress <axis = 1> (e, c) }", {}, 4),
+        ("(float[1, 1] x) => (float[1, 1] y) { y = Exp (x) }", {"count": 3}, 3),
+        ("(float[1, 1] x) => (float[1, 1] y) { y = Exp (x) }", {"target": "cuda"}, 1),
+    ],
+)
+def test_as_many_inputs_are_made_up_as_show_the_error(graph: str, how: dict[str, Any], count: int) -> None:
+    """As many as hold 64 numbers of the smallest float output whose size is known, from 4 to 16."""
+    model = parse(graph)
+    low = onnxamp.convert_model(model, "O3", white_list=["Exp"])
+    assert onnxamp.diff_models(model, low, provider="cpu", **{"target": "webgpu", **how}).samples == count
+
+
 def test_the_report_says_that_few_numbers_moved_the_limit() -> None:
     model = parse("(float[1] x) => (float[1] y) <float c = {100}> { a = Add (x, c) y = Sub (a, c) }")
     low = onnxamp.convert_model(model, "O3", target="webgpu", white_list=["Add", "Sub"])

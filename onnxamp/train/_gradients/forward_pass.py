@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, element_name
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT_ELEMS, element_name
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node
@@ -16,7 +16,7 @@ from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp.train._gradients.calls import Call
 from onnxamp.train._gradients.table import FLAT
-from onnxamp.train._gradients.writer import FLOATS, Tensor, Writer
+from onnxamp.train._gradients.writer import Tensor, Writer
 
 SMALL: Final = 4096
 """Most elements of a constant that rules look into: axes, pads, sizes, exponents."""
@@ -41,7 +41,7 @@ class Path:
 def find_path(graph: Graph, wanted: Iterable[int], loss: int) -> Path:
     """Find the nodes that depend on a wanted value, and the loss on them, through floats. Linear."""
     elems = [ELEM_NUMBERS.get(element_name(kind), 0) for kind in graph.types]
-    differentiable = FLOATS | {0}  # values of unknown type may be floats
+    differentiable = FLOAT_ELEMS | {0}  # values of unknown type may be floats
     moved = set(wanted)
     movers: list[Node] = []
     captured = _captured(graph)
@@ -153,7 +153,7 @@ def _constants(graph: Graph, elems: Sequence[int], dims: Sequence[Dims | None]) 
 
 def _counts(node: Node, elems: Sequence[int]) -> bool:
     """Whether all outputs are integers or bools."""
-    return all(value == ABSENT or elems[value] not in (0, *FLOATS) for value in node.outputs)
+    return all(value == ABSENT or elems[value] not in (0, *FLOAT_ELEMS) for value in node.outputs)
 
 
 def _constant(node: NodeProto) -> _Known:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from onnx import ModelProto, helper
 
+from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT
@@ -14,7 +15,7 @@ from onnxamp._model.protos import opset_imports
 from onnxamp.train._gradients.expand import expand, value_of
 from onnxamp.train._gradients.forward_pass import ForwardPass, copied
 from onnxamp.train._gradients.table import ALWAYS, FORWARD, RULES
-from onnxamp.train._gradients.writer import FLOATS, MIN_OPSET, Tensor, Writer
+from onnxamp.train._gradients.writer import MIN_OPSET, Tensor, Writer
 
 _PARTIAL = frozenset({"Split"})
 """Ops whose rules do not need the gradient of the first output."""
@@ -149,7 +150,7 @@ class _Backward:
         """
         value = self.forward.handle(self.writer, loss)
         assert value is not None
-        if value.elem not in FLOATS:
+        if value.elem not in FLOAT_ELEMS:
             raise GradientError(f"The loss {value.name!r} is not of a float type.")
         if any(isinstance(dim, int) and dim != 1 for dim in value.dims or ()):
             raise GradientError(f"The loss {value.name!r} has the shape {value.dims}: reduce it to one element first.")

@@ -18,9 +18,6 @@ from onnxamp._graph.shapes import Dims
 MIN_OPSET: Final = 18
 """The first opset whose reductions take axes as an input and whose ScatterElements and ScatterND can add."""
 
-FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
-"""Element types that have gradients."""
-
 _BOOL: Final = frozenset({"And", "Equal", "Greater", "IsInf", "IsNaN", "Less", "Not", "Or"})
 _INT64: Final = frozenset({"NonZero", "Shape", "Size"})
 """Ops whose output type differs from their input type."""
