@@ -21,8 +21,7 @@ from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
-from onnxamp._numerics.limits import Limits
+from onnxamp._numerics.heal import Validation, conversion_limits, convert_validated
 from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
@@ -33,6 +32,7 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.fallback import measured_plan
 from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.tune import tune
 from onnxamp._workers.executor import Memory
@@ -180,11 +180,7 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     if is_auto:
         if job.search is not None:
             job.search.parent.mkdir(parents=True, exist_ok=True)
-        search = Search(
-            options.tolerance, options.metric, samples, provider=options.provider, state=job.search,
-            accept=options.judge, renews=True,
-        )  # fmt: skip
-        tuned = tune(model, options.conversion, search, rounder)
+        tuned = tune(model, options.conversion, _search(options, samples, job.search), rounder)
     plan = tuned.plan if tuned else None
     if samples is None or not options.validate:
         made = convert_to_file(model, sink, plan.options if plan else options.conversion, plan, rounder=rounder)
@@ -196,7 +192,17 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     if row.has_failed:
         return JobResult(row, read)
     written = stamps({made.target, *data_files(load_model(made.target), folder_of(made.target))}, job.home)
-    return JobResult(row, read, written, made.plan.options.as_json() if row.healed else None)
+    return JobResult(
+        row, read, written, made.plan.options.as_json() if row.healed and made.plan.level != Level.AUTO else None
+    )
+
+
+def _search(options: FolderOptions, samples: Samples | None, state: Path | None = None) -> Search:
+    """How level auto measures."""
+    return Search(
+        options.tolerance, options.metric, samples, provider=options.provider, state=state, accept=options.judge,
+        renews=True,
+    )  # fmt: skip
 
 
 def _files(inputs: Path | None) -> list[Path]:
@@ -253,7 +259,7 @@ def _validated(
     rounder: WeightRounder | None,
 ) -> tuple[Conversion, DiffReport, Row]:  # fmt: skip
     """Convert a model, and write what passes its validation; where nothing is cured, what fails goes elsewhere."""
-    limits = tuned_limits(options.tolerance, options.conversion.dtype) if plan else Limits()
+    limits = conversion_limits(options.conversion.dtype, options.tolerance if plan else None)
     limits = replace(limits, accept=options.judge)
     validation = Validation(
         Comparison.of(
@@ -262,7 +268,7 @@ def _validated(
         ), job.failed,
         bool(job.page) or None, heals=options.cures,
         sampling=_sampling(options, job, model), seconds=options.cure_seconds, progress=lambda *_: None,
-        rounder=rounder,
+        rounder=rounder, tune=partial(measured_plan, model, _search(options, samples), rounder),
     )  # fmt: skip
     conversion = plan.options if plan else options.conversion
     if job.cure is not None and job.cure.cured is not None:

@@ -35,8 +35,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.heal import Validation, convert_validated, tuned_limits
-from onnxamp._numerics.limits import Limits
+from onnxamp._numerics.heal import Validation, conversion_limits, convert_validated
 from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
@@ -51,6 +50,7 @@ from onnxamp._runtime.session import choose_provider
 from onnxamp._state.state import State, opened
 
 if TYPE_CHECKING:
+    from onnxamp._tuning.arguments import Search
     from onnxamp._tuning.results import Tuned
 
 
@@ -74,14 +74,14 @@ if TYPE_CHECKING:
 @click.option("--no-cure", is_flag=True, help="If the result fails its validation, write it as NAME.failed.onnx"
               " instead of keeping more nodes in float32.")  # fmt: skip
 @click.option("--cure-time", metavar="SECONDS", type=click.FloatRange(0), default=SECONDS, show_default=True,
-              help="Time in which nodes are looked for that must stay float32 to pass.")  # fmt: skip
+              help="Time in which nodes are looked for that must stay float32 to pass, or measured.")  # fmt: skip
 @output_options
 @preset_options
 def command(model: Path, **options: Any) -> None:
     """Convert MODEL to mixed precision, validate the result, and report.
 
-    If the result fails its validation, nodes are looked for that must stay float32, then level O1 is tried, and what
-    passes is written: at last the float32 model itself.
+    If the result fails its validation, nodes are looked for that must stay float32 or, if errors add up and none is at
+    fault, what may be low is measured. Level O1 is tried, too, and what passes is written: at last the float32 model.
 
     If MODEL is a folder, all models in it and below are converted to the folder OUTPUT, except those that are up to
     date there, and those that failed before and would fail again. --inputs is then a folder that may hold a NAME.npz
@@ -128,7 +128,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         sink = begun(state, model, sink, options, plan)
         comparison = None
         if samples is not None and validates:
-            limits = tuned_limits(given["tolerance"], options.dtype) if _is_tuned(options, plan) else Limits()
+            limits = conversion_limits(options.dtype, given["tolerance"] if _is_tuned(options, plan) else None)
             comparison = Comparison.of(
                 reference_of(model, options), samples, replace(limits, accept=given["accept"]), provider,
                 metric=given["metric"], target=options.target, workers=workers if len(samples) > 1 else None,
@@ -169,6 +169,7 @@ def _made(
         how = Validation(
             comparison, failed_name(sink.target), bool(given["html"]) or None, heals=not given["no_cure"],
             sampling=sampling_arguments(given), seconds=given["cure_time"], progress=progress, rounder=rounder,
+            tune=partial(_measured, model, samples, given, progress, rounder),
         )  # fmt: skip
         made, validation = convert_validated(model, sink, options, how, plan)
     if tuned is not None:
@@ -183,21 +184,30 @@ def _tune(
     state: State | None, rounder: WeightRounder | None,
 ) -> "Tuned":  # fmt: skip
     """What level auto finds."""
-    from onnxamp._tuning.arguments import Search  # noqa: PLC0415 - only level auto needs it
     from onnxamp._tuning.tune import tune  # noqa: PLC0415 - only level auto needs it
 
+    return tune(model, options, _search(samples, given, progress, state), rounder)
+
+
+def _measured(
+    model: Model, samples: Samples | None, given: dict[str, Any], progress: Told, rounder: WeightRounder | None,
+    options: Options, tolerance: float, seconds: float,
+) -> Plan | None:  # fmt: skip
+    """What level auto finds where nothing else passes."""
+    from onnxamp._tuning.fallback import measured_plan  # noqa: PLC0415 - few conversions need it
+
+    return measured_plan(model, _search(samples, given, progress, None), rounder, options, tolerance, seconds)
+
+
+def _search(samples: Samples | None, given: dict[str, Any], progress: Told, state: State | None) -> "Search":
+    """How level auto measures."""
+    from onnxamp._tuning.arguments import Search  # noqa: PLC0415 - few conversions need it
+
     metric = "rel-l2" if given["metric"] == "elements" else given["metric"]
-    search = Search(
-        given["tolerance"],
-        metric,
-        samples,
-        provider=provider_of(given),
-        progress=progress,
-        accept=given["accept"],
-        state=state,
-        place=place_of(given),
+    return Search(
+        given["tolerance"], metric, samples, provider=provider_of(given), progress=progress, accept=given["accept"],
+        state=state, place=place_of(given),
     )  # fmt: skip
-    return tune(model, options, search, rounder)
 
 
 def _overridden() -> list[str]:

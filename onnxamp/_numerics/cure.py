@@ -65,6 +65,12 @@ class Recipe:
         options = ["--level", str(self.options.level), *self.options.written(), *self.sampling]
         return shlex.join(["onnxamp", "convert", source, "-o", target, *options, *keep])
 
+    def tuning(self, source: str, target: str, tolerance: float, made_up: int) -> str:
+        """The command that lowers what measurements allow; ``made_up`` is the number of random samples, if any."""
+        count = ["--samples", str(made_up)] if made_up and "--samples" not in self.sampling else []
+        options = ["--tolerance", f"{tolerance:g}", "--allow-slower", *self.options.written(), *self.sampling, *count]
+        return shlex.join(["onnxamp", "tune", source, "-o", target, *options])
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:

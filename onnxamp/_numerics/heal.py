@@ -1,18 +1,18 @@
 """Conversions that are validated before they are put in their place, and cured where they fail.
 
 A result is written to a temporary name and compared with the original there. If it fails, nodes are looked for that
-must stay float32, and that conversion is written instead; where none is found, level O1 is tried, and at last the
-float32 model is written. A failing result never takes the place of another file.
+must stay float32, and that conversion is written instead; level O1 is tried, too, and what level auto measures to be
+within the limits; at last the float32 model is written. A failing result never takes the place of another file.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
@@ -38,6 +38,13 @@ from onnxamp._target.versions import BUILDERS, device_of
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
 """Share of the time in which nodes are looked for; the rest is for level O1."""
+_MEASURING: Final = 1 / 2
+"""Share of the time that level auto gets at least, even if it is over."""
+_MARGIN: Final = 0.2
+"""Share of the default limits that is left to inputs that were not seen, where errors are draws."""
+
+Tune: TypeAlias = Callable[[Options, float, float], Plan | None]
+"""What level auto finds with options, within a tolerance, in so many seconds; None where nothing may be low."""
 
 
 class _RefusedError(Exception):
@@ -61,6 +68,7 @@ class Validation:
         seconds: for which cures are looked for, about.
         progress: called with the activity, the work that is done, and all there is to do.
         rounder: rounds weights with compensation where the options ask for it.
+        tune: measures what may be low where nothing else passes; None to leave that out.
     """
 
     comparison: Comparison
@@ -71,6 +79,7 @@ class Validation:
     seconds: float
     progress: Callable[[str, int, int], None]
     rounder: WeightRounder | None = None
+    tune: Tune | None = None
 
 
 def convert_validated(
@@ -78,7 +87,7 @@ def convert_validated(
 ) -> tuple[Conversion, DiffReport]:
     """Convert a model, and write what passes.
 
-    That is the conversion, one with more nodes in float32, one at level O1, or the float32 model.
+    That is the conversion, one with more nodes in float32, one at level O1, one at level auto, or the float32 model.
 
     With a plan, which is not to be changed, where ``validation.heals`` is False, and for devices that honour no types,
     a conversion that fails is written to ``validation.failed``.
@@ -102,14 +111,15 @@ def convert_validated(
         return made, replace(failure, result=str(validation.failed), cure=NO_ISLANDS if everywhere else failure.cure)
     if proof.has_refused:
         options = replace(options, opset="keep")
-    for level, wanted, cure in _ways(model, sink, options, validation, refused):
-        how = replace(validation, layers=False) if wanted.level == Level.O0 else validation
+    for way in _ways(model, sink, options, validation, refused):
+        how = replace(validation, layers=False) if way.level == Level.O0 else validation
         with suppress(_RefusedError):
-            made, report = _attempt(model, sink, wanted, how, None, proof)
+            made, report = _attempt(model, sink, way.options, how, way.plan, proof)
             casts = made.summary.casts_before + made.summary.casts_added - made.summary.casts_removed
             told = replace(
-                cure, applied=True, failure=why, first_bad=failure.first_bad, level=level, casts=(refused.casts, casts)
-            )
+                way.cure, applied=True, failure=why, first_bad=failure.first_bad, level=way.level,
+                casts=(refused.casts, casts),
+            )  # fmt: skip
             return made, replace(report, cure=told)
     raise RuntimeFailure(
         "The float32 model does not agree with itself in a second run: no result can be validated (--no-validate)."
@@ -118,40 +128,121 @@ def convert_validated(
 
 def _ways(
     model: Model, sink: Sink, options: Options, validation: Validation, refused: _RefusedError
-) -> Iterator[tuple[str, Options, Cure]]:
-    """What may pass in place of a conversion that failed, the best first: the level that it falls back to, and why."""
-    until = monotonic() + validation.seconds
-    falls_back = options.level in (Level.O2, Level.O3)
-    compared = validation.comparison
-    recipe = Recipe(replace(options, hazards=True), validation.sampling)
-    trial = Trial(
-        compared.samples, compared.limits, compared.provider, compared.reference.budget,
-        seconds=validation.seconds * (_SEARCH if falls_back else 1),
-        progress=lambda done, total: validation.progress(_looking(validation.seconds), done, total),
-    )  # fmt: skip
+) -> Iterator["_Way"]:
+    """What may pass in place of a conversion that failed, the best first.
+
+    Where an op breaks, that is one with it in float32. Where errors add up, none is at fault, and measurements tell
+    which cause the most.
+    """
     command = (str(model.path), str(sink.target))
-    cure = _named_in(refused.fault, model) if refused.fault else cure_conversion(
-        model, command, recipe, trial, tried=options.hazards, comparison=compared, advice="",
-        failed=refused.report if recipe.options == options else None, rounder=validation.rounder,
-    )  # fmt: skip
-    _LOG.info("looked for a cure in %d trials: %s", cure.trials, cure.outcome)
-    if cure.confirmed:
-        yield "", recipe.keeping(cure.nodes), cure
-        outcome = cure.outcome if refused.fault else "The cure that was found does not pass in the end."
-        cure = replace(cure, confirmed=False, outcome=outcome)
-    if falls_back and monotonic() < until:
-        lower = replace(recipe, options=replace(recipe.options, level=Level.O1))
-        outcome = f"{cure.outcome} Level O1 passes."
-        told = replace(cure, command=lower.command(*command, ()), nodes=(), outcome=outcome, confirmed=True)
-        yield Level.O1.value, lower.options, told
-        cure = replace(cure, outcome=f"{cure.outcome} So does level O1.")
+    recipe = Recipe(replace(options, hazards=True), validation.sampling)
+    search = _Fallbacks(model, recipe, command, validation, refused, recipe.options == options)
+    if options.level not in (Level.O2, Level.O3):
+        yield from search.cured(1.0)
+    elif refused.fault:
+        yield from search.cured(_SEARCH)
+        yield from search.lower()
+    elif refused.report.first_bad is not None and refused.report.first_bad.breaks:
+        yield from search.cured(_SEARCH)
+        yield from search.lower()
+        yield from search.measured()
+    else:
+        yield from search.measured()
+        yield from search.cured(_SEARCH)
+        yield from search.lower()
     last = Options(Level.O0, dtype=options.dtype, from_dtype=options.from_dtype, keep_io_types=options.keep_io_types)
-    yield Level.O0.value, last, cure
+    yield _Way(last, search.told(), Level.O0.value)
 
 
-def tuned_limits(tolerance: float, dtype: str) -> Limits:
-    """The limits of a model that was tuned: what was asked for, or what is usual if that is more."""
-    return Limits(tolerance=max(tolerance, TOLERANCES[dtype]))
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A conversion to try: with which decisions, if they are made already, why, and the level that it falls back to."""
+
+    options: Options
+    cure: Cure
+    level: str = ""
+    plan: Plan | None = None
+
+
+@dataclass(slots=True)
+class _Fallbacks:
+    """Tries one thing after the other; ``outcomes`` tell of those that did not pass."""
+
+    model: Model
+    recipe: Recipe
+    command: tuple[str, str]
+    validation: Validation
+    refused: _RefusedError
+    is_tried: bool
+    """Whether the recipe is what was refused."""
+    until: float = field(init=False)
+    outcomes: list[str] = field(default_factory=list)
+    nodes: tuple[str, ...] = ()
+    trials: int = 0
+
+    def __post_init__(self) -> None:
+        self.until = monotonic() + self.validation.seconds
+
+    def told(self, outcome: str = "", command: str = "") -> Cure:
+        """What was found at last, or that nothing was."""
+        nodes = () if command else self.nodes
+        return Cure(
+            command, nodes, " ".join((*self.outcomes, *([outcome] * bool(outcome)))), bool(command), self.trials
+        )
+
+    def cured(self, share: float) -> Iterator[_Way]:
+        """More nodes in float32, found in a share of the time."""
+        compared, seconds = self.validation.comparison, self.validation.seconds
+        trial = Trial(
+            compared.samples, compared.limits, compared.provider, compared.reference.budget, seconds=seconds * share,
+            progress=lambda done, total: self.validation.progress(_looking(seconds), done, total),
+        )  # fmt: skip
+        fault = self.refused.fault
+        cure = _named_in(fault, self.model) if fault else cure_conversion(
+            self.model, self.command, self.recipe, trial, tried=self.recipe.options.hazards, comparison=compared,
+            advice="", failed=self.refused.report if self.is_tried else None, rounder=self.validation.rounder,
+        )  # fmt: skip
+        _LOG.info("looked for a cure in %d trials: %s", cure.trials, cure.outcome)
+        self.nodes, self.trials = cure.nodes, cure.trials
+        if cure.confirmed:
+            yield _Way(self.recipe.keeping(cure.nodes), cure)
+            cure = replace(cure, outcome=cure.outcome if fault else "The cure that was found does not pass in the end.")
+        self.outcomes.append(cure.outcome)
+
+    def lower(self) -> Iterator[_Way]:
+        """Level O1, if there is time."""
+        if monotonic() < self.until:
+            lower = replace(self.recipe, options=replace(self.recipe.options, level=Level.O1))
+            told = self.told("Level O1 passes.", lower.command(*self.command, ()))
+            yield _Way(lower.options, told, Level.O1.value)
+            self.outcomes.append("So does level O1.")
+
+    def measured(self) -> Iterator[_Way]:
+        """What level auto finds."""
+        tune, options, seconds = self.validation.tune, self.recipe.options, self.validation.seconds
+        if tune is None or not seconds:
+            return
+        tolerance = _tolerance(self.refused.report)
+        rounding = options.rounding if options.compensates else "nearest"
+        auto = replace(self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding))
+        plan = tune(auto.options, tolerance, max(self.until - monotonic(), seconds * _MEASURING))
+        if plan is not None:
+            samples = self.validation.comparison.samples
+            command = auto.tuning(*self.command, tolerance, len(samples) if samples.made_up else 0)
+            told = self.told("Level auto measures what each op costs, and passes.", command)
+            yield _Way(plan.options, told, Level.AUTO.value, plan)
+        self.outcomes.append("Level auto finds nothing that passes.")
+
+
+def _tolerance(failed: DiffReport) -> float:
+    """What every output has to hold."""
+    limits = (one.limit for one in failed.judgements if one.metric in ("rel_l2", "detections"))
+    return min(limits, default=TOLERANCES[failed.lowest])
+
+
+def conversion_limits(dtype: str, tolerance: float | None = None) -> Limits:
+    """The limits of a conversion, or, of a model that was tuned, what was asked for or is usual, if that is more."""
+    return Limits(margin=_MARGIN) if tolerance is None else Limits(tolerance=max(tolerance, TOLERANCES[dtype]))
 
 
 def _looking(seconds: float) -> str:

@@ -40,6 +40,8 @@ class Limits:
     """In place of the default one."""
     accept: Accept | None = None
     """Judges all outputs of a sample, in place of default limits."""
+    margin: float = 0.0
+    """Share of the default tolerance that is left to other draws, where errors are draws."""
 
     def judge(
         self, outputs: Sequence[TensorDiff], lowest: str, noise: float | None = None, *, drawn: bool = False
@@ -57,13 +59,15 @@ class Limits:
         """
         self.check(diff.name.partition("[")[0] for diff in outputs)
         tolerance = self._tolerance(lowest, noise)
-        held = ((diff, tolerance * self.share(diff, lowest, drawn=drawn)) for diff in outputs)
+        least = min(tolerance, self._tolerance("float32", noise))
+        held = ((diff, max(least, tolerance * self.share(diff, lowest, drawn=drawn))) for diff in outputs)
         return tuple(judgement for diff, limit in held for judgement in self._judge(diff, limit))
 
     def share(self, diff: TensorDiff, lowest: str, *, drawn: bool) -> float:
         """The share of the default tolerance that an output is held to, with arguments of :meth:`judge`."""
-        is_whole = not drawn or lowest != "float16" or self.tolerance is not None or self._given(diff)
-        return 1.0 if is_whole or not diff.is_float or not diff.size else min(1.0, (diff.size / NUMBERS) ** (1 / 3))
+        if not drawn or lowest != "float16" or self.tolerance is not None or self._given(diff):
+            return 1.0
+        return (1 - self.margin) * (min(1.0, (diff.size / NUMBERS) ** (1 / 3)) if diff.is_float and diff.size else 1.0)
 
     def _tolerance(self, lowest: str, noise: float | None) -> float:
         """The limit of outputs that have none."""
@@ -214,5 +218,6 @@ def _warnings(report: DiffReport, judgements: Sequence[Judgement], limits: Limit
             miss = missed[diff.name]
             limit = f"{miss.limit:g}"
             if limits.share(diff, report.lowest, drawn=report.drawn) < 1:
-                limit = f"{miss.limit:.2g}, as samples show few of its numbers ({diff.size})"
+                few = f"samples show few of its numbers ({diff.size})"
+                limit = f"{miss.limit:.2g}, as {few if diff.size < NUMBERS else 'other inputs may show more'}"
             yield f"Output {diff.name!r}: {metric_name(miss.metric)} is {miss.found:.2g}; the limit is {limit}."

@@ -185,7 +185,8 @@ def _healed(validation: DiffReport | None) -> Iterator[parts.Part]:
         kept = f"{count(len(cure.nodes), 'node')} {'stays' if len(cure.nodes) == 1 else 'stay'} float32"
         kept = kept if cure.nodes else "Known hazards stay float32, see below"
         kept = cure.outcome.removesuffix(".") if cure.level else kept
-        found = f"{kept}{_price(cure)}; found in {count(cure.trials, 'trial')}."
+        trials = f"; found in {count(cure.trials, 'trial')}" if cure.trials else ""
+        found = f"{kept}{_price(cure)}{trials}."
         yield parts.Item(found, parts.Level.NOTE, members=cure.nodes)
     else:
         yield parts.Item(cure.outcome, parts.Level.NOTE, members=cure.nodes)

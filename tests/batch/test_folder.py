@@ -400,6 +400,21 @@ def test_no_cure_is_looked_for_twice(gone: bool) -> None:
 
 
 @pytest.mark.usefixtures("forked")
+def test_what_measurements_decided_is_measured_again() -> None:
+    Path("in").mkdir()
+    text = "<float c = {1000}> { Z = MatMul (X, X) a = Add (X, c) Y = Sub (a, c) }"
+    saved(f"(float[4,4] X) => (float[4,4] Z, float[4,4] Y) {text}", "in/sums.onnx")
+    (first,) = convert(strict=True).rows
+    assert "Level auto measures what each op costs, and passes." in first.healed
+    assert first.cure.startswith("onnxamp tune in")
+    result = Path("out/sums.onnx").read_bytes()
+    Path("out/sums.onnx").unlink()
+    (second,) = convert(strict=True).rows
+    assert (second.outcome, second.healed, second.cure) == ("converted", first.healed, first.cure)
+    assert Path("out/sums.onnx").read_bytes() == result
+
+
+@pytest.mark.usefixtures("forked")
 def test_json() -> None:
     models("a.onnx")
     Path("in/text.onnx").write_text("x")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -304,19 +305,39 @@ def test_the_price_of_a_cure_is_said_in_casts() -> None:
     assert f"{abs(after - before)} Cast" in result.output or "as many Casts" in result.output
 
 
-def test_level_o1_is_tried_before_float32() -> None:
-    """More sums lose their small terms than a cure may name, and only O2 lowers them."""
-    sums = "".join(f"[add_{i}] a{i} = Add (X, c) [sub_{i}] Y{i} = Sub (a{i}, c) " for i in range(14))
+def many(there: str, back: str, by: int) -> str:
+    """A product beside more pairs of ops than a cure may name, which only O2 lowers."""
+    pairs = "".join(f"[to_{i}] a{i} = {there} (X, c) [from_{i}] Y{i} = {back} (a{i}, c) " for i in range(14))
     outputs = ", ".join(f"float[4,4] Y{i}" for i in range(14))
-    path = saved(f"(float[4,4] X) => (float[4,4] Z, {outputs}) <float c = {{1000}}> {{ Z = MatMul (X, X) {sums} }}")
+    return saved(f"(float[4,4] X) => (float[4,4] Z, {outputs}) <float c = {{{by}}}> {{ Z = MatMul (X, X) {pairs} }}")
+
+
+def test_where_errors_add_up_measurements_tell_what_may_be_low() -> None:
+    path = many("Add", "Sub", 1000)  # the sums lose small terms
     result = run("convert", path, "--strict")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "Converted to float16, at level auto to pass validation" in text
+    assert "Level auto measures what each op costs, and passes" in text
+    written = onnx.load("model_fp16.onnx")
+    assert [tensor.data_type for tensor in written.graph.initializer] == [onnx.TensorProto.FLOAT], "sums are float32"
+    found = report_of(run("convert", path, "--strict", "--format", "json"))["validation"]
+    assert found["cure"]["level"] == "auto"
+    again = shlex.split(found["cure"]["command"])
+    assert run(*again[1:]).exit_code == 0
+    assert onnx.load("model_fp16.onnx") == written
+    assert "The model stays float32" in run("convert", path, "--strict", "--cure-time", "0", "-o", "b.onnx").output
+
+
+def test_level_o1_is_tried_where_ops_break() -> None:
+    path = many("Mul", "Div", 1000)  # products overflow
+    np.savez("x.npz", X=np.full((4, 4), 100, "f"))
+    result = run("convert", path, "--strict", "--inputs", "x.npz")
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert "Converted to float16, at level O1 to pass validation" in text
     assert "Level O1 passes" in text
     assert onnx.load("model_fp16.onnx") == onnxamp.convert_model(str(path), "O1", strict=True)
-    again = run("convert", path, "--strict", "--cure-time", "0", "-o", "b.onnx")
-    assert "The model stays float32" in again.output
 
 
 def test_the_float32_model_is_the_last_resort() -> None:
