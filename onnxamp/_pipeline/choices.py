@@ -20,6 +20,7 @@ from onnxamp._pipeline.models import Calls
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._target.roofline import Device
+from onnxamp._tuning.worth import is_worth
 
 _ORDER: Final = (Level.O2, Level.O3, Level.O1)
 """Levels that decide alike go by the first of these names."""
@@ -106,7 +107,7 @@ def choices_of(
 ) -> tuple[Choice, list[Choice]]:
     """A model in float32, and what it can be otherwise, fastest first; level "auto" is not among these.
 
-    What is slower than float32 is left out unless its weights are smaller, or that is allowed.
+    What is slower than float32 is left out unless its smaller weights are worth that, or it is allowed.
     """
     model = member.model
     float32 = clock.choice(analyse_model(model, Options(Level.O0))[1])
@@ -118,11 +119,6 @@ def choices_of(
             found.setdefault(decided, choice)
     able = [one for one in found.values() if allow_slower or is_worth(one, float32)]
     return float32, sorted(able, key=rank)
-
-
-def is_worth(choice: Choice, float32: Choice) -> bool:
-    """Whether it is no slower than float32, or has smaller weights."""
-    return choice.time <= float32.time or choice.weights < float32.weights
 
 
 def rank(choice: Choice) -> tuple[float, int, bool, int]:

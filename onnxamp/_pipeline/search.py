@@ -16,9 +16,10 @@ from math import inf, isfinite
 from time import monotonic
 from typing import Final, TypeAlias
 
-from onnxamp._pipeline.choices import Choice, is_worth, rank
+from onnxamp._pipeline.choices import Choice, rank
 from onnxamp._pipeline.results import Trial
 from onnxamp._pipeline.state import Measured
+from onnxamp._tuning.worth import is_worth
 
 SECONDS: Final = 600.0
 """Time for a search, by default: a run of a pipeline may take many seconds."""

@@ -17,6 +17,7 @@ from onnxamp._report.machine import document
 from onnxamp._report.text import count, number, percent, size, tally
 from onnxamp._state.plain import as_data
 from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
+from onnxamp._tuning.worth import saved
 
 _OPS: Final = 6
 """Op types that an item names."""
@@ -166,7 +167,12 @@ def _verdict(tuned: Tuned) -> parts.Verdict:
         return parts.Verdict(status, "The result does not meet the tolerance.", (text,))
     if not written.nodes and (lost := tuned.rejected) is not None:
         return parts.Verdict(
-            status, "Nothing was converted: by the estimate float32 is faster.", (_slower(tuned, lost), text)
+            status, "Nothing was gained by the estimate: the model stays as it is.", (_slower(tuned, lost), text)
+        )
+    if not written.nodes and (timed := dict(tuned.timed)).get("result"):
+        lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
+        return parts.Verdict(
+            status, "Nothing was gained: the model stays as it is.", (f"Timed whole, the candidate takes {lead}.", text)
         )
     if not written.nodes:
         return parts.Verdict(
@@ -182,15 +188,15 @@ def _verdict(tuned: Tuned) -> parts.Verdict:
 def _slower(tuned: Tuned, candidate: Candidate) -> str:
     """That a candidate is slower than float32, why, and what can be done."""
     float32 = tuned.candidates[-1]
+    share = saved(candidate, float32)
     text = (
         f"By the estimate, {count(candidate.nodes, 'node')} in {tuned.plan.dtype} take {time_text(candidate.time)} with"
-        f" {count(candidate.casts, 'Cast')}, float32 {time_text(float32.time)}"
+        f" {count(candidate.casts, 'Cast')}, {percent(candidate.time - float32.time, float32.time)} longer than float32"
+        f" ({time_text(float32.time)}), for weights that are {percent(share, 1) if share > 0 else 'no'} smaller"
     )
-    saved = float32.weights - candidate.weights
     if candidate not in tuned.candidates:
-        return f"{text}, and weights are no smaller. --allow-slower converts them anyway."
-    smaller = f"; weights are {percent(saved, float32.weights)} smaller" if saved > 0 else ""
-    return f"{text}{smaller}. --pick {len(tuned.candidates) - 1} keeps everything float32."
+        return f"{text}. --allow-slower converts them anyway."
+    return f"{text}. --pick {len(tuned.candidates) - 1} keeps everything float32."
 
 
 def _figures(tuned: Tuned) -> tuple[parts.Figure, ...]:

@@ -11,6 +11,7 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._options.options import Options
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Exponents, Tuned
+from onnxamp._tuning.worth import standing
 
 _LOG: Final = logging.getLogger("onnxamp")
 _LEAST: Final = 1 / 4
@@ -70,10 +71,9 @@ def seconds_left(search: Search, begin: float) -> float:
     return max(search.seconds - (monotonic() - begin), search.seconds * _LEAST)
 
 
-def rank(tuned: Tuned, search: Search) -> tuple[bool, float, float, float]:
-    """What orders outcomes as the candidates of one tuning: what is slower than float32 is there for its weights."""
+def rank(tuned: Tuned, search: Search) -> tuple[bool, bool, float, float, float]:
+    """What orders outcomes as the candidates of one tuning."""
     chosen = tuned.candidates[tuned.chosen]
     if search.allow_slower:
-        return not tuned.held, -chosen.flops - chosen.bytes, chosen.time, tuned.error
-    is_fast = chosen.low and not tuned.is_slower
-    return not tuned.held, 0 if is_fast else chosen.weights, chosen.time, tuned.error
+        return not tuned.held, False, -chosen.flops - chosen.bytes, chosen.time, tuned.error
+    return not tuned.held, *standing(chosen, tuned.candidates[-1]), chosen.time, tuned.error

@@ -97,7 +97,7 @@ class Tuned(Shown):
         held: whether ``error`` is within the tolerance.
         stopped: whether the search ended because its time was over.
         rejected: the fastest candidate within the tolerance that is not among ``candidates`` because it is slower than
-            float32, and its weights are no smaller; None if there is none.
+            float32, and its weights are not worth that; None if there is none.
         timed: seconds per run of "float32", of the "result" and perhaps of "level O2", whole and in turns, where times
             were measured on the device that runs the model.
         exponents: what exponents came to; None where they were asked for or forbidden, or no value takes one.

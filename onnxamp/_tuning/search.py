@@ -16,6 +16,7 @@ from onnxamp._tuning.runs import MaskedModel
 from onnxamp._tuning.sensitivity import Block, LocalError, Progress, error_prices, measure_blocks, split
 from onnxamp._tuning.space import TunableNode
 from onnxamp._tuning.state import TuningState
+from onnxamp._tuning.worth import is_worth
 
 SENSITIVITY_RUNS: Final = 32
 """Mask runs that measuring sensitivities may take, by default."""
@@ -223,16 +224,16 @@ def pareto_front(candidates: Iterable[Candidate], cost: Callable[[Candidate], fl
 def front_of(candidates: Sequence[Candidate], nothing: Candidate, *, allow_slower: bool) -> list[Candidate]:
     """The candidates to choose from, best first; nothing low is the last.
 
-    One that is slower than float32 is among them only if its weights are smaller, or if that is allowed.
+    One that is slower than float32 is among them only if its smaller weights are worth that, or if it is allowed.
     """
     if allow_slower:
         front = pareto_front(candidates, lambda item: -item.flops - item.bytes)
     else:
-        front = pareto_front([*candidates, nothing])
+        front = pareto_front([item for item in (*candidates, nothing) if is_worth(item, nothing)])
     return [item for item in front if item.low] + [nothing]
 
 
 def rejected(candidates: Sequence[Candidate], front: Sequence[Candidate], target: float) -> Candidate | None:
-    """The fastest candidate within the tolerance that is not offered because it is slower than float32."""
+    """The fastest candidate within the tolerance that is not offered because float32 is faster, and worth more."""
     lost = [item for item in candidates if item.low and item.time > front[-1].time and item not in front]
     return min((item for item in lost if item.best_known_error <= target), key=TIME, default=None)

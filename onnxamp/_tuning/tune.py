@@ -62,6 +62,7 @@ from onnxamp._tuning.sensitivity import Progress
 from onnxamp._tuning.shared import Judge, Shared
 from onnxamp._tuning.space import SearchSpace, choose_samples, find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
+from onnxamp._tuning.worth import standing
 from onnxamp._warnings import warn
 from onnxamp._workers.place import Place
 
@@ -130,7 +131,8 @@ def tune_model(
         seconds: after so many, no further mask run is begun: candidates are those that were found until then. With a
             state file, another tuning goes on where this one stopped.
         allow_slower: choose the candidate with the most in low precision within the tolerance, whatever its time. Else
-            the fastest is chosen, and none that is slower than float32 by the estimate, unless its weights are smaller.
+            the fastest is chosen, and none that is slower than float32 by the estimate, unless it saves a larger share
+            of the bytes of weights than it takes more of the time.
         accept: a function of the outputs of the original and of a candidate, by name, that returns True or False; or
             "package:function". What it rejects misses the tolerance, whatever its error.
         jobs: worker processes that share the samples; None for this process.
@@ -315,8 +317,8 @@ def _finish(job: Job, search: CandidateSearch, noise: float | None, asked: Searc
         nothing = search.solver.candidate(frozenset(), prices, judge.amplitude(noise or 0.0))
         front = front_of(search.candidates, nothing, allow_slower=asked.allow_slower)
         order = [i for i, item in enumerate(front) if item.low and item.best_known_error <= target]
-        if not asked.allow_slower:  # what is slower than float32 is there for its weights
-            order.sort(key=lambda i: (front[i].time > nothing.time and front[i].weights, front[i].time))
+        if not asked.allow_slower:
+            order.sort(key=lambda i: standing(front[i], nothing))
         last = attempt == _ATTEMPTS or not order or search.left <= 0
         if pick is not None:
             order, last = [_checked(pick, front)], True

@@ -241,13 +241,15 @@ def one_sentence(error: BaseException) -> bool:
 
 
 def test_auto_is_decided_by_data(model: ModelProto) -> None:
-    result = onnxamp.convert_model(model, "auto", tolerance=1e-2)
+    how = {"tolerance": 1e-2, "keep_io_types": False}
+    result = onnxamp.convert_model(model, "auto", **how)
     assert weight_types(result) == {TensorProto.FLOAT16}
-    assert result == onnxamp.apply_plan(model, onnxamp.plan_model(model, "auto", tolerance=1e-2))
+    assert result == onnxamp.apply_plan(model, onnxamp.plan_model(model, "auto", **how))
     assert onnxamp.convert_model(model, "auto", tolerance=1e-9) == model
-    graph = onnxamp.convert_model(gs.import_onnx(model), "auto")
+    graph = onnxamp.convert_model(gs.import_onnx(model), "auto", **how)
     assert isinstance(graph, gs.Graph)
     assert ops(gs.export_onnx(graph)) == ops(result)
+    assert onnxamp.convert_model(model, "auto", tolerance=1e-2) == model, "its Casts would cost more than it gains"
 
 
 @pytest.mark.parametrize("wishes", [{"force_low": ["f.*"]}, {"rule": lambda node: "low"}], ids=["force_low", "rule"])

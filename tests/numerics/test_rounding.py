@@ -341,16 +341,15 @@ def test_the_command_tells_what_it_did(tmp_path: Path, monkeypatch: pytest.Monke
 def test_tuning_judges_the_weights_that_it_writes(dtype: Any) -> None:
     """With compensation all is low within a tolerance that rounding to nearest misses."""
     model, samples = perceptron(), correlated(4, 16, 24)
+    how = {"dtype": dtype, "target": "any", "provider": "cpu", "allow_slower": True}
     low, far = (
-        onnxamp.tune_model(model, 1.0, samples=samples, dtype=dtype, target="any", provider="cpu", rounding=rounding)
+        onnxamp.tune_model(model, 1.0, samples=samples, rounding=rounding, **how)
         for rounding in ("nearest", "compensated")
     )
     assert far[1].error < 0.95 * low[1].error
     assert far[1].plan.options.rounding == "compensated"
     between = (far[1].error + low[1].error) / 2
-    result, tuned = onnxamp.tune_model(
-        model, between, samples=samples, dtype=dtype, target="any", provider="cpu", rounding="compensated"
-    )
+    result, tuned = onnxamp.tune_model(model, between, samples=samples, rounding="compensated", **how)
     assert tuned.held
     assert tuned.plan.counts() == far[1].plan.counts()
     assert same_weights(result, far[0])

@@ -1,5 +1,6 @@
 """Tuning for a target that sums up float16 in float16: mask runs, local errors and conversions show its sums."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from onnxamp._runtime.samples import as_samples
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import MaskedModel, choose_backend, converted_error
 from onnxamp._tuning.space import exactly
+
+tune_model = partial(onnxamp.tune_model, allow_slower=True)
+"""By the estimate, Casts outweigh what such small models gain."""
 
 RANDOM = np.random.default_rng(0)
 POOL = """(float[1, 8, 30, 30] x) => (float[1, 4] y) <float gain = {100}, float less = {0.01}> {
@@ -85,7 +89,7 @@ def test_a_mask_run_is_the_conversion(name: str, budget: int) -> None:
 def test_a_sum_that_overflows_there_only() -> None:
     """27,000 elements of 100 make a mean of 100; no static hazard sees it."""
     model, feeds = MODELS["pool"]
-    made = {target: onnxamp.tune_model(model, 1e-2, samples=feeds, provider="cpu", target=target)[1]
+    made = {target: tune_model(model, 1e-2, samples=feeds, provider="cpu", target=target)[1]
             for target in ("cuda", "webgpu")}  # fmt: skip
     assert all(tuned.held for tuned in made.values())
     assert not made["webgpu"].plan.hazards
@@ -102,7 +106,7 @@ def test_long_products_are_measured() -> None:
     assert {hazard.node for hazard in plan.hazards} == {"long"}
     found = {
         (target, tolerance, split): low_nodes(
-            onnxamp.tune_model(model, tolerance, samples=feeds, provider="cpu", target=target, split_k=split)[1]
+            tune_model(model, tolerance, samples=feeds, provider="cpu", target=target, split_k=split)[1]
         ) & {"long", "short", "long/sum"}
         for target, tolerance, split in (
             ("cuda", 5e-3, True), ("webgpu", 5e-3, False), ("webgpu", 0.3, False), ("webgpu", 2e-2, True),
@@ -116,7 +120,7 @@ def test_long_products_are_measured() -> None:
 
 def test_bfloat16_has_sums_as_before() -> None:
     model, feeds = MODELS["pool"]
-    tuned = [onnxamp.tune_model(model, 5e-2, samples=feeds, provider="cpu", target=target, dtype="bfloat16")[1]
+    tuned = [tune_model(model, 5e-2, samples=feeds, provider="cpu", target=target, dtype="bfloat16")[1]
              for target in ("any", "webgpu")]  # fmt: skip
     assert tuned[0].error >= 0 == len(low_nodes(tuned[1])), "it has no bfloat16"
 
@@ -125,10 +129,10 @@ def test_bfloat16_has_sums_as_before() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_tuned_for_webgpu_holds_there(name: str) -> None:
     model, feeds = MODELS[name]
-    result, tuned = onnxamp.tune_model(model, 1e-2, samples=feeds, provider="cpu", target="webgpu")
+    result, tuned = tune_model(model, 1e-2, samples=feeds, provider="cpu", target="webgpu")
     assert tuned.held
     assert low_nodes(tuned)
     seen = onnxamp.diff_models(model, result, feeds, provider="webgpu", layers=False)
     assert max(row.rel_l2 for row in seen.outputs) < 1e-2
-    directly = onnxamp.tune_model(model, 1e-2, samples=feeds, provider="webgpu", target="webgpu")[1]
+    directly = tune_model(model, 1e-2, samples=feeds, provider="webgpu", target="webgpu")[1]
     assert (directly.held, low_nodes(directly)) == (True, low_nodes(tuned))

@@ -1,12 +1,14 @@
 """What choices cost by the estimate: launches, Casts and bytes, for the shapes of the inputs; and what follows."""
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from graphs.case import add_weights, parse
-from onnx import TensorProto
+from onnx import ModelProto, TensorProto
 from repository import ROOT
 
 from onnxamp import Samples, tune_model
@@ -15,7 +17,10 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._target.roofline import Work, device_called
+from onnxamp._tuning.results import Candidate
+from onnxamp._tuning.search import front_of, rejected
 from onnxamp._tuning.space import find_space
+from onnxamp._tuning.worth import standing
 
 
 def estimate_of(text: str, **shapes: tuple[int, ...]) -> Estimate:
@@ -88,15 +93,79 @@ def test_nothing_is_chosen_that_is_slower_than_float32() -> None:
     assert (tuned.candidates[tuned.chosen].nodes, tuned.is_slower, tuned.rejected) == (1, True, None)
 
 
-def test_smaller_weights_are_worth_more_time() -> None:
-    """Of candidates that are slower than float32, the one with the smallest weights is chosen, and that is said."""
-    model = add_weights(parse("(float[1,64] x) => (float[1,64] y) { y = MatMul (x, w) }"), {"w": (64, 64)})
-    x = np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32)
-    result, tuned = tune_model(model, samples=given(x=x))
-    chosen = tuned.candidates[tuned.chosen]
-    assert result.graph.initializer[0].data_type == TensorProto.FLOAT16
-    assert (chosen.weights, tuned.candidates[-1].weights) == (2 * 64 * 64, 4 * 64 * 64)
+def chain(count: int, kept: int) -> ModelProto:
+    """Products with weights of 16 KiB each between two Casts, and one with ``kept`` times as much, in float32."""
+    names = ["x", *(f"h{number}" for number in range(1, count)), "h"]
+    body = " ".join(f"{b} = MatMul ({a}, w{number})" for number, (a, b) in enumerate(pairwise(names)))
+    ends = f"(float[1,64] x) => (float[1,64] h, float[1,{64 * kept}] y)"
+    model = parse(f"{ends} {{ {body} [float32] y = MatMul (x, v) }}")
+    return add_weights(model, {**{f"w{number}": (64, 64) for number in range(count)}, "v": (64, 64 * kept)})
+
+
+X = np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32)
+HOW: dict[str, Any] = {"samples": given(x=X), "keep_high": ["float32"]}
+
+
+def test_smaller_weights_are_worth_less_time() -> None:
+    """Eight products between two Casts lose a fifth of the time, and save a third of the bytes; and that is said."""
+    result, tuned = tune_model(chain(8, kept=4), **HOW)
+    chosen, float32 = tuned.candidates[tuned.chosen], tuned.candidates[-1]
+    low = {tensor.name for tensor in result.graph.initializer if tensor.data_type == TensorProto.FLOAT16}
+    assert low == {f"w{number}" for number in range(8)}
+    assert (chosen.weights, float32.weights) == (2**13 * 8 + 2**14 * 4, 2**14 * 12)
     assert tuned.is_slower
+    assert 1 < chosen.time / float32.time < 4 / 3
+    told = " ".join(str(tuned).split())
+    assert f"{chosen.time / float32.time - 1:.0%}".replace("%", " %") + " longer than float32" in told
+    assert "for weights that are 33 % smaller. --pick 1 keeps everything float32." in told
+
+
+@pytest.mark.parametrize(("count", "kept", "smaller"), [(8, 100, "4 %"), (1, 1, "25 %")])
+def test_smaller_weights_are_not_worth_more_time(count: int, kept: int, smaller: str) -> None:
+    """Who loses more time than bytes are saved gains nothing: the model stays as it is."""
+    model = chain(count, kept)
+    result, tuned = tune_model(model, **HOW)
+    assert result == model
+    assert (len(tuned.candidates), tuned.candidates[0].nodes) == (1, 0)
+    assert tuned.rejected is not None
+    assert tuned.rejected.weights < tuned.candidates[-1].weights
+    told = " ".join(str(tuned).split())
+    assert "Nothing was gained by the estimate: the model stays as it is." in told
+    assert f"for weights that are {smaller} smaller. --allow-slower converts them anyway." in told
+    _, tuned = tune_model(model, **HOW, allow_slower=True)
+    assert tuned.candidates[tuned.chosen].nodes == count
+
+
+def cost(name: str, time: float, weights: int, error: float = 0.0) -> Candidate:
+    low = frozenset({name} if name else ())
+    return Candidate(low, len(low), error, error, time, 0.0, 0.0, weights=weights)
+
+
+def test_what_is_worth_it_is_offered_and_the_best_of_it_first() -> None:
+    """Whatever is as fast as float32 comes before what is worth its time, and that before float32."""
+    float32 = cost("", 100.0, 1000)
+    choices = [
+        cost("fast", 90.0, 1000, 3e-3), cost("as fast", 100.0, 600, 2e-3), cost("smallest", 145.0, 500, 1e-3),
+        cost("small", 110.0, 550, 2e-3), cost("unworthy", 105.0, 950, 1e-4), cost("lost", 160.0, 500, 1e-5),
+    ]  # fmt: skip
+    front = front_of(choices, float32, allow_slower=False)
+    assert {name for item in front for name in item.low} == {"fast", "as fast", "smallest", "small"}
+    front.reverse()
+    ordered = sorted(front, key=lambda item: standing(item, float32))
+    assert [next(iter(item.low), "float32") for item in ordered] == ["fast", "as fast", "small", "smallest", "float32"]
+    lost = rejected(choices, front, 1e-2)
+    assert lost is not None
+    assert lost.low == {"unworthy"}
+
+
+def test_what_the_clock_says_is_told() -> None:
+    """A candidate that is worth it by the estimate, and slower than float32 when both are timed whole."""
+    _, tuned = tune_model(chain(8, kept=4), **HOW)
+    timed = (("float32", 1e-3), ("result", 1.25e-3))
+    kept = replace(tuned, chosen=len(tuned.candidates) - 1, timed=timed)
+    told = " ".join(str(kept).split())
+    assert "Nothing was gained: the model stays as it is." in told
+    assert "Timed whole, the candidate takes 25 % longer than float32." in told
 
 
 def test_a_search_without_time_ends() -> None:

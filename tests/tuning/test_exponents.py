@@ -33,7 +33,9 @@ def model(text: str, size: float = 2e4) -> ModelProto:
 
 
 def tuned(proto: ModelProto, **options: Any) -> tuple[ModelProto, onnxamp.Tuned]:
-    return onnxamp.tune_model(proto, 2e-2, samples=FEEDS, provider="cpu", target="any", **options)
+    """As much low precision as there can be: by the estimate, Casts outweigh such small products."""
+    how = {"provider": "cpu", "target": "any", "allow_slower": True}
+    return onnxamp.tune_model(proto, 2e-2, samples=FEEDS, **how, **options)
 
 
 def test_what_overflows_is_rescaled() -> None:
@@ -72,7 +74,7 @@ def test_the_report_and_the_state(tmp_path, monkeypatch) -> None:
     onnx.save(model(BOTH), "model.onnx")
     np.savez("in.npz", **FEEDS)
     command = ("tune", "model.onnx", "-o", "low.onnx", "--inputs", "in.npz", "--target", "any", "--tolerance", 2e-2,
-               "--state", "state.json")  # fmt: skip
+               "--state", "state.json", "--allow-slower")  # fmt: skip
     first = run(*command)
     assert first.exit_code == 0, first.output
     assert "These exponents are used: with them" in " ".join(first.output.split())
