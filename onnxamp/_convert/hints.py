@@ -16,6 +16,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._options.options import Level
 from onnxamp._patterns.fusion_groups import constant_batch_norms
+from onnxamp._rewrite.fold.batch_norm import batch_norms
 from onnxamp._rewrite.fold.fold import reachable, told
 from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import find_folds
@@ -73,7 +74,7 @@ def fold_hint(analysis: Analysis) -> str | None:
 
 
 def batch_norm_hint(analysis: Analysis) -> str | None:
-    """How many normalisations stay float32 behind a low producer, which runtimes no longer fuse; None if none do.
+    """How many normalisations stay float32 behind a low producer, where runtimes fuse none, and folding would; or None.
 
     ONNX Runtime puts a BatchNormalization into the weights of what feeds it only where no Cast stands between them.
     """
@@ -86,6 +87,8 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
         for producer, node in constant_batch_norms(graph, graph.constants.tensors.__contains__)
         if producer.index in of_node and _is_low(analysis, producer.index) and not _is_low(analysis, node.index)
     }
+    able = {node for fold in batch_norms(graph) for node in fold.nodes} if parted else set[int]()
+    parted = {node: reasons for node, reasons in parted.items() if node in able}
     if not parted:
         return None
     before, low = len(analysis.edits.casts), options.low.name

@@ -42,7 +42,7 @@ class OptionKeywords(TypedDict, total=False):
     custom_ops: CustomOpsLike | None
     keep_functions: bool
     opset: int | OpsetWord
-    fold: bool
+    fold: bool | None
     rescale: bool | None
     rescaling: Rescaling | None
     split_k: bool

@@ -6,7 +6,7 @@ types of keyword arguments are in :mod:`onnxamp._options.keywords`; a test compa
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final, Literal, Self, get_args
@@ -69,9 +69,7 @@ class Options:
 
     level: Level = Level.O2
     dtype: str = _option("float16", "--dtype", "Low-precision type.", get_args(DtypeName))
-    lists: str | Preset = _option(
-        "default", "--lists", "Preset of white and black lists; 'onnxamp lists' shows them.", PRESETS
-    )
+    lists: str | Preset = _option("default", "--lists", "Preset of op lists; 'onnxamp lists' shows them.", PRESETS)
     white_list: tuple[str, ...] = _option(
         (), "--white", "Lower this op type, by its name in ONNX, MindSpore or Paddle. Repeatable.", many=True,
         metavar="OP",
@@ -129,7 +127,10 @@ class Options:
         "auto", "--opset", "Opset to upgrade to first; with auto the one that saves Casts or that the type needs, if"
         " any; with keep none.", metavar="auto|keep|N",
     )  # fmt: skip
-    fold: bool = _option(False, "--fold", "First fold decomposed normalisations, Gelu and Softmax into single ops.")
+    fold: bool | None = _option(
+        None, "--fold/--no-fold", "First fold decomposed normalisations, Gelu and Softmax into single ops [no; but"
+        " batch normalisations into weights, where the target needs it].",
+    )  # fmt: skip
     rescale: bool | None = _option(
         None, "--rescale/--no-rescale", "First multiply constants by powers of two, so that values fit the"
         " low-precision type that overflow on the inputs; folds patterns, too [at level auto, where that pays].",
@@ -238,7 +239,7 @@ class Options:
     @property
     def folds(self) -> bool:
         """Whether patterns are folded: those of normalisations hold squares, which fit nothing."""
-        return self.fold or bool(self.rescale)
+        return bool(self.fold or self.rescale)
 
     @property
     def lacks_ranges(self) -> bool:
@@ -340,8 +341,7 @@ COMMAND_LINE: Final[Mapping[str, CommandLine]] = {
 
 def default_of(name: str) -> Any:
     """The default of a field."""
-    option: Field[Any] = next(item for item in fields(Options) if item.name == name)
-    return option.default
+    return next(item.default for item in fields(Options) if item.name == name)
 
 
 def check_level(level: object) -> Level:

@@ -17,14 +17,16 @@ from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.inline import inline_functions
 from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model
+from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import folded_first
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.casts import remove_idle_casts
-from onnxamp._rewrite.fold import fold_graph
+from onnxamp._rewrite.fold import BATCH_NORM, fold_graph
 from onnxamp._rewrite.pairs import remove_pairs
 from onnxamp._rewrite.rescale import rescale_graph
 from onnxamp._rewrite.split_k import split_graph
 from onnxamp._rewrite.upgrade.upgrade import upgraded
+from onnxamp._target.kernels import takes_anywhere
 
 _FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT}
 
@@ -114,7 +116,7 @@ def with_casts(model: Model, options: Options) -> Prepared:
     graph = _graph(model, proto)
     kinds = None if options.folds else _folded_first(options)
     if kinds is None or kinds:
-        folded = fold_graph(graph, options, kinds)
+        folded = fold_graph(graph, options, kinds, find_overrides(graph, options).of_node if kinds else ())
         requested, graph = requested or (options.folds and folded.graph is not graph), folded.graph
         notes, unfolded = [*notes, *folded.notes], folded.refused
     if options.rescaling is not None and options.level != Level.O0:
@@ -127,9 +129,14 @@ def with_casts(model: Model, options: Options) -> Prepared:
 
 
 def _folded_first(options: Options) -> frozenset[str]:
-    """Kinds of folds that the target asks for, where nobody asks for all."""
-    wanted = options.level != Level.O0 and options.folds_batch_norm
-    return folded_first(options.target) if wanted else frozenset()
+    """Kinds of folds to make where nobody asks for all or for none: those that the target asks for, and those of ops
+    that would part from what they follow, since the target has no low-precision kernel for them alone.
+    """
+    if options.level == Level.O0 or options.fold is False or not options.folds_batch_norm:
+        return frozenset()
+    facts, able = op_facts(), partial(takes_anywhere, options.target, type_name=options.low.tensor)
+    parts = any(map(able, facts.folds_into)) and not any(map(able, facts.folded))
+    return folded_first(options.target) | ({BATCH_NORM} if parts else frozenset())
 
 
 def _graph(model: Model, proto: ModelProto) -> Graph:

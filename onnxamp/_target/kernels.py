@@ -144,6 +144,12 @@ def float_types(provider: str, key: str, since: int) -> set[str]:
     return {name for row in rows for names in row.types.values() for name in names if name in _FLOATS}
 
 
+def takes_anywhere(target: str, key: str, type_name: str) -> bool:
+    """Whether the target has a kernel of whatever version of the op that takes the type."""
+    rows = kernel_table(target).get(key, ()) if target not in UNLIMITED else ()
+    return target in UNLIMITED or any(type_name in names for row in rows for names in row.types.values())
+
+
 def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
     """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
     if signature.declared or key in op_facts().kernel_free or key in op_facts().control_flow:

@@ -426,13 +426,82 @@ def test_folds_that_are_not_made_are_told_where_nothing_else_is(tmp_path: Path) 
     assert made.notes.count(why) == 1
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_normalisations_that_part_from_their_convolutions_are_told_of(dtype: str, tmp_path: Path) -> None:
-    """CUDA has no bfloat16 BatchNormalization, so that a Cast is in the way of ONNX Runtime's fusion."""
-    text = """(float[1,2,4,4] x) => (float[1,2,4,4] y) {
-        a = Conv (x, w) b = BatchNormalization (a, s, s, s, s) y = Conv (b, w) }"""
-    onnx.save(add_weights(parse(text, opset=22), {"w": (2, 2, 1, 1), "s": (2,)}), tmp_path / "model.onnx")
-    notes = convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", dtype=dtype).notes
-    told = "1 BatchNormalization behind bfloat16: ONNX Runtime fuses none there, as they stay float32; --fold puts them"
-    assert [note.startswith(told) for note in notes if "--fold" in note] == ([True] if dtype == "bfloat16" else [])
+PARTED = """(float[1,2,4,4] x) => (float[1,2,4,4] y) {
+    [one] a = Conv (x, w) [norm] b = BatchNormalization (a, s, s, s, s) [two] y = Conv (b, w) }"""
+
+
+def parted(variance: float = 1.0) -> ModelProto:
+    """A normalisation between two convolutions; with a variance that is negative, it computes no number."""
+    return add_weights(parse(PARTED, opset=22), {"w": (2, 2, 1, 1), "s": np.full(2, variance, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("options", "folds"),
+    [
+        ({"dtype": "bfloat16"}, True),
+        ({"dtype": "bfloat16", "level": "O1"}, True),
+        ({"dtype": "bfloat16", "level": "O3"}, True),
+        ({"dtype": "bfloat16", "target": "openvino"}, True),
+        ({"dtype": "bfloat16", "target": "cuda@1.24"}, True),
+        ({"dtype": "bfloat16", "fold": False}, False),
+        ({"dtype": "bfloat16", "target": "openvino", "fold": False}, False),
+        ({"dtype": "bfloat16", "level": "O0"}, False),
+        ({"dtype": "bfloat16", "black_list": ["BatchNormalization"]}, False),
+        ({"dtype": "bfloat16", "keep_high": ["norm"]}, False),
+        ({"dtype": "bfloat16", "keep_nodes": ["one"]}, False),
+        ({"dtype": "bfloat16", "lists": "paddle"}, False),
+        ({"dtype": "bfloat16", "target": "webgpu"}, False),
+        ({"dtype": "bfloat16", "target": "tensorrt"}, False),
+        ({"dtype": "float16"}, False),
+    ],
+)
+def test_normalisations_without_a_kernel_go_into_weights(options: dict[str, Any], folds: bool) -> None:
+    """CUDA and OpenVINO have no bfloat16 BatchNormalization: Casts would part it from its convolution."""
+    ready = prepared(parted(), **options)
+    assert ("BatchNormalization" in ops(ready.graph.model)) != folds
+    assert ready.requested is False
+    model = parted()
+    low = onnxamp.convert_model(model, **options)
+    counts = [ops(low).count(op) for op in ("BatchNormalization", "Cast")]
+    assert counts[0] == (not folds)
+    if folds:
+        assert counts[1] == 2
+        plan = onnxamp.plan_model(model, **options)
+        assert plan.options.fold is None
+        assert onnxamp.apply_plan(model, plan) == low
+        feeds = {"x": np.random.default_rng(0).standard_normal((1, 2, 4, 4)).astype(np.float32)}
+        report = onnxamp.diff_models(model, low, feeds, provider="cpu", layers=False)
+        assert report.outputs[0].rel_l2 < 1e-2
+
+
+def test_what_stays_float32_is_not_folded_either() -> None:
+    model = parted()
+    kept = onnxamp.convert_model(model, dtype="bfloat16", black_list=["Conv"])
+    assert kept.SerializeToString() == model.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"dtype": "bfloat16"}, 0),
+        ({"dtype": "bfloat16", "fold": False}, 1),
+        ({"dtype": "bfloat16", "black_list": ["BatchNormalization"]}, 1),
+        ({"dtype": "float16"}, 0),
+    ],
+)
+def test_normalisations_that_part_from_their_convolutions_are_told_of(
+    options: dict[str, Any], told: int, tmp_path: Path
+) -> None:
+    onnx.save(parted(), tmp_path / "model.onnx")
+    notes = convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", **options).notes
+    text = "1 BatchNormalization behind bfloat16: ONNX Runtime fuses none there, as they stay float32; --fold puts them"
+    assert [note.startswith(text) for note in notes if "--fold" in note] == [True] * told
     assert all("saves 2 of 4 Casts" in note for note in notes if "--fold" in note)
+
+
+def test_normalisations_that_cannot_be_folded_stay(tmp_path: Path) -> None:
+    """No advice is given either that would not help."""
+    onnx.save(parted(variance=-1.0), tmp_path / "model.onnx")
+    made = convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", dtype="bfloat16")
+    assert ops(onnx.load(tmp_path / "low.onnx")).count("BatchNormalization") == 1
+    assert not any("--fold" in note for note in made.notes)

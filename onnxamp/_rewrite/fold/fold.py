@@ -1,7 +1,7 @@
 """Folding a whole model: which folds there are, the opset that they need, and the model with them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -28,7 +28,9 @@ class Folded:
     refused: tuple[str, ...]
 
 
-def fold_graph(graph: Graph, options: Options, kinds: AbstractSet[str] | None = None) -> Folded:
+def fold_graph(
+    graph: Graph, options: Options, kinds: AbstractSet[str] | None = None, spared: Collection[int] = ()
+) -> Folded:
     """Fold decomposed patterns into the standard ops that they are; the same graph where there is nothing to fold.
 
     The model is upgraded where an op needs it, as far as ``options.opset`` allows and the target loads it.
@@ -36,13 +38,14 @@ def fold_graph(graph: Graph, options: Options, kinds: AbstractSet[str] | None = 
     Args:
         graph, options: of the conversion.
         kinds: fold these alone, as :attr:`Fold.kind` calls them; None for all.
+        spared: nodes that stay what they are.
 
     Raises:
         ModelError: the model breaks a rule of ONNX.
     """
     current, notes, refused = graph.book.opsets[""], list[str](), list[str]()
     target, ceiling = options.target, options.highest_opset(current)
-    possible = _of_kinds(find_folds(graph, with_weights=False), kinds)
+    possible = _wanted(find_folds(graph, with_weights=False), kinds, spared)
     wanted = reachable(graph, possible, target, ceiling)
     if wanted > current:
         try:
@@ -51,7 +54,7 @@ def fold_graph(graph: Graph, options: Options, kinds: AbstractSet[str] | None = 
             notes.append(f"Upgraded from opset {current} to {wanted}, for the sake of {needed}.")
         except OpsetError as error:
             refused.append(str(error))
-    folds = _of_kinds(find_folds(graph), kinds)
+    folds = _wanted(find_folds(graph), kinds, spared)
     reached = graph.book.opsets[""]
     ready = [fold for fold in folds if fold.opset <= reached]
     late = [fold for fold in folds if fold.opset > reached]
@@ -65,8 +68,9 @@ def fold_graph(graph: Graph, options: Options, kinds: AbstractSet[str] | None = 
     return Folded(folded, (*notes, f"Folded {told(ready)}."), tuple(refused))
 
 
-def _of_kinds(folds: list[Fold], kinds: AbstractSet[str] | None) -> list[Fold]:
-    return [fold for fold in folds if kinds is None or fold.kind in kinds]
+def _wanted(folds: list[Fold], kinds: AbstractSet[str] | None, spared: Collection[int]) -> list[Fold]:
+    able = (fold for fold in folds if kinds is None or fold.kind in kinds)
+    return [fold for fold in able if fold.nodes.isdisjoint(spared)]
 
 
 def reachable(graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | None) -> int:
