@@ -1,18 +1,31 @@
-"""Casts that the builder of a target does not take where they are."""
+"""Casts, and numbers in low precision, that the builder of a target does not take where they are."""
 
 from collections.abc import Iterator
 
 from onnxamp._audit.findings import Finding
-from onnxamp._decide.straight import straight_reads
+from onnxamp._decide.straight import passed_states, stacked_up, straight_reads
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._ops.profiles import profile_of
 
 
 def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
-    """Float32 nodes that read a Cast from low precision where the target's builder may refuse it. Linear in nodes."""
+    """Nodes around Casts, or results of loops, that the target's builder may refuse. Complexity: linear in nodes."""
     profile = profile_of(target)
-    for read in straight_reads(graph, profile) if profile is not None else ():
+    if profile is None:
+        return
+    low_names = {low.tensor: low.name for low in LOW_TYPES.values()}
+    for node in stacked_up(graph, profile):
+        if name := low_names.get(graph.types[node.outputs[0]] or ""):
+            text = f"a loop stacks up its {name} as they are: {target}'s builder may refuse that"
+            yield Finding("warning", "kernel", node.label, node.key, text, f"Convert for {target}, or make it float32.")
+    for state, moved in passed_states(graph, profile):
+        owner, readers = graph.producer(state), {node.key for value in moved for node, _ in graph.consumers(value)}
+        if owner is not None and "Cast" in readers:
+            text = f"its body moves a state that is cast behind it: {target}'s builder may refuse that"
+            action = f"Convert for {target}, or give what reads the state one type."
+            yield Finding("warning", "kernel", owner.label, owner.key, text, action)
+    for read in straight_reads(graph, profile):
         made = graph.producer(read.value)
         if made is None or made.key != "Cast" or graph.types[read.value] != FLOAT:
             continue

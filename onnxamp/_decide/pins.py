@@ -17,7 +17,7 @@ from onnxamp._decide.listed import unmet_lists
 from onnxamp._decide.ports import HIGH, Layout, PortVariables
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.straight import reads_no_input, straight_pairs
+from onnxamp._decide.straight import reads_no_input, stacked_up, straight_pairs
 from onnxamp._decide.variable_names import variable_names
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._dtypes import LowType
@@ -214,7 +214,13 @@ class _Collector:
 
     def straight(self) -> None:
         """What the target's builder does not read through a Cast is low only where its reader is."""
-        for made, reader in straight_pairs(self.graph, self.ports, self.profile) if self.profile is not None else ():
+        if self.profile is None:
+            return
+        for node in stacked_up(self.graph, self.profile):
+            why = f"{self.options.target} stacks it up in float32 alone"
+            for variable in self.ports.of_node.get(node.index, {}).values():
+                self.pin(variable, Verdict(variable, False, Reason.NO_KERNEL, why), hard=True)
+        for made, reader in straight_pairs(self.graph, self.ports, self.profile):
             if reader == HIGH:
                 why = f"its float32 reader takes no Cast on {self.options.target}"
                 self.pin(made, Verdict(made, False, Reason.TIE, why), hard=True)

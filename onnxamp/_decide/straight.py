@@ -3,10 +3,10 @@
 A Cast counts through data movement, too, since builders move it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from onnxamp._decide.ports import LOW, PortVariables
+from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import body_sources, body_targets, carried
 from onnxamp._graph.view import ABSENT, Node
@@ -57,6 +57,14 @@ def _moved(graph: Graph, read: Read) -> Iterator[Read]:
         read = Read(read.owner, made.input(0), made.index, 0)
 
 
+def stacked_up(graph: Graph, profile: Profile) -> Iterator[Node]:
+    """Nodes whose result a loop stacks up as they make it, and may not in low precision."""
+    for read in straight_reads(graph, profile):
+        made = graph.producer(read.value)
+        if read.result is not None and made is not None and made.key in profile.stacked_high:
+            yield made
+
+
 def straight_pairs(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
     """(variable of a value, variable of what reads it, which may be HIGH): if the first is low, so must be the second.
 
@@ -69,6 +77,48 @@ def straight_pairs(graph: Graph, ports: PortVariables, profile: Profile) -> Iter
         reader = ports.consumed[read.node][read.port] if read.result is None else ports.returned.get(read.result)
         if made >= 0 and reader is not None and reader != LOW:
             yield made, reader
+    for state, moved in passed_states(graph, profile):
+        made = ports.produced[state]
+        for reader in _readers(graph, ports, moved) if made not in (LOW, NONE) else ():
+            yield from ((one, other) for one, other in ((made, reader), (reader, made)) if one != HIGH)
+
+
+def uncast_values(graph: Graph, profile: Profile) -> frozenset[int]:
+    """Values of which the builder may refuse a Cast."""
+    states = (value for _, moved in passed_states(graph, profile) for value in moved)
+    return frozenset([*states, *(read.value for read in straight_reads(graph, profile))])
+
+
+def passed_states(graph: Graph, profile: Profile) -> Iterator[tuple[int, list[int]]]:
+    """Last states that the body of a loop moves from elsewhere without computing them, with all that they become."""
+    for node in graph.nodes_of(profile.uncast_states):
+        for _, body in node.bodies:
+            outputs = graph.scopes[body].outputs
+            returned = dict(zip(body_targets(node, len(outputs)), outputs, strict=True))
+            for _, output in carried(graph, node):
+                state = node.outputs[output] if output < len(node.outputs) else ABSENT
+                reads = list(_moved(graph, Read(node, returned.get(output, ABSENT), node.index, ABSENT)))
+                made = graph.producer(reads[-1].value) if reads else None
+                if state != ABSENT and (made is None or made.key == "Constant" or made.scope != body):
+                    yield state, _moved_to(graph, state)
+
+
+def _moved_to(graph: Graph, value: int) -> list[int]:
+    """A value, and all that data movement makes of it."""
+    values = [value]
+    for moved in values:
+        for node, port in graph.consumers(moved):
+            if node.key in op_facts().carriers and port == 0:
+                values += [result for result in node.outputs if graph.types[result] == graph.types[value]]
+    return values
+
+
+def _readers(graph: Graph, ports: PortVariables, values: Iterable[int]) -> Iterator[int]:
+    """The variables, or HIGH, of all that reads values."""
+    for value in values:
+        found = [ports.returned.get(result, LOW) for result in graph.results[value]]
+        found += [ports.consumed[node.index][port] for node, port in graph.consumers(value)]
+        yield from (variable for variable in found if variable >= 0 or variable == HIGH)
 
 
 def reads_no_input(ports: PortVariables, profile: Profile, node: Node) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from onnxamp._decide.layout import layout_of
 from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, Variable
-from onnxamp._decide.straight import straight_reads
+from onnxamp._decide.straight import uncast_values
 from onnxamp._dtypes import FLOAT, LowType, holds_float, retyped
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import body_sources, body_targets, carried
@@ -31,8 +31,8 @@ def find_variables(
         low_weights: constants to store in low precision.
     """
     profile = profile_of(options.target)
-    straight = straight_reads(graph, profile) if profile is not None else ()
-    finder = _Finder(graph, options, low_weights, frozenset(read.value for read in straight))
+    uncast = uncast_values(graph, profile) if profile is not None else frozenset()
+    finder = _Finder(graph, options, low_weights, uncast)
     for scope in graph.scopes:
         finder.scope_values(scope.index)
     for node in graph.nodes:
@@ -52,7 +52,7 @@ class _Finder:
     options: Options
     low_weights: frozenset[int]
     uncast: frozenset[int]
-    """Values that a float32 reader does not read through a Cast."""
+    """Values of which the target may refuse a Cast."""
     variables: list[Variable] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     produced: list[int] = field(default_factory=list)

@@ -80,6 +80,8 @@ class Profile:
         folded_first: kinds of folds to make before any number is rounded.
         uncast_inputs: by op, the inputs that are not read in float32 from a Cast of something low.
         uncast_scans: loops that do not stack up in float32 what is a Cast of something low.
+        uncast_states: loops without Casts behind their last state, where the body moves it instead of computing it.
+        stacked_high: ops that no loop stacks up in low precision as they make it.
     """
 
     name: str
@@ -97,6 +99,8 @@ class Profile:
     folded_first: frozenset[str]
     uncast_inputs: Mapping[str, tuple[int, ...]]
     uncast_scans: frozenset[str]
+    uncast_states: frozenset[str]
+    stacked_high: frozenset[str]
 
     def product(self, node: NodeProto, terms: int) -> Accumulation:
         """How a product of so many terms accumulates. Its op is one of ``products``."""
@@ -158,9 +162,10 @@ def profile_of(target: str) -> Profile | None:
         {name: tuple(positions) for name, positions in data.get(key, {}).items()}
         for key in ("signature_inputs", "uncast_inputs")
     )
-    whole, scans = (frozenset(data.get(key, ())) for key in ("whole_bodies", "uncast_scans"))
+    loops = ("whole_bodies", "uncast_scans", "uncast_states", "stacked_high")
+    whole, scans, states, stacked = (frozenset(data.get(key, ())) for key in loops)
     first = frozenset(data.get("folds", {}).get("first", ()))
     return Profile(
         device, data["seen"], data["source"], data["values"], products, sums, dots, roundings, formulas, cancelling,
-        own, whole, first, uncast, scans,
+        own, whole, first, uncast, scans, states, stacked,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 import onnxamp
 from onnxamp import convert_model
 from onnxamp._model.model import Model
+from onnxamp._ops.facts import attribute
 from onnxamp._runtime.building import build_engine
 
 LENGTHS = """(float[3,2,4] a, float[1,20,4] w, float[1,20,5] r, int32[2] n) => (float[3,1,2,5] y) {
@@ -113,6 +114,67 @@ def test_a_scan_passes_no_slices_of_a_cast_on() -> None:
     assert read == {"tensorrt": "Relu", "any": "Cast"}
 
 
+DELAYED = """(float[3] a, float[3] b, float[2,3] x) => (float[3] s, float[3] z) {
+    y, z = Scan <num_scan_inputs = 1, body = line (float[3] p, float[3] q, float[3] r) => (float[3] o, float[3] w) {
+        o = Identity (q)
+        w = Add (q, r)
+    }> (a, b, x)
+    m = MOVED (y)
+    s = Relu (m)
+}"""
+"""A delay line: a state that is what the other one was before."""
+
+
+@pytest.mark.parametrize("moved", ["Identity", "Transpose <perm = [0]>", "Neg"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_no_cast_is_behind_a_state_that_the_body_of_a_scan_moves(moved: str, dtype: str) -> None:
+    model, mover = parse(DELAYED.replace("MOVED", moved), 22), moved.partition(" ")[0]
+    made = {
+        target: convert_model(model, "O3", dtype=dtype, target=target, keep_nodes=["y"])
+        for target in ("tensorrt", "any")
+    }
+    read = {
+        target: [node.op_type for op in (mover, "Relu") for node in sources(result, op, 0)]
+        for target, result in made.items()
+    }
+    assert "Cast" in read["any"]
+    assert [node.op_type for node in sources(made["tensorrt"], mover, 0)] == ["Scan"]
+    assert ("Cast" in read["tensorrt"]) == (mover == "Neg"), "arithmetic in between helps"
+
+
+def test_an_output_of_the_model_that_is_such_a_state_keeps_its_type() -> None:
+    text = """(float[3] a, float[2,3] x) => (float[3] y) {
+        y = Scan <num_scan_inputs = 1, body = b (float[3] p, float[3] q) => (float[3] o) { o = Identity (q) }> (a, x)
+    }"""
+    kinds = {
+        target: convert_model(parse(text, 22), "O3", target=target, keep_nodes=["y"], keep_io_types=False)
+        .graph.output[0]
+        .type.tensor_type.elem_type
+        for target in ("tensorrt", "any")
+    }
+    assert kinds == {"tensorrt": TensorProto.FLOAT, "any": TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize("between", ["Identity", "Relu"])
+def test_a_loop_stacks_up_no_low_random_numbers_as_they_are_made(between: str) -> None:
+    text = """(float[2,3] x) => (float[2,3] y, float[3,2,3] z) {
+        m = Constant <value = int64 {3}> ()
+        k = Constant <value = bool {1}> ()
+        y, z = Loop (m, k, x) <body = a (int64 i, bool c, float[2,3] p) => (bool d, float[2,3] q, float[2,3] s) {
+            d = Identity (c)
+            r = RandomNormal <seed = 3.0, shape = [2,3]> ()
+            u = BETWEEN (r)
+            q = Add (p, u)
+            s = RandomUniform <seed = 3.0, shape = [2,3]> ()
+        }>
+    }""".replace("BETWEEN", between)
+    made = convert_model(parse(text, 22), "O3", target="tensorrt")
+    (body,) = [node.attribute[0].g for node in made.graph.node if node.op_type == "Loop"]
+    kinds = {node.op_type: attribute(node, "dtype") for node in body.node if node.op_type.startswith("Random")}
+    assert kinds["RandomNormal"] == TensorProto.FLOAT16
+    assert kinds["RandomUniform"] in (None, TensorProto.FLOAT)
+
+
 @pytest.mark.parametrize("given", ["", "<dtype = 1> "])
 def test_random_numbers_like_others_are_not_bfloat16(given: str) -> None:
     text = "(float[2,2] x) => (float[2,2] y) { h = Relu (x) y = RandomNormalLike GIVEN(h) }".replace("GIVEN", given)
@@ -165,20 +227,37 @@ REFUSED = {
         r = Conv (h, k, c)
         y = Cast <to = 10> (r)
     }""",
+    "Scan, moving": """(float[3] a, float[3] b, float[2,3] x) => (float16[3] s, float[3] z) {
+        y, z = Scan <num_scan_inputs = 1, body = line (float[3] p, float[3] q, float[3] r) => (float[3] o, float[3] w) {
+            o = Identity (q)
+            w = Add (q, r)
+        }> (a, b, x)
+        s = Cast <to = 10> (y)
+    }""",
+    "RandomNormal": """(float16[2,3] x) => (float16[2,3] y, float16[3,2,3] z) {
+        m = Constant <value = int64 {3}> ()
+        k = Constant <value = bool {1}> ()
+        y, z = Loop (m, k, x) <body = a (int64 i, bool c, float16[2,3] p) => (bool d, float16[2,3] q, float16[2,3] s) {
+            d = Identity (c)
+            q = Relu (p)
+            s = RandomNormal <seed = 3.0, shape = [2,3], dtype = 10> ()
+        }>
+    }""",
 }
-"""What other tools may write, by the op that reads a Cast."""
+"""What other tools may write, by the op that reads a Cast, or whose result is read where it cannot be."""
 
 
-@pytest.mark.parametrize("op", REFUSED)
-def test_such_casts_are_found(op: str) -> None:
-    audit = onnxamp.audit_model(parse(REFUSED[op], 22), "tensorrt")
+@pytest.mark.parametrize("case", REFUSED)
+def test_such_casts_are_found(case: str) -> None:
+    model, op = parse(REFUSED[case], 22), case.partition(",")[0]
+    audit = onnxamp.audit_model(model, "tensorrt")
     (found,) = [finding for finding in audit.findings if finding.kind == "kernel"]
     assert (found.severity, found.op) == ("warning", op)
-    assert "a Cast of float16: tensorrt's builder may refuse that" in found.text
-    assert not [found for found in onnxamp.audit_model(parse(REFUSED[op], 22), "any").findings if found.op == op]
+    assert "tensorrt's builder may refuse that" in found.text
+    assert not [found for found in onnxamp.audit_model(model, "any").findings if found.op == op]
 
 
 @pytest.mark.tensorrt
-@pytest.mark.parametrize("op", REFUSED)
-def test_the_builder_still_refuses_them(op: str) -> None:
-    assert build_engine(Model.of(parse(REFUSED[op], 22)), {"n": np.array([3])}).refusals
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_builder_still_refuses_them(case: str) -> None:
+    assert build_engine(Model.of(parse(REFUSED[case], 22)), {"n": np.array([3])}).refusals
