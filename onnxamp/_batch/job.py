@@ -223,7 +223,9 @@ def _samples(options: FolderOptions, job: Job, model: Model) -> Samples:
         check_inputs(model.proto, samples[0])
         return samples
     dims = _dims(options, model.proto)
-    count = options.samples or usual_count(model, options.conversion.target, options.provider, dims=dims)
+    count = options.samples or usual_count(
+        model, options.conversion.target, options.provider, seed=options.seed, dims=dims
+    )
     return random_samples(model, count, seed=options.seed, dims=dims)
 
 

@@ -182,7 +182,9 @@ def samples_of(model: Model, options: dict[str, Any], target: str | None = None)
     if samples is not None:
         check_inputs(model.proto, samples[0])
         return samples
-    count = options["samples"] or usual_count(model, target, provider_of(options), dims=options["dims"])
+    count = options["samples"] or usual_count(
+        model, target, provider_of(options), seed=options["seed"], dims=options["dims"]
+    )
     samples = random_samples(model, count, seed=options["seed"], dims=options["dims"])
     if options["dims"]:
         samples[0]

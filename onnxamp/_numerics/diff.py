@@ -76,7 +76,7 @@ def diff_models(
         result: the model to judge, in the same forms. It may lack inputs of the reference, but no outputs.
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
             samples of the reference (with ``seed``, and sizes of named dimensions from ``dims``): 1 if that is None, or
-            where float16 is summed up in float16, as on webgpu, 4 to 16, as many as hold 64 numbers of each output.
+            where float16 is summed up in float16, as on webgpu, 4 to 16, as many as show 64 numbers of each output.
         layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway.
         limits: what is accepted; the default is a relative L2 error of 1e-5 if both models are float32 (twice what
             float32 itself is off on the device, if that is more, up to 1e-2), 1e-2 if one holds float16, 5e-2 if one
@@ -121,7 +121,7 @@ def diff_models(
         limits = replace(limits, accept=Accept.of(accept))
     one, other = Model.of(reference), Model.of(result)
     if count is None:
-        count = usual_count(one, target, provider, dims=dims) if samples is None else 1
+        count = usual_count(one, target, provider, seed=seed, dims=dims) if samples is None else 1
     samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
     chosen = choose_provider(provider, whole=not layers and whole is not False)
     with (

@@ -297,7 +297,7 @@ def _kept(made: Conversion) -> list[parts.Part]:
             weight.name,
             f"{size(weight.size)}{', also stored low' if weight.copied else ''}",
             _shortened([*weight.readers]),
-            _shortened(list(dict.fromkeys(weight.readers.values()))),
+            _shortened(list(dict.fromkeys(weight.readers.values())), 1),
         )
         for weight in kept
     ]
@@ -308,9 +308,9 @@ def _kept(made: Conversion) -> list[parts.Part]:
     )
 
 
-def _shortened(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _READERS} more" if len(names) > _READERS else ""
-    return f"{', '.join(names[:_READERS])}{more}"
+def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
+    more = f" and {len(texts) - shown} more" if len(texts) > shown else ""
+    return f"{', '.join(texts[:shown])}{more}"
 
 
 def _sizes(made: Conversion, audit: Audit | None) -> Iterable[parts.Part]:
