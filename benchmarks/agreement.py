@@ -196,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_intermixed_args(arguments)
     start, rows, failed = time.monotonic(), [], {}
     job = partial(compared, provider=given.provider, target=given.target or given.provider, each=given.each)
-    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+    # an engine may mix up what it compiled for one model with the next one's: a process for each
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         waiting = {pool.submit(job, name): name for name in subjects(given.files, only_files=given.only_files)}
         try:
             for done in as_completed(waiting, timeout=given.limit):

@@ -23,7 +23,7 @@ from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._public import Shown
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.fingerprints import runtime_version
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.session import Provider, is_plugin
 from onnxamp._warnings import warn
 from onnxamp._workers.executor import Crash, Failed, Work, run
 from onnxamp._workers.place import Place
@@ -194,8 +194,9 @@ def run_folder(
     rows, waiting = _known(found, state, prints, target, retry=retry)
     waiting.sort(key=size_of, reverse=True)  # so that no worker starts a large one last
     paged, used, saved = _pages().write_job_page if index is not None else None, 1, time.monotonic()
+    work, mixes = partial(jobs_of, options, paged), options.provider is not None and is_plugin(options.provider)
     try:
-        with closing(_work(partial(jobs_of, options, paged), waiting, place, len(rows), told)) as results:
+        with closing(_work(work, waiting, place, len(rows), told, once=mixes)) as results:
             for result, count in results:
                 used = count
                 rows[result.row.name] = result.row
@@ -264,9 +265,12 @@ def _fingerprints(options: FolderOptions) -> _Prints:
 
 
 def _work(
-    work: Work, jobs: Sequence[Job], place: Place, before: int, told: Told | None
+    work: Work, jobs: Sequence[Job], place: Place, before: int, told: Told | None, *, once: bool
 ) -> Generator[tuple[JobResult, int]]:
-    """The result of each job when it is done, and the number of workers. What those leave that die is removed."""
+    """The result of each job when it is done, and the number of workers. What those leave that die is removed.
+
+    Plugins keep compiled kernels from one model to the next, and may mix them up: each worker does one job ``once``.
+    """
     running: dict[int, str] = {}
     finished, total = before, before + len(jobs)
     if not jobs:
@@ -281,7 +285,10 @@ def _work(
         tell()
 
     try:
-        with place.workers(len(jobs)) as workers, closing(run(workers, work, jobs, started=started)) as results:
+        with (
+            place.workers(len(jobs), once=once) as workers,
+            closing(run(workers, work, jobs, started=started)) as results,
+        ):
             for position, found in results:
                 del running[position]
                 finished += 1

@@ -50,12 +50,14 @@ class Cluster:
         count: how many workers to have.
         threads: the processors that each of them takes, and the value of ONNXAMP_THREADS there.
         gpus: the GPUs that each of them takes.
+        once: whether each does one item, and ends.
     """
 
     ray: Any
     count: int
     threads: int
     gpus: int = 0
+    once: bool = False
     is_own: bool = False
     """Whether the connection was made here, and ends with this."""
     is_ray: bool = True
@@ -134,7 +136,11 @@ class Cluster:
             result = Crash(None, member.address)
             self._fill()
         else:
-            self._idle.append(member)
+            if self.once:
+                self.ray.kill(member.actor)
+                self._fill()
+            else:
+                self._idle.append(member)
         return [(member.position, result)]
 
     def _fill(self) -> None:
@@ -186,7 +192,9 @@ class _Actor:
         return self._station.do(item)
 
 
-def connect(address: str, jobs: int | None, most: int | None = None, gpus: int = 0) -> Cluster:
+def connect(
+    address: str, jobs: int | None, most: int | None = None, gpus: int = 0, *, once: bool = False
+) -> Cluster:  # fmt: skip
     """Connect to a cluster, or start one on this machine; a connection that is there is used.
 
     Args:
@@ -194,6 +202,7 @@ def connect(address: str, jobs: int | None, most: int | None = None, gpus: int =
         jobs: number of workers; None for one per processor.
         most: workers that can be used.
         gpus: the GPUs that each of them takes.
+        once: whether each does one item, and ends.
 
     Raises:
         MissingPackageError: Ray is not installed. RuntimeFailure: there is no cluster, or it has no processors.
@@ -213,7 +222,7 @@ def connect(address: str, jobs: int | None, most: int | None = None, gpus: int =
         raise RuntimeFailure(f"The Ray cluster {address!r} has no processors.")
     count = max(1, min(jobs or total, most or total))
     threads = max(1, min(total // (jobs or total), largest))
-    return Cluster(ray, count, threads, gpus, is_own)
+    return Cluster(ray, count, threads, gpus, once, is_own)
 
 
 def _ray() -> Any:

@@ -34,17 +34,20 @@ class Place:
             raise ArgumentError("The cluster has no address: write 'local', or that of a Ray cluster.")
 
     @contextmanager
-    def workers(self, most: int | None = None, gpus: int = 0) -> Iterator[Processes | Cluster]:
+    def workers(
+        self, most: int | None = None, gpus: int = 0, *, once: bool = False
+    ) -> Iterator[Processes | Cluster]:  # fmt: skip
         """The workers, for the length of a ``with`` block.
 
         Args:
             most: how many can be used.
             gpus: GPUs that each of them takes from a cluster.
+            once: whether each does one item, and ends.
 
         Raises:
             As :func:`onnxamp._workers.cluster.connect`.
         """
-        with closing(self._opened(most, gpus)) as workers:
+        with closing(self._opened(most, gpus, once)) as workers:
             yield workers
 
     @contextmanager
@@ -60,9 +63,9 @@ class Place:
         with self.workers(items, gpus) as workers:
             yield workers
 
-    def _opened(self, most: int | None, gpus: int) -> Processes | Cluster:
+    def _opened(self, most: int | None, gpus: int, once: bool) -> Processes | Cluster:
         if self.cluster is not None:
-            return connect(self.cluster, self.jobs, most, gpus)
+            return connect(self.cluster, self.jobs, most, gpus, once=once)
         cores = core_count()
         count = max(1, min(self.jobs or cores, most or cores if self.jobs is None else most or self.jobs))
-        return Processes(count, max(1, cores // count))
+        return Processes(count, max(1, cores // count), once)

@@ -45,10 +45,12 @@ class Processes:
     Attributes:
         count: how many.
         threads: the value of ONNXAMP_THREADS in each of them.
+        once: whether each does one item, and ends.
     """
 
     count: int
     threads: int
+    once: bool = False
     is_ray: bool = False
     attempts: int = 1
     """What crashes here would crash again, and what runs out of memory, too."""
@@ -104,7 +106,10 @@ class Processes:
                 if not worker.is_ready:
                     worker.is_ready = True
                     continue
-                self._idle.append(worker)
+                if self.once:
+                    _end([worker], terminated=False)
+                else:
+                    self._idle.append(worker)
             del self._busy[worker.pipe]
             done.append((worker.position, result))
         return done

@@ -414,6 +414,17 @@ def test_what_measurements_decided_is_measured_again() -> None:
     assert Path("out/sums.onnx").read_bytes() == result
 
 
+@pytest.mark.webgpu
+def test_an_engine_that_mixes_up_models_sees_one_at_a_time() -> None:
+    """And's kernel serves, compiled for one broadcast, all others of the process (onnxruntime-ep-webgpu 0.4.0)."""
+    Path("in").mkdir()
+    for name, one, other in ("a", "1, 1, 16, 16", "2, 1, 1, 16"), ("b", "2, 1, 16, 1", "2, 1, 1, 16"):
+        text = f"(bool[{one}] A, bool[{other}] B, float[2, 1, 16, 16] X) => (float[2, 1, 16, 16] Y)"
+        saved(f"{text} {{ c = And (A, B) Z = Mul (X, X) W = Neg (X) Y = Where (c, Z, W) }}", f"in/{name}.onnx")
+    report = convert(provider="webgpu", target="webgpu", level="O3")
+    assert [(row.outcome, row.message) for row in report.rows] == [("converted", "")] * 2
+
+
 @pytest.mark.usefixtures("forked")
 def test_json() -> None:
     models("a.onnx")

@@ -108,6 +108,12 @@ def test_what_cannot_start_is_an_error(cluster: Cluster) -> None:
     assert [str(result.error) for result in found.values()] == ["cannot be made"] * 2
 
 
+def test_workers_of_one_item_each(machines: Any) -> None:
+    with closing(connect(machines.address, None, once=True)) as workers:
+        found = [result for _, result in work_on(workers, partial(zoo_jobs.plain, zoo_jobs.process), range(4))]
+    assert len({pid for pid, _ in found}) == 4
+
+
 def test_closing_ends_workers_at_work(cluster: Cluster) -> None:
     running = work_on(cluster, doing(zoo_jobs.slow), [0.0, 3600.0])
     assert next(running) == (0, 0.0)

@@ -60,6 +60,13 @@ def test_workers_are_other_processes_are_kept_and_know_their_share() -> None:
 
 
 @pytest.mark.usefixtures("forked")
+def test_workers_of_one_item_each() -> None:
+    with closing(Processes(2, 1, once=True)) as workers:
+        found = [result for _, result in run(workers, doing(zoo_jobs.process), range(5))]
+    assert len({pid for pid, _ in found}) == 5
+
+
+@pytest.mark.usefixtures("forked")
 def test_what_is_made_serves_all_items_of_a_work() -> None:
     with closing(Processes(1, 1)) as workers:
         for _ in range(2):  # the worker is the same, and makes it anew
