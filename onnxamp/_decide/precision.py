@@ -49,12 +49,14 @@ class Prices:
         gains: time that a node saves in low precision, in cost units.
         prices: price of the error that a node makes in low precision, in cost units.
         high: nodes that nothing else outweighs, such as the memory of their weights: float32, unless pinned low.
+        fusions: pairs of nodes, with what it costs that they differ, besides Casts.
     """
 
     pins: Mapping[int, str] = field(default_factory=dict)
     gains: Mapping[int, int] = field(default_factory=dict)
     prices: Mapping[int, int] = field(default_factory=dict)
     high: AbstractSet[int] = frozenset()
+    fusions: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +185,13 @@ class CutProblem:
         return any(not verdict.low for verdict in map(self.pins.verdicts.get, roots) if verdict is not None)
 
     def measured(self, network: Network, prices: Prices) -> None:
-        """Charge each node its error in low precision, and its gain in float32."""
+        """Charge each node its error in low precision, and its gain in float32, and what parts fused nodes."""
         network.charge_all(self.by_variable(prices.prices), self.by_variable(prices.gains))
+        for pair, cost in prices.fusions.items():
+            one, other = map(self.decides, pair)
+            if min(one, other) >= 0:
+                network.arc(one, other, cost)
+                network.arc(other, one, cost)
         for root in {self.decides(index) for index in prices.high} - self.bound_low():
             network.charge_low(root, INFINITE)
 

@@ -55,11 +55,11 @@ class CandidateSolver:
         pins |= {unit.node: why for unit in units if (why := self.pinned.get(unit.key)) is not None}
         pins |= {unit.node: _BREAKS for unit, price in zip(units, prices, strict=True) if price == inf}
         charged = [0.0 if price == inf else rate * price for price in prices]
-        kept: set[int] = set()
-        decision = self.problem.decide(prices_for(units, charged, pins))
+        kept, parting = set[int](), self.space.parting()
+        decision = self.problem.decide(prices_for(units, charged, pins, parting=parting))
         while rounding := self._rounding(decision) - kept:
             kept |= rounding
-            decision = self.problem.decide(prices_for(units, charged, pins, kept))
+            decision = self.problem.decide(prices_for(units, charged, pins, kept, parting))
         nodes = (*units, *self.space.followers)
         return frozenset(unit.key for unit in nodes if self._is_low(decision, unit) and unit.node not in pins)
 

@@ -20,6 +20,7 @@ from onnxamp._options.options import Level
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.session import is_plugin
 from onnxamp._runtime.switch import node_key
+from onnxamp._tuning.fusions import find_fusions
 from onnxamp._tuning.job import Job, converted_model
 from onnxamp._tuning.results import Candidate, Tuned
 from onnxamp._tuning.runs import profile_nodes
@@ -97,7 +98,8 @@ def measure_times(job: Job, device: str) -> str:
         low = apportioned(graph, low, estimate)
     estimated = sum(map(space.estimate.cast_time, space.estimate.casts(space.all_low.ports, space.all_low.decision)))
     price = max(casts / estimated, _CHEAPEST) if estimated else None
-    job.space = space.retimed({key: (time, low.get(key)) for key, time in high.items()}, price)
+    fusions = find_fusions(space.all_low.graph, space.estimate, high, low) if is_plugin(provider) else ()
+    job.space = space.retimed({key: (time, low.get(key)) for key, time in high.items()}, price, fusions)
     return f"measured on {job.backend.name(job.low.name)}, kernel by kernel, Casts included"
 
 

@@ -34,7 +34,7 @@ _FOR_BLOCKS: Final = 0.4
 """Share of the time after which no further block is halved."""
 
 _UNTRIED: Final = 0.5
-"""Share of the tolerance that a candidate may be predicted to take for which no time was left."""
+"""Share of the tolerance that a candidate may be predicted to take for which no time or no run was left."""
 
 _REPEATS: Final = 12
 """Cuts in a row that only find known candidates, after which the prices are exhausted."""
@@ -126,10 +126,18 @@ class CandidateSearch:
         prices = self.refine(free, prices, tolerance, everything)
         self.extend(prices, tolerance)
         self.stopped = self.is_over
-        if self.stopped and self.best(tolerance) is None:  # the converted model shows whether the prediction holds
-            low = self.solver.within(prices, (_UNTRIED * tolerance) ** 2)
+        if self.left <= 0 and self.best(tolerance) is None:  # the converted model shows whether the prediction holds
+            low = self.solver.within(prices, (self.trust(everything) * tolerance) ** 2)
             self.candidates.append(self.solver.candidate(low, prices, None))
         return prices
+
+    def trust(self, everything: frozenset[str]) -> float:
+        """The share of the tolerance that a candidate may be predicted to take: what predictions were worth so far."""
+        tried = [item for item in self.candidates if item.error and item.low != everything]
+        if not tried:
+            return _UNTRIED
+        nearest = min(tried, key=lambda item: item.best_known_error)
+        return min(1.0, nearest.predicted / nearest.best_known_error)
 
     def block_errors(self, free: Sequence[TunableNode], blocks: Sequence[range]) -> list[float]:
         """The errors with only a block of nodes lowered, for each of several."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from math import inf
+from types import MappingProxyType
 from typing import Final
 
 from onnx import GraphProto
@@ -25,6 +26,7 @@ from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.switch import Ports, node_key
 from onnxamp._target.costs import LAUNCH
 from onnxamp._target.roofline import Work
+from onnxamp._tuning.fusions import Fusion
 
 _CASTS_PER_NODE: Final = 16
 """Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
@@ -86,6 +88,8 @@ class SearchSpace:
     """Microseconds of all other nodes, and of the launches of all nodes."""
     scale: float = 1.0
     """Measured times of Casts, or else of nodes, as multiples of estimated ones."""
+    fusions: tuple[Fusion, ...] = ()
+    """Nodes that the engine fuses where they have one precision."""
 
     def known(self, live: AbstractSet[int], usual: Callable[[], AbstractSet[int]]) -> "SearchSpace":
         """The space when samples run only the ``live`` nodes. Others cannot be measured: they follow level O2, where
@@ -99,10 +103,15 @@ class SearchSpace:
         units = [replace(unit, seen=unit.node in live) for unit in self.tunable if unit.node not in pins]
         return replace(self, tunable=tuple(units), pins={**self.pins, **pins})
 
-    def retimed(self, seconds: Mapping[str, tuple[float, float | None]], price: float | None = None) -> "SearchSpace":
+    def retimed(
+        self,
+        seconds: Mapping[str, tuple[float, float | None]],
+        price: float | None = None,
+        fusions: Sequence[Fusion] = (),
+    ) -> "SearchSpace":
         """The space with measured seconds by node, in float32 and, if known, in low precision. Estimates of the other
-        nodes are scaled to match, and those of Casts, unless their ``price`` was measured, too: then nodes are lowered
-        for the time alone that they save.
+        nodes are scaled to match, those of nodes that the engine fuses, and those of Casts, unless their ``price`` was
+        measured, too: then nodes are lowered for the time alone that they save.
         """
         units = (*self.tunable, *self.followers)
         timed = [unit for unit in units if unit.key in seconds]
@@ -117,14 +126,21 @@ class SearchSpace:
         mine = {unit.key for unit in units}
         rest = sum(high * 1e6 for key, (high, _) in seconds.items() if key not in mine)
         tunable, followers = (tuple(map(of, units)) for units in (self.tunable, self.followers))
-        scale = measured / (sum(unit.high + LAUNCH_US for unit in timed) or 1) if price is None else price
-        return replace(self, tunable=tunable, followers=followers, rest=rest, scale=scale)
+        scale = measured / (sum(unit.high + LAUNCH_US for unit in timed) or 1)
+        apart = tuple(replace(one, time=one.time * scale) for one in fusions if mine.issuperset(one.keys))
+        scale = scale if price is None else price
+        return replace(self, tunable=tunable, followers=followers, rest=rest, scale=scale, fusions=apart)
 
     def time(self, low: AbstractSet[str], casts: Sequence[int]) -> float:
         """Microseconds per run with these nodes in low precision, and these values cast."""
         units = (*self.tunable, *self.followers)
         nodes = sum(unit.low if unit.key in low else unit.high for unit in units)
+        nodes += sum(one.time for one in self.fusions if (one.keys[0] in low) != (one.keys[1] in low))
         return self.rest + nodes + self.scale * sum(map(self.estimate.cast_time, casts))
+
+    def parting(self) -> dict[tuple[int, int], int]:
+        """What it costs that fused nodes differ in precision, in cost units of the cut."""
+        return {one.nodes: max(1, round(one.time / (UNIT_US * self.scale))) for one in self.fusions}
 
     def ports(self) -> dict[str, Ports]:
         """The low-precision ports of each node."""
@@ -185,11 +201,16 @@ def _results(view: View, node: Node) -> list[str]:
 
 
 def prices_for(
-    units: Sequence[TunableNode], prices: Sequence[float], pins: Mapping[int, str], kept: AbstractSet[int] = frozenset()
+    units: Sequence[TunableNode],
+    prices: Sequence[float],
+    pins: Mapping[int, str],
+    kept: AbstractSet[int] = frozenset(),
+    parting: Mapping[tuple[int, int], int] = MappingProxyType({}),
 ) -> Prices:
     """Gains and error prices for the cut, in its cost units; prices are capped at a multiple of all gains.
 
-    ``kept`` are nodes that stay float32 without a verdict of their own, as do those of an infinite price.
+    ``kept`` are nodes that stay float32 without a verdict of their own, as do those of an infinite price; ``parting``
+    is what :meth:`SearchSpace.parting` says.
     """
     ceiling = 4 * sum(unit.gain for unit in units)
     costs = {
@@ -197,7 +218,7 @@ def prices_for(
     }
     high = {unit.node for unit, price in zip(units, prices, strict=True) if price == inf}.union(pins, kept)
     gains = {unit.node: unit.gain for unit in units if unit.node not in pins}
-    return Prices(dict(pins), gains, {node: cost for node, cost in costs.items() if cost}, high)
+    return Prices(dict(pins), gains, {node: cost for node, cost in costs.items() if cost}, high, parting)
 
 
 def exactly(space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]) -> Prices:

@@ -309,21 +309,22 @@ def _noise(job: Job, masked: MaskedModel | SharedMasks, subset: Sequence[int]) -
 def _finish(job: Job, search: CandidateSearch, noise: float | None, asked: Search, times: str) -> Tuned:
     """Choose the best candidate whose converted model meets the tolerance on all samples."""
     judge, pick = job.metric, asked.pick
-    tolerance = target = judge.amplitude(judge.tolerance)
+    tolerance = target = limit = judge.amplitude(judge.tolerance)
     attempt = 0
     while True:
         attempt += 1
         prices = search.search(target)
         nothing = search.solver.candidate(frozenset(), prices, judge.amplitude(noise or 0.0))
         front = front_of(search.candidates, nothing, allow_slower=asked.allow_slower)
-        order = [i for i, item in enumerate(front) if item.low and item.best_known_error <= target]
+        able = [i for i, item in enumerate(front) if item.low and item.best_known_error <= limit]
         if not asked.allow_slower:
-            order.sort(key=lambda i: standing(front[i], nothing))
-        last = attempt == _ATTEMPTS or not order or search.left <= 0
+            able.sort(key=lambda i: standing(front[i], nothing))
+        order = [i for i in able if front[i].best_known_error <= target]
+        last = attempt == _ATTEMPTS or not order
         if pick is not None:
             order, last = [_checked(pick, front)], True
         elif last:
-            order.append(len(front) - 1)
+            order = [*able, len(front) - 1]
         for number in order:
             kept = job.kept(front[number].low, prices)
             plan = job.plan(front[number], kept)
@@ -341,8 +342,8 @@ def _finish(job: Job, search: CandidateSearch, noise: float | None, asked: Searc
                     compensation=job.compensation(prices),
                 )  # fmt: skip
         # Mask runs see some samples only: aim lower by the factor by which the worst of all samples is too high.
-        step = max(_MIN_STEP, min(0.9, 0.9 * tolerance / judge.amplitude(error)))
-        target = min(target, front[number].best_known_error) * step
+        known, ratio = front[number].best_known_error, tolerance / judge.amplitude(error)
+        limit, target = min(limit, known * ratio), min(target, known) * max(_MIN_STEP, min(0.9, 0.9 * ratio))
 
 
 def _in_metric_units(metric: Metric, candidate: Candidate) -> Candidate:

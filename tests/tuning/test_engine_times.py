@@ -1,5 +1,7 @@
 """Times that an engine measures, and what tuning makes of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from engine import space_of
@@ -14,8 +16,10 @@ from onnxamp._convert.estimate import low_nodes
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import choose_provider, make_session
 from onnxamp._runtime.switch import node_key
+from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.engine_times import apportioned
-from onnxamp._tuning.space import exactly
+from onnxamp._tuning.fusions import find_fusions
+from onnxamp._tuning.space import SearchSpace, exactly
 
 CHAIN = """(float[8,64] x) => (float[8,64] y) {
     [p] a = MatMul (x, w)  [q] c = Add (a, b)  [r] d = Relu (c)  [s] e = MatMul (d, w)  [t] y = Tanh (e)
@@ -72,6 +76,62 @@ def test_a_measured_price_of_casts_counts_savings_in_casts() -> None:
     assert gains[0]["c"] == gains[1]["c"] == 1, "nobody lowers a node for its own sake that costs nothing"
     values = [0]
     assert cheap.time(frozenset(), values) < dear.time(frozenset(), values)
+
+
+FUSED = {"a": 50e-6, "c": 0.0, "d": 0.0, "e": 50e-6, "y": 4e-6}
+"""Seconds of nodes where what follows a product is part of its kernel."""
+
+
+def fused_space() -> SearchSpace:
+    """An engine that computes products in a fifth of the time in low precision."""
+    space = space_of(chain(), target="openvino", dtype="bfloat16")
+    low = {key: time / 5 for key, time in FUSED.items()}
+    fusions = find_fusions(space.all_low.graph, space.estimate, FUSED, low)
+    return space.retimed({key: (time, low[key]) for key, time in FUSED.items()}, 1.0, fusions)
+
+
+def test_what_takes_no_time_behind_a_product_is_fused_into_it() -> None:
+    space = fused_space()
+    assert [one.keys for one in space.fusions] == [("a", "c"), ("c", "d")]
+    assert all(one.time > 0 for one in space.fusions)
+    parted, whole, none = (space.time(low, []) for low in ({"a", "d"}, {"a", "c", "d"}, set[str]()))
+    assert parted == pytest.approx(whole + sum(one.time for one in space.fusions))
+    assert none == pytest.approx(sum(FUSED.values()) * 1e6 + space.rest)
+
+
+def test_nodes_with_kernels_and_views_are_not_fused() -> None:
+    text = """(float[8,64] x, float[64,64] w, int64[1] s) => (float[512] y) {
+        [p] a = MatMul (x, w) [v] r = Reshape (a, s) [n] y = Neg (r) }"""
+    space = space_of(parse(text), target="openvino")
+    graph, estimate = space.all_low.graph, space.estimate
+    assert find_fusions(graph, estimate, {"a": 1e-6, "r": 0.0, "y": 0.0}, {}) == ()
+    graph = (space := space_of(chain(), target="openvino")).all_low.graph
+    for high, low, fused in ((0.0, 0.0, 1), (0.0, 1e-6, 0), (1e-6, 0.0, 0)):
+        assert len(find_fusions(graph, space.estimate, {"y": high}, {"y": low})) == fused
+    unseen = dict.fromkeys(FUSED, 0.0)
+    assert find_fusions(graph, space.estimate, unseen, unseen) == ()
+
+
+def test_nodes_of_decomposed_normalisations_have_kernels_of_their_own() -> None:
+    text = """(float[8,64] x, float[64,64] w) => (float[8,64] y) <float e = {1e-5}> {
+        a = MatMul (x, w) m = ReduceMean <axes = [-1]> (a) d = Sub (a, m) s = Mul (d, d)
+        v = ReduceMean <axes = [-1]> (s) f = Add (v, e) r = Sqrt (f) y = Div (d, r) }"""
+    space = space_of(parse(text), target="openvino")
+    seconds = dict.fromkeys("mdsvfry", 0.0)
+    assert find_fusions(space.all_low.graph, space.estimate, seconds, seconds) == ()
+
+
+@pytest.mark.parametrize("fuses", [True, False])
+def test_an_error_is_not_avoided_at_the_price_of_a_fusion(fuses: bool) -> None:
+    """The addition errs most. By itself it would be float32 for two Casts, but these part it from its product."""
+    space = fused_space()
+    part = space.parting()[0, 1]
+    space = space if fuses else replace(space, fusions=())
+    solver = CandidateSolver(space, space.all_low)
+    prices = [1.0 if unit.key == "c" else 0.0 for unit in space.tunable]
+    assert solver.choose(prices, 1.0) == {"a", "c", "d", "e", "y"}
+    assert solver.choose(prices, 0.8 * part) == ({"a", "c", "d", "e", "y"} if fuses else {"a", "d", "e", "y"})
+    assert solver.choose(prices, 4.0 * part) == ({"a", "e", "y"} if fuses else {"a", "d", "e", "y"})
 
 
 @pytest.mark.webgpu

@@ -192,6 +192,22 @@ def test_nothing_holds() -> None:
     assert {row.node for row in tuned.kept} == {"add", "sub", "mul"}
 
 
+def test_where_runs_are_over_smaller_errors_are_aimed_at_all_the_same() -> None:
+    """Mask runs see four samples, and all that holds on these misses on others: something is low nevertheless."""
+    count = 20
+    body = " ".join(f"a{i} = Add (v{i}, c{i}) v{i + 1} = Sub (a{i}, c{i})" for i in range(count))
+    constants = ", ".join(f"float c{i} = {{{2 ** (i % 6)}}}" for i in range(count))
+    model = parse(f"(float[64] v0) => (float[64] v{count}) <{constants}> {{ {body} }}")
+    random = np.random.default_rng(0)
+    inputs = [(random.uniform(1, 2, 64) * (1 if number < 4 else 0.6)).astype(np.float32) for number in range(6)]
+    samples = given(*({"v0": array} for array in inputs))
+    _, tuned = tune_model(model, 5e-3, samples=samples, provider="cpu", runs=4, hazards=False)
+    chosen = tuned.candidates[tuned.chosen]
+    assert (tuned.held, tuned.runs, tuned.conversions > 1) == (True, 4 + 18, True)
+    assert chosen.nodes > 0
+    assert chosen.error is None, "no mask run was left for it"
+
+
 def test_samples_beyond_those_of_mask_runs_count() -> None:
     """The last sample cancels more than those that choose: what they allow is converted, refuted, and tightened."""
     rng = np.random.default_rng(0)
