@@ -7,8 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from graphs.case import parse
 from repository import ROOT
 
+import onnxamp
 from onnxamp._target.kernels import kernel_table
 
 FLOAT, HALF = "tensor(float)", "tensor(float16)"
@@ -63,3 +65,11 @@ def test_a_row_says_which_parameters_are_absent(script: ModuleType) -> None:
     more = answer(script, "Relu", {(("T", HALF), ("U", HALF)): "no"})
     rows = script.rows([plain, more], script.refused_types("tensorrt", [plain, more]))
     assert [row["U"] for row in rows if HALF in row["T"]] == [frozenset()], "with U bound, the mixture is refused"
+
+
+@pytest.mark.parametrize("scale", ["float", "double"])
+def test_openvino_was_asked_about_double_as_well(scale: str) -> None:
+    text = "(float[1,2,4] x, SCALE[2] s, float[2] m) => (float[1,2,4] y) { y = BatchNormalization (x, s, s, m, m) }"
+    audit = onnxamp.audit_model(parse(text.replace("SCALE", scale), 15), "openvino")
+    assert [node.provider for node in audit.nodes] == ["OPENVINO" if scale == "float" else "none"]
+    assert ("float32 with float64" in str(audit.findings)) == (scale == "double")
