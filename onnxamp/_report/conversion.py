@@ -209,10 +209,9 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
     plan, status = made.plan, status_of(validation)
     head, why = f"Converted to {plan.dtype}", tuple[str, ...]()
     cure = validation.cure if validation is not None else None
-    if cure is not None and cure.applied and not cure.confirmed:
-        return parts.Verdict(
-            status, "The model stays float32: no conversion passed validation.", (cure.failure, cure.outcome)
-        )
+    if validation is not None and cure is not None and cure.applied and not cure.confirmed:
+        told = (cure.failure, cure.outcome, *filter(None, [validation.skipped]))
+        return parts.Verdict(status, "The model stays float32: no conversion passed validation.", told)
     if cure is not None and cure.applied:
         kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
         with_what = f"at level {cure.level}" if cure.level else f"with {kept} in float32"

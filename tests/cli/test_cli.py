@@ -340,6 +340,16 @@ def test_level_o1_is_tried_where_ops_break() -> None:
     assert onnx.load("model_fp16.onnx") == onnxamp.convert_model(str(path), "O1", strict=True)
 
 
+@pytest.mark.webgpu
+def test_where_float32_itself_breaks_there_the_result_is_not_validated() -> None:
+    """WebGPU computes the variance as a difference of squares, of which nothing is left beside a large mean."""
+    path = saved("(float[2, 4] X) => (float[2, 4] Y) <float[4] g = {1, 1, 1, 1}> { Y = LayerNormalization (X, g) }")
+    np.savez("x.npz", X=np.float32([[0.1, 0.7, 1.3, 2.9], [2.3, 0.9, 1.7, 0.3]]) + 1e5)
+    result = run("convert", path, "--target", "webgpu", "--provider", "webgpu", "--inputs", "x.npz")
+    assert result.exit_code == 0, result.output
+    assert "Float32 itself" in result.output
+
+
 def test_the_float32_model_is_the_last_resort() -> None:
     path = small()
     np.savez("x.npz", X=np.float32([[1e30, 1e30]]))

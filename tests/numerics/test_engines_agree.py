@@ -69,6 +69,19 @@ def test_a_float32_result_is_held_to_what_float32_is_off_there() -> None:
     assert not lost.passed
 
 
+@pytest.mark.webgpu
+def test_where_a_later_sample_is_beyond_float32_nothing_is_told() -> None:
+    model = parse("(float[2, 4] x) => (float[2, 4] y) <float[4] g = {1, 1, 1, 1}>"
+                  " { n = LayerNormalization (x, g) y = Mul (n, n) }")  # fmt: skip
+    low = onnxamp.convert_model(model, "O3", target="webgpu", black_list=["LayerNormalization"])
+    rows = np.float32([[0.1, 0.7, 1.3, 2.9], [2.3, 0.9, 1.7, 0.3]])
+    first = onnxamp.diff_models(model, low, {"x": rows}, provider="webgpu")
+    assert (first.lowest, first.passed, first.skipped) == ("float16", True, None)
+    both = onnxamp.diff_models(model, low, [{"x": rows}, {"x": rows + 300}], provider="webgpu")
+    assert both.skipped is not None
+    assert "Float32 itself, on the same inputs, is off by" in both.skipped
+
+
 @pytest.mark.parametrize(
     ("lowest", "noise", "limit"),
     [("float32", None, 1e-5), ("float32", 1e-7, 1e-5), ("float32", 1e-3, 2e-3), ("float32", 0.3, 1e-2),
@@ -98,6 +111,13 @@ def test_few_numbers_are_held_to_a_share_of_the_limit_where_errors_are_draws(cou
     assert limits(samples=given, target="webgpu") == [1e-2]
     one = onnxamp.diff_models(model, low, made, provider="cpu", target="webgpu").outputs
     assert {found.limit for found in onnxamp.Limits(tolerance=3e-3).judge(one, "float16", drawn=True)} == {3e-3}
+    assert [found.limit for found in onnxamp.Limits(margin=0.2).judge(one, "float16", drawn=True)] == [
+        pytest.approx(0.8 * limit)
+    ]
+    assert [found.limit for found in onnxamp.Limits(margin=0.2).judge(one, "float16")] == [1e-2]
+    assert [found.limit for found in onnxamp.Limits().judge(one, "float16", noise=4e-3, drawn=True)] == [
+        pytest.approx(max(limit, 8e-3))
+    ]
 
 
 @pytest.mark.parametrize(
