@@ -16,8 +16,9 @@ from onnxamp._runtime.samples import random_samples
 
 NETWORKS = {path.stem for path in MODELS}
 ZOO = {path.stem: lambda path=path: onnx.load(path) for path in MODELS} | {
-    name: case.build for name, case in CASES.items()
+    name: case.build for name, case in CASES.items() if case.tolerance != np.inf
 }
+"""Without those that draw random numbers, which agree by luck."""
 
 
 @pytest.mark.webgpu

@@ -99,4 +99,4 @@ def test_folds_before_rounding() -> None:
     kept = convert_model(model, black_list=["BatchNormalization"], **options)
     assert "BatchNormalization" in [node.op_type for node in kept.graph.node]
     assert convert_model(model, "O0", **options).graph.node == model.graph.node
-    assert "BatchNormalization" in [node.op_type for node in convert_model(model, dtype="bfloat16").graph.node]
+    assert "BatchNormalization" in [node.op_type for node in convert_model(model, dtype="float16").graph.node]

@@ -89,13 +89,14 @@ def distance(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
 @every(name=[*GRAPHS, *FILES], dtype=["float16", "bfloat16"], parts=8)
 def test_none_is_the_model_and_all_is_the_conversion(name: str, dtype: str) -> None:
     model, given = model_called(name)
-    proto = prepared(model, "auto", dtype=dtype, freeze_defaults=False).graph.model
+    as_it_is: dict[str, Any] = {"dtype": dtype, "freeze_defaults": False, "fold": False}
+    proto = prepared(model, "auto", **as_it_is).graph.model
     feeds = check_inputs(proto, given)
     if opset(proto) < (13 if dtype == "bfloat16" else 9):  # too old for the low type, or for Where
         with pytest.raises(OpsetError):
-            switched(proto, space_of(proto, dtype=dtype, freeze_defaults=False).ports(), low_type(dtype))
+            switched(proto, space_of(proto, **as_it_is).ports(), low_type(dtype))
         return
-    space = space_of(proto, dtype=dtype, freeze_defaults=False)
+    space = space_of(proto, **as_it_is)
     graph = switched(proto, space.ports(), low_type(dtype))
     assert_same(with_switches(graph, feeds, ()), outputs(proto, feeds))
     converted = emulate(apply_plan(model, make_plan(space.all_low)))
