@@ -132,7 +132,7 @@ def convert_folder(
         validate: run originals and results, and compare their outputs.
         inputs: folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the path of the
             model below ``src`` without ".onnx". A model without any runs on made-up inputs.
-        samples: number of made-up inputs; None for 1, or 4 where float16 is summed up in float16, as on webgpu.
+        samples: number of made-up inputs; None for 1, or 4 to 16 where float16 is summed up in float16, as on webgpu.
         seed: seed of made-up inputs.
         dims: sizes of named dimensions of made-up inputs, for the models that have them.
         provider: where to run models to compare them, "cuda", "cpu" or a plugin provider; None for CUDA if there is a

@@ -112,7 +112,7 @@ def convert_validated(
     if proof.has_refused:
         options = replace(options, opset="keep")
     for way in _ways(model, sink, options, validation, refused):
-        how = replace(validation, layers=False) if way.level == Level.O0 else validation
+        how = replace(validation, layers=False) if way.options.level == Level.O0 else validation
         with suppress(_RefusedError):
             made, report = _attempt(model, sink, way.options, how, way.plan, proof)
             casts = made.summary.casts_before + made.summary.casts_added - made.summary.casts_removed
@@ -188,10 +188,8 @@ class _Fallbacks:
 
     def told(self, outcome: str = "", command: str = "") -> Cure:
         """What was found at last, or that nothing was."""
-        nodes = () if command else self.nodes
-        return Cure(
-            command, nodes, " ".join((*self.outcomes, *([outcome] * bool(outcome)))), bool(command), self.trials
-        )
+        nodes, text = () if command else self.nodes, " ".join(filter(None, (*self.outcomes, outcome)))
+        return Cure(command, nodes, text, bool(command), self.trials)
 
     def cured(self, share: float) -> Iterator[_Way]:
         """More nodes in float32, found in a share of the time."""
@@ -202,8 +200,8 @@ class _Fallbacks:
         )  # fmt: skip
         fault = self.refused.fault
         cure = _named_in(fault, self.model) if fault else cure_conversion(
-            self.model, self.command, self.recipe, trial, tried=self.recipe.options.hazards, comparison=compared,
-            advice="", failed=self.refused.report if self.is_tried else None, rounder=self.validation.rounder,
+            self.model, self.command, self.recipe, trial, tried=self.is_tried, comparison=compared, advice="",
+            failed=self.refused.report if self.is_tried else None, rounder=self.validation.rounder,
         )  # fmt: skip
         _LOG.info("looked for a cure in %d trials: %s", cure.trials, cure.outcome)
         self.nodes, self.trials = cure.nodes, cure.trials

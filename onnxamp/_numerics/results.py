@@ -119,8 +119,9 @@ class DiffReport(Shown):
     tokens: tuple[Parting, ...] = ()
     """Outputs that hold tokens."""
     noise: float | None = None
-    """Relative L2 error of the float32 reference on the device that ran against itself on the CPU, on the first sample
-    (on the worst one if the result is float32, too); None if it was not measured."""
+    """Relative L2 error of the float32 reference on the device that ran against itself on the CPU: the largest on the
+    first sample and on those beyond the default limit (on all if the result is float32, too); None if it was not
+    measured."""
     drawn: bool = False
     """Whether float16 is summed up in float16, and inputs are made up, so that the errors of few numbers say little."""
     loaded: str = ""

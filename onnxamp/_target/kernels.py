@@ -146,8 +146,9 @@ def float_types(provider: str, key: str, since: int) -> set[str]:
 
 def takes_anywhere(target: str, key: str, type_name: str) -> bool:
     """Whether the target has a kernel of whatever version of the op that takes the type."""
-    rows = kernel_table(target).get(key, ()) if target not in UNLIMITED else ()
-    return target in UNLIMITED or any(type_name in names for row in rows for names in row.types.values())
+    if target in UNLIMITED:
+        return True
+    return any(type_name in names for row in kernel_table(target).get(key, ()) for names in row.types.values())
 
 
 def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:

@@ -388,6 +388,7 @@ def test_no_cure_is_looked_for_twice(gone: bool) -> None:
     wrong = {"level": "O3", "hazards": False, "black_list": ["Add"]}
     (first,) = convert(**wrong).rows
     assert first.cure.startswith("onnxamp convert in")
+    assert first.healed.startswith("Tried: a conversion with onnxamp's lists and hazards holds")
     state, result = Path("out", NAME), Path("out/norm.onnx").read_bytes()
     state.write_text(state.read_text().replace("Tried:", "Remembered:"))
     if gone:
