@@ -54,6 +54,7 @@ _CPU_NOTE: Final = (
     " GPU."
 )
 _BROWSER_NOTE: Final = "A browser is timed in its page, with outputs read back; it tells no times per op."
+_UNTOLD_NOTE: Final = "The engine does not tell what its kernels take: times per op are left out."
 _SOFTWARE_NOTE: Final = "The device is software on the CPU: these times say nothing of a GPU."
 
 
@@ -308,6 +309,7 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
     notes = [_CPU_NOTE] if emulated else []
     notes += [_SOFTWARE_NOTE] if any(", software" in name for name in ran) else []
     notes += [_BROWSER_NOTE] if web else []
+    notes += [_UNTOLD_NOTE] if any(row.seconds is None for model in models for row in model.facts.ops) else []
     slower = (m.facts.model for m in models if any(t.speedup and t.speedup.high < 1 for t in m.timings))
     evidence = (Evidence(models[0].facts, model.facts, model.timings, model.provider == "cuda") for model in models[1:])
     return BenchReport(

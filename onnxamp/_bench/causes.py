@@ -58,7 +58,7 @@ def _casts(e: Evidence) -> Said:
     mine, theirs = (
         _sum(bench.ops, lambda row: row.op == "Cast" and row.dtype != "no floats") for bench in (e.model, e.original)
     )
-    total = sum(row.seconds for row in e.model.ops) or 1e-12
+    total = _sum(e.model.ops, lambda _: True)[1] or 1e-12
     if mine[0] > theirs[0] and mine[1] > _CAST_SHARE * total:
         share = f"{mine[1] * 1e3:.3g} ms, {100 * mine[1] / total:.0f} % of the time"
         text = f"{mine[0]} Casts ({theirs[0]} in the original) take {share}"
@@ -81,7 +81,7 @@ def _fallbacks(e: Evidence) -> Said:
     new = [row for row in rows if row.nodes > before.get(row.op, 0)]
     copies = _sum(e.model.ops, lambda row: row.op in executed().copies)
     if new or (rows and copies[0]):
-        shown = sorted(new or rows, key=lambda row: -row.seconds)
+        shown = sorted(new or rows, key=lambda row: -(row.seconds or 0.0))
         kinds = ", ".join(f"{row.op} ×{row.nodes} ({row.dtype})" for row in shown[:_SHOWN])
         kinds += ", ..." if len(shown) > _SHOWN else ""
         more = "" if new else ", as in the original"
@@ -163,6 +163,6 @@ def _ran(bench: Bench) -> Counter[str]:
 
 
 def _sum(rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]) -> tuple[int, float]:
-    """Nodes and seconds of the wanted rows together."""
+    """Nodes and seconds of the wanted rows together; those that the engine does not tell count as none."""
     chosen = [row for row in rows if wanted(row)]
-    return sum(row.nodes for row in chosen), sum(row.seconds for row in chosen)
+    return sum(row.nodes for row in chosen), sum(row.seconds or 0.0 for row in chosen)

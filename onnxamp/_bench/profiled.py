@@ -9,7 +9,7 @@ from typing import Any, Final
 from onnxamp._bench.executed import executed
 from onnxamp._bench.records import OpTime
 from onnxamp._ops.facts import op_facts
-from onnxamp._runtime.profile import engine_kernels, times_of
+from onnxamp._runtime.profile import engine_kernels, is_dispatch_only, times_of
 from onnxamp._runtime.profiled_run import profiled_run
 from onnxamp._runtime.session import Provider, short_provider
 from onnxamp._runtime.values import Feed
@@ -58,19 +58,20 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
 
     Control flow is left out: its time is that of the nodes in its bodies, which are listed.
     """
+    untold = is_dispatch_only(events)
     seconds, kinds = times_of(events), dict[str, tuple[str, str, str]]()
     for name, args in _nodes(events):
         if args["op_name"] in op_facts().control_flow:
             continue
-        if name in seconds:  # a graph that an engine compiles is not: its kernels stand in its place
+        if untold or name in seconds:  # a graph that an engine compiles is not: its kernels stand in its place
             kinds.setdefault(name, (args["op_name"], short_provider(args["provider"]), _dtype(args)))
     for event in engine_kernels(events):
         kinds.setdefault(event["name"].partition("::")[2], _kernel_kind(event["args"]))
     spent, counts = defaultdict[tuple[str, str, str], float](float), Counter(kinds.values())
     for name, kind in kinds.items():
         spent[kind] += seconds.get(name, 0.0)
-    rows = [OpTime(*kind, counts[kind], total) for kind, total in spent.items()]
-    return tuple(sorted(rows, key=lambda row: (-row.seconds, row.op)))
+    rows = [OpTime(*kind, counts[kind], None if untold else total) for kind, total in spent.items()]
+    return tuple(sorted(rows, key=lambda row: (-(row.seconds or 0.0), row.op)))
 
 
 def _kernel_kind(args: Mapping[str, Any]) -> tuple[str, str, str]:

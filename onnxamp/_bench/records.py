@@ -54,14 +54,14 @@ class OpTime:
         provider: "CUDA" or "CPU".
         dtype: lowest float type the nodes read or write; "no floats" if there is none.
         nodes: how many there are.
-        seconds: total time of one run.
+        seconds: total time of one run; None where the engine does not tell it.
     """
 
     op: str
     provider: str
     dtype: str
     nodes: int
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)

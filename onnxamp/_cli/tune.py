@@ -67,7 +67,7 @@ from onnxamp._tuning.tune import tune
 @click.option("--pick", type=click.IntRange(0), metavar="K", help="Write candidate K instead of the chosen one.")
 @click.option("--times", type=click.Choice(TIMES), default=TIMES[0], show_default=True,
               help="Op times: estimated for the device, or measured with ONNX Runtime's profiler. On CUDA and plugin"
-                   " providers the result is then timed against level O2 and float32.")  # fmt: skip
+                   " providers whole models are then timed, and decide what is written.")  # fmt: skip
 @click.option("--search-time", metavar="SECONDS", type=click.FloatRange(0), default=SECONDS, show_default=True,
               help="Begin no further run after so long, and choose among what was found.")  # fmt: skip
 @click.option("--budget", metavar="MB", type=click.IntRange(1), default=BUDGET >> 20, show_default=True,

@@ -1,9 +1,9 @@
 """What a benchmark measured."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from onnxamp._bench.records import Bench, BenchReport, Cause, Timing
+from onnxamp._bench.records import Bench, BenchReport, Cause, OpTime, Timing
 from onnxamp._report import parts
 from onnxamp._report.machine import document
 from onnxamp._report.text import size
@@ -16,6 +16,8 @@ def bench_report(report: BenchReport) -> parts.Report:
     """Models timed side by side, the first of which is what the others are compared with."""
     where = "" if report.profiled is None else f" at batch {report.profiled}"
     waiting = ", each kernel waited for" if report.ran_on != "CPU" else ""
+    told = any(row.seconds is not None for model in report.models for row in model.ops)
+    ops = f"Time per op type{where}, in ms (profiled{waiting})" if told else f"Ops that ran{where} (profiled)"
     causes = [_cause(cause, is_slower=cause.model in report.slower) for cause in report.causes]
     return parts.Report(
         "bench",
@@ -26,7 +28,7 @@ def bench_report(report: BenchReport) -> parts.Report:
         sections=(
             parts.section("Models", [_models(report.models)]),
             parts.section("Latency", [_timings(report.timings)]),
-            parts.section(f"Time per op type{where}, in ms (profiled{waiting})", _ops(report.models)),
+            parts.section(ops, _ops(report.models)),
             parts.section("Causes", causes),
             parts.section("Notes", parts.notes(report.notes)),
         ),
@@ -92,19 +94,35 @@ def _timing(timing: Timing) -> tuple[str, ...]:
 
 def _ops(models: Sequence[Bench]) -> Iterator[parts.Table]:
     """One row per op type, provider and type: time and nodes of each model."""
-    kinds: dict[tuple[str, str, str], dict[str, tuple[int, float]]] = {}
+    kinds: dict[tuple[str, str, str], dict[str, OpTime]] = {}
     for model in models:
         for row in model.ops:
-            kinds.setdefault((row.op, row.provider, row.dtype), {})[model.model] = (row.nodes, row.seconds)
+            kinds.setdefault((row.op, row.provider, row.dtype), {})[model.model] = row
     if not kinds:
         return
-    totals = (f"{sum(row.seconds for row in model.ops) * 1e3:.3f}" for model in models)
-    rows = [parts.Row(("all", "", "", *totals), is_strong=True)]
-    for kind, times in sorted(kinds.items(), key=lambda item: -max(seconds for _, seconds in item[1].values())):
-        cells = (times.get(model.model) for model in models)
-        rows.append(parts.Row((*kind, *("–" if cell is None else f"{cell[1] * 1e3:.3f} ×{cell[0]}" for cell in cells))))
+    rows = [parts.Row(("all", "", "", *map(_total, models)), is_strong=True)]
+    for kind, ran in sorted(kinds.items(), key=lambda item: _slowest_first(item[1].values())):
+        rows.append(parts.Row((*kind, *(_ran(ran.get(model.model)) for model in models))))
     columns = ("op", "on", "type", *(model.model for model in models))
     yield parts.table(columns, rows, right=range(3, 3 + len(models)), shown=_OPS + 1, drop=(2, 1))
+
+
+def _total(model: Bench) -> str:
+    """Time of all ops together, or their number where the engine tells no times."""
+    told = [row.seconds for row in model.ops if row.seconds is not None]
+    return f"{sum(told) * 1e3:.3f}" if told else f"×{sum(row.nodes for row in model.ops)}"
+
+
+def _slowest_first(rows: Iterable[OpTime]) -> tuple[float, int]:
+    """A key that sorts ops by time, and by number where there is none."""
+    return min((-(row.seconds or 0.0), -row.nodes) for row in rows)
+
+
+def _ran(row: OpTime | None) -> str:
+    """Time and number of the nodes of one op type."""
+    if row is None:
+        return "–"
+    return f"×{row.nodes}" if row.seconds is None else f"{row.seconds * 1e3:.3f} ×{row.nodes}"
 
 
 def bench_json(report: BenchReport) -> str:

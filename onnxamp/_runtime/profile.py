@@ -8,6 +8,9 @@ CUDA, unless launches block (``CUDA_LAUNCH_BLOCKING=1``): a model runs in a proc
 A plugin provider that compiles the graph runs it as one node. It may list its own kernels, as OpenVINO does: events of
 category "Kernel", "OV::<name>", that name the event of that node. They stand in its place, each under the name that the
 engine gives it: that of one of the nodes that were fused, or one of its own.
+
+A plugin provider that hands its kernels to a device and does not wait, as that of WebGPU, shows no more of a node than
+what the host did. Such times are not told.
 """
 
 import json
@@ -33,6 +36,8 @@ _OF_NODE: Final = "_kernel_time"
 _OF_ENGINE: Final = "parent_ort_event_name"
 _BLOCKING: Final = "CUDA_LAUNCH_BLOCKING"
 _CUDA: Final = "CUDAExecutionProvider"
+_WAITS: Final = frozenset({_CUDA, "CPUExecutionProvider"})
+"""Providers whose events of nodes end when their kernels do, on CUDA because launches block."""
 
 
 def node_times(
@@ -46,7 +51,8 @@ def node_times(
     """Seconds that each node takes per run: the median of several runs after a warm-up.
 
     A node in a body counts each time it runs, and again as part of the node with the body. Nodes without a name have
-    the name that ONNX Runtime gives them; fused nodes that of the result, or the one that the engine gives them.
+    the name that ONNX Runtime gives them; fused nodes that of the result, or the one that the engine gives them. Empty
+    where the engine does not tell what its kernels take.
 
     Args:
         model, provider, optimize: as for :func:`~onnxamp._runtime.session.make_session`.
@@ -72,10 +78,12 @@ def node_times(
 
 
 def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds by node of a profile: the median of all runs but the first, the warm-up.
+    """Seconds by node of a profile: the median of all runs but the first, the warm-up; empty if it does not tell.
 
     Complexity: linear in events, but for a search among runs.
     """
+    if is_dispatch_only(events):
+        return {}
     starts = sorted(event["ts"] for event in events if event.get("name") == "model_run")
     shown = _kernels_shown(events)
     compiled = {event["args"][_OF_ENGINE] for event in engine_kernels(events)}
@@ -95,6 +103,13 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             spent[node][number] += event["dur"] * 1e-6
     measured = range(2, len(starts) + 1)
     return {name: median(by_run.get(k, 0.0) for k in measured) for name, by_run in spent.items() if measured}
+
+
+def is_dispatch_only(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an engine shows what the host did for its nodes, and not what its kernels took."""
+    nodes = (event for event in events if event.get("cat") == "Node" and event.get("name", "").endswith(_OF_NODE))
+    waits = all(event["args"].get("provider") in _WAITS for event in nodes)
+    return not (waits or any(event.get("cat") == "Kernel" for event in events))
 
 
 def engine_kernels(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Times of nodes on the engine that runs the converted models, and a last look at the clock before one is written.
+"""Times of nodes on the engine that runs the converted models.
 
 An engine that compiles a graph times its own kernels. One that has the name of a node, perhaps with a suffix behind a
 slash ("Conv_0/WithoutBiases"), counts for that node: what was fused into it costs nothing by itself. One with a name of
@@ -10,27 +10,17 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Final
 
-from onnxamp._bench.bench import BenchOptions, bench_models
-from onnxamp._convert.analysis import analyse
-from onnxamp._convert.estimate import Estimate, low_nodes
-from onnxamp._errors import RuntimeFailure
+from onnxamp._convert.estimate import Estimate
 from onnxamp._graph.graph import Graph
-from onnxamp._model.model import Model
-from onnxamp._options.options import Level
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.session import is_plugin
 from onnxamp._runtime.switch import node_key
 from onnxamp._tuning.fusions import find_fusions
-from onnxamp._tuning.job import Job, converted_model
-from onnxamp._tuning.results import Candidate, Tuned
+from onnxamp._tuning.job import Job
 from onnxamp._tuning.runs import profile_nodes
-from onnxamp._tuning.search import CandidateSearch
 
 _CHEAPEST: Final = 0.1
 """The least that a Cast counts, over its estimate: one that is fused costs nothing, but many are not worth it."""
-_CLOSE: Final = 1.02
-"""Models whose times differ by less are equally fast."""
-_SECONDS: Final = 0.5
 
 
 def apportioned(graph: Graph, seconds: Mapping[str, float], estimate: Estimate) -> dict[str, float]:
@@ -74,19 +64,21 @@ def measure_times(job: Job, device: str) -> str:
 
     On CUDA and on plugin providers both the float32 model and the lowered one are profiled, and the Casts of the latter
     say what a Cast costs. A CPU computes low precision in float32: there the estimates for the device say how much of
-    the measured time low precision saves.
+    the measured time low precision saves. An engine that does not tell what its kernels take leaves the estimates.
 
     Raises:
         RuntimeFailure: the model does not run, or its kernels cannot be timed.
     """
-    provider, space = job.backend.provider, job.space
+    provider, space, where = job.backend.provider, job.space, job.backend.name(job.low.name)
     sample = check_inputs(job.prepared.proto, job.samples[0])
-    high = profile_nodes(job.prepared, sample, provider)
+    high = job.state.node_times(f"{where} float32", lambda: profile_nodes(job.prepared, sample, provider))
     if provider == "cpu":
         job.space = space.retimed({key: (time, None) for key, time in high.items()})
         return f"measured in float32 on the CPU, node by node; what low precision saves is estimated for {device}"
+    if not high:
+        return f"estimates for {device}, as {where} does not tell what its kernels take"
     lowered = job.made(space.all_low)
-    low = profile_nodes(lowered, sample, provider)
+    low = job.state.node_times(f"{where} low", lambda: profile_nodes(lowered, sample, provider))
     if is_plugin(provider):
         high = apportioned(space.all_low.graph, high, space.estimate)
     graph = Graph.of(lowered.proto)
@@ -100,53 +92,4 @@ def measure_times(job: Job, device: str) -> str:
     price = max(casts / estimated, _CHEAPEST) if estimated else None
     fusions = find_fusions(space.all_low.graph, space.estimate, high, low) if is_plugin(provider) else ()
     job.space = space.retimed({key: (time, low.get(key)) for key, time in high.items()}, price, fusions)
-    return f"measured on {job.backend.name(job.low.name)}, kernel by kernel, Casts included"
-
-
-def confirmed(job: Job, search: CandidateSearch, tuned: Tuned, *, allow_slower: bool) -> Tuned:
-    """The fastest of what was chosen, of level O2 if it is within the tolerance, and of float32.
-
-    They are timed whole, in turns, on the first sample. What cannot be timed like that stays as it is.
-    """
-    feeds = check_inputs(job.prepared.proto, job.samples[0])
-    chosen, nothing = tuned.candidates[tuned.chosen], tuned.candidates[-1]
-    if any(feed is None for feed in feeds.values()):
-        return tuned
-    usual = low_nodes(analyse(job.space.all_low.graph, replace(job.space.all_low.options, level=Level.O2)))
-    units = (*job.space.tunable, *job.space.followers)
-    low = frozenset(unit.key for unit in units if unit.node in usual and unit.node not in job.pins)
-    own = "result" if chosen.low else "float32"
-    rivals = {"float32": (nothing, tuned.noise or 0.0, job.prepared)}
-    if chosen.low:
-        rivals[own] = _rival(job, tuned, chosen, own)
-    if low not in (chosen.low, frozenset()):
-        candidate = search.solver.candidate(low, [0.0] * len(job.space.tunable), None)
-        rivals["level O2"] = _rival(job, tuned, candidate, "o2")
-    if len(rivals) == 1:
-        return tuned
-    models = (model.path or model.embedded() for _, _, model in rivals.values())
-    how = BenchOptions(seconds=_SECONDS, profile=False)
-    try:
-        report = bench_models(*models, provider=job.backend.provider, feeds=feeds, options=how)
-    except RuntimeFailure:
-        return tuned
-    times = {name: timing.latency.median for name, timing in zip(rivals, report.timings, strict=True)}
-    tuned = replace(tuned, timed=tuple(times.items()))
-    able = [name for name, (_, error, _) in rivals.items() if job.metric.holds(error)]
-    able = [name for name in able if name == own or not (name == "float32" and allow_slower)]
-    best = min(able, key=lambda name: times[name] / (_CLOSE if name == own else 1), default=own)
-    if best == own:
-        return tuned
-    candidate, error, _ = rivals[best]
-    candidate = candidate if best == "float32" else replace(candidate, predicted=error, error=error)
-    others = tuned.candidates if best == "float32" else (candidate, *tuned.candidates)
-    plan = job.plan(candidate, tuned.kept)
-    return replace(tuned, plan=plan, candidates=others, chosen=others.index(candidate), error=error)
-
-
-def _rival(job: Job, tuned: Tuned, candidate: Candidate, name: str) -> tuple[Candidate, float, Model]:
-    """A candidate, its error on all samples, and its model, in a place of its own."""
-    plan = job.plan(candidate, tuned.kept)
-    error = job.error(candidate, plan)
-    analysis = job.rounded(job.planned(plan))
-    return candidate, error, converted_model(analysis, job.prepared.stock.size, job.folder / f"{name}.onnx")
+    return f"measured on {where}, kernel by kernel, Casts included"

@@ -70,6 +70,8 @@ class CandidateSearch:
     blocks: list[Block] = field(default_factory=list)
     measured: set[frozenset[str]] = field(default_factory=set)
     started: float = field(default_factory=monotonic)
+    latest: list[float] = field(default_factory=list)
+    """Error prices of the last search."""
     stopped: bool = False
     """Whether a search ended because the time was over."""
 
@@ -105,7 +107,11 @@ class CandidateSearch:
         return [self.metric.amplitude(errors[low]) for low in choices]
 
     def search(self, tolerance: float) -> list[float]:
-        """Add to ``candidates``; returns the error price of every tunable node."""
+        """Add to ``candidates``; returns the error price of every tunable node, the ``latest``."""
+        self.latest = self._searched(tolerance)
+        return self.latest
+
+    def _searched(self, tolerance: float) -> list[float]:
         units = self.solver.space.tunable
         free = [unit for unit in units if unit.seen and unit.key not in self.solver.pinned]
         flat = [0.0] * len(units)

@@ -1,6 +1,6 @@
 """The search space: which nodes can be low precision, what that saves, and which of them the samples run."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -32,6 +32,10 @@ _CASTS_PER_NODE: Final = 16
 """Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
 
 _AMBIGUOUS: Final = "another node makes a value of the same name, so that measurements cannot be told apart"
+
+CASTS: Final = "Casts"
+PARTED: Final = "parted fusions"
+"""Parts of the time of a choice, beside those of op types."""
 
 UNSEEN: Final = "no sample runs it: float32, as at level O2"
 
@@ -133,10 +137,36 @@ class SearchSpace:
 
     def time(self, low: AbstractSet[str], casts: Sequence[int]) -> float:
         """Microseconds per run with these nodes in low precision, and these values cast."""
-        units = (*self.tunable, *self.followers)
-        nodes = sum(unit.low if unit.key in low else unit.high for unit in units)
-        nodes += sum(one.time for one in self.fusions if (one.keys[0] in low) != (one.keys[1] in low))
-        return self.rest + nodes + self.scale * sum(map(self.estimate.cast_time, casts))
+        return self.float32 + sum(self.parts(low, casts).values())
+
+    @property
+    def float32(self) -> float:
+        """Microseconds per run with everything in float32."""
+        return self.rest + sum(unit.high for unit in (*self.tunable, *self.followers))
+
+    def parts(self, low: AbstractSet[str], casts: Sequence[int]) -> dict[str, float]:
+        """What a choice adds to the time of float32, in microseconds: by op type, for Casts, and for parted fusions."""
+        found: dict[str, float] = defaultdict(float)
+        for unit in (*self.tunable, *self.followers):
+            if unit.key in low:
+                found[unit.op] += unit.low - unit.high
+        found[CASTS] = self.scale * sum(map(self.estimate.cast_time, casts))
+        found[PARTED] = sum(one.time for one in self.fusions if (one.keys[0] in low) != (one.keys[1] in low))
+        return dict(found)
+
+    def corrected(self, factors: Mapping[str, float], ratio: float) -> "SearchSpace":
+        """The space with all times multiplied by ``ratio``, and what :meth:`parts` names by factors on top, where there
+        are any. A node whose own time is too short may save more than that: differences alone count.
+        """
+        scale = self.scale * factors.get(CASTS, 1.0) * ratio
+
+        def of(unit: TunableNode) -> TunableNode:
+            low = unit.high + factors.get(unit.op, 1.0) * (unit.low - unit.high)
+            return replace(unit, high=unit.high * ratio, low=low * ratio, price=scale)
+
+        tunable, followers = (tuple(map(of, units)) for units in (self.tunable, self.followers))
+        fusions = tuple(replace(one, time=one.time * factors.get(PARTED, 1.0) * ratio) for one in self.fusions)
+        return replace(self, tunable=tunable, followers=followers, rest=self.rest * ratio, scale=scale, fusions=fusions)
 
     def parting(self) -> dict[tuple[int, int], int]:
         """What it costs that fused nodes differ in precision, in cost units of the cut."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from onnxamp._options.options import Options
 from onnxamp._runtime.kept import KeptSamples
@@ -30,6 +30,8 @@ class TuningState:
     part: Part | None = None
     local: LocalErrors = field(default_factory=LocalErrors)
     errors: dict[str, float] = field(default_factory=dict)
+    times: dict[str, Any] = field(default_factory=dict)
+    """Times that were measured, by what they are of."""
     known: frozenset[str] = frozenset()
     """Keys of the errors that were loaded."""
     recalled: set[str] = field(default_factory=set)
@@ -38,7 +40,7 @@ class TuningState:
     @classmethod
     def of(cls, part: Part | None) -> "TuningState":
         """What a part holds."""
-        local, errors = LocalErrors(), dict[str, float]()
+        local, errors, times = LocalErrors(), dict[str, float](), dict[str, Any]()
         for key in part or ():
             assert part is not None
             kind, _, name = key.partition(" ")
@@ -47,7 +49,9 @@ class TuningState:
                 local.fold()
             elif kind == "error":
                 errors[name] = float(part[key])
-        return cls(part, local, errors, frozenset(errors))
+            elif kind == "time":
+                times[name] = part[key]
+        return cls(part, local, errors, times, frozenset(errors))
 
     def error(self, low: Iterable[str], how: Sequence[int] | str, measure: Callable[[], float]) -> float:
         """The known error of a choice, or a new measurement; ``how`` is the samples of a mask run, or a name."""
@@ -75,6 +79,32 @@ class TuningState:
             if key in self.known and not isinstance(how, str):
                 self.recalled.add(key)
             yield self.errors[key]
+
+    def node_times(self, name: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """The known seconds of the nodes of a model, or a new measurement."""
+        if name not in self.times:
+            self._time(name, measure())
+        return dict(self.times[name])
+
+    def times_of(
+        self,
+        choices: Sequence[frozenset[str]],
+        where: str,
+        measure: Callable[[Sequence[frozenset[str]]], Sequence[float]],
+    ) -> list[float]:
+        """Seconds of float32 and of some choices; ``measure`` times those that are not known beside float32."""
+        keys = [fingerprint(*sorted(low), "", where) for low in choices]
+        missing = {key: low for key, low in zip(keys, choices, strict=True) if key not in self.times}
+        if missing:
+            float32, *found = measure(list(missing.values()))
+            for key, seconds in zip(missing, found, strict=True):
+                self._time(key, [float32, seconds])
+        pairs = [self.times[key] for key in keys]
+        return [pairs[0][0], *(seconds * pairs[0][0] / float32 for float32, seconds in pairs)]
+
+    def _time(self, key: str, value: object) -> None:
+        self.times[key] = value
+        self._keep(f"time {key}", value)
 
     def add(self, number: int, sample: LocalSample) -> None:
         """Keep what a sample showed, and add it up once all before it are there."""

@@ -39,29 +39,32 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.options import Level, Options
 from onnxamp._rewrite.prepare import unmatched
-from onnxamp._runtime.fingerprints import model_print, samples_print, versions
+from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
+from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.switch import WHERE_OPSET
-from onnxamp._state.state import Facts, State, StateLike, fingerprint, opened
+from onnxamp._state.state import Facts, State, StateLike, opened
 from onnxamp._target.roofline import Device, device_called
 from onnxamp._target.versions import AUTO
 from onnxamp._tuning.arguments import Search, with_rounder
-from onnxamp._tuning.engine_times import confirmed, measure_times
+from onnxamp._tuning.engine_times import measure_times
 from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.masks import SharedMasks
 from onnxamp._tuning.metric import Metric, MetricLike
+from onnxamp._tuning.prints import given_prints, options_print
+from onnxamp._tuning.race import Race
 from onnxamp._tuning.results import Candidate, Tuned
 from onnxamp._tuning.rounded import tune_rounded
 from onnxamp._tuning.runs import Backend, MaskedModel, choose_backend
 from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, CandidateSearch, front_of, rejected
 from onnxamp._tuning.sensitivity import Progress
 from onnxamp._tuning.shared import Judge, Shared
-from onnxamp._tuning.space import SearchSpace, choose_samples, find_live, find_space
+from onnxamp._tuning.space import choose_samples, find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
+from onnxamp._tuning.timed import whole_times
 from onnxamp._tuning.worth import standing
 from onnxamp._warnings import warn
 from onnxamp._workers.place import Place
@@ -119,7 +122,8 @@ def tune_model(
         device: the device to estimate times for, such as "A100" or "H100"; "auto" for the GPU that is installed, or an
             A100 where none is known.
         times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler. On CUDA and on plugin
-            providers the result is then timed, too: level O2 or float32 is returned where it is faster.
+            providers some choices are timed whole, too, which corrects the times of nodes; the fastest is returned,
+            be it level O2 or float32.
         provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
             is a device.
         runs: mask runs that may measure sensitivities; candidates take up to 18 more.
@@ -189,7 +193,7 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
         opened(search.state, renew=search.renews) as state,
         search.place.sharing(len(samples), gpus=backend.provider == "cuda") as workers,
     ):
-        given = {} if state is None else _given(model, search, samples)
+        given = {} if state is None else given_prints(model, search, samples)
         if state is not None and not search.renews:
             for name in PARTS:
                 state.check(name, given)  # before ranges are added to it
@@ -231,31 +235,13 @@ def _tune_once(
     part = None
     if state is not None:
         changed = "" if graph.model is model.proto else model_print(ready)
-        facts = {**given, "the options": _asked(changed, space, options, backend)}
+        facts = {**given, "the options": options_print(changed, space, options, backend)}
         part = state.part(part_of(options), facts, renew=search.renews)
     with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
         job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, Path(folder), search.budget)
         tuned = _tuned(job, search, live, device)
     told = (*upgraded.refused, *([MADE_UP] if options.compensates and samples.made_up else ()))
     return replace(tuned, plan=replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))) if told else tuned
-
-
-def _given(model: Model, search: Search, samples: Samples) -> Facts:
-    """What the measurements depend on, besides the options."""
-    return {
-        "the model": model_print(model),
-        "the inputs": samples_print(samples),
-        "the metric": fingerprint(str(search.metric), search.accept.print if search.accept else ""),
-        "the version of onnxamp or ONNX Runtime": versions(),
-    }
-
-
-def _asked(changed: str, space: SearchSpace, options: Options, backend: Backend) -> str:
-    """The fingerprint of what the options make of the model; ``changed`` is that of its graph, "" for its own."""
-    units = (f"{unit.key} {unit.op} {unit.ports}" for unit in (*space.tunable, *space.followers))
-    arithmetic = backend.arithmetic.name if backend.arithmetic else ""
-    rounding = ["compensated"] * options.compensates
-    return fingerprint(options.low.name, arithmetic, changed, *units, *rounding)
 
 
 def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Device) -> Tuned:
@@ -279,11 +265,15 @@ def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Dev
         job.solver(), masked, job.state, judge, job.locals, subset, search.runs, progress, job.everything_error(),
         search.seconds,
     )  # fmt: skip
-    tuned = _finish(job, candidates, noise, search, timing)
-    if search.times != "measured" or job.backend.emulated or search.pick is not None:
-        return tuned
-    progress("timing the converted model", 0, 1)
-    return confirmed(job, candidates, tuned, allow_slower=search.allow_slower)
+    clock = search.times == "measured" and not job.backend.emulated and space.tunable
+    times = whole_times(job) if clock else None
+    if times is None:
+        return _finish(job, candidates, noise, search, timing)
+    tuned = _finish(job, candidates, noise, replace(search, pick=None), timing)
+    progress("timing converted models", 0, 1)
+    race = Race(job, candidates, times)
+    tuned = race.confirmed(tuned, allow_slower=search.allow_slower)
+    return tuned if search.pick is None else race.picked(tuned, _checked(search.pick, tuned.candidates))
 
 
 def _listed(model: Model, metric: MetricLike) -> frozenset[str]:

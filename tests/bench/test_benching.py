@@ -170,6 +170,13 @@ class TestProfiles:
             OpTime("Cast", "CUDA", "float16", 1, 0.125), OpTime("Shape", "CPU", "no floats", 1, 0.0),
         )  # fmt: skip
 
+    def test_ops_without_times_are_counted(self) -> None:
+        high = [{"float": [8, 8]}]
+        found = op_times(runs(*(
+            event(name, "MatMul", 0.5, 1, provider="WebGpuExecutionProvider", output_type_shape=high) for name in "ab"
+        )))  # fmt: skip
+        assert found == (OpTime("MatMul", "WEBGPU", "float32", 2, None),)
+
     @pytest.mark.parametrize(
         ("op", "dtype", "inner", "outer", "odd"),
         [

@@ -47,6 +47,18 @@ def test_kernels_count_where_they_are_shown() -> None:
     assert times_of(events) == {"gpu": pytest.approx(11e-6), "cpu": pytest.approx(8e-6)}
 
 
+def test_what_the_host_takes_is_not_what_kernels_take() -> None:
+    waits = [node("a", 1001, 5), model_run(0), model_run(1000)]
+    assert times_of(waits) == {"a": pytest.approx(5e-6)}
+    assert times_of([*waits, node("b", 1002, 5, "WebGpuExecutionProvider")]) == {}
+
+
+@pytest.mark.webgpu
+def test_webgpu_tells_no_times() -> None:
+    model = parse("(float[2] x) => (float[2] y) { [only] y = Exp (x) }")
+    assert node_times(model, random_samples(model)[0], "webgpu") == {}
+
+
 @pytest.mark.usefixtures("cuda_double")
 def test_what_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = parse("(float[2] x) => (float[2] y) { [only] y = Exp (x) }")

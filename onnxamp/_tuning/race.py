@@ -1,0 +1,180 @@
+"""The last choice of a tuning, by the clock of the engine.
+
+The chosen candidate, level O2, everything low, and products alone are timed whole beside float32, and correct the times
+of nodes (:mod:`onnxamp._tuning.timed`). The cut is solved with these, and what it chooses is timed in turn. The best of
+all that holds the tolerance is written.
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
+from heapq import nsmallest
+from time import monotonic
+from typing import Final
+
+from onnxamp._convert.analysis import analyse
+from onnxamp._convert.estimate import low_nodes
+from onnxamp._errors import RuntimeFailure
+from onnxamp._ops.facts import op_facts
+from onnxamp._options.options import Level
+from onnxamp._tuning.candidates import CandidateSolver
+from onnxamp._tuning.job import Job
+from onnxamp._tuning.results import Candidate, Tuned
+from onnxamp._tuning.search import TIME, CandidateSearch
+from onnxamp._tuning.space import CASTS
+from onnxamp._tuning.timed import NOTHING, WholeTimes
+from onnxamp._tuning.worth import standing
+
+_LOG: Final = logging.getLogger("onnxamp")
+_CLOSE: Final = 1.02
+"""Models whose times differ by less are equally fast."""
+_FACTORS: Final = (1.0, 1 / 4, 4.0, 1 / 16)
+"""What Casts are taken to cost, over what the regression says: some are free, others end a fusion."""
+_ROUNDS: Final = 3
+"""Choices at most that are timed for each."""
+_OLD: Final = 4
+"""Candidates of the search that are timed."""
+_SHARE: Final = 0.5
+"""Share of the time of the search that these may take."""
+_SPARE: Final = 0.9
+"""Share of the squared tolerance that is aimed at."""
+_STEP: Final = 0.1
+"""The smallest ratio between the squared errors that are aimed at in turn."""
+
+
+@dataclass(slots=True)
+class Race:
+    """Choices, how fast they are, and which are within the tolerance."""
+
+    job: Job
+    search: CandidateSearch
+    times: WholeTimes
+    errors: dict[frozenset[str], float] = field(default_factory=dict)
+    """Choice -> error of the converted model on all samples."""
+
+    def confirmed(self, tuned: Tuned, *, allow_slower: bool) -> Tuned:
+        """The best of what was chosen, of level O2, of what corrected times suggest, and of float32, all timed whole.
+
+        As with estimates, that is the fastest within the tolerance, or what saves more of the bytes of weights than it
+        takes more of float32's time.
+        """
+        own, times = tuned.candidates[tuned.chosen].low, self.times
+        everything, usual, products = self._probes()
+        self.errors |= {own: tuned.error, NOTHING: tuned.noise or 0.0}
+        try:
+            times.add(own, usual)
+            self._enter(usual)
+            if not allow_slower:
+                times.add(everything, products)
+                self._look_further(monotonic() + _SHARE * self.search.seconds)
+        except RuntimeFailure as failure:
+            _LOG.info("a candidate cannot be timed: %s", failure)
+            return tuned
+        self.job.space = times.corrected()
+        best = self._best(own, allow_slower=allow_slower)
+        shown = next((low for low in (best, own, usual) if low), NOTHING)
+        timed = {"float32": NOTHING, "result": shown, "level O2": usual}
+        tuned = replace(
+            tuned,
+            times=f"{tuned.times}, corrected by {len(times.seconds)} models timed whole",
+            timed=tuple((name, times.seconds[low]) for name, low in timed.items() if low or name == "float32"),
+        )
+        return self._written(tuned, best)
+
+    def picked(self, tuned: Tuned, number: int) -> Tuned:
+        """The outcome with a candidate of the user's choice."""
+        candidate = tuned.candidates[number]
+        error = self.job.error(candidate, self.job.plan(candidate, ()))
+        self.errors[candidate.low] = error
+        return replace(self._written(tuned, candidate.low), held=self.job.metric.holds(error))
+
+    def _probes(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """What tells parts of the time apart: everything low, level O2, and products alone."""
+        space, pins = self.job.space, self.job.pins
+        units = [unit for unit in (*space.tunable, *space.followers) if unit.node not in pins]
+        usual = low_nodes(analyse(space.all_low.graph, replace(space.all_low.options, level=Level.O2)))
+        return (
+            frozenset(unit.key for unit in units),
+            frozenset(unit.key for unit in units if unit.node in usual),
+            frozenset(unit.key for unit in units if unit.op in op_facts().contractions),
+        )
+
+    def _rank(self, low: frozenset[str]) -> tuple[bool, float]:
+        """Orders choices that were timed, the best first."""
+        return standing(self._candidate(low), self._candidate(NOTHING))
+
+    def _enter(self, low: frozenset[str]) -> None:
+        """Measure the error of a choice, if it would be better than those that hold the tolerance."""
+        held = (other for other, error in self.errors.items() if self.job.metric.holds(error))
+        if low not in self.errors and self._rank(low) < min(map(self._rank, held)):
+            candidate = self._candidate(low)
+            self.errors[low] = self.job.error(candidate, self.job.plan(candidate, ()))
+
+    def _candidate(self, low: frozenset[str]) -> Candidate:
+        """A choice that was timed."""
+        error = self.errors.get(low)
+        error = None if error is None else self.job.metric.amplitude(error)
+        candidate = self.times.solver.candidate(low, self.search.latest, error)
+        return replace(candidate, time=self.times.seconds[low] * 1e6)
+
+    def _look_further(self, until: float) -> None:
+        """Time what corrected times suggest: candidates of the search, and what the cut chooses with Casts as dear as
+        they seem and otherwise, until the time is over.
+
+        Raises:
+            RuntimeFailure: a choice does not run.
+        """
+        solver = CandidateSolver(self.times.corrected(), self.job.base, self.job.broken)
+        good = (row for row in self.search.candidates if row.low and row.best_known_error**2 <= self._limit)
+        for row in nsmallest(_OLD, good, key=lambda row: self.times.timed(row, solver).time):
+            if monotonic() < until:
+                self.times.add(row.low)
+                self._enter(row.low)
+        target = min((self._aim(low) for low in self.errors if low), default=self._limit)
+        for factor in _FACTORS:
+            for _ in range(_ROUNDS):
+                self.job.space = self.times.corrected().corrected({CASTS: factor}, 1.0)
+                low = self.job.solver().within(self.search.latest, target)
+                if monotonic() > until:
+                    return
+                if not low or low in self.times.seconds:
+                    break
+                self.times.add(low)
+                self._enter(low)
+                target = self._aim(low) if low in self.errors else target
+
+    @property
+    def _limit(self) -> float:
+        """The squared error that is allowed."""
+        return self.job.metric.amplitude(self.job.metric.tolerance) ** 2
+
+    def _aim(self, low: frozenset[str]) -> float:
+        """The predicted squared error to aim at, after what a choice was predicted to have and has."""
+        predicted = self.times.solver.predicted(low, self.search.latest)
+        error = self.job.metric.amplitude(self.errors[low]) ** 2
+        if not predicted or not error:
+            return self._limit
+        return _SPARE * predicted * max(_STEP, self._limit / error)
+
+    def _best(self, own: frozenset[str], *, allow_slower: bool) -> frozenset[str]:
+        """The best choice that holds the tolerance, ``own`` if it is about as good."""
+        able = [low for low, error in self.errors.items() if self.job.metric.holds(error)]
+        if allow_slower:
+            able = [low for low in able if low] or able
+        best, seconds = min(able, key=self._rank), self.times.seconds
+        return own if own and own in able and seconds[own] < _CLOSE * seconds[best] else best
+
+    def _written(self, tuned: Tuned, best: frozenset[str]) -> Tuned:
+        """The outcome with the best choice, and with the times that are known now."""
+        job, solver = self.job, self.job.solver()
+        *lowered, nothing = (self.times.timed(row, solver) for row in tuned.candidates)
+        if best not in (NOTHING, *(row.low for row in lowered)):
+            lowered.append(replace(self._candidate(best), predicted=self.errors[best], error=self.errors[best]))
+        rows = (*sorted(lowered, key=TIME), nothing)
+        chosen = next(number for number, row in enumerate(rows) if row.low == best)
+        if best == tuned.candidates[tuned.chosen].low:
+            return replace(tuned, candidates=rows, chosen=chosen)
+        kept = job.kept(best, self.search.latest)
+        return replace(
+            tuned, plan=job.plan(rows[chosen], kept), candidates=rows, chosen=chosen, kept=tuple(kept),
+            error=self.errors[best], conversions=len(job.errors),
+        )  # fmt: skip
