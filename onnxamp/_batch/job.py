@@ -21,10 +21,11 @@ from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.heal import Validation, conversion_limits, convert_validated
+from onnxamp._numerics.heal import convert_validated
 from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
+from onnxamp._numerics.validation import Validation, conversion_limits
 from onnxamp._options.options import Level, Options
 from onnxamp._runtime.custom_ops import custom_ops
 from onnxamp._runtime.draws import usual_count

@@ -35,10 +35,11 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.heal import Validation, conversion_limits, convert_validated
+from onnxamp._numerics.heal import convert_validated
 from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
+from onnxamp._numerics.validation import Validation, conversion_limits
 from onnxamp._options.auto import is_auto
 from onnxamp._options.options import COMMAND_LINE, Level, LevelName, Options
 from onnxamp._report.conversion import conversion_json, conversion_report

@@ -48,6 +48,11 @@ class Summary:
     overridable: tuple[str, ...]
     kept_weights: tuple[KeptWeight, ...]
 
+    @property
+    def casts_after(self) -> int:
+        """Casts of the result."""
+        return self.casts_before + self.casts_added - self.casts_removed
+
 
 def summarize(prepared: Prepared, analysis: Analysis, plan: Plan | None = None) -> Summary:
     """Count nodes, Casts and weights. Complexity: linear in nodes.

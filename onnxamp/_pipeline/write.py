@@ -15,7 +15,7 @@ from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
 from onnxamp._model.saving import WeightConverter, save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
-from onnxamp._numerics.heal import load_result
+from onnxamp._numerics.validation import load_result
 from onnxamp._pipeline.choices import Choice
 from onnxamp._pipeline.manifest import Member
 from onnxamp._runtime.session import Provider, is_plugin

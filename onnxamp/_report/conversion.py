@@ -161,13 +161,12 @@ def weight_bar(label: str, sizes: Mapping[str, int]) -> parts.Bar:
 def _figures(made: Conversion) -> tuple[parts.Figure, ...]:
     """Nodes in low precision, Casts and weights."""
     summary, dtype = made.summary, made.plan.dtype
-    after = summary.casts_before + summary.casts_added - summary.casts_removed
     casts = f"{summary.casts_before:,} before, +{summary.casts_added:,} −{summary.casts_removed:,}"
     if summary.pairs_removed:
         casts += f"; {count(summary.pairs_removed, 'redundant Cast pair')} removed"
     weights = f"{percent(made.bytes_after, made.bytes_before)} of {size(made.bytes_before)}"
     return (
-        parts.Figure("Casts", f"{after:,}", casts, count(after, "Cast")),
+        parts.Figure("Casts", f"{summary.casts_after:,}", casts, count(summary.casts_after, "Cast")),
         *node_figure(dtype, _by_precision(summary.nodes, dtype)),
         parts.Figure("weights", size(made.bytes_after), weights, f"weights {size(made.bytes_after)}"),
     )
