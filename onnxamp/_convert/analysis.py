@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from onnxamp._decide.decision import Decision, Prices
 from onnxamp._decide.pins import Pins, find_pins
 from onnxamp._decide.ports import PortVariables
-from onnxamp._decide.precision import Decision, Prices, decide
+from onnxamp._decide.precision import CutProblem
 from onnxamp._decide.problem import Problem, find_problem
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
@@ -63,5 +64,5 @@ def decided(problem: Problem, *, replay: Mapping[str, bool] | None = None, price
         prices: measurements, for level "auto".
     """
     pins = find_pins(problem, replay=replay, measured=prices.pins if prices else None)
-    decision = decide(problem, pins, prices)
+    decision = CutProblem(problem, pins).decide(prices)
     return Analysis(problem, pins, decision, plan_edits(problem, decision))

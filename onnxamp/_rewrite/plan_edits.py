@@ -9,8 +9,8 @@ from typing import Final
 
 from onnx import TensorProto
 
+from onnxamp._decide.decision import Decision
 from onnxamp._decide.ports import LOW, NONE, PortVariables
-from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
 from onnxamp._dtypes import FLOAT, retyped
 from onnxamp._graph.graph import Graph

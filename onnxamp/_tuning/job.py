@@ -11,7 +11,7 @@ from onnxamp._convert.analysis import Analysis, decided
 from onnxamp._convert.convert import rewritten
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.rounding import with_rounding
-from onnxamp._decide.precision import Prices
+from onnxamp._decide.decision import Prices
 from onnxamp._dtypes import LowType
 from onnxamp._model.blobs import Bits
 from onnxamp._model.model import Model
