@@ -11,7 +11,7 @@ from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.weights import stored_bytes
+from onnxamp._model.protos import stored_bytes
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.prepare import Prepared
 

@@ -3,8 +3,9 @@
 From the bottom up:
 
 * :mod:`~onnxamp._model.protos` walks a bare ModelProto, and :mod:`~onnxamp._model.copying` copies parts of it;
-  :mod:`~onnxamp._model.weights` finds and reads the data of its tensors; :mod:`~onnxamp._model.wellformed` refuses
-  models that contradict the form of ONNX models, and :mod:`~onnxamp._model.repair` repairs some.
+  :mod:`~onnxamp._model.external_data` finds the data of its tensors, :mod:`~onnxamp._model.weights` reads them, and
+  :mod:`~onnxamp._model.statistics` measures them; :mod:`~onnxamp._model.wellformed` refuses models that contradict the
+  form of ONNX models, and :mod:`~onnxamp._model.repair` repairs some.
 * :mod:`~onnxamp._model.staging` makes files appear whole or not at all; :mod:`~onnxamp._model.wire` takes large weights
   out of a serialised model, and puts them in.
 * :mod:`~onnxamp._model.storage` reads model files with these; :mod:`~onnxamp._model.model` holds a model that was read

@@ -19,22 +19,15 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._model.blobs import PIECE, Blob, Copied, Given, Held, Lowered, Weight, layout, stream_blobs, write_blobs
+from onnxamp._model.external_data import INSIDE, data_location, external_tensor, forget_location
 from onnxamp._model.lowering import ConversionCounts, convert
-from onnxamp._model.protos import tensors_of
+from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.remote_stage import RemoteStage, remote_staging
 from onnxamp._model.renaming import rename_data
 from onnxamp._model.shards import DataFile, write_data_files
 from onnxamp._model.staging import Stage, staging
 from onnxamp._model.storage import load_model, unwritable
-from onnxamp._model.weights import (
-    INSIDE,
-    data_location,
-    embed,
-    external_tensor,
-    forget_location,
-    read_array,
-    stored_bytes,
-)
+from onnxamp._model.weights import embed, read_array
 from onnxamp._model.wire import find_data, raw_data_head, replaced
 from onnxamp._ops.tables import read_table
 from onnxamp._paths.paths import is_remote, writing

@@ -17,20 +17,12 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from onnxamp._errors import ModelError, OutputError
+from onnxamp._model.external_data import INSIDE, DataLocation, data_location, has_data_file, inside_tensor, lies_inside
 from onnxamp._model.formats import name_format, parse_text
-from onnxamp._model.protos import tensors_of
+from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.repair import tidied
 from onnxamp._model.staging import staging
-from onnxamp._model.weights import (
-    INSIDE,
-    DataLocation,
-    data_location,
-    embed,
-    has_data_file,
-    inside_tensor,
-    lies_inside,
-    stored_bytes,
-)
+from onnxamp._model.weights import embed
 from onnxamp._model.wire import Ranges, find_data, replaced
 from onnxamp._paths.paths import is_remote, read_range
 
@@ -213,7 +205,7 @@ def load_external_data(model: ModelProto, base_dir: Path) -> None:
     """Read all external data into the model, in place.
 
     Raises:
-        ExternalDataError: see :func:`onnxamp._model.weights.data_location`.
+        ExternalDataError: see :func:`onnxamp._model.external_data.data_location`.
     """
     for tensor in tensors_of(model):
         if tensor.data_location == TensorProto.EXTERNAL:
