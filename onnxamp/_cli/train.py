@@ -20,8 +20,9 @@ from onnxamp._cli.options import (
 from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.converter import WeightConverter
 from onnxamp._model.model import Model
-from onnxamp._model.saving import WeightConverter, save_model
+from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._report import parts
 from onnxamp._report.machine import document

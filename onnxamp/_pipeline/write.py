@@ -11,9 +11,10 @@ from pathlib import Path
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, OutputError, RuntimeFailure
+from onnxamp._model.converter import WeightConverter
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
-from onnxamp._model.saving import WeightConverter, save_model
+from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._numerics.validation import load_result
 from onnxamp._pipeline.choices import Choice
