@@ -295,21 +295,8 @@ class Options:
 
         That is ``rule``, declarations of ``custom_ops`` without their file, and names with commas.
         """
-        arguments: list[str] = []
-        for name, value in self.keywords().items():
-            cli = COMMAND_LINE.get(name)
-            if cli is None or name == "custom_ops":
-                continue
-            if isinstance(value, bool) and cli.words is None:
-                arguments.append(cli.flag.split("/")[0 if value or "/" not in cli.flag else 1])
-            elif cli.many:
-                arguments += [text for item in value for text in (cli.flag, item)]
-            elif cli.words is not None:
-                word = cli.spelling(value)
-                arguments += [] if word is None else [cli.flag, word]
-            else:
-                arguments += [cli.flag, str(value)]
-        return tuple(arguments)
+        said = {name: value for name, value in self.keywords().items() if name in COMMAND_LINE and name != "custom_ops"}
+        return tuple(argument for name, value in said.items() for argument in COMMAND_LINE[name].arguments(value))
 
     def as_json(self) -> dict[str, Any]:
         """All options except ``rule`` as JSON values, for :meth:`from_json`."""
