@@ -21,6 +21,7 @@ from onnxamp._report.comparison import (
     where_it_ran,
     worst_figure,
 )
+from onnxamp._report.contents import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.machine import document
 from onnxamp._report.text import count, percent, size, tally
 from onnxamp._state.plain import as_data
@@ -42,8 +43,6 @@ _HAZARDS: Final = {
     "runtime fusion": "A Cast here would be absorbed by a fusion of the runtime",
     "wrong kernel": "Its kernel computes wrong results in low precision in that version of the runtime",
 }
-PRECISIONS: Final = ("float16", "bfloat16", "mixed", "float32", "float64", "no floats")
-"""Precisions of nodes, in the order in which they are shown."""
 
 
 def conversion_report(
@@ -118,15 +117,6 @@ def _warnings(plan: Plan) -> Iterator[parts.Item]:
     return (parts.Item(text, parts.Level.WARNING) for text in plan.warnings)
 
 
-def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[parts.Figure, ...]:
-    """How many of the nodes that compute with floats are in low precision; nothing where none does."""
-    low = counts.get(dtype, 0) + counts.get("mixed", 0)
-    floats = sum(counts.get(kind, 0) for kind in PRECISIONS if kind != "no floats")
-    kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in PRECISIONS if counts.get(kind))
-    share = percent(low, floats)
-    return (parts.Figure(f"nodes in {dtype}", share, kinds, f"{share} of nodes in {dtype}"),) if floats else ()
-
-
 def _by_precision(counts: Mapping[str, int], dtype: str) -> dict[str, int]:
     return {dtype if kind == "low" else kind: times for kind, times in counts.items()}
 
@@ -143,19 +133,6 @@ def decision_table(plan: Plan) -> parts.Table:
         for row in plan.rows
     )
     return parts.table(("variable", "op", "precision", "reason"), rows, prose=(3,), drop=())
-
-
-def node_bar(label: str, counts: Mapping[str, int]) -> parts.Bar:
-    """Nodes by precision."""
-    shares = (parts.Share(kind, counts[kind], f"{counts[kind]:,}") for kind in PRECISIONS if counts.get(kind))
-    return parts.Bar(label, f"{sum(counts.values()):,}", tuple(shares))
-
-
-def weight_bar(label: str, sizes: Mapping[str, int]) -> parts.Bar:
-    """Bytes of weights by type."""
-    ordered = sorted(sizes.items(), key=lambda item: -item[1])
-    shares = (parts.Share(kind, bytes_, size(bytes_)) for kind, bytes_ in ordered if bytes_)
-    return parts.Bar(label, size(sum(sizes.values())), tuple(shares))
 
 
 def _figures(made: Conversion) -> tuple[parts.Figure, ...]:
@@ -321,22 +298,6 @@ def _sizes(made: Conversion, audit: Audit | None) -> Iterable[parts.Part]:
         parts.Bars("weights", (weight_bar("before", {"weights": made.bytes_before}), weight_bar("after", sizes))),
     )
     return [group for group in bars if any(bar.shares for bar in group.bars)] + list(traffic_figures(audit))
-
-
-def traffic_figures(audit: Audit | None) -> tuple[parts.Figure, ...]:
-    """Casts between floats, and what they move."""
-    if audit is None:
-        return ()
-    casts = audit.casts
-    redundant = f"{casts.redundant:,} redundant; " if casts.redundant else ""
-    return (
-        parts.Figure(
-            "Casts between floats",
-            f"{casts.count:,}",
-            f"{redundant}about {size(casts.bytes)} moved per run",
-            count(casts.count, "Cast"),
-        ),
-    )
 
 
 def conversion_json(made: Conversion, validation: DiffReport | None) -> str:
