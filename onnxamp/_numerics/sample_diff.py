@@ -20,7 +20,7 @@ from onnxamp._numerics.tokens import Parting, find_parting, token_outputs
 from onnxamp._numerics.walk import Compared, SideBySide, Walked
 from onnxamp._ops.facts import op_key
 from onnxamp._ops.profiles import Profile
-from onnxamp._runtime.engines import Executable, OutputCache, Outputs, Progress, WholeModel, engine_name, part_of
+from onnxamp._runtime.engines import Executable, Outputs, Progress, WholeModel, engine_name, part_of
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Sample
@@ -81,7 +81,6 @@ class SampleRun:
     whole: bool
     selected: frozenset[str]
     accept: Accept | None
-    outputs: OutputCache
     walk: SideBySide | None
     """What compares intermediate values; None for outputs alone."""
     _elsewhere: WholeModel | None = None
@@ -145,12 +144,9 @@ class SampleRun:
         """
         walked = self.walk.run(feeds, progress) if self.walk is not None else Walked({}, {}, {})
         if self.walk is not None and not self.result.runs_whole(feeds):
-            self.outputs.keep(number, walked.reference)
+            self.reference.outputs.keep(number, walked.reference)
             return walked
-        reference = self.outputs.kept.get(number)
-        if reference is None:
-            reference = self.reference.run(feeds, part_of(progress, 0, 2))
-            self.outputs.keep(number, reference)
+        reference = self.reference.run_sample(number, feeds, part_of(progress, 0, 2))
         try:
             return Walked(reference, self.result.run(feeds, part_of(progress, 1, 2)), walked.compared)
         except RuntimeFailure as error:
@@ -201,12 +197,12 @@ class DiffWork(SampleWork):
         """As :meth:`SampleWork.made`."""
         if memory.get(_REFERENCE, ("",))[0] != self.key:
             one = reference_on(self.provider, self.reference.opened(), self.budget, self.arithmetic, whole=self.whole)
-            memory[_REFERENCE] = self.key, one, OutputCache()
-        _, one, cache = memory[_REFERENCE]
+            memory[_REFERENCE] = self.key, one
+        _, one = memory[_REFERENCE]
         result = self.result.opened(one.model if self.is_converted else None)
         other = result_on(self.provider, result, one, whole=self.whole)
         run = SampleRun(
-            one, other, self.provider, self.whole, self.selected, self.accept, cache,
+            one, other, self.provider, self.whole, self.selected, self.accept,
             SideBySide(one, other) if self.layers else None,
         )  # fmt: skip
         return run.prepare, lambda item: run.diff(item.number, item.read())
