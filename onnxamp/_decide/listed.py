@@ -60,6 +60,8 @@ def unmet_lists(problem: Problem, pins: Mapping[int, Verdict]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
+    """Why a listed node stays float32."""
+
     reason: str
     detail: str
 

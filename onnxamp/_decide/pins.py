@@ -119,6 +119,8 @@ def _by_types(target: str, key: str, signature: Signature, layout: Layout, low: 
 
 @dataclass(slots=True)
 class _Collector:
+    """Collects what is claimed of the variables of a problem, and what else the cut must know of them."""
+
     problem: Problem
     freed: Mapping[int, frozenset[Reason]]
     exact: set[int] = field(default_factory=set)

@@ -48,6 +48,8 @@ def find_variables(
 
 @dataclass(slots=True)
 class _Finder:
+    """Finds the precision variables of a graph, node by node."""
+
     graph: Graph
     options: Options
     low_weights: frozenset[int]

@@ -142,6 +142,8 @@ def cure_conversion(
 
 @dataclass(slots=True)
 class _Search:
+    """Trials of a recipe with nodes kept in float32."""
+
     original: Model
     recipe: Recipe
     trial: Trial

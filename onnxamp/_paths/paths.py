@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
+from urllib.parse import urlsplit
 
 from onnxamp._paths.remote import URL, RemotePath
 
@@ -31,7 +30,9 @@ def as_path(given: str | PathLike[str]) -> Path:
     if found is None:
         return Path(text)
     if found[1].lower() == "file":
-        return Path(url2pathname(urlsplit(text).path)) if "%" in text else Path(unquote(found[2]))
+        from urllib.request import url2pathname  # noqa: PLC0415 - imports http and ssl
+
+        return Path(url2pathname(urlsplit(text).path)) if "%" in text else Path(found[2])
     return RemotePath.of(text)
 
 

@@ -44,6 +44,8 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
 
 @dataclass(slots=True)
 class _Maker:
+    """Plans the edits of values, and of those that read and return them."""
+
     graph: Graph
     ports: PortVariables
     low: Sequence[bool]

@@ -149,6 +149,8 @@ def node_key(node: Node) -> str:
 
 @dataclass(slots=True)
 class _Job:
+    """The switched graph of one model, scope by scope."""
+
     view: Graph
     low: LowType
     names: NewNames
