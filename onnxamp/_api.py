@@ -20,7 +20,8 @@ from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._ops.custom import declared_ops
 from onnxamp._options.auto import is_auto
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.options import LevelName, Options
+from onnxamp._options.levels import LevelName
+from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._state.state import State, StateLike, opened

@@ -18,7 +18,8 @@ from onnxamp._batch.state import Entry, Row, fingerprint, load_state, save_state
 from onnxamp._errors import OutputError
 from onnxamp._model.staging import sweep
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.options import Level, LevelName, Options
+from onnxamp._options.levels import Level, LevelName
+from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._public import Shown
 from onnxamp._runtime.custom_ops import active_libraries

@@ -26,7 +26,8 @@ from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._numerics.validation import Validation, conversion_limits
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._runtime.custom_ops import custom_ops
 from onnxamp._runtime.draws import usual_count
 from onnxamp._runtime.engines import Executable, on_cpu

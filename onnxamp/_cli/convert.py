@@ -41,7 +41,8 @@ from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._numerics.validation import Validation, conversion_limits
 from onnxamp._options.auto import is_auto
-from onnxamp._options.options import COMMAND_LINE, Level, LevelName, Options
+from onnxamp._options.levels import Level, LevelName
+from onnxamp._options.options import COMMAND_LINE, Options
 from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import Told, progress_bar
 from onnxamp._report.text import printable

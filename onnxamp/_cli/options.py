@@ -14,7 +14,8 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
-from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
+from onnxamp._options.levels import Level
+from onnxamp._options.options import COMMAND_LINE, Options, default_of
 from onnxamp._runtime.draws import LEAST, MOST, usual_count
 from onnxamp._runtime.engines import Executable, on_cpu
 from onnxamp._runtime.inputs import check_inputs

@@ -35,7 +35,8 @@ from onnxamp._model.saving import copy_file, save_model
 from onnxamp._model.shards import measured
 from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data, weight_bytes
 from onnxamp._ops.tables import read_table
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._public import Shown
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.prepare import Prepared

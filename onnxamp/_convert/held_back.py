@@ -13,7 +13,7 @@ from onnxamp._dtypes import FLOAT, retyped
 from onnxamp._graph.view import Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import newer_versions
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 from onnxamp._rewrite.upgrade.steps import newest_loaded
 from onnxamp._target.freedom import freedom
 from onnxamp._target.versions import release

@@ -11,7 +11,7 @@ from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 from onnxamp._patterns.fusion_groups import constant_batch_norms
 from onnxamp._rewrite.fold.batch_norm import batch_norms
 from onnxamp._rewrite.fold.fold import reachable, told

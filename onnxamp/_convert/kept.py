@@ -12,7 +12,7 @@ from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import Origin
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 
 _SHARE: Final = 100
 _SMALLEST: Final = 4096

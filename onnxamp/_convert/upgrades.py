@@ -21,7 +21,8 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import lookup
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.upgrade.steps import steps_of
 from onnxamp._rewrite.upgrade.upgrade import Obstacle, Upgrade, plan_upgrade

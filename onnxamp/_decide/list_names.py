@@ -8,8 +8,9 @@ from typing import Final
 import onnx.defs
 
 from onnxamp._graph.graph import Graph
+from onnxamp._options.levels import Level
 from onnxamp._options.lists import PRESETS, framework_names, ops_named, preset
-from onnxamp._options.options import Level, Options
+from onnxamp._options.options import Options
 from onnxamp._target.kernels import PROVIDERS, kernel_table
 
 

@@ -10,7 +10,7 @@ from onnxamp._decide.problem import Problem
 from onnxamp._decide.verdicts import Reason, Verdict
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 
 
 def listed(

@@ -16,7 +16,8 @@ from onnxamp._numerics.check import check_run
 from onnxamp._numerics.cure import MOST_NODES, TRIALS, Trial, node_count
 from onnxamp._numerics.results import Cure, RunCheck
 from onnxamp._ops.profiles import profile_of
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._runtime.session import is_plugin
 
 CHECKS: Final = 24

@@ -25,7 +25,8 @@ from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._numerics.validation import RefusedError, Validation, convert_and_compare
 from onnxamp._numerics.whole import NO_ISLANDS
 from onnxamp._ops.profiles import computes_low
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._runtime.loading import the_loader
 
 _LOG: Final = logging.getLogger("onnxamp")

@@ -22,7 +22,8 @@ from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._numerics.whole import as_float16
 from onnxamp._ops.profiles import computes_low
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._runtime.building import build_engine, can_build
 from onnxamp._runtime.loading import Loaded, load_file
 from onnxamp._runtime.session import Provider, is_plugin

@@ -19,7 +19,8 @@ from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import folded_first
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._rewrite.casts import remove_idle_casts
 from onnxamp._rewrite.fold import BATCH_NORM, fold_graph
 from onnxamp._rewrite.pairs import remove_pairs

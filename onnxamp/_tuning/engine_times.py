@@ -16,7 +16,7 @@ from onnxamp._convert.estimate import Estimate, low_nodes
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.session import is_plugin
 from onnxamp._runtime.switch import node_key

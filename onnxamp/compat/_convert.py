@@ -16,8 +16,9 @@ from onnxamp._model.storage import load_external_data
 from onnxamp._model.weights import read_array
 from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.rounding import rounder_of
+from onnxamp._options.levels import Level
 from onnxamp._options.lists import Preset
-from onnxamp._options.options import Level, Options
+from onnxamp._options.options import Options
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._warnings import HazardWarning, warn

@@ -20,8 +20,9 @@ import onnxamp
 from onnxamp import OnnxAmpError
 from onnxamp._dtypes import DtypeName
 from onnxamp._options.keywords import OptionKeywords, TargetName
+from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.lists import PresetName
-from onnxamp._options.options import Level, LevelName, Options
+from onnxamp._options.options import Options
 
 MODELS = ROOT / "models"
 TEXT = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}> {
