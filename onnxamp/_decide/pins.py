@@ -17,7 +17,7 @@ from onnxamp._decide.listed import unmet_lists
 from onnxamp._decide.ports import HIGH, Layout, PortVariables
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.straight import reads_no_input, stacked_up, straight_pairs
+from onnxamp._decide.straight import casts_of_constants, reads_no_input, stacked_up, straight_pairs
 from onnxamp._decide.variable_names import variable_names
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._dtypes import LowType
@@ -187,7 +187,7 @@ class _Collector:
             assert node.signature is not None
             why = f"no {options.low.name} kernel for {node.key} (opset {node.signature.since}) on {options.target}"
             self.pin(variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True)
-        if self.profile is not None and reads_no_input(self.ports, self.profile, node):
+        if self.profile is not None and reads_no_input(self.graph, self.ports, self.profile, node):
             why = f"{options.target} wants it to read an input of the model, without a Cast"
             for variable in variables.values():
                 self.pin(variable, Verdict(variable, False, Reason.NO_KERNEL, why), hard=True)
@@ -218,6 +218,10 @@ class _Collector:
             return
         for node in stacked_up(self.graph, self.profile):
             why = f"{self.options.target} stacks it up in float32 alone"
+            for variable in self.ports.of_node.get(node.index, {}).values():
+                self.pin(variable, Verdict(variable, False, Reason.NO_KERNEL, why), hard=True)
+        for node, _ in casts_of_constants(self.graph, self.profile):
+            why = f"{self.options.target} takes no constant there, only a Cast of it"
             for variable in self.ports.of_node.get(node.index, {}).values():
                 self.pin(variable, Verdict(variable, False, Reason.NO_KERNEL, why), hard=True)
         for made, reader in straight_pairs(self.graph, self.ports, self.profile):

@@ -145,7 +145,9 @@ class _Maker:
         assert names.high is not None
         assert names.low is not None
         own, other = (names.low, names.high) if is_low else (names.high, names.low)
-        if self.public(value.index) is not None and own != value.name:  # the Cast's output takes the public name
+        if self.public(value.index) is not None and own != value.name and value.origin in _STORED:
+            self.edits.renamed[value.index] = own
+        elif self.public(value.index) is not None and own != value.name:  # the Cast's output takes the public name
             self.edits.outputs[value.producer, value.port] = own
             self.edits.types.pop(value.index, None)
             if not is_low:
@@ -289,10 +291,6 @@ class _Maker:
             value = self.ports.lowered[source]
         return Source(self.graph.values[value].name, self.graph.values[value].scope, None)
 
-    def low_name(self, value: int) -> str:
-        """The name of :meth:`low_source`."""
-        return self.low_source(value).name
-
     def dead_casts(self) -> None:
         """Remove original Casts from low precision to float32 that lose all their readers."""
         for value in self.ports.lowered:
@@ -332,7 +330,7 @@ class _Maker:
                 if value == ABSENT or (variable == NONE and value not in self.aliases):
                     continue
                 if value in self.aliases:
-                    name: str | None = self.low_name(value)
+                    name: str | None = self.low_source(value).name
                 elif variable == LOW and node.key == "Cast":  # an original Cast reads what the producer delivers
                     is_low = value not in self.ports.lowered and low[self.ports.produced[value]]
                     name = names[value].low if is_low else names[value].high
@@ -347,7 +345,7 @@ class _Maker:
             for position, value in enumerate(scope.outputs):
                 key = (scope.index, position)
                 if value in self.aliases:
-                    self.edits.results[key] = self.low_name(value)
+                    self.edits.results[key] = self.low_source(value).name
                 if key not in self.ports.returned:
                     continue
                 is_low = self.low[self.ports.returned[key]]
