@@ -49,13 +49,26 @@ def straight_reads(graph: Graph, profile: Profile) -> Iterator[Read]:
 
 
 def _moved(graph: Graph, read: Read) -> Iterator[Read]:
-    """A read, and what data movement before it reads."""
-    while read.value != ABSENT:
-        yield read
-        made = graph.producer(read.value)
-        if made is None or made.key not in op_facts().carriers or graph.types[made.input(0)] != graph.types[read.value]:
-            return
-        read = Read(read.owner, made.input(0), made.index, 0)
+    """A read, and what data movement before it reads: also that of a loop, whose last state its body returns."""
+    found: Read | None = read
+    while found is not None and found.value != ABSENT:
+        yield found
+        found = _read_before(graph, found)
+
+
+def _read_before(graph: Graph, read: Read) -> Read | None:
+    """What the node reads, or the body returns, that makes a value, if it only moves data."""
+    made = graph.producer(read.value)
+    if made is None:
+        return None
+    if made.key in op_facts().carriers and graph.types[made.input(0)] == graph.types[read.value]:
+        return Read(read.owner, made.input(0), made.index, 0)
+    states = {made.outputs[output]: output for _, output in carried(graph, made) if output < len(made.outputs)}
+    for _, body in made.bodies if read.value in states else ():
+        outputs = graph.scopes[body].outputs
+        position = body_targets(made, len(outputs)).index(states[read.value])
+        return Read(read.owner, outputs[position], made.index, ABSENT, (body, position))
+    return None
 
 
 def stacked_up(graph: Graph, profile: Profile) -> Iterator[Node]:

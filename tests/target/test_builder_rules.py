@@ -160,7 +160,29 @@ def test_a_cache_and_what_it_becomes_have_one_type(io: bool | list[str], low: bo
     assert kinds["cache"] == kinds["present"] == (TensorProto.FLOAT16 if low else TensorProto.FLOAT)
 
 
+CARRIED = """(float[2,4,8] x, float[2,4,8] h, float[1,4,8] w, float[1,4,4] r) => (float[2,1,4,4] y) {
+    m = Constant <value = int64 {3}> ()
+    k = Constant <value = bool {1}> ()
+    z = Loop (m, k, h) <body = a (int64 i, bool c, float[2,4,8] p) => (bool d, float[2,4,8] q) {
+        d = Identity (c)
+        [moved] q = Identity (x)
+    }>
+    [rnn] y = RNN <hidden_size = 4> (z, w, r)
+}"""
+"""The last state of the loop is what its body reads from outside."""
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "any"])
+def test_an_rnn_reads_no_cast_through_a_loop(target: Any) -> None:
+    made = convert_model(parse(CARRIED, 22), "O3", target=target, keep_io_types=False, keep_nodes=["rnn"])
+    assert read_types(made)["rnn"] == "tensor(float)"
+    assert read_types(made)["moved"] == ("tensor(float)" if target == "tensorrt" else "tensor(float16)")
+    assert (made.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT) == (target == "tensorrt")
+
+
 REFUSED = {
+    "RNN": (CARRIED.replace("(float[2,4,8] x", "(float16[2,4,8] x").replace("Identity (x)", "Cast <to = 1> (x)"),
+            "warning"),
     "Dropout": ("() => (float[3] y, bool[3] m) <float[3] k = {1, 2, 3}> { y, m = Dropout (k) }", "error"),
     "TensorScatter": (SCATTER.replace("h = Cast <to = 1> (u)", "").replace("(cache, h)", "(cache, u)")
                       .replace("float[", "float16["), "error"),
@@ -191,6 +213,7 @@ def test_the_builder_still_refuses_them(op: str) -> None:
         (DROPOUT.replace("FORM", "float16[3] {15360, 16384, 16896}"), {}),
         (DROPOUT.replace("FORM", "float[3] {1, 2, 3}"), {}),
         (SCATTER, {"keep_io_types": False}),
+        (CARRIED, {"keep_io_types": False, "keep_nodes": ["rnn"]}),
         (PRODUCT.replace("BETWEEN", "c = Identity (a)"), {"force_low": ["left"]}),
     ],
 )
