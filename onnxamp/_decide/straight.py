@@ -61,7 +61,7 @@ def _read_before(graph: Graph, read: Read) -> Read | None:
     made = graph.producer(read.value)
     if made is None:
         return None
-    if made.key in op_facts().carriers and graph.types[made.input(0)] == graph.types[read.value]:
+    if made.key in _movers() and graph.types[made.input(0)] == graph.types[read.value]:
         return Read(read.owner, made.input(0), made.index, 0)
     states = {made.outputs[output]: output for _, output in carried(graph, made) if output < len(made.outputs)}
     for _, body in made.bodies if read.value in states else ():
@@ -69,6 +69,18 @@ def _read_before(graph: Graph, read: Read) -> Read | None:
         position = body_targets(made, len(outputs)).index(states[read.value])
         return Read(read.owner, outputs[position], made.index, ABSENT, (body, position))
     return None
+
+
+def _movers() -> frozenset[str]:
+    """Ops through which the builder sees, an idle Dropout included."""
+    return op_facts().carriers | op_facts().eliminated
+
+
+def computed_high(graph: Graph, profile: Profile) -> Iterator[Node]:
+    """Nodes that stay float32 because an input is computed."""
+    for node in graph.nodes_of(profile.computed_high) if graph.nodes_of(profile.beside) else ():
+        if any(node.input(position) not in graph.constants.tensors for position in profile.computed_high[node.key]):
+            yield node
 
 
 def stacked_up(graph: Graph, profile: Profile) -> Iterator[Node]:
@@ -130,7 +142,7 @@ def _signature_values(graph: Graph, profile: Profile) -> Iterator[tuple[Node, in
 
 def _undivided(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
     """(variable of what reads a low input of the model, variable of what else reads it)."""
-    nodes = graph.nodes_of(profile.undivided_inputs) if graph.nodes_of(profile.undivided_beside) else ()
+    nodes = graph.nodes_of(profile.undivided_inputs) if graph.nodes_of(profile.beside) else ()
     for node in nodes:
         read = node.input(0)
         source = ports.lowered.get(read, read)
@@ -251,7 +263,7 @@ def _moved_to(graph: Graph, value: int) -> list[int]:
     values = [value]
     for moved in values:
         for node, port in graph.consumers(moved):
-            if node.key in op_facts().carriers and port == 0:
+            if node.key in _movers() and port == 0:
                 values += [result for result in node.outputs if graph.types[result] == graph.types[value]]
     return values
 

@@ -79,7 +79,9 @@ class Profile:
         signature_outputs: by op, the outputs that must be outputs of the model itself, without a Cast.
         computed_inputs: by op, the inputs that are no constants.
         one_scale: products whose dequantized factors have scales of one type.
-        undivided_inputs: ops that read an input of the model low only if all do, beside one of ``undivided_beside``.
+        undivided_inputs: ops that read an input of the model low only if all do, beside one of ``beside``.
+        computed_high: by op, the inputs that keep it float32 if they are computed, beside one of ``beside``.
+        beside: ops that matter to others anywhere in the model.
         unread_outputs: ops in bodies whose unread outputs come from no Cast of a value from outside.
         whole_bodies: ops whose bodies have one precision, since no Cast may be in them.
         folded_first: kinds of folds to make before any number is rounded.
@@ -104,7 +106,8 @@ class Profile:
     computed_inputs: Mapping[str, tuple[int, ...]]
     one_scale: frozenset[str]
     undivided_inputs: frozenset[str]
-    undivided_beside: frozenset[str]
+    computed_high: Mapping[str, tuple[int, ...]]
+    beside: frozenset[str]
     unread_outputs: frozenset[str]
     whole_bodies: frozenset[str]
     folded_first: frozenset[str]
@@ -169,17 +172,17 @@ def profile_of(target: str) -> Profile | None:
     steps = data["normalisations"] | data.get("steps", {}) | data.get("elementwise", {})
     roundings = {name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS}
     formulas = {name: row["computed"] for name, row in steps.items() if "computed" in row}
-    own, given, computed, uncast = (
+    own, given, computed, high, uncast = (
         {name: tuple(positions) for name, positions in data.get(key, {}).items()}
-        for key in ("signature_inputs", "signature_outputs", "computed_inputs", "uncast_inputs")
+        for key in ("signature_inputs", "signature_outputs", "computed_inputs", "computed_high", "uncast_inputs")
     )
     named = (
-        "one_scale", "undivided_inputs", "undivided_beside", "unread_outputs", "whole_bodies", "uncast_scans",
+        "one_scale", "undivided_inputs", "beside", "unread_outputs", "whole_bodies", "uncast_scans",
         "uncast_states", "stacked_high",
     )  # fmt: skip
     scaled, undivided, beside, unread, whole, scans, states, stacked = (frozenset(data.get(k, ())) for k in named)
     first = frozenset(data.get("folds", {}).get("first", ()))
     return Profile(
         device, data["seen"], data["source"], data["values"], products, sums, dots, roundings, formulas, cancelling,
-        own, given, computed, scaled, undivided, beside, unread, whole, first, uncast, scans, states, stacked,
+        own, given, computed, scaled, undivided, high, beside, unread, whole, first, uncast, scans, states, stacked,
     )  # fmt: skip

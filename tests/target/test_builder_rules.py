@@ -40,6 +40,18 @@ BRANCHES = {
                         else_branch = b () => (int64[3] j) { j = Identity (n) }>""",
     "": "m = Identity (n)",
 }
+COMPUTED = """(float[1,4,8,8] x, float[4,4,3,3] w, float[4] g, bool c) => (float[1,4,8,8] y, float[1,4,8,8] z)
+    <float[4] k = {1, 2, 3, 4}> {
+    v = Sqrt (x)
+    y = If (c) <then_branch = a () => (float[1,4,8,8] p) { p = Identity (v) },
+                else_branch = b () => (float[1,4,8,8] q) { q = Neg (v) }>
+    h = Cast <to = 10> (v)
+    j = Cast <to = 1> (h)
+    [conv] r = Conv <pads = [1,1,1,1]> (j, w)
+    s = Abs (g)
+    z = BatchNormalization (r, s, k, k, k)
+}"""
+"""A normalisation whose scale is computed, behind a convolution that reads what the If reads, but rounded."""
 UNREAD = """(float[2,4] w, float[2,4] x, bool c, bool d) => (float[2,4] y) {
     [outer] y = If (d) <
         then_branch = a () => (float[2,4] p) { [p] p = Identity (w) },
@@ -136,6 +148,19 @@ def test_a_cast_of_the_model_counts_beside_an_if() -> None:
     for kept, kind in ((["kept"], "tensor(float)"), ([], "tensor(float16)")):
         made = convert_model(parse(text, 22), "O3", target="tensorrt", hazards=False, keep_nodes=kept)
         assert read_types(made)["apart"] == kind
+
+
+@pytest.mark.parametrize(
+    ("constant", "beside", "high"), [(False, True, True), (True, True, False), (False, False, False)]
+)
+def test_a_computed_scale_keeps_a_normalisation_float32_beside_an_if(constant: bool, beside: bool, high: bool) -> None:
+    text = COMPUTED.replace("(r, s,", "(r, k,") if constant else COMPUTED
+    text = text if beside else text[: text.index("y = If")] + "y = Neg (v)" + text[text.index("h = Cast") - 5 :]
+    made = convert_model(parse(text, 22), "O3", target="tensorrt", hazards=False, fold=False)
+    (normalisation,) = [node for node in made.graph.node if node.op_type == "BatchNormalization"]
+    graph = Graph.of(made)
+    kind = graph.types[graph.visible(normalisation.input[0], 0)]
+    assert kind == ("tensor(float)" if high else "tensor(float16)")
 
 
 @pytest.mark.parametrize("keep", [["r", "t"], ["s", "u", "p"]])
