@@ -141,7 +141,9 @@ class _Maker:
         assert names.high is not None
         assert names.low is not None
         own, other = (names.low, names.high) if is_low else (names.high, names.low)
-        if self.public(value.index) is not None and own != value.name:  # the Cast's output takes the public name
+        if self.public(value.index) is not None and own != value.name and value.origin in _STORED:
+            self.edits.renamed[value.index] = own
+        elif self.public(value.index) is not None and own != value.name:  # the Cast's output takes the public name
             self.edits.outputs[value.producer, value.port] = own
             self.edits.types.pop(value.index, None)
             if not is_low:
