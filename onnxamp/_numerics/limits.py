@@ -220,4 +220,11 @@ def _warnings(report: DiffReport, judgements: Sequence[Judgement], limits: Limit
             if limits.share(diff, report.lowest, drawn=report.drawn) < 1:
                 few = f"samples show few of its numbers ({diff.size})"
                 limit = f"{miss.limit:.2g}, as {few if diff.size < NUMBERS else 'other inputs may show more'}"
-            yield f"Output {diff.name!r}: {metric_name(miss.metric)} is {miss.found:.2g}; the limit is {limit}."
+            found = _told_apart(miss.found, miss.limit)
+            yield f"Output {diff.name!r}: {metric_name(miss.metric)} is {found}; the limit is {limit}."
+
+
+def _told_apart(found: float, limit: float) -> str:
+    """A number with two digits, or as many as it takes to see that it is not the limit."""
+    texts = (f"{found:.{digits}g}" for digits in range(2, 18))
+    return next((text for text in texts if float(text) != limit), str(found))

@@ -47,7 +47,7 @@ def _verdict(report: BenchReport) -> parts.Verdict:
         verb = "is" if len(report.slower) == 1 else "are"
         return parts.Verdict(parts.Status.INEXACT, f"{', '.join(report.slower)} {verb} slower than {first}.")
     if len(report.models) == 1:
-        return parts.Verdict(parts.Status.PASSED, f"{first} was timed.")
+        return parts.Verdict(parts.Status.PASSED, "The model was timed.")
     return parts.Verdict(parts.Status.PASSED, f"No model is slower than {first}.")
 
 

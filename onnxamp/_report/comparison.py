@@ -108,7 +108,7 @@ def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[parts.Step
 
 def worst_figure(diff: DiffReport | None) -> tuple[parts.Figure, ...]:
     """The output that is farthest from the reference."""
-    if diff is None or not diff.outputs:
+    if diff is None or diff.skipped or not diff.outputs:
         return ()
     if diff.detections:
         found = max(diff.detections, key=lambda detections: detections.error)
