@@ -1,6 +1,7 @@
 """What every command does: check its outputs first, write a page, print a report, and end with an exit code."""
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 
 from onnxamp._cli.grouped import GroupedCommand
 from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, OutputError
 from onnxamp._paths.paths import is_remote, made_folder
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import fitted, print_report
@@ -67,13 +68,23 @@ def tell(warnings: Iterable[str]) -> None:
 
 
 def show(options: dict[str, Any], report: Callable[[], Report], as_json: Callable[[], str]) -> None:
-    """Print what the options ask for: nothing, JSON, or the report."""
+    """Print what the options ask for: nothing, JSON, or the report.
+
+    Raises:
+        OutputError: standard output takes no more. BrokenPipeError: nobody reads it.
+    """
     if options.get("quiet"):
         return
-    if options["format"] == "json":
-        click.echo(as_json())
-    else:
-        print_report(report(), verbose=options.get("verbose", False), brief=options["format"] == "line")
+    try:
+        if options["format"] == "json":
+            click.echo(as_json())
+        else:
+            print_report(report(), verbose=options.get("verbose", False), brief=options["format"] == "line")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - it is flushed again at the end
+        raise OutputError(f"Cannot print the report: {error.strerror}.") from None
 
 
 def write_page(page: "Page", path: Path) -> None:

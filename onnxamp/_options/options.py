@@ -25,7 +25,7 @@ from onnxamp._target.kernels import TARGETS, check_target
 from onnxamp._target.versions import AUTO
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
-"""Targets by name; "auto", and a version of ONNX Runtime behind one ("cuda@1.24"), are strings, too."""
+"""Levels by name."""
 Rounding = Literal["auto", "nearest", "compensated"]
 Rule = Callable[[NodeProto], str | None]
 """A callback that returns "low", "high", or None for no opinion."""

@@ -1,6 +1,9 @@
 """What commands say where something is wrong: what, where, and what to do; never a class or a file of their own."""
 
 import gzip
+import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -176,6 +179,24 @@ class TestRuns:
 
 
 class TestReports:
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+    @pytest.mark.parametrize("form", ["line", "table", "json"])
+    def test_a_report_that_cannot_be_printed(self, form: str) -> None:
+        """What is to be written is written before."""
+        command = [sys.executable, "-m", "onnxamp", "convert", str(small()), "--no-validate", "--format", form]
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert (done.returncode, done.stderr) == (1, "Error: Cannot print the report: No space left on device.\n")
+        assert Path("model_fp16.onnx").exists()
+
+    @pytest.mark.parametrize(
+        ("batches", "told"), [((), r", [\d.e-]+ ms$"), (("--batch", "1,2"), "at batch 1, .* at batch 2$")]
+    )
+    def test_a_model_that_is_timed_alone_has_its_time_in_one_line(self, batches: tuple[str, ...], told: str) -> None:
+        path = saved("(float[N,2] X) => (float[N,2] Y) { Y = Relu (X) }")
+        result = run("bench", path, "--seconds", 0.01, "--no-profile", "--format", "line", *batches)
+        assert re.search(told, result.output.strip())
+
     def test_types_of_outputs_are_those_of_the_models(self) -> None:
         path = small()
         assert run("convert", path, "-o", "low.onnx", "--io-types", "low", "--level", "O3").exit_code == 0
