@@ -12,7 +12,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from commands import CLASSIFIER, is_one_sentence, report_of, run, saved, small
-from graphs.case import parse
+from graphs.case import add_weights, parse
 from repository import MODELS
 
 import onnxamp
@@ -160,6 +160,13 @@ class TestRuns:
         np.savez("x.npz", C=np.zeros((1, 2), np.float32))
         assert message("diff", path, path, "--inputs", "x.npz").startswith("The model's inputs 'A', 'B' are missing")
 
+    def test_sizes_that_sound_takes_are_named(self) -> None:
+        """A window of 400 samples, as melspectrograms have."""
+        text = "(float[1,1,samples] X) => (float[1,1,frames] Y) { Y = Conv (X, w) }"
+        model = add_weights(parse(text), {"w": np.ones((1, 1, 400), np.float32)})
+        told = " ".join(run("convert", saved(model)).output.split())
+        assert "these do: --dim samples=1024" in told
+
     def test_what_was_not_compared_has_no_error(self) -> None:
         np.savez("x.npz", X=np.full((1, 2), np.nan, np.float32))
         result = run("convert", small(), "--inputs", "x.npz", "--format", "line")
@@ -202,6 +209,14 @@ class TestReports:
         assert run("convert", path, "-o", "low.onnx", "--io-types", "low", "--level", "O3").exit_code == 0
         (output,) = report_of(run("diff", path, "low.onnx", "--format", "json"))["outputs"]
         assert (output["reference_dtype"], output["result_dtype"]) == ("float32", "float16")
+
+    def test_outputs_without_a_number_are_not_said_to_match(self) -> None:
+        path = saved("(float[1,2] X) => (float[1,2] Y, float[1,2] Z) { z = Sub (X, X) Y = Div (z, z) Z = Relu (X) }")
+        result = run("diff", path, path)
+        assert result.exit_code == 0
+        assert "the one of 2 outputs that holds numbers matches the reference." in result.output
+        rows = {line.split()[1]: line.split()[0] for line in result.output.splitlines() if line.startswith("  ")}
+        assert (rows["Y"], rows["Z"]) == ("?", "✔")
 
     def test_an_error_just_beyond_its_limit_is_told_apart_from_it(self) -> None:
         path = saved("(float[1,2] X) => (float[1,2] Y) { Y = Relu (X) }")
