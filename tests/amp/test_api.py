@@ -80,6 +80,22 @@ def test_every_target_is_known_everywhere(target: str, model: ModelProto) -> Non
     assert onnxamp.audit_model(model, target).target == target
 
 
+@pytest.mark.parametrize("option", ["hazards", "strict", "keep_functions", "split_k", "fold", "rescale"])
+def test_switches_are_bools(option: str, model: ModelProto) -> None:
+    """The text "no" counts as true in Python."""
+    for wrong in ("no", 0, [], "off"):
+        with pytest.raises(
+            onnxamp.ArgumentTypeError, match=rf"{option} must be a bool.*, not {re.escape(repr(wrong))}"
+        ):
+            onnxamp.plan_model(model, **{option: wrong})
+    assert getattr(Options.of("O2", {option: np.True_}), option) is True
+
+
+def test_what_is_no_plan_is_not_applied(model: ModelProto) -> None:
+    with pytest.raises(onnxamp.ArgumentTypeError, match="must come from plan_model or load_plan, not be a str"):
+        onnxamp.apply_plan(model, "plan.json")  # type: ignore[type-var]
+
+
 def test_a_misspelt_option_names_the_nearest_one() -> None:
     for function in (onnxamp.convert_model, onnxamp.plan_model):
         with pytest.raises(onnxamp.ArgumentTypeError, match="Unknown option 'keep_hihg': did you mean 'keep_high'"):
