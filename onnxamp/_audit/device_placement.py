@@ -266,7 +266,8 @@ def _summary(graph: Graph, shapes: Sequence[Shape | None], copied: set[int], sha
         moved = sum(elements(shapes[value]) * element_bytes(graph.types[value]) for value in crossing)
         tensors = "1 tensor" if len(crossing) == 1 else f"{len(crossing)} tensors"
         nodes = "1 node falls" if len(copied) == 1 else f"{len(copied)} nodes fall"
-        cost = f"about {moved / 1e6:.3f} MB ({tensors}) are copied to or from the host in every run"
+        volume = f"about {moved / 1e6:.1f} MB" if moved >= 1e5 else "less than 0.1 MB"
+        cost = f"{volume} ({tensors}) are copied to or from the host in every run"
         text = f"{nodes} back to CPU: " + (cost if crossing else "their inputs and outputs are on the host anyway")
         yield Finding("warning", "fallback", "", "", text, "")
     if shaping:

@@ -118,9 +118,9 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
     :func:`onnxamp._runtime.draws.usual_count` says.
     """
     inputs = "An .npz file, a folder of them, or Polygraphy's JSON. Default: random inputs."
-    usual = f"1; {LEAST} to {MOST} where float16 is summed up in float16, as on webgpu"
+    usual = f" [1; {LEAST} to {MOST} where float16 is summed up in float16, as on webgpu]" if judges else ""
     samples = click.option("--samples", type=click.IntRange(1), default=None if judges else count,
-                           show_default=usual if judges else True, help="Number of random inputs.")  # fmt: skip
+                           show_default=not judges, help=f"Number of random inputs{usual}.")  # fmt: skip
     return option_group(
         click.option("--inputs", type=FILE, metavar="PATH", help=inputs),
         *([samples] if count is not None else []),

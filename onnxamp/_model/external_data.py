@@ -75,8 +75,8 @@ def data_location(
         raise ExternalDataError(f"The weight {tensor.name!r} has an unreadable offset or length.")
     if length != expected or offset + length > size:
         raise ExternalDataError(
-            f"The weight {tensor.name!r} needs {expected} bytes at offset {offset} of {str(path)!r}, which holds"
-            f" {size} bytes (entry: {length} bytes)."
+            f"The weight {tensor.name!r} takes {expected} bytes; the model says {length}, at offset {offset} of"
+            f" {str(path)!r}, which holds {size} bytes: copy or export both again."
         )
     return DataLocation(path, offset, length)
 
@@ -94,7 +94,7 @@ def _data_file(name: str, location: str, base_dir: Path | None) -> tuple[Path, i
             f"The weight {name!r} points to {location!r}, outside the model's folder {str(base_dir)!r}: refused."
         )
     if not path.is_file():
-        what = "is not a regular file" if path.exists() else "is missing"
+        what = "is not a regular file" if path.exists() else "is missing: copy it there, by that name"
         raise ExternalDataError(f"The data file {str(path)!r} of the weight {name!r} {what}.")
     return path, path.stat().st_size
 

@@ -94,9 +94,9 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
     except DecodeError as error:
         if "depth" in str(error).lower():
             raise ModelError(f"{label} nests graphs deeper than protobuf, and so every runtime, can read.") from None
-        fault = "is not an ONNX model, or is truncated: it cannot be parsed."
+        fault = "is not an ONNX model, or only a part of one: it cannot be parsed. Download or export it again."
     if not fault and not (model.HasField("graph") and (model.ir_version or model.opset_import)):
-        fault = "is not an ONNX model: it holds no graph."
+        fault = "is not an ONNX model: it holds no graph." if data else "is empty: download or export it again."
     if fault:
         model = _in_text(data, f"{label} {name_format(data) or fault}")
     for tensor in tensors_of(model) if INSIDE.encode() in data else ():

@@ -114,7 +114,8 @@ class SampleRun:
             noise = self._noise(feeds, walked.reference)
         accept = self.accept
         return replace(
-            found, noise=noise, outputs=tuple(diffs), detections=tuple(detections),
+            found, noise=noise, outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
+            detections=tuple(detections),
             layers=tuple(_layers(*flows, walked.compared)), tokens=tuple(self._tokens(number, feeds, flows[0], walked)),
             mismatches=tuple(_mismatches(walked)),
             rejected=None if accept is None or accept.takes(walked.reference, walked.result) else accept.name,
@@ -279,6 +280,12 @@ def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iter
         yield LayerDiff(
             position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note, exponents.get(name, 0)
         )
+
+
+def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
+    """With the types that the models declare, where emulation computes in float32."""
+    one, other = (dtype_of(flow, diff.name) if diff.name in flow.low else "" for flow in (reference, result))
+    return replace(diff, reference_dtype=one or diff.reference_dtype, result_dtype=other or diff.result_dtype)
 
 
 def _mismatches(walked: Walked) -> Iterator[str]:

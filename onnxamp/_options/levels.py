@@ -6,6 +6,7 @@ from typing import Literal
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
+"""Levels by name."""
 
 
 class Level(StrEnum):

@@ -15,7 +15,7 @@ from onnx import NodeProto
 from onnxamp._dtypes import DtypeName, LowType, low_type
 from onnxamp._errors import ArgumentTypeError, ContradictionError
 from onnxamp._ops.custom import CustomOp, as_json, custom_ops_of
-from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, checked_word, compiled, meant
+from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, checked_word, compiled, flags, meant
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.levels import Level, check_level
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
@@ -131,6 +131,7 @@ class Options:
 
     def __post_init__(self) -> None:
         values: dict[str, Any] = {
+            **flags(self),
             "level": check_level(self.level),
             "dtype": low_type(self.dtype).name,
             "white_list": checked_names("white_list", self.white_list),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+from onnxamp._errors import OutputError
 from onnxamp._paths.remote import URL, RemotePath
 
 
@@ -39,6 +40,19 @@ def as_path(given: str | PathLike[str]) -> Path:
 def is_remote(path: Path | None) -> bool:
     """Whether a path is one of another file system."""
     return isinstance(path, RemotePath)
+
+
+def made_folder(folder: Path) -> Path:
+    """The folder, which is there from now on, with those above it.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot make the folder {str(folder)!r}: {error.strerror}. Choose another.") from None
+    return folder
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:

@@ -39,9 +39,9 @@ _HAZARDS: Final = {
     "large reduction": "A sum over very many elements",
     "long float16 product": "The target would lose digits of a long product, which it sums up in float16",
     "float16 accumulator": "The target would sum up or subtract in float16",
-    "quantized unit": "The runtime fuses it into integer kernels",
+    "quantized unit": "Fused into integer kernels by the runtime",
     "runtime fusion": "A Cast here would be absorbed by a fusion of the runtime",
-    "wrong kernel": "Its kernel computes wrong results in low precision in that version of the runtime",
+    "wrong kernel": "A kernel computes wrong results in low precision in that version of the runtime",
 }
 
 
@@ -145,8 +145,9 @@ def _figures(made: Conversion) -> tuple[parts.Figure, ...]:
     return (
         parts.Figure("Casts", f"{summary.casts_after:,}", casts, count(summary.casts_after, "Cast")),
         *node_figure(dtype, _by_precision(summary.nodes, dtype)),
-        parts.Figure("weights", size(made.bytes_after), weights, f"weights {size(made.bytes_after)}"),
-    )
+        *([parts.Figure("weights", size(made.bytes_after), weights, f"weights {size(made.bytes_after)}")]
+          if made.bytes_before else []),
+    )  # fmt: skip
 
 
 def _healed(validation: DiffReport | None) -> Iterator[parts.Part]:
@@ -177,8 +178,7 @@ def _price(cure: Cure) -> str:
     if cure.casts is None:
         return ""
     literal, now = cure.casts
-    more = "as many Casts" if now == literal else f"{'+' if now > literal else '−'}{count(abs(now - literal), 'Cast')}"
-    return f", {more} (literal result {literal:,})"
+    return f", with {count(now, 'Cast')}{', as many as without' if now == literal else f' instead of {literal:,}'}"
 
 
 def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
@@ -215,11 +215,15 @@ def _why_nothing(made: Conversion) -> str:
         return "Level O0 keeps every precision as it is."
     kinds = [kind for kind in ("float16", "bfloat16") if before.get(kind, 0) > before.get("float32", 0)]
     if kinds:
-        return f"Most nodes are {kinds[0]} already."
+        others = before.keys() - {kinds[0], "no floats"}
+        return f"{'Most' if others else 'All its float'} nodes are {kinds[0]} already."
     reasons = Counter(row.reason for row in plan.rows if row.reason not in ("constant", "tie"))
     if not reasons:
         return "Only constants are float32." if plan.rows else "The model does not compute in float32."
-    return f"Most nodes stay float32 for this reason: {reasons.most_common(1)[0][0]}."
+    reason = reasons.most_common(1)[0][0]
+    if reason == "cut":
+        return "Most nodes stay float32 because the Casts around them would cost more than they gain."
+    return f"Most nodes stay float32 for this reason: {reason}."
 
 
 def _hazard_title(plan: Plan) -> str:

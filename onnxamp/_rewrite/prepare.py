@@ -69,8 +69,8 @@ def prepare(model: Model, options: Options) -> Prepared:
     """
     if options.lacks_ranges:
         raise ArgumentError(
-            f"{'rescale' if options.data_max is None else 'data_max'} needs the ranges of values: convert_model,"
-            " convert_file, plan_model and tune_model measure them."
+            f"{'rescale' if options.data_max is None else 'data_max'} needs the ranges of values on inputs, which"
+            " 'onnxamp convert' and 'onnxamp tune' measure (convert_model, convert_file, plan_model and tune_model)."
         )
     ready = with_casts(model, options)
     if options.level == Level.O0 or "Cast" in options.black:
