@@ -15,8 +15,9 @@ from onnxamp._convert.plan import HazardRow, make_plan
 from onnxamp._dtypes import DtypeLike
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._options.levels import Level
 from onnxamp._options.lists import Preset, preset
-from onnxamp._options.options import Level, Options, Rule
+from onnxamp._options.options import Options, Rule
 from onnxamp._runtime.device import compute_capability
 from onnxamp._runtime.session import cuda_available
 from onnxamp._warnings import HazardWarning, warn

@@ -12,6 +12,7 @@ from onnx import ModelProto
 from onnxamp._convert.convert import CONVERSION, Conversion, Converted, Sink, begun, convert, convert_to_file
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.upgrades import analyse_model
+from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
@@ -20,7 +21,8 @@ from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._ops.custom import declared_ops
 from onnxamp._options.auto import is_auto
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.options import LevelName, Options
+from onnxamp._options.levels import LevelName
+from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._state.state import State, StateLike, opened
@@ -271,7 +273,8 @@ def apply_plan(model: Any, plan: Plan, *, samples: SamplesLike | None = None) ->
         The converted ModelProto (a Graph for a Graph), with all weights inside.
 
     Raises:
-        ArgumentError: the plan belongs to another model, or needs samples. Others as :func:`convert_model`.
+        ArgumentError: the plan belongs to another model, or needs samples. ArgumentTypeError: it is none. Others as
+            :func:`convert_model`.
 
     Example:
         >>> import onnxamp
@@ -279,6 +282,8 @@ def apply_plan(model: Any, plan: Plan, *, samples: SamplesLike | None = None) ->
         >>> onnxamp.apply_plan("models/encoder.onnx", plan) == onnxamp.convert_model("models/encoder.onnx")
         True
     """
+    if not isinstance(plan, Plan):
+        raise ArgumentTypeError(f"plan must come from plan_model or load_plan, not be a {type(plan).__name__}.")
     return convert_as(model, plan.options, plan, samples)
 
 

@@ -9,7 +9,7 @@ from onnxamp._graph.shapes import elements
 from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 from onnxamp._target.costs import LAUNCH, costs_on
 
 

@@ -12,7 +12,8 @@ from typing import Final
 from onnxamp._audit.casts import element_bytes
 from onnxamp._audit.findings import Finding
 from onnxamp._audit.host import host_nodes, is_constant
-from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, readable_types
+from onnxamp._audit.placement_advice import advice, cure, home, in_float32
+from onnxamp._dtypes import FLOAT, FLOAT16, LOW_TYPES, readable_types
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind
@@ -180,30 +181,30 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
             return _runs(provider, target, node, bound, at, refused)
     has_body = signature.has_function and any(runs_on(p, key, signature, bound, node.proto) for p in providers)
     if has_body or signature.declared:
-        return Place(_home(target))
+        return Place(home(target))
     raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
     if example.wrapped and any(kernel.takes(signature, raised) for kernel in kernel_table(cpu_of(target)).get(key, ())):
         text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
         if refused is not None:
-            text = f"{_home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
+            text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
         if device_of(target) == "cpu":
             text = f"no float16 kernel ({at}): runs in float32, between Casts"
-        return Place("CPU", "warning", "fallback", text, _advice(target, node, raised, refused))
+        return Place("CPU", "warning", "fallback", text, advice(target, node, raised, refused))
     if signature.has_function:
         text = f"no kernel ({at}), and perhaps none for some node of its function body"
         return Place("", "warning", "kernel", text, "Load the model once to see, or keep the op in float32.")
-    where = " or ".join(map(_home, providers))
+    where = " or ".join(map(home, providers))
     text = f"no kernel ({at}) on {where}: the model will not load, or fail when it runs"
-    return Place(NONE, "error", "kernel", text, _cure(target, node, bound))
+    return Place(NONE, "error", "kernel", text, cure(target, node, bound))
 
 
 def _runs(provider: str, target: str, node: Node, bound: Mapping[str, str], at: str, refused: str | None) -> Place:
     if provider == target:
-        return Place(_home(provider))
-    text = f"no kernel on {_home(target)} ({at}): runs on CPU, with its data copied there and back"
+        return Place(home(provider))
+    text = f"no kernel on {home(target)} ({at}): runs on CPU, with its data copied there and back"
     if refused is not None:
-        text = f"{_home(target)} leaves it to CPU ({refused}): its data is copied there and back"
-    return Place("CPU", "warning", "fallback", text, _advice(target, node, bound, refused))
+        text = f"{home(target)} leaves it to CPU ({refused}): its data is copied there and back"
+    return Place("CPU", "warning", "fallback", text, advice(target, node, bound, refused))
 
 
 def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: frozenset[str]) -> Place:
@@ -212,11 +213,11 @@ def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: froze
     if node.key in op_facts().control_flow:
         return _control_flow(target, node, flowing)
     if node.signature.declared or runs_on(target, node.key, node.signature, bound, node.proto):
-        return Place(_home(target))
+        return Place(home(target))
     refused = kernel_limit(target, node.proto, bound)
     because = f" ({refused})" if refused else ""
     text = f"it is refused with these types ({_precision(flowing)}){because}: no engine will be built"
-    raised = {param: _raised(found) for param, found in bound.items()}
+    raised = in_float32(bound)
     if raised != bound and runs_on(target, node.key, node.signature, raised, node.proto):
         return Place(NONE, "error", "kernel", text, f"Keep it float32 (--keep-fp32 NAME), or convert for {target}.")
     if not any(row.covers(node.signature.since) for row in kernel_table(target).get(node.key, ())):
@@ -235,63 +236,14 @@ def _control_flow(target: str, node: Node, flowing: frozenset[str]) -> Place:
                 return Place(NONE, "error", "kernel", text, "Keep what it passes on in float32, or use float16.")
     for provider in dict.fromkeys((target, cpu_of(target))):
         if any(kernel.covers(node.signature.since) for kernel in kernel_table(provider).get(node.key, ())):
-            return Place(_home(provider))
+            return Place(home(provider))
     return Place("")
-
-
-def _home(target: str) -> str:
-    """The target's provider, as reports name it."""
-    return device_of(target).upper()
 
 
 def _precision(flowing: frozenset[str]) -> str:
     """The element types at a node, floats first: "float16" or "float16 with int64"."""
     names = sorted({readable_types(name) for name in flowing}, key=lambda name: ("float" not in name, name))
     return " with ".join(names) if names else "no types known"
-
-
-def _advice(target: str, node: Node, bound: Mapping[str, str], refused: str | None) -> str:
-    """How to bring a node back to the target's provider."""
-    signature = node.signature
-    assert signature is not None
-    if refused is not None:
-        return "If it costs too much, export it another way: no precision brings it back."
-    rows = kernel_table(target).get(node.key, ()) if device_of(target) != "cpu" else ()
-    raised = {param: _raised(found) for param, found in bound.items()}
-    if any(kernel.takes(signature, raised) for kernel in rows):
-        return f"Keep it float32 (--keep-fp32 NAME): {_home(target)} has a kernel for that."
-    older = [kernel for kernel in rows if kernel.since < signature.since and _admits(kernel.types, bound)]
-    if older:
-        version = signature.since - 1
-        return f"{_home(target)} has a kernel for older versions of the op: export with opset {version} or lower."
-    if device_of(target) == "cpu":
-        return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
-    return "It falls back in every precision: if it costs too much, replace the op."
-
-
-def _cure(target: str, node: Node, bound: Mapping[str, str]) -> str:
-    """What to do about a node without a kernel."""
-    signature = node.signature
-    assert signature is not None
-    raised = {param: _raised(found) for param, found in bound.items()}
-    providers = dict.fromkeys((target, cpu_of(target)))
-    if any(k.takes(signature, raised) for p in providers for k in kernel_table(p).get(node.key, ())):
-        also = " or use float16" if any(BFLOAT16.tensor in found for found in bound.values()) else ""
-        return f"Keep it float32 (--keep-fp32 NAME){also}."
-    newer = [k.since for p in providers for k in kernel_table(p).get(node.key, ()) if k.since > signature.since]
-    if newer:
-        return f"Upgrade the model: kernels start at opset {min(newer)}."
-    return "Replace the op, or register your own kernels for it."
-
-
-def _raised(found: str) -> str:
-    for low in LOW_TYPES.values():
-        found = found.replace(low.tensor, FLOAT)
-    return found
-
-
-def _admits(allowed: Mapping[str, frozenset[str]], bound: Mapping[str, str]) -> bool:
-    return all(bound[name] in types for name, types in allowed.items() if name in bound)
 
 
 def _folded(view: View) -> set[int]:
@@ -314,7 +266,8 @@ def _summary(graph: Graph, shapes: Sequence[Shape | None], copied: set[int], sha
         moved = sum(elements(shapes[value]) * element_bytes(graph.types[value]) for value in crossing)
         tensors = "1 tensor" if len(crossing) == 1 else f"{len(crossing)} tensors"
         nodes = "1 node falls" if len(copied) == 1 else f"{len(copied)} nodes fall"
-        cost = f"about {moved / 1e6:.3f} MB ({tensors}) are copied to or from the host in every run"
+        volume = f"about {moved / 1e6:.1f} MB" if moved >= 1e5 else "less than 0.1 MB"
+        cost = f"{volume} ({tensors}) are copied to or from the host in every run"
         text = f"{nodes} back to CPU: " + (cost if crossing else "their inputs and outputs are on the host anyway")
         yield Finding("warning", "fallback", "", "", text, "")
     if shaping:

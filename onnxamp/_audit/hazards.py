@@ -53,9 +53,13 @@ def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
         findings |= {(finding.node, finding.text): finding for rule in _RULES for finding in rule(view)}
     if lows or FLOAT not in present:
         return list(findings.values())
-    kept = {hazard.node for hazard in find_hazards(raised(graph, FLOAT16, shapes), FLOAT16)}
-    text = f"a conversion to float16 keeps up to {len(kept)} of its nodes float32: they would break in float16"
-    return [Finding("note", "hazard", "", "", text, "onnxamp inspect -v shows which, and why.")] if kept else []
+    hazards = find_hazards(raised(graph, FLOAT16, shapes), FLOAT16)
+    quantized = {hazard.node for hazard in hazards if hazard.reason is Reason.QDQ}
+    kept = {hazard.node for hazard in hazards} - quantized
+    whys = {"they would break in float16": kept, "they are quantized, or compute between such nodes": quantized}
+    texts = [f"a conversion to float16 keeps up to {len(them)} of its nodes float32: {why}"
+             for why, them in whys.items() if them]  # fmt: skip
+    return [Finding("note", "hazard", "", "", text, "onnxamp inspect -v shows which, and why.") for text in texts]
 
 
 def _hazard(graph: RaisedGraph, node: Node, text: str, severity: str = "warning", action: str = _KEEP) -> Finding:

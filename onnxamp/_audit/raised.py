@@ -14,7 +14,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.weights import ConstantStats
+from onnxamp._model.statistics import ConstantStats
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from onnxamp._audit.findings import Finding
-from onnxamp._decide.straight import passed_states, stacked_up, straight_reads
+from onnxamp._decide.straight import constant_reads, passed_states, split_scales, stacked_up, straight_reads
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._ops.profiles import profile_of
@@ -19,6 +19,14 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
         if name := low_names.get(graph.types[node.outputs[0]] or ""):
             text = f"a loop stacks up its {name} as they are: {target}'s builder may refuse that"
             yield Finding("warning", "kernel", node.label, node.key, text, f"Convert for {target}, or make it float32.")
+    for node, position in constant_reads(graph, profile):
+        text = f"input {position} is a constant: {target}'s builder takes none there"
+        yield Finding("error", "kernel", node.label, node.key, text, "Put an Identity before it.")
+    for node, *dequantized in split_scales(graph, profile):
+        kinds = [graph.types[found.outputs[0]] for found in dequantized]
+        if kinds[0] != kinds[1]:
+            text = f"its factors are dequantized to different types: {target}'s builder may refuse that"
+            yield Finding("warning", "kernel", node.label, node.key, text, "Give both scales one type.")
     for state, moved in passed_states(graph, profile):
         owner, readers = graph.producer(state), {node.key for value in moved for node, _ in graph.consumers(value)}
         if owner is not None and "Cast" in readers:

@@ -16,8 +16,9 @@ from onnx import ModelProto, TensorProto
 from onnxamp._audit.findings import Finding
 from onnxamp._dtypes import BFLOAT16, FLOAT16, LOW_TYPES, LowType, readable_types, tensor_type
 from onnxamp._errors import ModelError
-from onnxamp._model.protos import tensors_of
-from onnxamp._model.weights import blocks_of, read_array, stored_bytes
+from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.statistics import blocks_of
+from onnxamp._model.weights import read_array
 
 _MANTISSA: Final = {FLOAT16: 10, BFLOAT16: 7}
 """Bits of the mantissa."""

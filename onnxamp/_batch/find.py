@@ -8,7 +8,7 @@ from onnxamp._convert.convert import EXTERNAL_DATA
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._numerics.accept import Accept
 from onnxamp._options.auto import is_auto
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 from onnxamp._paths.paths import walk
 from onnxamp._runtime.session import choose_provider
 

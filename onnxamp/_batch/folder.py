@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple, Unpack
 from onnxamp._batch.find import check_options, find_jobs, index_of, page_of, size_of
 from onnxamp._batch.job import FolderOptions, Job, JobResult, failed, jobs_of, read_before
 from onnxamp._batch.state import Entry, Row, fingerprint, load_state, save_state
-from onnxamp._errors import OutputError
 from onnxamp._model.staging import sweep
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.options import Level, LevelName, Options
-from onnxamp._paths.paths import as_path, is_remote
+from onnxamp._options.levels import Level, LevelName
+from onnxamp._options.options import Options
+from onnxamp._paths.paths import as_path, is_remote, made_folder
 from onnxamp._public import Shown
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.fingerprints import runtime_version
@@ -182,10 +182,7 @@ def run_folder(
     start, index = time.perf_counter(), index_of(html)
     check_options(options)
     found = [replace(job, code=options.code) for job in find_jobs(source, target, inputs)]
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot create the folder {str(target)!r}: {error.strerror}.") from None
+    made_folder(target)
     prints, state = _fingerprints(options), load_state(target)
     if index is not None:
         found = [replace(job, page=page_of(index.parent, job.name)) for job in found]

@@ -21,13 +21,16 @@ from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.heal import Validation, conversion_limits, convert_validated
+from onnxamp._numerics.heal import convert_validated
 from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
-from onnxamp._options.options import Level, Options
+from onnxamp._numerics.validation import Validation, conversion_limits
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._runtime.custom_ops import custom_ops
 from onnxamp._runtime.draws import usual_count
+from onnxamp._runtime.engines import Executable, on_cpu
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider
@@ -169,7 +172,18 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     read = {**stamps(model.stock.files, job.home), **read_before(job)}
     is_auto, measures = options.conversion.level == Level.AUTO, options.conversion.lacks_ranges
     measures = measures or options.conversion.compensates
-    samples = _samples(options, job, model) if is_auto or options.validate or measures else None
+    comparison, samples = None, None
+    if options.validate:
+        limits = replace(
+            conversion_limits(options.conversion.dtype, options.tolerance if is_auto else None), accept=options.judge
+        )
+        comparison = Comparison.of(
+            reference_of(model, options.conversion), partial(_samples, options, job, model), limits, options.provider,
+            target=options.conversion.target,
+        )  # fmt: skip
+        samples = comparison.samples
+    elif is_auto or measures:
+        samples = _samples(options, job, model)
     if samples is not None and not is_auto:
         options = replace(
             options, conversion=with_ranges(model, options.conversion, RangeRun(samples, options.provider))
@@ -182,11 +196,11 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
             job.search.parent.mkdir(parents=True, exist_ok=True)
         tuned = tune(model, options.conversion, _search(options, samples, job.search), rounder)
     plan = tuned.plan if tuned else None
-    if samples is None or not options.validate:
+    if comparison is None:
         made = convert_to_file(model, sink, plan.options if plan else options.conversion, plan, rounder=rounder)
         row = replace(_row(job.name, made), inputs=samples.description if samples else "")
     else:
-        made, diff, row = _validated(options, job, model, samples, sink, plan, rounder)
+        made, diff, row = _validated(options, job, model, comparison, sink, plan, rounder)
     if paged is not None and job.page is not None:
         paged(made, diff, tuned, job.page)
     if row.has_failed:
@@ -212,8 +226,8 @@ def _files(inputs: Path | None) -> list[Path]:
     return [path for path in inputs.iterdir() if path.is_file()] if inputs.is_dir() else [inputs]
 
 
-def _samples(options: FolderOptions, job: Job, model: Model) -> Samples:
-    """The model's own inputs, or made-up ones.
+def _samples(options: FolderOptions, job: Job, model: Model, reference: Executable | None = None) -> Samples:
+    """The model's own inputs, or made-up ones; ``reference`` is what results are compared with, if any are.
 
     Raises:
         ArgumentError: the inputs cannot be read or do not fit.
@@ -224,7 +238,7 @@ def _samples(options: FolderOptions, job: Job, model: Model) -> Samples:
         return samples
     dims = _dims(options, model.proto)
     count = options.samples or usual_count(
-        model, options.conversion.target, options.provider, seed=options.seed, dims=dims
+        reference or on_cpu(model), model, options.conversion.target, options.provider, seed=options.seed, dims=dims
     )
     return random_samples(model, count, seed=options.seed, dims=dims)
 
@@ -257,18 +271,13 @@ def _row(name: str, made: Conversion) -> Row:
 
 
 def _validated(
-    options: FolderOptions, job: Job, model: Model, samples: Samples, sink: Sink, plan: Plan | None,
+    options: FolderOptions, job: Job, model: Model, comparison: Comparison, sink: Sink, plan: Plan | None,
     rounder: WeightRounder | None,
 ) -> tuple[Conversion, DiffReport, Row]:  # fmt: skip
     """Convert a model, and write what passes its validation; where nothing is cured, what fails goes elsewhere."""
-    limits = conversion_limits(options.conversion.dtype, options.tolerance if plan else None)
-    limits = replace(limits, accept=options.judge)
+    samples = comparison.samples
     validation = Validation(
-        Comparison.of(
-            reference_of(model, options.conversion), samples, limits, options.provider,
-            target=options.conversion.target,
-        ), job.failed,
-        bool(job.page) or None, heals=options.cures,
+        comparison, job.failed, bool(job.page) or None, heals=options.cures,
         sampling=_sampling(options, job, model), seconds=options.cure_seconds, progress=lambda *_: None,
         rounder=rounder, tune=partial(measured_plan, model, _search(options, samples), rounder),
     )  # fmt: skip

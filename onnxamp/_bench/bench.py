@@ -16,7 +16,7 @@ from onnxamp._bench.causes import Evidence, find_causes
 from onnxamp._bench.profiled import profile
 from onnxamp._bench.records import Bench, BenchReport, Timing
 from onnxamp._bench.timing import Clock, Timed, interleave, latency, ratio, timed, warm_up
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.stats import lowest_precision
 from onnxamp._model.model import Model
@@ -150,7 +150,8 @@ def bench_models(
         steps = len(files) * (1 + len(inputs.sizes))
         loaded = []
         for (path, label), how, place in zip(files, each, places, strict=True):
-            loaded.append(_load(path, label, how, place, inputs, clock))
+            with _named(label, path):
+                loaded.append(_load(path, label, how, place, inputs, clock))
             told(len(loaded), steps)
         for number, batch in enumerate(inputs.sizes, 2):
             _time(loaded, inputs, batch, clock)
@@ -241,6 +242,16 @@ class _Loaded:
     timings: list[Timing] = field(default_factory=list)
 
 
+@contextmanager
+def _named(label: str, path: Path | None = None) -> Iterator[None]:
+    """Say which model does not run, by its name in reports: its file may be a temporary one."""
+    try:
+        yield
+    except RuntimeFailure as error:
+        text = str(error) if path is None else str(error).replace(str(path.absolute()), label).replace(str(path), label)
+        raise RuntimeFailure(text if label in text else f"{label}: {text}", loaded=error.loaded) from error
+
+
 def _load(path: Path, label: str, how: BenchOptions, provider: Provider, inputs: _Inputs, clock: Clock) -> _Loaded:
     """Profile a model, then load it."""
     cuda_options, proto = how.cuda_options(), load_model(path)
@@ -250,10 +261,14 @@ def _load(path: Path, label: str, how: BenchOptions, provider: Provider, inputs:
     shown = cuda_options if provider == "cuda" else {"threads": str(how.threads)}
     kinds = Counter(node.key for node in graph.nodes)
     facts = Bench(label, shown, lowest_precision(graph.types), 0.0, {}, kinds=dict(kinds))
-    del proto, graph
     feeds = inputs.at(max(inputs.sizes, key=lambda size: size or 0))
     if missing := [name for name in takes if name not in feeds]:
         raise ArgumentError(f"{label} takes inputs that the first model lacks: {', '.join(map(repr, missing))}.")
+    try:
+        check_inputs(proto, {name: feeds[name] for name in takes})
+    except ArgumentError as error:
+        raise ArgumentError(f"{label} does not take the inputs of the first model: {error}") from None
+    del proto, graph
     if how.profile and provider != BROWSER:
         plain = cuda_options | {"enable_cuda_graph": "0"}  # the nodes of a graph that is replayed are not seen
         seen = profile(path, {name: feeds[name] for name in takes}, provider, plain, how.threads)
@@ -276,7 +291,8 @@ def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: 
     runs, firsts, costs = [], [], []
     for model in models:
         start = clock()
-        run = _ready(model, {name: feeds[name] for name in model.takes}, number, clock)
+        with _named(model.facts.model):
+            run = _ready(model, {name: feeds[name] for name in model.takes}, number, clock)
         firsts.append(clock() - start)
         costs.append(warm_up(run, clock, _WARM_UP))
         runs.append(run)

@@ -8,6 +8,8 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from onnxamp._graph.collecting import no_collections
+
 _COMMANDS: Final = {
     "convert": "Convert MODEL to mixed precision, validate the result, and report.",
     "tune": "Convert as much of MODEL to low precision as its measured accuracy allows.",
@@ -39,7 +41,8 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"onnxamp._cli.{_MODULES.get(cmd_name, cmd_name)}").command
+        with no_collections():  # modules stay, so that there is nothing to collect
+            command: click.Command = import_module(f"onnxamp._cli.{_MODULES.get(cmd_name, cmd_name)}").command
         return command
 
     def resolve_command(

@@ -21,7 +21,9 @@ from onnxamp._report.terminal import make_console
 from onnxamp._report.text import printable
 from onnxamp._runtime.custom_ops import active_libraries
 
-_SINGLE_MODEL: Final = {"plan_file": "--plan", "save_plan": "--save-plan", "data_names": "--data-names"}
+_SINGLE_MODEL: Final = {
+    "plan_file": "--plan", "save_plan": "--save-plan", "data_names": "--data-names", "in_place": "--in-place",
+}  # fmt: skip
 """Options that apply to one model."""
 
 

@@ -24,7 +24,8 @@ from onnxamp._cli.workers import place_of, place_options
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import OpFilter, check_run
-from onnxamp._numerics.cure import Trial, cure_run
+from onnxamp._numerics.cure import Trial
+from onnxamp._numerics.cure_run import cure_run
 from onnxamp._numerics.fits import find_fit
 from onnxamp._numerics.results import RunCheck
 from onnxamp._numerics.whole import check_whole, cure_whole

@@ -1,6 +1,7 @@
 """What every command does: check its outputs first, write a page, print a report, and end with an exit code."""
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 from onnxamp._cli.grouped import GroupedCommand
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, OutputError
-from onnxamp._paths.paths import is_remote
+from onnxamp._paths.paths import is_remote, made_folder
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import fitted, print_report
 from onnxamp._report.text import printable
@@ -67,13 +68,23 @@ def tell(warnings: Iterable[str]) -> None:
 
 
 def show(options: dict[str, Any], report: Callable[[], Report], as_json: Callable[[], str]) -> None:
-    """Print what the options ask for: nothing, JSON, or the report."""
+    """Print what the options ask for: nothing, JSON, or the report.
+
+    Raises:
+        OutputError: standard output takes no more. BrokenPipeError: nobody reads it.
+    """
     if options.get("quiet"):
         return
-    if options["format"] == "json":
-        click.echo(as_json())
-    else:
-        print_report(report(), verbose=options.get("verbose", False), brief=options["format"] == "line")
+    try:
+        if options["format"] == "json":
+            click.echo(as_json())
+        else:
+            print_report(report(), verbose=options.get("verbose", False), brief=options["format"] == "line")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - it is flushed again at the end
+        raise OutputError(f"Cannot print the report: {error.strerror}.") from None
 
 
 def write_page(page: "Page", path: Path) -> None:
@@ -103,14 +114,15 @@ def target_of(
     """Where the converted model goes. It may replace the original if that is said, and nothing else that is read.
 
     Raises:
-        ArgumentError: it would replace the original, and nothing says so. Others as :func:`check_outputs`.
+        ArgumentError: it would replace the original, and nothing says so, or it should, and is another file. Others as
+            :func:`check_outputs`.
         OutputError: a folder that is asked for cannot be made.
     """
     path = model.path or Path("model.onnx")
     name = f"{path.stem}_{low_type(dtype).suffix}.onnx"
     output: Path | None = options["output"]
     if output is None:
-        target = path.parent / name
+        target = path if options["in_place"] else path.parent / name
     elif output.name == IN_FOLDER:
         target = made_folder(output.parent) / name
     else:
@@ -119,22 +131,11 @@ def target_of(
         tell([f"{str(target)!r} becomes a file without a suffix: '{target}.onnx' names a model, '{target}/' a folder."])
     if is_same_file(path, target) and not options["in_place"]:
         raise ArgumentError(f"{str(target)!r} is the model itself: name another output, or replace it with --in-place.")
+    if options["in_place"] and not is_same_file(path, target):
+        raise ArgumentError(f"--in-place replaces {str(path)!r}, and -o names {str(target)!r}: drop one of the two.")
     files = [file for file in files_of(model) if not (file == path and is_same_file(path, target))]
     check_outputs([*read, *files, options["inputs"]], [target, options["save_plan"], options["html"], also])
     return target
-
-
-def made_folder(folder: Path) -> Path:
-    """The folder, which is there from now on.
-
-    Raises:
-        OutputError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot make the folder {str(folder)!r}: {error.strerror}.") from None
-    return folder
 
 
 def failed_name(target: Path) -> Path:

@@ -35,12 +35,14 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.heal import Validation, conversion_limits, convert_validated
+from onnxamp._numerics.heal import convert_validated
 from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
+from onnxamp._numerics.validation import Validation, conversion_limits
 from onnxamp._options.auto import is_auto
-from onnxamp._options.options import COMMAND_LINE, Level, LevelName, Options
+from onnxamp._options.levels import Level, LevelName
+from onnxamp._options.options import COMMAND_LINE, Options
 from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import Told, progress_bar
 from onnxamp._report.text import printable
@@ -114,8 +116,17 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     model = Model.read(path)
     early = unmatched(model, options) if plan is None else _overridden()
     tell([*early, *(unlike_target(given, options.target) if validates and plan is None else ())])
-    needs_samples = validates or options.level == Level.AUTO or options.lacks_ranges or options.compensates
-    samples = samples_of(model, given, options.target) if needs_samples else None
+    needs_samples = options.level == Level.AUTO or options.lacks_ranges or options.compensates
+    draw, comparison, samples = partial(samples_of, model, given, options.target), None, None
+    if validates:
+        limits = conversion_limits(options.dtype, given["tolerance"] if _is_tuned(options, plan) else None)
+        comparison = Comparison.of(
+            reference_of(model, options), draw, replace(limits, accept=given["accept"]), provider,
+            metric=given["metric"], target=options.target,
+        )  # fmt: skip
+        samples = comparison.samples
+    elif needs_samples:
+        samples = draw()
     target = target_of(model, given, options.dtype, given["plan_file"], also=given["state"])
     sink = Sink(target, given["external_data"], given["shard_size"])
     with (
@@ -126,13 +137,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         names = given["data_names"] or "onnx"
         sink = replace(sink, progress=partial(progress, "writing"), workers=workers, data_names=names)
         sink = begun(state, model, sink, options, plan)
-        comparison = None
-        if samples is not None and validates:
-            limits = conversion_limits(options.dtype, given["tolerance"] if _is_tuned(options, plan) else None)
-            comparison = Comparison.of(
-                reference_of(model, options), samples, replace(limits, accept=given["accept"]), provider,
-                metric=given["metric"], target=options.target, workers=workers if len(samples) > 1 else None,
-            )  # fmt: skip
+        if comparison is not None and len(comparison.samples) > 1:
+            comparison.workers = workers
         made, validation, tuned = _made(model, sink, options, plan, samples, comparison, given, progress, state)
         if state is not None:
             state.drop(CONVERSION)

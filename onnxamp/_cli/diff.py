@@ -120,16 +120,15 @@ def _judged_again(saved: Path, limits: Limits, options: dict[str, Any]) -> DiffR
 def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]) -> DiffReport:
     layers = options["layers"] or bool(options["html"])
     provider = choose_provider(provider_of(options), whole=not layers)
-    samples = samples_of(original, options, options["target"])
+    comparison = Comparison.of(
+        original, partial(samples_of, original, options, options["target"]), limits, provider,
+        budget=options["budget"] * 2**20, metric=options["metric"], target=options["target"],
+    )  # fmt: skip
     with (
         progress_bar(quiet=options["quiet"]) as progress,
         opened(options["state"]) as state,
-        place_of(options).sharing(len(samples), gpus=provider == "cuda") as workers,
+        place_of(options).sharing(len(comparison.samples), gpus=provider == "cuda") as comparison.workers,
     ):
-        comparison = Comparison.of(
-            original, samples, limits, provider, budget=options["budget"] * 2**20, metric=options["metric"],
-            target=options["target"], workers=workers,
-        )  # fmt: skip
         report = comparison.compare(result, layers=layers or None, progress=partial(progress, "comparing"), state=state)
         is_shown = not options["quiet"] or options["html"] or options["save"]
         is_cured = not options["no_cure"] and provider != BROWSER  # it is found by layers

@@ -13,7 +13,7 @@ from onnxamp._report.machine import document
 
 
 @new_command("lists")
-@click.argument("presets", nargs=-1, type=click.Choice(PRESETS))
+@click.argument("presets", metavar="[PRESETS]...", nargs=-1, type=click.Choice(PRESETS))
 @format_option("lists")
 def command(presets: tuple[str, ...], **options: Any) -> None:
     """Show the white and black lists of PRESETS [all], with the source of each entry.

@@ -14,8 +14,10 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
-from onnxamp._options.options import COMMAND_LINE, Level, Options, default_of
+from onnxamp._options.levels import Level
+from onnxamp._options.options import COMMAND_LINE, Options, default_of
 from onnxamp._runtime.draws import LEAST, MOST, usual_count
+from onnxamp._runtime.engines import Executable, on_cpu
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples, random_samples
 from onnxamp._runtime.session import Provider, is_plugin
@@ -116,9 +118,9 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
     :func:`onnxamp._runtime.draws.usual_count` says.
     """
     inputs = "An .npz file, a folder of them, or Polygraphy's JSON. Default: random inputs."
-    usual = f"1; {LEAST} to {MOST} where float16 is summed up in float16, as on webgpu"
+    usual = f" [1; {LEAST} to {MOST} where float16 is summed up in float16, as on webgpu]" if judges else ""
     samples = click.option("--samples", type=click.IntRange(1), default=None if judges else count,
-                           show_default=usual if judges else True, help="Number of random inputs.")  # fmt: skip
+                           show_default=not judges, help=f"Number of random inputs{usual}.")  # fmt: skip
     return option_group(
         click.option("--inputs", type=FILE, metavar="PATH", help=inputs),
         *([samples] if count is not None else []),
@@ -172,8 +174,16 @@ def given_samples(options: dict[str, Any]) -> Samples | None:
     return load_samples(options["inputs"])
 
 
-def samples_of(model: Model, options: dict[str, Any], target: str | None = None) -> Samples:
-    """The samples that :func:`run_options` ask for, checked before anything runs; ``target`` is what is judged.
+def samples_of(
+    model: Model, options: dict[str, Any], target: str | None = None, reference: Executable | None = None
+) -> Samples:
+    """The samples that :func:`run_options` ask for, checked before anything runs.
+
+    Args:
+        model: the model that they are for.
+        options: those of the command line.
+        target: what is judged.
+        reference: what results are compared with, if any are.
 
     Raises:
         ArgumentError: the inputs cannot be read or do not fit the model, or it has no such dimension.
@@ -183,7 +193,7 @@ def samples_of(model: Model, options: dict[str, Any], target: str | None = None)
         check_inputs(model.proto, samples[0])
         return samples
     count = options["samples"] or usual_count(
-        model, target, provider_of(options), seed=options["seed"], dims=options["dims"]
+        reference or on_cpu(model), model, target, provider_of(options), seed=options["seed"], dims=options["dims"]
     )
     samples = random_samples(model, count, seed=options["seed"], dims=options["dims"])
     if options["dims"]:

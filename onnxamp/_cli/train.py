@@ -20,8 +20,9 @@ from onnxamp._cli.options import (
 from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.converter import WeightConverter
 from onnxamp._model.model import Model
-from onnxamp._model.saving import WeightConverter, save_model
+from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._report import parts
 from onnxamp._report.machine import document
@@ -75,7 +76,8 @@ def _manager(_: click.Context, parameter: click.Parameter, text: str | None) -> 
               help="The loss to minimize; 'model' if the first output of MODEL is the loss.")  # fmt: skip
 @click.option("--label", default="label", show_default=True, metavar="NAME", help="Name of the labels in the data.")
 @click.option("--of", metavar="OUTPUT", help="The output that the loss is computed from [the first].")
-@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True,
+              help="What updates the weights.")  # fmt: skip
 @click.option("--lr", type=float, default=1e-3, show_default=True, help="Learning rate.")
 @click.option("--weight-decay", type=float, help="Weight decay [0.01 with adamw, else 0].")
 @click.option("--clip-norm", type=float, help="Scale gradients down to this norm.")
@@ -97,8 +99,9 @@ def _manager(_: click.Context, parameter: click.Parameter, text: str | None) -> 
 @provider_option
 @custom_ops_option
 @library_option
-@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True)
+@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Passes over the data.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True,
+              help="Samples per step.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of shuffling and dropout.")
 @click.option(
     "--checkpoint", type=FILE, help="Save the state to this file after each epoch; resume from it if it exists."

@@ -29,7 +29,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.results import LayerDiff
 from onnxamp._numerics.rounding import rounder_of
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
 from onnxamp._rewrite.prepare import unmatched

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from onnxamp._decide.decision import Decision, Prices
 from onnxamp._decide.pins import Pins, find_pins
 from onnxamp._decide.ports import PortVariables
-from onnxamp._decide.precision import Decision, Prices, decide
+from onnxamp._decide.precision import CutProblem
 from onnxamp._decide.problem import Problem, find_problem
+from onnxamp._decide.verdicts import Reason
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._options.options import Options
@@ -38,6 +40,10 @@ class Analysis:
         """The precision variables."""
         return self.problem.ports
 
+    def without(self, reasons: Mapping[int, frozenset[Reason]]) -> "Analysis":
+        """The analysis if these reasons did not keep these nodes in float32."""
+        return _solved(self.problem, find_pins(self.problem, freed=reasons))
+
 
 def analyse(graph: Graph, options: Options, replay: Mapping[str, bool] | None = None) -> Analysis:
     """Decide the precision of every float in a graph.
@@ -63,5 +69,9 @@ def decided(problem: Problem, *, replay: Mapping[str, bool] | None = None, price
         prices: measurements, for level "auto".
     """
     pins = find_pins(problem, replay=replay, measured=prices.pins if prices else None)
-    decision = decide(problem, pins, prices)
+    return _solved(problem, pins, prices)
+
+
+def _solved(problem: Problem, pins: Pins, prices: Prices | None = None) -> Analysis:
+    decision = CutProblem(problem, pins).decide(prices)
     return Analysis(problem, pins, decision, plan_edits(problem, decision))

@@ -26,15 +26,17 @@ from onnxamp._convert.upgrades import Proof, analyse_model
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
+from onnxamp._model.converter import WeightConverter
 from onnxamp._model.copying import copied
 from onnxamp._model.formats import is_text
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
-from onnxamp._model.saving import WeightConverter, copy_file, save_model
+from onnxamp._model.saving import copy_file, save_model
 from onnxamp._model.shards import measured
 from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data, weight_bytes
 from onnxamp._ops.tables import read_table
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._public import Shown
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.prepare import Prepared

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._decide.decision import Decision
 from onnxamp._decide.ports import NONE, PortVariables
-from onnxamp._decide.precision import Decision
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements

@@ -3,24 +3,20 @@
 The savings are computed by solving the same problem again without the pins in question.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._convert.upgrades import held_back
-from onnxamp._decide.pins import find_pins
-from onnxamp._decide.precision import CutProblem
+from onnxamp._convert.held_back import held_back
 from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 from onnxamp._patterns.fusion_groups import constant_batch_norms
 from onnxamp._rewrite.fold.batch_norm import batch_norms
 from onnxamp._rewrite.fold.fold import reachable, told
 from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import find_folds
-from onnxamp._rewrite.plan_edits import plan_edits
 from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
 
 
@@ -65,7 +61,7 @@ def fold_hint(analysis: Analysis) -> str | None:
     before_them = filter(None, (graph.producer(value) for node in inside for value in graph.nodes[node].inputs))
     freed = {node.index: frozenset({Reason.FUSION}) for node in before_them} | dict.fromkeys(inside, _OF_PATTERNS)
     before = len(analysis.edits.casts)
-    saved = before - _casts_without(analysis, freed) if freed else 0
+    saved = before - len(analysis.without(freed).edits.casts) if freed else 0
     if saved > 0:
         text = f"{text}, and saves {saved} of {before} Casts"
     if options.level in (Level.O1, Level.O2) and any(fold.op in options.black for fold in folds):
@@ -92,7 +88,7 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
     if not parted:
         return None
     before, low = len(analysis.edits.casts), options.low.name
-    saved = before - _casts_without(analysis, parted)
+    saved = before - len(analysis.without(parted).edits.casts)
     saves = f", and saves {saved} of {before} Casts" if saved > 0 else ""
     what = f"{len(parted)} BatchNormalization{'' if len(parted) == 1 else 's'} behind {low}"
     return f"{what}: ONNX Runtime fuses none there, as they stay float32; --fold puts them into the weights{saves}."
@@ -109,14 +105,6 @@ def _is_low(analysis: Analysis, node: int) -> bool:
 
 _OF_PATTERNS: Final = frozenset({Reason.DECOMPOSED, Reason.EPSILON, Reason.FUSION, Reason.BLACK})
 """Reasons that keep nodes of a decomposed pattern in float32, but not the single op."""
-
-
-def _casts_without(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -> int:
-    """Number of new Casts if these reasons did not keep these nodes in float32."""
-    problem = analysis.problem
-    pins = find_pins(problem, freed=freed)
-    decision = CutProblem(problem, pins).decide()
-    return len(plan_edits(problem, decision).casts)
 
 
 def _told_as_decomposed(folds: list[Fold]) -> str:

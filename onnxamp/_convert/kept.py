@@ -6,13 +6,13 @@ from typing import Final
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
+from onnxamp._decide.decision import verdict_on
 from onnxamp._decide.ports import HIGH, NONE
-from onnxamp._decide.precision import verdict_on
 from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import Origin
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 
 _SHARE: Final = 100
 _SMALLEST: Final = 4096

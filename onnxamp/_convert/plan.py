@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any, Final
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._decide.precision import explain
+from onnxamp._decide.decision import explain
 from onnxamp._decide.variable_names import variable_names
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.view import ABSENT

@@ -11,7 +11,7 @@ from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.weights import stored_bytes
+from onnxamp._model.protos import stored_bytes
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.prepare import Prepared
 
@@ -47,6 +47,11 @@ class Summary:
     unknown: tuple[str, ...]
     overridable: tuple[str, ...]
     kept_weights: tuple[KeptWeight, ...]
+
+    @property
+    def casts_after(self) -> int:
+        """Casts of the result."""
+        return self.casts_before + self.casts_added - self.casts_removed
 
 
 def summarize(prepared: Prepared, analysis: Analysis, plan: Plan | None = None) -> Summary:

@@ -13,7 +13,7 @@ from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import LowType
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.weights import SENTINEL
+from onnxamp._model.statistics import SENTINEL
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import absorbed_casts

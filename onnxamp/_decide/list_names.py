@@ -8,8 +8,9 @@ from typing import Final
 import onnx.defs
 
 from onnxamp._graph.graph import Graph
+from onnxamp._options.levels import Level
 from onnxamp._options.lists import PRESETS, framework_names, ops_named, preset
-from onnxamp._options.options import Level, Options
+from onnxamp._options.options import Options
 from onnxamp._target.kernels import PROVIDERS, kernel_table
 
 
@@ -25,9 +26,11 @@ def absent_names(graph: Graph, options: Options) -> tuple[list[str], list[str]]:
     known = _known_ops() if absent else frozenset[str]()
     says = {name: f"The op type {name!r} of your lists does not occur in the model." for name in absent}
     is_known = {name: known.issuperset(ops_named(name)) for name in absent}
+    # Of names that differ in capitals alone, the last counts: frameworks' yield to ONNX's, and these to the model's.
+    spelt = {name.lower(): name for names in (framework_names(), known, present) for name in sorted(names)}
     for name in absent:
-        near = [] if is_known[name] else get_close_matches(name, sorted(known | present | framework_names().keys()), 1)
-        says[name] += f" Did you mean {near[0]!r}?" if near else ""
+        near = [] if is_known[name] else get_close_matches(name.lower(), sorted(spelt), 1)
+        says[name] += f" Did you mean {spelt[near[0]]!r}?" if near else ""
     unknown = [says[name] for name in absent if not is_known[name]]
     return unknown, [says[name] for name in absent if is_known[name]]
 

@@ -1,6 +1,7 @@
-"""Ops that must stay float32, although the user's white list has them."""
+"""What lists and the level say of ops, and which ops must stay float32 although the user's white list has them."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,7 +10,35 @@ from onnxamp._decide.problem import Problem
 from onnxamp._decide.verdicts import Reason, Verdict
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
+
+
+def listed(
+    problem: Problem, node: Node, *, exact: bool, follows: bool, freed: AbstractSet[Reason]
+) -> tuple[bool, Reason, str] | None:
+    """Whether lists or level lower the node, and why; None if they leave it to the cut.
+
+    Args:
+        problem: the problem.
+        node: the node.
+        exact: whether low precision costs it no accuracy.
+        follows: whether it has no preference of its own.
+        freed: reasons to ignore.
+    """
+    options = problem.options
+    if options.level == Level.AUTO and node.key not in options.listed_by_user:
+        return None
+    if options.level == Level.O0:
+        return False, Reason.LEVEL, "O0 lowers nothing"
+    is_black = node.key in options.black and Reason.BLACK not in freed
+    if is_black and (options.level != Level.O3 or node.key in op_facts().control_flow):
+        return None if node.index in problem.folded else (False, Reason.BLACK, node.key)
+    if node.key in options.white and not exact and not follows:
+        return True, Reason.WHITE, node.key
+    if not follows and (options.level == Level.O3 or (options.strict and options.level == Level.O2)):
+        return True, Reason.LEVEL, f"{options.level} lowers every op it can"
+    is_high = options.level == Level.O1 and not exact and not follows
+    return (False, Reason.LEVEL, "O1 lowers only white-listed ops") if is_high else None
 
 
 def unmet_lists(problem: Problem, pins: Mapping[int, Verdict]) -> list[str]:
@@ -31,6 +60,8 @@ def unmet_lists(problem: Problem, pins: Mapping[int, Verdict]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
+    """Why a listed node stays float32."""
+
     reason: str
     detail: str
 

@@ -111,9 +111,15 @@ def _unmatched(graph: Graph, options: Options, matched: set[str]) -> list[str]:
     warnings += [_no_node(graph, name) for name in options.keep_nodes if name not in matched]
     if not isinstance(options.keep_io_types, bool):
         proto = graph.model.graph
-        unknown = options.keep_io_types - {entry.name for entry in (*proto.input, *proto.output)}
-        warnings += [f"keep_io_types: the model has no input or output {name!r}." for name in sorted(unknown)]
+        known = [entry.name for entry in (*proto.input, *proto.output)]
+        warnings += [_no_end(known, name) for name in sorted(options.keep_io_types.difference(known))]
     return warnings
+
+
+def _no_end(known: Sequence[str], name: str) -> str:
+    near = nearest(known, name)
+    text = f"keep_io_types (--io-types): the model has no input or output {name!r}."
+    return f"{text} Did you mean {near!r}?" if near else text
 
 
 def _no_node(graph: Graph, name: str) -> str:

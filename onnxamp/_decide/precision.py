@@ -7,22 +7,21 @@ that is stored. Unpinned ops that gain by low precision cost their gain where th
 See :mod:`onnxamp._decide.mincut` for the solver.
 """
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from onnxamp._decide.decision import Decision, Prices
 from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.problem import Problem
-from onnxamp._decide.verdicts import Reason, Verdict
 from onnxamp._dtypes import FLOAT, element_name, is_lossless
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 from onnxamp._target.costs import LAUNCH, MAX_ELEMENTS, Costs, costs_on
 
 DUPLICATE = 1
@@ -31,78 +30,12 @@ _ACCURACY_CASTS = 64
 """Casts that one accuracy charge outweighs. It is the same factor for all values: otherwise Casts would move to where
 the charge is small, and more of them might be needed there."""
 
-
 _SETTLED = frozenset({LOW, HIGH})
 """Ports that the cut does not decide."""
 
 _WORTH = 1.5
 """Pairs of Casts that a white-listed product is worth in low precision, where sums have a price. Alone between
 float32 nodes it is low precision up to half of the bearable squared error, and among others up to all of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Measurements of nodes, by node index.
-
-    Attributes:
-        pins: why a node must stay float32.
-        gains: time that a node saves in low precision, in cost units.
-        prices: price of the error that a node makes in low precision, in cost units.
-        high: nodes that nothing else outweighs, such as the memory of their weights: float32, unless pinned low.
-        fusions: pairs of nodes, with what it costs that they differ, besides Casts.
-    """
-
-    pins: Mapping[int, str] = field(default_factory=dict)
-    gains: Mapping[int, int] = field(default_factory=dict)
-    prices: Mapping[int, int] = field(default_factory=dict)
-    high: AbstractSet[int] = frozenset()
-    fusions: Mapping[tuple[int, int], int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The optimal assignment: whether each variable is low, and the cost of the cut."""
-
-    low: Sequence[bool]
-    cost: int
-
-    def is_low(self, variable: int) -> bool:
-        """Whether a port with this variable is low precision."""
-        return variable == LOW or (variable >= 0 and self.low[variable])
-
-
-def decide(problem: Problem, pins: Pins, prices: Prices | None = None) -> Decision:
-    """Find the cheapest assignment. Complexity: near linear in ports for real graphs."""
-    return CutProblem(problem, pins).decide(prices)
-
-
-def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
-    """A verdict for each variable."""
-    return [verdict_on(problem, pins, decision, variable.index) for variable in problem.ports.variables]
-
-
-def verdict_on(problem: Problem, pins: Pins, decision: Decision, variable: int) -> Verdict:
-    """The verdict for one variable."""
-    ports, low = problem.ports, decision.low
-    root = ports.root(variable)
-    pin = pins.verdicts.get(root)
-    if pin is not None:
-        if pin.variable == variable or ports.variables[pin.variable].node == ports.variables[variable].node:
-            return Verdict(variable, pin.low, pin.reason, pin.detail)
-        return Verdict(variable, pin.low, Reason.TIE, f"shares its precision: {pin.reason.value}, {pin.detail}")
-    if ports.variables[variable].param == "value":
-        return Verdict(variable, low[variable], Reason.CONSTANT, "follows its readers")
-    if root in pins.worthy:
-        return Verdict(variable, low[variable], *_PRICED[bool(low[variable])])
-    reason = Reason.EXACT if root in pins.exact else Reason.CUT
-    return Verdict(variable, low[variable], reason, "fewest Casts")
-
-
-_PRICED = {
-    True: (Reason.WHITE, "the error of its float16 sum is worth it"),
-    False: (Reason.PRODUCT, "the error of its float16 sum is not worth the Casts"),
-}
-"""Verdicts on white-listed products whose errors have a price, by whether they are low precision."""
 
 
 @dataclass(slots=True)
@@ -142,7 +75,7 @@ class CutProblem:
                 self.value(value)
 
     def decide(self, prices: Prices | None = None) -> Decision:
-        """The cheapest assignment."""
+        """The cheapest assignment. Complexity: near linear in ports for real graphs."""
         network = self.network.copy()
         if prices is not None:
             self.measured(network, prices)

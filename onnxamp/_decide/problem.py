@@ -21,7 +21,8 @@ from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.profiles import emulated_arithmetic
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._patterns.patterns import patterns_of
 from onnxamp._patterns.split_products import split_products

@@ -18,7 +18,8 @@ from onnxamp._graph.terms import terms_of
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.profiles import Accumulation, emulated_arithmetic
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._target.kernels import float_types
 
 _FEWEST: Final = 64

@@ -5,6 +5,7 @@ A Cast counts through data movement, too, since builders move it.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._graph.graph import Graph
@@ -48,13 +49,38 @@ def straight_reads(graph: Graph, profile: Profile) -> Iterator[Read]:
 
 
 def _moved(graph: Graph, read: Read) -> Iterator[Read]:
-    """A read, and what data movement before it reads."""
-    while read.value != ABSENT:
-        yield read
-        made = graph.producer(read.value)
-        if made is None or made.key not in op_facts().carriers or graph.types[made.input(0)] != graph.types[read.value]:
-            return
-        read = Read(read.owner, made.input(0), made.index, 0)
+    """A read, and what data movement before it reads: also that of a loop, whose last state its body returns."""
+    found: Read | None = read
+    while found is not None and found.value != ABSENT:
+        yield found
+        found = _read_before(graph, found)
+
+
+def _read_before(graph: Graph, read: Read) -> Read | None:
+    """What the node reads, or the body returns, that makes a value, if it only moves data."""
+    made = graph.producer(read.value)
+    if made is None:
+        return None
+    if made.key in _movers() and graph.types[made.input(0)] == graph.types[read.value]:
+        return Read(read.owner, made.input(0), made.index, 0)
+    states = {made.outputs[output]: output for _, output in carried(graph, made) if output < len(made.outputs)}
+    for _, body in made.bodies if read.value in states else ():
+        outputs = graph.scopes[body].outputs
+        position = body_targets(made, len(outputs)).index(states[read.value])
+        return Read(read.owner, outputs[position], made.index, ABSENT, (body, position))
+    return None
+
+
+def _movers() -> frozenset[str]:
+    """Ops through which the builder sees, an idle Dropout included."""
+    return op_facts().carriers | op_facts().eliminated
+
+
+def computed_high(graph: Graph, profile: Profile) -> Iterator[Node]:
+    """Nodes that stay float32 because an input is computed."""
+    for node in graph.nodes_of(profile.computed_high) if graph.nodes_of(profile.beside) else ():
+        if any(node.input(position) not in graph.constants.tensors for position in profile.computed_high[node.key]):
+            yield node
 
 
 def stacked_up(graph: Graph, profile: Profile) -> Iterator[Node]:
@@ -77,16 +103,145 @@ def straight_pairs(graph: Graph, ports: PortVariables, profile: Profile) -> Iter
         reader = ports.consumed[read.node][read.port] if read.result is None else ports.returned.get(read.result)
         if made >= 0 and reader is not None and reader != LOW:
             yield made, reader
+    yield from _undivided(graph, ports, profile)
+    for one, other in (*_unread(graph, ports, profile), *_signature(graph, ports, profile)):
+        yield from _alike(one, other)
+    for _, first, second in split_scales(graph, profile):
+        scales = (ports.of_node.get(node.index, {}).values() for node in (first, second))
+        for one, other in product(*scales):
+            yield from _alike(one, other)
     for state, moved in passed_states(graph, profile):
         made = ports.produced[state]
-        for reader in _readers(graph, ports, moved) if made not in (LOW, NONE) else ():
-            yield from ((one, other) for one, other in ((made, reader), (reader, made)) if one != HIGH)
+        for reader in _readers(graph, ports, moved):
+            yield from _alike(made, reader)
+
+
+def _alike(one: int, other: int) -> Iterator[tuple[int, int]]:
+    """The pairs that give two ports one precision; one that is low already asks for nothing."""
+    if not {LOW, NONE} & {one, other}:
+        yield from ((made, reader) for made, reader in ((one, other), (other, one)) if made != HIGH)
+
+
+def _signature(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+    """(variable of an input or output of the model, variable of the node that reads or makes it)."""
+    for node, value in _signature_values(graph, profile):
+        if graph.producer(value) is node:
+            yield from ((ports.produced[value], ports.returned.get(key, NONE)) for key in graph.results[value])
+        else:
+            yield from ((ports.produced[value], ports.consumed[node.index][at]) for at, read in enumerate(node.inputs)
+                        if read == value)  # fmt: skip
+
+
+def _signature_values(graph: Graph, profile: Profile) -> Iterator[tuple[Node, int]]:
+    """(node, value) of what must be an input or an output of the model, without a Cast."""
+    for node in graph.nodes_of(profile.signature_inputs):
+        yield from ((node, node.input(position)) for position in profile.signature_inputs[node.key])
+    for node in graph.nodes_of(profile.signature_outputs):
+        yield from ((node, node.outputs[position]) for position in profile.signature_outputs[node.key])
+
+
+def _undivided(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+    """(variable of what reads a low input of the model, variable of what else reads it)."""
+    nodes = graph.nodes_of(profile.undivided_inputs) if graph.nodes_of(profile.beside) else ()
+    for node in nodes:
+        read = node.input(0)
+        source = ports.lowered.get(read, read)
+        if graph.values[source].scope or graph.producer(source) is not None:
+            continue
+        if source == read and ports.produced[read] != LOW:
+            continue
+        casts = (cast.outputs[0] for cast, _ in graph.consumers(source) if cast.key == "Cast")
+        for value in {read, *(value for value in casts if value in ports.lowered)}:
+            for other, port in graph.consumers(value):
+                variable = ports.consumed[other.index][port]
+                if other is not node and (variable >= 0 or variable == HIGH):
+                    yield ports.consumed[node.index][0], variable
+
+
+def _unread(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+    """(variable of a value from outside, variable of its reader in a body) where it becomes what nobody reads."""
+    for value, node, port in unread_captures(graph, profile):
+        made, reader = ports.produced[value], ports.consumed[node.index][port]
+        if value not in ports.free and NONE not in (made, reader):
+            yield made, reader
+
+
+def unread_captures(graph: Graph, profile: Profile) -> Iterator[tuple[int, Node, int]]:
+    """(value from outside of a body, node in the body that reads it, input position) for outputs that nobody reads."""
+    for owner in graph.nodes_of(profile.unread_outputs):
+        if not owner.scope:
+            continue
+        for _, body in owner.bodies:
+            outputs = graph.scopes[body].outputs
+            for position, target in enumerate(body_targets(owner, len(outputs))):
+                output = owner.outputs[target] if 0 <= target < len(owner.outputs) else ABSENT
+                if output == ABSENT or not (graph.uses[output] or graph.results[output]):
+                    yield from _captures(graph, body, outputs[position])
+
+
+def _captures(graph: Graph, body: int, value: int) -> Iterator[tuple[int, Node, int]]:
+    """What nodes of a body that make one of its values read from outside."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        made = graph.producer(waiting.pop())
+        if made is None or made.scope != body or made.index in seen:
+            continue
+        seen.add(made.index)
+        for port, source in enumerate(made.inputs):
+            if source != ABSENT and graph.values[source].scope == body:
+                waiting.append(source)
+            elif source != ABSENT:
+                yield source, made, port
+
+
+def split_scales(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node, Node]]:
+    """(product, what dequantizes its first factor, and its second), where their scales have one type.
+
+    An op may be in between if it reads one value that is computed. Complexity: linear in nodes.
+    """
+    if not graph.nodes_of(profile.one_scale):
+        return
+    behind: dict[int, Node] = {}
+    for index in graph.order:
+        node = graph.nodes[index]
+        found = node if node.key in op_facts().dequantize else None
+        if found is None:
+            computed = [value for value in node.inputs if value != ABSENT and value not in graph.constants.tensors]
+            found = behind.get(computed[0]) if len(computed) == 1 else None
+        if node.key in profile.one_scale:
+            pair = [behind.get(value) for value in node.inputs]
+            if len(pair) > 1 and pair[0] is not None and pair[1] is not None and pair[0] is not pair[1]:
+                yield node, pair[0], pair[1]
+        if found is not None:
+            behind |= dict.fromkeys(node.outputs, found)
+
+
+def casts_of_constants(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node]]:
+    """(node, Cast) where the node reads a Cast of a constant, and cannot read the constant itself."""
+    for node, position in _computed_inputs(graph, profile):
+        cast = graph.producer(node.input(position))
+        if cast is not None and cast.key == "Cast" and cast.input(0) in graph.constants.tensors:
+            yield node, cast
+
+
+def constant_reads(graph: Graph, profile: Profile) -> Iterator[tuple[Node, int]]:
+    """(node, input position) where a constant is read that must not be one."""
+    for node, position in _computed_inputs(graph, profile):
+        if node.input(position) in graph.constants.tensors:
+            yield node, position
+
+
+def _computed_inputs(graph: Graph, profile: Profile) -> Iterator[tuple[Node, int]]:
+    for node in graph.nodes_of(profile.computed_inputs):
+        yield from ((node, position) for position in profile.computed_inputs[node.key])
 
 
 def uncast_values(graph: Graph, profile: Profile) -> frozenset[int]:
     """Values of which the builder may refuse a Cast."""
     states = (value for _, moved in passed_states(graph, profile) for value in moved)
-    return frozenset([*states, *(read.value for read in straight_reads(graph, profile))])
+    own = (value for _, value in _signature_values(graph, profile))
+    captured = (value for value, _, _ in unread_captures(graph, profile))
+    return frozenset([*states, *own, *captured, *(read.value for read in straight_reads(graph, profile))])
 
 
 def passed_states(graph: Graph, profile: Profile) -> Iterator[tuple[int, list[int]]]:
@@ -108,7 +263,7 @@ def _moved_to(graph: Graph, value: int) -> list[int]:
     values = [value]
     for moved in values:
         for node, port in graph.consumers(moved):
-            if node.key in op_facts().carriers and port == 0:
+            if node.key in _movers() and port == 0:
                 values += [result for result in node.outputs if graph.types[result] == graph.types[value]]
     return values
 
@@ -121,6 +276,7 @@ def _readers(graph: Graph, ports: PortVariables, values: Iterable[int]) -> Itera
         yield from (variable for variable in found if variable >= 0 or variable == HIGH)
 
 
-def reads_no_input(ports: PortVariables, profile: Profile, node: Node) -> bool:
+def reads_no_input(graph: Graph, ports: PortVariables, profile: Profile, node: Node) -> bool:
     """Whether a node that must read inputs of the model, without a Cast, would read a Cast if it were low."""
-    return any(ports.produced[node.input(position)] != LOW for position in profile.signature_inputs.get(node.key, ()))
+    values = [node.input(position) for position in profile.signature_inputs.get(node.key, ())]
+    return any(ports.produced[value] == HIGH or graph.producer(value) is not None for value in values)

@@ -12,7 +12,8 @@ from onnxamp._graph.types import body_sources, body_targets, carried
 from onnxamp._graph.view import ABSENT, Node, Origin, Value
 from onnxamp._ops.facts import OpFacts, attribute, op_facts
 from onnxamp._ops.profiles import profile_of
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._target.kernels import carries
 
 
@@ -48,6 +49,8 @@ def find_variables(
 
 @dataclass(slots=True)
 class _Finder:
+    """Finds the precision variables of a graph, node by node."""
+
     graph: Graph
     options: Options
     low_weights: frozenset[int]

@@ -69,6 +69,8 @@ _Row: TypeAlias = tuple[NodeProto, int, _Kind, tuple[int, ...]]
 
 @dataclass(slots=True)
 class _Builder:
+    """Builds the values, nodes and scopes of a view."""
+
     book: SignatureBook
     overridable: bool
     values: list[Value] = field(default_factory=list)

@@ -21,8 +21,9 @@ from onnx import TensorProto
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError
+from onnxamp._model.external_data import DataLocation
 from onnxamp._model.lowering import ConversionCounts, Scratch, lower
-from onnxamp._model.weights import DataLocation, times_power
+from onnxamp._model.weights import times_power
 from onnxamp._paths.paths import is_remote, read_range, writing
 from onnxamp._workers.threads import core_count, thread_limit
 

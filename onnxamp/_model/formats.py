@@ -3,8 +3,10 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Final
+from zipfile import BadZipFile, ZipFile
 
 from google.protobuf import json_format, text_format
 from onnx import ModelProto, parser
@@ -48,6 +50,17 @@ def _is_tensorflow(data: bytes) -> bool:
     return any(op in data for op in (b"\x12\x0bPlaceholder", b"\x12\x05Const", b"\x12\x0bVarHandleOp"))
 
 
+def _holds_model(data: bytes) -> bool:
+    """Whether it is an archive that lists a file which is named as models are."""
+    if not data.startswith(b"PK\x03\x04"):
+        return False
+    try:
+        with ZipFile(BytesIO(data)) as archive:
+            return any(name.endswith(".onnx") for name in archive.namelist())
+    except BadZipFile:
+        return False
+
+
 _FORMATS: Final = (
     _Format("a Git LFS pointer, not the model itself", "run 'git lfs pull' where it was cloned",
             _starts(b"version https://git-lfs.github.com/")),
@@ -59,6 +72,9 @@ _FORMATS: Final = (
     _Format("a file of weights in safetensors format", "export the model itself to ONNX", _is_safetensors),
     _Format("a GGUF model", "export the original model to ONNX", _starts(b"GGUF")),
     _Format("an HDF5 file, as Keras writes them", "export the model to ONNX with tf2onnx", _starts(b"\x89HDF\r\n")),
+    _Format("a ZIP archive with an ONNX model in it", "unpack it", _holds_model),
+    _Format("a compressed file", "unpack it",
+            _starts(b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"7z\xbc\xaf\x27\x1c", b"\x28\xb5\x2f\xfd")),
     _Format("a ZIP archive, as PyTorch and Keras write them", "export the model to ONNX, with torch.onnx.export or"
             " tf2onnx", _starts(b"PK\x03\x04")),
     _Format("a Python pickle, as PyTorch writes them", "export the model with torch.onnx.export",

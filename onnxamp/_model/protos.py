@@ -1,12 +1,15 @@
-"""Reading ONNX protos: the opsets a model imports, the subgraphs of a node, the tensors of a model.
+"""Reading ONNX protos: the opsets a model imports, the subgraphs of a node, the tensors of a model and their sizes.
 
 These functions need no graph analysis; whatever looks at a bare ModelProto, NodeProto or GraphProto starts here. The
 accessors that op tables need as well (``op_key``, ``attribute``) are in :mod:`onnxamp._ops.facts`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from math import prod
 from typing import Any, Final
 
+import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.defs import onnx_opset_version
 
@@ -15,6 +18,9 @@ PLAIN: Final = frozenset({
     AttributeProto.STRINGS,
 })  # fmt: skip
 """Types of attributes that hold neither tensors nor graphs."""
+
+_PACKED: Final = {TensorProto.UINT4: 4, TensorProto.INT4: 4, TensorProto.FLOAT4E2M1: 4, 25: 2, 26: 2}
+"""Bits of element types of which one byte holds several."""
 
 
 def default_domain(domain: str) -> str:
@@ -74,3 +80,24 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
 def has_external_data(model: ModelProto) -> bool:
     """Whether the data of any weight are stored outside the proto."""
     return any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model))
+
+
+def stored_bytes(tensor: TensorProto) -> int:
+    """Bytes of the tensor's elements as raw data; 0 for strings, which have no such form, and for unknown types."""
+    return bytes_of(tensor.data_type, tensor.dims[:])
+
+
+def bytes_of(elem: int, shape: Sequence[int]) -> int:
+    """As :func:`stored_bytes`, of the element type and shape of a tensor."""
+    return (prod(shape) * _bits_of(elem) + 7) // 8
+
+
+@cache
+def _bits_of(elem: int) -> int:
+    """Bits of one element; 0 if the type has no fixed size."""
+    if elem in _PACKED or elem == TensorProto.STRING:
+        return _PACKED.get(elem, 0)
+    try:
+        return 8 * np.dtype(helper.tensor_dtype_to_np_dtype(elem)).itemsize
+    except (KeyError, TypeError):
+        return 0

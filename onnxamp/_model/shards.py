@@ -16,19 +16,13 @@ from onnx import TensorProto
 from onnxamp._context import active_within
 from onnxamp._errors import OutputError
 from onnxamp._model.blobs import Blob, Held, Lowered, stream_blobs, write_blobs
+from onnxamp._model.external_data import DataLocation, data_location, inside_tensor
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
-from onnxamp._model.protos import tensors_of
+from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.staging import sync
-from onnxamp._model.weights import (
-    ConstantStats,
-    DataLocation,
-    constant_stats,
-    data_location,
-    inside_tensor,
-    read_array,
-    stored_bytes,
-)
+from onnxamp._model.statistics import ConstantStats, constant_stats
+from onnxamp._model.weights import read_array
 from onnxamp._paths.paths import is_remote
 from onnxamp._state.plain import as_data, from_data
 from onnxamp._state.state import Part, fingerprint

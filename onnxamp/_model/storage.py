@@ -17,20 +17,12 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from onnxamp._errors import ModelError, OutputError
+from onnxamp._model.external_data import INSIDE, DataLocation, data_location, has_data_file, inside_tensor, lies_inside
 from onnxamp._model.formats import name_format, parse_text
-from onnxamp._model.protos import tensors_of
+from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.repair import tidied
 from onnxamp._model.staging import staging
-from onnxamp._model.weights import (
-    INSIDE,
-    DataLocation,
-    data_location,
-    embed,
-    has_data_file,
-    inside_tensor,
-    lies_inside,
-    stored_bytes,
-)
+from onnxamp._model.weights import embed
 from onnxamp._model.wire import Ranges, find_data, replaced
 from onnxamp._paths.paths import is_remote, read_range
 
@@ -102,9 +94,9 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
     except DecodeError as error:
         if "depth" in str(error).lower():
             raise ModelError(f"{label} nests graphs deeper than protobuf, and so every runtime, can read.") from None
-        fault = "is not an ONNX model, or is truncated: it cannot be parsed."
+        fault = "is not an ONNX model, or only a part of one: it cannot be parsed. Download or export it again."
     if not fault and not (model.HasField("graph") and (model.ir_version or model.opset_import)):
-        fault = "is not an ONNX model: it holds no graph."
+        fault = "is not an ONNX model: it holds no graph." if data else "is empty: download or export it again."
     if fault:
         model = _in_text(data, f"{label} {name_format(data) or fault}")
     for tensor in tensors_of(model) if INSIDE.encode() in data else ():
@@ -213,7 +205,7 @@ def load_external_data(model: ModelProto, base_dir: Path) -> None:
     """Read all external data into the model, in place.
 
     Raises:
-        ExternalDataError: see :func:`onnxamp._model.weights.data_location`.
+        ExternalDataError: see :func:`onnxamp._model.external_data.data_location`.
     """
     for tensor in tensors_of(model):
         if tensor.data_location == TensorProto.EXTERNAL:

@@ -7,7 +7,7 @@ import onnx
 from onnx import SparseTensorProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from onnxamp._errors import ModelError
-from onnxamp._model.weights import bytes_of, stored_bytes
+from onnxamp._model.protos import bytes_of, stored_bytes
 
 _ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 _DATA: Final = ("float_data", "int32_data", "int64_data", "string_data", "double_data", "uint64_data")

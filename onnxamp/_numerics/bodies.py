@@ -16,7 +16,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import Node, Origin, scope_graphs
 from onnxamp._model.copying import copied
-from onnxamp._model.weights import SENTINEL
+from onnxamp._model.statistics import SENTINEL
 
 _ROUNDS: Final = frozenset({"Loop", "Scan"})
 """Ops that run their body in rounds, and stack what it returns."""

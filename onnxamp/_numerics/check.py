@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.weights import SENTINEL
+from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp._numerics.sample_check import CheckedSample, CheckWork, SampleCheck, watched_run
 from onnxamp._numerics.seen import SeenRun, SeenWork

@@ -1,9 +1,7 @@
-"""The next action: options that make a failure go away, tried before they are suggested.
+"""The next action after a comparison: options that make a failure go away, tried before they are suggested.
 
-For a comparison, the original is converted again with more and more nodes kept in float32, broken ones first, then
-those with the largest local error, and each candidate is compared as the failing result was. For a model alone, whose
-original is not at hand, the same nodes are left unrounded in its emulation. On an engine that computes low precision
-itself, it is raised to float32 and converted again, for that engine.
+The original is converted again with more and more nodes kept in float32, broken ones first, then those with the largest
+local error, and each candidate is compared as the failing result was.
 """
 
 import re
@@ -16,20 +14,18 @@ from typing import Final
 from onnxamp._convert.convert import convert
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._numerics.check import check_run
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import DiffMetric
-from onnxamp._numerics.results import Cure, DiffReport, LayerDiff, RunCheck
+from onnxamp._numerics.results import Cure, DiffReport, LayerDiff
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
-from onnxamp._ops.profiles import profile_of
-from onnxamp._options.options import Level, Options
+from onnxamp._options.options import Options
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.session import Provider, is_plugin
+from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 
 _FEW: Final = 4
-_MANY: Final = 64
+MOST_NODES: Final = 64
 """Bounds on the number of nodes that a command may name; within them, three quarters of the rounded nodes."""
 
 TRIALS: Final = 12
@@ -43,9 +39,6 @@ _ROUNDED: Final = 1e-6
 
 SECONDS: Final = 60.0
 """Time for which cures are looked for unless another is given."""
-
-CHECKS: Final = 24
-"""Emulated runs that are tried for a model alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +121,13 @@ def cure_conversion(
     step = 1
     while report is not None and not report.passed and search.trials < TRIALS and not search.is_late:
         more = _suspects(report.layers, set(nodes), step)
-        most = max(_FEW, min(_MANY, rounded * 3 // 4))
+        most = max(_FEW, min(MOST_NODES, rounded * 3 // 4))
         if not more or len(nodes) >= most:
             break
         nodes, step = (*nodes, *more)[:most], step * 2
         report = search.compare(nodes, layers=True)
     if report is None or not report.passed:
-        kept = f" with up to {_nodes(nodes)} in float32" if nodes else ""
+        kept = f" with up to {node_count(nodes)} in float32" if nodes else ""
         when = f" in {trial.seconds:.0f} s" if search.is_late else ""
         text = f"No cure was found{when}: trials{kept} miss the limits, too. {advice}".rstrip()
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
@@ -143,12 +136,14 @@ def cure_conversion(
     if not nodes and not tried:
         text = f"Tried: a conversion with onnxamp's lists and hazards holds (relative L2 {worst:.2g})."
     else:
-        text = f"Tried: with {_nodes(nodes)} more in float32 the conversion holds (relative L2 {worst:.2g})."
+        text = f"Tried: with {node_count(nodes)} more in float32 the conversion holds (relative L2 {worst:.2g})."
     return Cure(recipe.command(*command, nodes), nodes, text, confirmed=True, trials=search.trials)
 
 
 @dataclass(slots=True)
 class _Search:
+    """Trials of a recipe with nodes kept in float32."""
+
     original: Model
     recipe: Recipe
     trial: Trial
@@ -189,7 +184,8 @@ class _Search:
         return nodes
 
 
-def _nodes(nodes: Sized) -> str:
+def node_count(nodes: Sized) -> str:
+    """Their number in words."""
     return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
 
 
@@ -209,82 +205,3 @@ def _suspects(rows: Sequence[LayerDiff], kept: set[str], count: int) -> list[str
         return list(dict.fromkeys(broken))
     rounded.sort(key=lambda pair: pair[1].rel_l2, reverse=True)
     return list(dict.fromkeys(node for node, _ in rounded[:count]))
-
-
-def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
-    """Find nodes that must stay float32 for a checked model to run without faults.
-
-    Args:
-        model: the model that was checked.
-        report: what the check found.
-        trial: how it was checked; its limits are not used.
-
-    Returns:
-        The options, or how far the trials came; None if no low-precision value is at fault: the float32 model fails.
-    """
-    if trial.provider is not None and is_plugin(trial.provider):
-        return _cure_seen(Model.of(model), report, trial)
-    nodes: dict[str, None] = {}
-    checked, trials = report, 0
-    while checked.first_bad is not None and trials < CHECKS and len(nodes) <= _MANY:
-        around = _around_faults(checked)
-        if not around:
-            return None
-        if not around.keys() - nodes.keys():
-            break
-        nodes |= around
-        trials += 1
-        if trial.progress is not None:
-            trial.progress(trials, CHECKS)
-        checked = check_run(model, trial.samples, provider=trial.provider, budget=trial.budget, keep=frozenset(nodes))
-    if checked.first_bad is not None or checked.skipped is not None:
-        text = f"No cure was found: trials with up to {_nodes(nodes)} in float32 fail, too."
-        return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
-    names = "|".join(map(re.escape, nodes))
-    text = f"Tried: no fault is left with {_nodes(nodes)} in float32. Convert the original again with"
-    return Cure(f"--keep-fp32 {shlex.quote(names)}", tuple(nodes), text, confirmed=True, trials=trials)
-
-
-def _around_faults(checked: RunCheck) -> dict[str, None]:
-    """The low-precision nodes that go wrong, and those that read what they make."""
-    faults = [row for row in checked.values if row.fault and row.dtype in ("float16", "bfloat16")]
-    return dict.fromkeys(name for row in faults for name in (row.node, *row.readers))
-
-
-def _cure_seen(model: Model, report: RunCheck, trial: Trial) -> Cure | None:
-    """:func:`cure_run` on an engine: the model is converted again as far as its kernels and its arithmetic allow, then
-    with more and more nodes in float32, and each result is checked there.
-    """
-    known = profile_of(trial.provider or "")
-    target = known.name if known is not None else "any"
-    nodes: dict[str, None] = {}
-    checked, trials, until = report, 0, monotonic() + trial.seconds
-    while True:
-        around = _around_faults(checked)
-        if not around:
-            return None
-        if trials and not around.keys() - nodes.keys():
-            break
-        if trials or known is None:
-            nodes |= around
-        trials += 1
-        if trial.progress is not None:
-            trial.progress(trials, TRIALS)
-        kept = tuple(map(re.escape, nodes))
-        try:
-            result = convert(model, Options(Level.O3, from_dtype="auto", target=target, keep_high=kept)).embedded()
-            checked = check_run(Model(result), trial.samples, provider=trial.provider, budget=trial.budget)
-        except OnnxAmpError:  # it cannot be raised to float32, or contradicts itself with these nodes
-            return None
-        if checked.first_bad is None or trials == TRIALS or len(nodes) > _MANY or monotonic() > until:
-            break
-    if checked.first_bad is not None or checked.skipped is not None:
-        text = f"No cure was found: conversions with up to {_nodes(nodes)} in float32 fail there, too."
-        return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
-    options = [f"--target {target}"] if known is not None else []
-    options += [f"--keep-fp32 {shlex.quote('|'.join(map(re.escape, nodes)))}"] if nodes else []
-    what = f"converted for {target}" if known is not None else "converted again"
-    if nodes:
-        what += f" with {_nodes(nodes)} in float32"
-    text = f"Tried: {what}, it has no fault there. Convert the original with"
-    return Cure(" ".join(options), tuple(nodes), text, confirmed=True, trials=trials)

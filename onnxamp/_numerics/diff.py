@@ -1,9 +1,9 @@
 """Comparing two models on the same inputs: their outputs and, if asked, every value that they share."""
 
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from secrets import token_hex
 from typing import Final, get_args
 
@@ -23,7 +23,6 @@ from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.draws import usual_count
 from onnxamp._runtime.engines import (
     Executable,
-    OutputCache,
     Progress,
     engine_name,
     part_of,
@@ -120,17 +119,19 @@ def diff_models(
     if accept is not None:
         limits = replace(limits, accept=Accept.of(accept))
     one, other = Model.of(reference), Model.of(result)
-    if count is None:
-        count = usual_count(one, target, provider, seed=seed, dims=dims) if samples is None else 1
-    samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
+
+    def taken(run: Executable) -> Samples:
+        number = 1 if count is None else count
+        if count is None and samples is None:
+            number = usual_count(run, one, target, provider, seed=seed, dims=dims)
+        return as_samples(samples, one, count=number, seed=seed, dims=dims)
+
     chosen = choose_provider(provider, whole=not layers and whole is not False)
+    comparison = Comparison.of(one, taken, limits, chosen, whole=whole, budget=budget, metric=metric, target=target)
     with (
         opened(state) as kept,
-        Place(jobs, cluster).sharing(samples.counted, gpus=chosen == "cuda") as workers,
+        Place(jobs, cluster).sharing(comparison.samples.counted, gpus=chosen == "cuda") as comparison.workers,
     ):
-        comparison = Comparison.of(
-            one, samples, limits, chosen, whole=whole, budget=budget, metric=metric, target=target, workers=workers
-        )
         return comparison.compare(other, layers=layers or None, progress=progress, state=kept)
 
 
@@ -139,19 +140,20 @@ class Comparison:
     """A reference and samples with which any number of results can be compared.
 
     What the reference takes to prepare serves all of them, and so do its outputs, as far as they fit in memory.
+
+    Attributes:
+        provider: where results run.
+        selected: outputs that may list detections.
+        workers: who compares; None for this process.
     """
 
     reference: Executable
     provider: Provider
-    """Where results run."""
     whole: bool
     samples: Samples
     limits: Limits
     selected: frozenset[str]
-    """Outputs that may list detections."""
-    outputs: OutputCache = field(default_factory=OutputCache)
     workers: Workers | None = None
-    """Who compares; None for this process."""
     _sent: tuple[str, SentModel] | None = None
     """The reference, once workers were sent it, and what stands for it."""
 
@@ -159,7 +161,7 @@ class Comparison:
     def of(
         cls,
         reference: Model,
-        samples: Samples,
+        samples: Samples | Callable[[Executable], Samples],
         limits: Limits | None,
         provider: Provider | None,
         *,
@@ -169,7 +171,7 @@ class Comparison:
         target: str = "cuda",
         workers: Workers | None = None,
     ) -> "Comparison":
-        """Arguments and errors as :func:`diff_models`."""
+        """Arguments and errors as :func:`diff_models`; ``samples`` may depend on the reference as it is run."""
         chosen, limits = choose_provider(provider, whole=whole is not False), limits or Limits()
         limits.check(entry.name for entry in reference.proto.graph.output)
         whole = chosen != "cpu" if whole is None else whole
@@ -178,7 +180,8 @@ class Comparison:
         if metric not in get_args(DiffMetric):
             raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join(get_args(DiffMetric))}.")
         selected = listed_outputs(reference, metric)
-        return cls(executable, chosen, whole, samples, limits, selected, workers=workers)
+        samples = samples if isinstance(samples, Samples) else samples(executable)
+        return cls(executable, chosen, whole, samples, limits, selected, workers)
 
     def try_reference(self, progress: Progress | None = None) -> None:
         """Run the reference on given inputs, to know that they fit it before anything else is done; :meth:`compare`
@@ -192,7 +195,7 @@ class Comparison:
         for number, sample in ((number, self.samples[number]) for number in given):
             feeds = check_inputs(self.reference.model.proto, sample)
             try:
-                self.outputs.keep(number, self.reference.run(feeds, part_of(progress, number, len(self.samples))))
+                self.reference.run_sample(number, feeds, part_of(progress, number, len(self.samples)))
             except RuntimeFailure as error:
                 input_failure("The model does not run", error, self.samples, number, self.reference.model)
 
@@ -273,7 +276,7 @@ class Comparison:
         """What each sample shows, compared in this process."""
         one, samples = self.reference, self.samples
         run = SampleRun(
-            one, other, self.provider, self.whole, self.selected, self.limits.accept, self.outputs,
+            one, other, self.provider, self.whole, self.selected, self.limits.accept,
             SideBySide(one, other) if layers else None,
         )  # fmt: skip
 

@@ -16,7 +16,8 @@ from onnxamp._numerics.check import check_run
 from onnxamp._numerics.cure import Trial
 from onnxamp._numerics.ranges import RangeRun, measured_ranges
 from onnxamp._numerics.results import OutOfRange, RangeFit, RunCheck
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._runtime.session import is_plugin
 from onnxamp._state.state import State

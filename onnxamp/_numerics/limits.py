@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._numerics.accept import Accept
@@ -117,6 +117,10 @@ def _judgement(diff: TensorDiff, metric: str, limit: float) -> Judgement:
     return Judgement(diff.name, metric, number, limit, number <= limit if metric in AT_MOST else number >= limit)
 
 
+_UP_TO_ONE: Final = frozenset(AT_LEAST) - {"snr_db"}
+"""Metrics of which 1 is the best."""
+
+
 def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
     """Limits of metrics, for :func:`onnxamp.diff_models`.
 
@@ -142,7 +146,7 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
         if metric not in AT_MOST and metric not in AT_LEAST:
             raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join((*AT_MOST, *AT_LEAST))}.")
         for name, limit in _by_output(metric, given):
-            if isnan(limit) or (limit < 0 and metric in AT_MOST):
+            if isnan(limit) or (limit < 0 and metric in AT_MOST) or (limit > 1 and metric in _UP_TO_ONE):
                 text = f"{name}={limit:g}" if name else f"{limit:g}"
                 raise ArgumentError(f"The limit {text!r} for the {metric_name(metric)} can never hold.")
             made.setdefault(metric, {})[name] = limit
@@ -220,4 +224,11 @@ def _warnings(report: DiffReport, judgements: Sequence[Judgement], limits: Limit
             if limits.share(diff, report.lowest, drawn=report.drawn) < 1:
                 few = f"samples show few of its numbers ({diff.size})"
                 limit = f"{miss.limit:.2g}, as {few if diff.size < NUMBERS else 'other inputs may show more'}"
-            yield f"Output {diff.name!r}: {metric_name(miss.metric)} is {miss.found:.2g}; the limit is {limit}."
+            found = _told_apart(miss.found, miss.limit)
+            yield f"Output {diff.name!r}: {metric_name(miss.metric)} is {found}; the limit is {limit}."
+
+
+def _told_apart(found: float, limit: float) -> str:
+    """A number with two digits, or as many as it takes to see that it is not the limit."""
+    texts = (f"{found:.{digits}g}" for digits in range(2, 18))
+    return next((text for text in texts if float(text) != limit), str(found))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from onnxamp._model.weights import SENTINEL
+from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.meters import COUNTS, FIELDS, FLOATS, NO_LEAST, Kind, meter
 from onnxamp._numerics.metrics import VANISHED_ABOVE, decibels, ratio
 from onnxamp._runtime.session import Provider, memory_of

@@ -11,7 +11,7 @@ from onnx import TensorProto, parser
 
 from onnxamp._dtypes import element_name
 from onnxamp._errors import RuntimeFailure
-from onnxamp._model.weights import SENTINEL
+from onnxamp._model.statistics import SENTINEL
 from onnxamp._runtime.session import Provider, make_session, memory_of, run_values
 from onnxamp._runtime.values import to_value
 

@@ -20,7 +20,7 @@ from onnxamp._numerics.tokens import Parting, find_parting, token_outputs
 from onnxamp._numerics.walk import Compared, SideBySide, Walked
 from onnxamp._ops.facts import op_key
 from onnxamp._ops.profiles import Profile
-from onnxamp._runtime.engines import Executable, OutputCache, Outputs, Progress, WholeModel, engine_name, part_of
+from onnxamp._runtime.engines import Executable, Outputs, Progress, WholeModel, engine_name, part_of
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Sample
@@ -81,7 +81,6 @@ class SampleRun:
     whole: bool
     selected: frozenset[str]
     accept: Accept | None
-    outputs: OutputCache
     walk: SideBySide | None
     """What compares intermediate values; None for outputs alone."""
     _elsewhere: WholeModel | None = None
@@ -115,7 +114,8 @@ class SampleRun:
             noise = self._noise(feeds, walked.reference)
         accept = self.accept
         return replace(
-            found, noise=noise, outputs=tuple(diffs), detections=tuple(detections),
+            found, noise=noise, outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
+            detections=tuple(detections),
             layers=tuple(_layers(*flows, walked.compared)), tokens=tuple(self._tokens(number, feeds, flows[0], walked)),
             mismatches=tuple(_mismatches(walked)),
             rejected=None if accept is None or accept.takes(walked.reference, walked.result) else accept.name,
@@ -145,12 +145,9 @@ class SampleRun:
         """
         walked = self.walk.run(feeds, progress) if self.walk is not None else Walked({}, {}, {})
         if self.walk is not None and not self.result.runs_whole(feeds):
-            self.outputs.keep(number, walked.reference)
+            self.reference.outputs.keep(number, walked.reference)
             return walked
-        reference = self.outputs.kept.get(number)
-        if reference is None:
-            reference = self.reference.run(feeds, part_of(progress, 0, 2))
-            self.outputs.keep(number, reference)
+        reference = self.reference.run_sample(number, feeds, part_of(progress, 0, 2))
         try:
             return Walked(reference, self.result.run(feeds, part_of(progress, 1, 2)), walked.compared)
         except RuntimeFailure as error:
@@ -201,12 +198,12 @@ class DiffWork(SampleWork):
         """As :meth:`SampleWork.made`."""
         if memory.get(_REFERENCE, ("",))[0] != self.key:
             one = reference_on(self.provider, self.reference.opened(), self.budget, self.arithmetic, whole=self.whole)
-            memory[_REFERENCE] = self.key, one, OutputCache()
-        _, one, cache = memory[_REFERENCE]
+            memory[_REFERENCE] = self.key, one
+        _, one = memory[_REFERENCE]
         result = self.result.opened(one.model if self.is_converted else None)
         other = result_on(self.provider, result, one, whole=self.whole)
         run = SampleRun(
-            one, other, self.provider, self.whole, self.selected, self.accept, cache,
+            one, other, self.provider, self.whole, self.selected, self.accept,
             SideBySide(one, other) if self.layers else None,
         )  # fmt: skip
         return run.prepare, lambda item: run.diff(item.number, item.read())
@@ -283,6 +280,12 @@ def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iter
         yield LayerDiff(
             position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note, exponents.get(name, 0)
         )
+
+
+def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
+    """With the types that the models declare, where emulation computes in float32."""
+    one, other = (dtype_of(flow, diff.name) if diff.name in flow.low else "" for flow in (reference, result))
+    return replace(diff, reference_dtype=one or diff.reference_dtype, result_dtype=other or diff.result_dtype)
 
 
 def _mismatches(walked: Walked) -> Iterator[str]:

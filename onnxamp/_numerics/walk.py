@@ -50,6 +50,8 @@ class Walked:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
+    """Nodes of both models that run together, by position, and the values that are compared then."""
+
     reference: tuple[int, ...]
     result: tuple[tuple[int, ...], ...]
     compared: tuple[str, ...]

@@ -10,7 +10,8 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.cure import Trial
 from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import Cure, RunCheck
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 
 _OPTIONS: Final = Options(Level.O3, hazards=False, target="float16-only", from_dtype="auto")
 _WAYS: Final = (("--fold", Options(Level.O0, fold=True, from_dtype="auto")),

@@ -76,6 +76,13 @@ class Profile:
         formulas: by op with one input, how it is computed, see :mod:`onnxamp._ops.formulas`.
         cancelling: normalisations that subtract the mean in float16.
         signature_inputs: by op, the inputs that must be inputs of the model itself, without a Cast.
+        signature_outputs: by op, the outputs that must be outputs of the model itself, without a Cast.
+        computed_inputs: by op, the inputs that are no constants.
+        one_scale: products whose dequantized factors have scales of one type.
+        undivided_inputs: ops that read an input of the model low only if all do, beside one of ``beside``.
+        computed_high: by op, the inputs that keep it float32 if they are computed, beside one of ``beside``.
+        beside: ops that matter to others anywhere in the model.
+        unread_outputs: ops in bodies whose unread outputs come from no Cast of a value from outside.
         whole_bodies: ops whose bodies have one precision, since no Cast may be in them.
         folded_first: kinds of folds to make before any number is rounded.
         uncast_inputs: by op, the inputs that are not read in float32 from a Cast of something low.
@@ -95,6 +102,13 @@ class Profile:
     formulas: Mapping[str, str]
     cancelling: frozenset[str]
     signature_inputs: Mapping[str, tuple[int, ...]]
+    signature_outputs: Mapping[str, tuple[int, ...]]
+    computed_inputs: Mapping[str, tuple[int, ...]]
+    one_scale: frozenset[str]
+    undivided_inputs: frozenset[str]
+    computed_high: Mapping[str, tuple[int, ...]]
+    beside: frozenset[str]
+    unread_outputs: frozenset[str]
     whole_bodies: frozenset[str]
     folded_first: frozenset[str]
     uncast_inputs: Mapping[str, tuple[int, ...]]
@@ -158,14 +172,17 @@ def profile_of(target: str) -> Profile | None:
     steps = data["normalisations"] | data.get("steps", {}) | data.get("elementwise", {})
     roundings = {name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS}
     formulas = {name: row["computed"] for name, row in steps.items() if "computed" in row}
-    own, uncast = (
+    own, given, computed, high, uncast = (
         {name: tuple(positions) for name, positions in data.get(key, {}).items()}
-        for key in ("signature_inputs", "uncast_inputs")
+        for key in ("signature_inputs", "signature_outputs", "computed_inputs", "computed_high", "uncast_inputs")
     )
-    loops = ("whole_bodies", "uncast_scans", "uncast_states", "stacked_high")
-    whole, scans, states, stacked = (frozenset(data.get(key, ())) for key in loops)
+    named = (
+        "one_scale", "undivided_inputs", "beside", "unread_outputs", "whole_bodies", "uncast_scans",
+        "uncast_states", "stacked_high",
+    )  # fmt: skip
+    scaled, undivided, beside, unread, whole, scans, states, stacked = (frozenset(data.get(k, ())) for k in named)
     first = frozenset(data.get("folds", {}).get("first", ()))
     return Profile(
         device, data["seen"], data["source"], data["values"], products, sums, dots, roundings, formulas, cancelling,
-        own, whole, first, uncast, scans, states, stacked,
+        own, given, computed, scaled, undivided, high, beside, unread, whole, first, uncast, scans, states, stacked,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Which arguments level auto takes."""
 
 from onnxamp._errors import ArgumentError
-from onnxamp._options.options import Level, check_level
+from onnxamp._options.levels import Level, check_level
 
 
 def is_auto(level: str, tolerance: float, samples: object, metric: object, *, measures: bool = False) -> bool:

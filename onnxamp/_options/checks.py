@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
+
+import numpy as np
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 
@@ -32,6 +35,22 @@ def checked_word(what: str, given: object, words: Sequence[str]) -> str:
     if given not in words:
         raise ArgumentError(f"Unknown {what} {given!r}: {meant(given, words)}")
     return given
+
+
+def flags(options: Any) -> dict[str, bool | None]:
+    """The fields of a dataclass that are bools, and those that may be None as well.
+
+    Raises:
+        ArgumentTypeError: one is something else, such as "no", which counts as true in Python.
+    """
+    found: dict[str, bool | None] = {}
+    for item in fields(options):
+        if item.type in (bool, bool | None):
+            value, may_be_none = getattr(options, item.name), item.type is not bool
+            if not (isinstance(value, bool | np.bool_) or (value is None and may_be_none)):
+                raise ArgumentTypeError(f"{item.name} must be a bool{' or None' * may_be_none}, not {value!r}.")
+            found[item.name] = None if value is None else bool(value)
+    return found
 
 
 def checked_names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:

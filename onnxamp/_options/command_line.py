@@ -38,7 +38,17 @@ class CommandLine:
         word, names, listed = given.partition(":")
         return tuple(filter(None, listed.split(","))) if names and word == self.named else self.words[given]
 
-    def spelling(self, value: Any) -> str | None:
+    def arguments(self, value: Any) -> list[str]:
+        """The arguments that stand for a value; none where none do."""
+        if self.words is not None:
+            word = self._word(value)
+            return [] if word is None else [self.flag, word]
+        if isinstance(value, bool):
+            yes, _, no = self.flag.partition("/")
+            return [yes if value else no or yes]
+        return [text for item in value for text in (self.flag, item)] if self.many else [self.flag, str(value)]
+
+    def _word(self, value: Any) -> str | None:
         """The word for a value, with its names; None where there is none."""
         word = next((word for word, meant in (self.words or {}).items() if meant == value), None)
         if word is None and self.named and not any("," in name for name in value):

@@ -7,43 +7,26 @@ types of keyword arguments are in :mod:`onnxamp._options.keywords`; a test compa
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final, Literal, Self, get_args
 
 from onnx import NodeProto
 
 from onnxamp._dtypes import DtypeName, LowType, low_type
-from onnxamp._errors import ArgumentError, ArgumentTypeError, ContradictionError
+from onnxamp._errors import ArgumentTypeError, ContradictionError
 from onnxamp._ops.custom import CustomOp, as_json, custom_ops_of
-from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, checked_word, compiled, meant
+from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, checked_word, compiled, flags, meant
 from onnxamp._options.command_line import CommandLine
+from onnxamp._options.levels import Level, check_level
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
 from onnxamp._options.opsets import OpsetWord, check_opset
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._target.kernels import TARGETS, check_target
 from onnxamp._target.versions import AUTO
 
-LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
-"""Targets by name; "auto", and a version of ONNX Runtime behind one ("cuda@1.24"), are strings, too."""
 Rounding = Literal["auto", "nearest", "compensated"]
 Rule = Callable[[NodeProto], str | None]
 """A callback that returns "low", "high", or None for no opinion."""
-
-
-class Level(StrEnum):
-    """How much of a model to lower, by the names of mindspore.amp."""
-
-    O0 = "O0"
-    """Nothing."""
-    O1 = "O1"
-    """White-listed ops, and exact ops if that saves Casts."""
-    O2 = "O2"
-    """All but black-listed ops, unless an op's Casts cost more than it gains."""
-    O3 = "O3"
-    """Every op that has a kernel and is not a hazard."""
-    AUTO = "auto"
-    """What measured errors and estimated times allow; see :mod:`onnxamp._tuning`."""
 
 
 def _option(default: Any, flag: str, text: str, words: Any = None, **more: Any) -> Any:
@@ -148,6 +131,7 @@ class Options:
 
     def __post_init__(self) -> None:
         values: dict[str, Any] = {
+            **flags(self),
             "level": check_level(self.level),
             "dtype": low_type(self.dtype).name,
             "white_list": checked_names("white_list", self.white_list),
@@ -295,21 +279,8 @@ class Options:
 
         That is ``rule``, declarations of ``custom_ops`` without their file, and names with commas.
         """
-        arguments: list[str] = []
-        for name, value in self.keywords().items():
-            cli = COMMAND_LINE.get(name)
-            if cli is None or name == "custom_ops":
-                continue
-            if isinstance(value, bool) and cli.words is None:
-                arguments.append(cli.flag.split("/")[0 if value or "/" not in cli.flag else 1])
-            elif cli.many:
-                arguments += [text for item in value for text in (cli.flag, item)]
-            elif cli.words is not None:
-                word = cli.spelling(value)
-                arguments += [] if word is None else [cli.flag, word]
-            else:
-                arguments += [cli.flag, str(value)]
-        return tuple(arguments)
+        said = {name: value for name, value in self.keywords().items() if name in COMMAND_LINE and name != "custom_ops"}
+        return tuple(argument for name, value in said.items() for argument in COMMAND_LINE[name].arguments(value))
 
     def as_json(self) -> dict[str, Any]:
         """All options except ``rule`` as JSON values, for :meth:`from_json`."""
@@ -342,18 +313,3 @@ COMMAND_LINE: Final[Mapping[str, CommandLine]] = {
 def default_of(name: str) -> Any:
     """The default of a field."""
     return next(item.default for item in fields(Options) if item.name == name)
-
-
-def check_level(level: object) -> Level:
-    """The level called ``level``, in either case.
-
-    Raises:
-        ArgumentError: there is no such level.
-        ArgumentTypeError: ``level`` is not a string.
-    """
-    if not isinstance(level, str):
-        raise ArgumentTypeError(f"level must be a string such as 'O2', not {type(level).__name__}.")
-    found = next((known for known in Level if known.lower() == level.lower()), None)
-    if found is None:
-        raise ArgumentError(f"Unknown level {level!r}: choose one of {', '.join(Level)}.")
-    return found

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
+from urllib.parse import urlsplit
 
+from onnxamp._errors import OutputError
 from onnxamp._paths.remote import URL, RemotePath
 
 
@@ -31,13 +31,28 @@ def as_path(given: str | PathLike[str]) -> Path:
     if found is None:
         return Path(text)
     if found[1].lower() == "file":
-        return Path(url2pathname(urlsplit(text).path)) if "%" in text else Path(unquote(found[2]))
+        from urllib.request import url2pathname  # noqa: PLC0415 - imports http and ssl
+
+        return Path(url2pathname(urlsplit(text).path)) if "%" in text else Path(found[2])
     return RemotePath.of(text)
 
 
 def is_remote(path: Path | None) -> bool:
     """Whether a path is one of another file system."""
     return isinstance(path, RemotePath)
+
+
+def made_folder(folder: Path) -> Path:
+    """The folder, which is there from now on, with those above it.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot make the folder {str(folder)!r}: {error.strerror}. Choose another.") from None
+    return folder
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:

@@ -296,7 +296,7 @@ def file_system(scheme: str) -> Any:
         import fsspec  # noqa: PLC0415 - it is optional
     except ImportError:
         raise MissingPackageError(
-            f"URLs such as {scheme}://... need fsspec: install it with 'pip install onnxamp[remote]'."
+            f"URLs such as {scheme}://... need fsspec, which is not installed: pip install 'onnxamp[remote]'."
         ) from None
     try:
         return fsspec.filesystem(scheme)

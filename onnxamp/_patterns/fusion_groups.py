@@ -11,7 +11,8 @@ from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import declared_axes
 from onnxamp._patterns.patterns import patterns_of
-from onnxamp._target.kernels import freedom, kernel_table
+from onnxamp._target.freedom import freedom
+from onnxamp._target.kernels import kernel_table
 from onnxamp._target.versions import UNLIMITED, device_of
 
 

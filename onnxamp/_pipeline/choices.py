@@ -14,7 +14,8 @@ from onnxamp._dtypes import low_type
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import RangeRun, with_ranges
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._pipeline.manifest import Member
 from onnxamp._pipeline.models import Calls
 from onnxamp._runtime.samples import Sample, Samples

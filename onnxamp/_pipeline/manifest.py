@@ -30,7 +30,8 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import imported
 from onnxamp._options.checks import meant
-from onnxamp._options.options import Level, Options, check_level
+from onnxamp._options.levels import Level, check_level
+from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 
 BETTER: Final = ("lower", "higher")

@@ -6,7 +6,7 @@ from math import inf
 from typing import Final
 
 from onnxamp._convert.plan import Plan, plan_json, plan_of
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 from onnxamp._pipeline.choices import Choice, written
 from onnxamp._pipeline.manifest import Pipeline
 from onnxamp._runtime.fingerprints import model_print, source_print, versions

@@ -18,7 +18,7 @@ from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 from onnxamp._paths.paths import as_path
 from onnxamp._pipeline.choices import Choice, Clock, choices_of, written
 from onnxamp._pipeline.manifest import Function, Pipeline, Settings, make_pipeline

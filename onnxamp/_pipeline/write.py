@@ -10,12 +10,14 @@ from pathlib import Path
 
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._dtypes import FLOAT16
-from onnxamp._errors import ArgumentError, OutputError, RuntimeFailure
+from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.converter import WeightConverter
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
-from onnxamp._model.saving import WeightConverter, save_model
+from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
-from onnxamp._numerics.heal import load_result
+from onnxamp._numerics.validation import load_result
+from onnxamp._paths.paths import made_folder
 from onnxamp._pipeline.choices import Choice
 from onnxamp._pipeline.manifest import Member
 from onnxamp._runtime.session import Provider, is_plugin
@@ -70,7 +72,7 @@ def write_pipeline(
             return
         member, choice = left[0], chosen[left[0].name]
         target = folder / member.file
-        _make(target.parent)
+        made_folder(target.parent)
 
         def go_on(path: Path) -> None:
             _check_loads(member, choice, path, provider)
@@ -87,7 +89,7 @@ def write_pipeline(
 
 def _in_file(model: Model, path: Path) -> Model:
     """The model, written to a file and read from there."""
-    _make(path.parent)
+    made_folder(path.parent)
     proto = copied(model.proto)
     save_model(proto, path, WeightConverter(FLOAT16, model.folder), external=weight_bytes(proto) > INLINE_LIMIT)
     return Model.read(path)
@@ -103,10 +105,3 @@ def _check_loads(member: Member, choice: Choice, path: Path, provider: Provider)
             f"{loaded.by} does not load the model {member.name!r} at {choice.label}: {loaded.fault}. Nothing was"
             " written; leave that choice out with levels or dtypes of the model in the manifest."
         )
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot make the folder {str(folder)!r}: {error.strerror}.") from None

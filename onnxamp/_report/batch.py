@@ -15,6 +15,11 @@ STATUSES: Final = {
 }
 
 
+def status_of(row: Outcome) -> parts.Status:
+    """What is known of a model; of one that was converted and not validated, nothing."""
+    return parts.Status.UNKNOWN if row.message and not row.has_failed else STATUSES[row.outcome]
+
+
 def batch_report(report: FolderReport) -> parts.Report:
     """One row per model, and then failures, and what was not validated."""
     failed = [row for row in report.rows if row.has_failed]
@@ -44,7 +49,7 @@ def row_line(row: Outcome) -> str:
     """One model in one line."""
     if row.has_failed:
         return f"{row.name}  {row.outcome}: {row.message}"
-    error = f", error {number(row.error)}" if row.error is not None else ""
+    error = ", not validated" if row.message else f", error {number(row.error)}" if row.error is not None else ""
     facts = f"{row.low} of {count(row.nodes, 'node')} low, +{count(row.casts, 'Cast')}{error}, {row.seconds:.2f} s"
     return f"{row.name}  {row.outcome}: {facts}"
 
@@ -54,7 +59,7 @@ def _row(row: Outcome) -> parts.Row:
     seconds = f"{row.seconds:.2f}" if row.seconds else ""
     known = (f"{row.low} of {row.nodes}", f"+{row.casts}", error, size(row.bytes_after))
     is_known = not row.has_failed or row.nodes
-    return parts.Row((row.name, row.outcome, *(known if is_known else ("",) * 4), seconds), STATUSES[row.outcome])
+    return parts.Row((row.name, row.outcome, *(known if is_known else ("",) * 4), seconds), status_of(row))
 
 
 def _trace(row: Outcome) -> parts.Item:
@@ -63,6 +68,8 @@ def _trace(row: Outcome) -> parts.Item:
 
 def _verdict(report: FolderReport) -> parts.Verdict:
     outcomes = ", ".join(f"{report.count(outcome)} {outcome}" for outcome in STATUSES if report.count(outcome))
+    unseen = sum(status_of(row) is parts.Status.UNKNOWN for row in report.rows)
+    outcomes += f"; {unseen} not validated" if unseen else ""
     before, after = (sum(getattr(row, name) for row in report.rows) for name in ("bytes_before", "bytes_after"))
     processes = f"{report.jobs} process" + ("" if report.jobs == 1 else "es")
     effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."

@@ -24,7 +24,7 @@ def bench_report(report: BenchReport) -> parts.Report:
         _verdict(report),
         tuple(model.model for model in report.models) if len(report.models) == 1 else (),
         (report.ran_on, report.runtime, report.inputs),
-        tuple(map(_speedup, (timing for timing in report.timings if timing.speedup is not None))),
+        tuple(map(_latency if len(report.models) == 1 else _speedup, _compared(report))),
         sections=(
             parts.section("Models", [_models(report.models)]),
             parts.section("Latency", [_timings(report.timings)]),
@@ -33,6 +33,18 @@ def bench_report(report: BenchReport) -> parts.Report:
             parts.section("Notes", parts.notes(report.notes)),
         ),
     )
+
+
+def _compared(report: BenchReport) -> Iterator[Timing]:
+    """Timings of all models but the first; of a model alone, its own."""
+    return (timing for timing in report.timings if timing.speedup is not None or len(report.models) == 1)
+
+
+def _latency(timing: Timing) -> parts.Figure:
+    """How long a run takes."""
+    batch = "" if timing.batch is None else f" at batch {timing.batch}"
+    value = f"{1e3 * timing.latency.median:.3g} ms"
+    return parts.Figure(f"latency{batch}", value, f"median of {timing.latency.runs:,} runs", f"{value}{batch}")
 
 
 def _speedup(timing: Timing) -> parts.Figure:
@@ -49,7 +61,7 @@ def _verdict(report: BenchReport) -> parts.Verdict:
         verb = "is" if len(report.slower) == 1 else "are"
         return parts.Verdict(parts.Status.INEXACT, f"{', '.join(report.slower)} {verb} slower than {first}.")
     if len(report.models) == 1:
-        return parts.Verdict(parts.Status.PASSED, f"{first} was timed.")
+        return parts.Verdict(parts.Status.PASSED, "The model was timed.")
     return parts.Verdict(parts.Status.PASSED, f"No model is slower than {first}.")
 
 

@@ -11,7 +11,7 @@ from onnxamp._numerics.results import RunCheck, ValueCheck
 from onnxamp._ops.facts import op_facts
 from onnxamp._report import parts
 from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
-from onnxamp._report.conversion import node_bar, node_figure, traffic_figures, weight_bar
+from onnxamp._report.contents import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.machine import document
 from onnxamp._report.text import count, magnitude, number, opset_text, size, tally
 from onnxamp._target.versions import device_of
@@ -120,7 +120,7 @@ def _figures(audit: Audit) -> tuple[parts.Figure, ...]:
         parts.Figure("weights", size(sum(audit.weight_bytes.values())), weights),
         *_providers(audit),
         parts.Figure("opset", opset_text(audit.opsets.items())),
-        *([parts.Figure("loads from", *_since(audit.loads_from))] if audit.loads_from else []),
+        *([_since(audit.loads_from)] if audit.loads_from else []),
         *([_engine(audit.engine)] if audit.engine else []),
     )
 
@@ -129,11 +129,9 @@ def _engine(engine: Engine) -> parts.Figure:
     return parts.Figure("engine", size(engine.bytes) if engine.built else "not built", f"strongly typed, {engine.by}")
 
 
-def _since(found: LoadsFrom) -> tuple[str, str]:
-    return (
-        f"ONNX Runtime {found.version} on",
-        f"not on {found.because}" if found.because else "the oldest that is known",
-    )
+def _since(found: LoadsFrom) -> parts.Figure:
+    because = f"not on {found.because}" if found.because else "the oldest that is known"
+    return parts.Figure("loads from ONNX Runtime", found.version, because)
 
 
 def _providers(audit: Audit) -> Iterator[parts.Figure]:
@@ -146,8 +144,10 @@ def _providers(audit: Audit) -> Iterator[parts.Figure]:
             for name, times in providers.most_common()
             if name != home
         ]
-        uncounted = sum(node.op in op_facts().uncounted for node in placed)
-        others += [f"with {uncounted:,} Casts and control flow nodes"] if uncounted else []
+        uncounted = Counter(node.op == "Cast" for node in placed if node.op in op_facts().uncounted)
+        told = [count(uncounted[True], "Cast")] if uncounted[True] else []
+        told += [f"{count(uncounted[False], 'node')} of control flow"] if uncounted[False] else []
+        others += [f"counting {' and '.join(told)}"] if told else []
         yield parts.Figure(f"nodes on {home}", f"{providers[home]:,}", ", ".join(others))
 
 

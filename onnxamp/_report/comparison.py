@@ -86,9 +86,19 @@ def first_bad_sentence(bad: FirstBad) -> str:
 
 
 def outputs_match(diff: DiffReport) -> str:
-    """The start of a clause: ``all 3 outputs match``."""
+    """The start of a clause: ``all 3 outputs match``. Of those without a number to compare, that is not said."""
+    told = sum(not _is_blank(output) for output in diff.outputs)
+    if told < len(diff.outputs):
+        those = "the one" if told == 1 else f"the {told:,}"
+        verbs = ("holds", "matches") if told == 1 else ("hold", "match")
+        return f"{those} of {len(diff.outputs):,} outputs that {verbs[0]} numbers {verbs[1]}"
     several = "both outputs match" if len(diff.outputs) == 2 else f"all {len(diff.outputs):,} outputs match"
     return "the output matches" if len(diff.outputs) == 1 else several
+
+
+def _is_blank(output: TensorDiff) -> bool:
+    """Whether the reference is NaN or infinite throughout: what matches it says nothing."""
+    return 0 < output.size == output.reference_nan + output.reference_inf
 
 
 def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
@@ -108,7 +118,7 @@ def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[parts.Step
 
 def worst_figure(diff: DiffReport | None) -> tuple[parts.Figure, ...]:
     """The output that is farthest from the reference."""
-    if diff is None or not diff.outputs:
+    if diff is None or diff.skipped or not diff.outputs:
         return ()
     if diff.detections:
         found = max(diff.detections, key=lambda detections: detections.error)
@@ -169,7 +179,8 @@ def _outputs(diff: DiffReport) -> parts.Table:
 
 def _output(d: TensorDiff, *, is_missed: bool) -> parts.Row:
     """Metrics of one output; its status joins its alarm with the limits held against it."""
-    status = parts.Status.FAILED if d.alarm else parts.Status.INEXACT if is_missed else parts.Status.PASSED
+    blank = parts.Status.UNKNOWN if _is_blank(d) else parts.Status.PASSED
+    status = parts.Status.FAILED if d.alarm else parts.Status.INEXACT if is_missed else blank
     shapes, types = (d.reference_shape, d.result_shape), (d.reference_dtype, d.result_dtype)
     cells = (
         d.name, " → ".join(dict.fromkeys(map(shape, shapes))), " → ".join(dict.fromkeys(types)), number(d.rel_l2),

@@ -21,6 +21,7 @@ from onnxamp._report.comparison import (
     where_it_ran,
     worst_figure,
 )
+from onnxamp._report.contents import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.machine import document
 from onnxamp._report.text import count, percent, size, tally
 from onnxamp._state.plain import as_data
@@ -38,12 +39,10 @@ _HAZARDS: Final = {
     "large reduction": "A sum over very many elements",
     "long float16 product": "The target would lose digits of a long product, which it sums up in float16",
     "float16 accumulator": "The target would sum up or subtract in float16",
-    "quantized unit": "The runtime fuses it into integer kernels",
+    "quantized unit": "Fused into integer kernels by the runtime",
     "runtime fusion": "A Cast here would be absorbed by a fusion of the runtime",
-    "wrong kernel": "Its kernel computes wrong results in low precision in that version of the runtime",
+    "wrong kernel": "A kernel computes wrong results in low precision in that version of the runtime",
 }
-PRECISIONS: Final = ("float16", "bfloat16", "mixed", "float32", "float64", "no floats")
-"""Precisions of nodes, in the order in which they are shown."""
 
 
 def conversion_report(
@@ -118,15 +117,6 @@ def _warnings(plan: Plan) -> Iterator[parts.Item]:
     return (parts.Item(text, parts.Level.WARNING) for text in plan.warnings)
 
 
-def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[parts.Figure, ...]:
-    """How many of the nodes that compute with floats are in low precision; nothing where none does."""
-    low = counts.get(dtype, 0) + counts.get("mixed", 0)
-    floats = sum(counts.get(kind, 0) for kind in PRECISIONS if kind != "no floats")
-    kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in PRECISIONS if counts.get(kind))
-    share = percent(low, floats)
-    return (parts.Figure(f"nodes in {dtype}", share, kinds, f"{share} of nodes in {dtype}"),) if floats else ()
-
-
 def _by_precision(counts: Mapping[str, int], dtype: str) -> dict[str, int]:
     return {dtype if kind == "low" else kind: times for kind, times in counts.items()}
 
@@ -145,32 +135,19 @@ def decision_table(plan: Plan) -> parts.Table:
     return parts.table(("variable", "op", "precision", "reason"), rows, prose=(3,), drop=())
 
 
-def node_bar(label: str, counts: Mapping[str, int]) -> parts.Bar:
-    """Nodes by precision."""
-    shares = (parts.Share(kind, counts[kind], f"{counts[kind]:,}") for kind in PRECISIONS if counts.get(kind))
-    return parts.Bar(label, f"{sum(counts.values()):,}", tuple(shares))
-
-
-def weight_bar(label: str, sizes: Mapping[str, int]) -> parts.Bar:
-    """Bytes of weights by type."""
-    ordered = sorted(sizes.items(), key=lambda item: -item[1])
-    shares = (parts.Share(kind, bytes_, size(bytes_)) for kind, bytes_ in ordered if bytes_)
-    return parts.Bar(label, size(sum(sizes.values())), tuple(shares))
-
-
 def _figures(made: Conversion) -> tuple[parts.Figure, ...]:
     """Nodes in low precision, Casts and weights."""
     summary, dtype = made.summary, made.plan.dtype
-    after = summary.casts_before + summary.casts_added - summary.casts_removed
     casts = f"{summary.casts_before:,} before, +{summary.casts_added:,} −{summary.casts_removed:,}"
     if summary.pairs_removed:
         casts += f"; {count(summary.pairs_removed, 'redundant Cast pair')} removed"
     weights = f"{percent(made.bytes_after, made.bytes_before)} of {size(made.bytes_before)}"
     return (
-        parts.Figure("Casts", f"{after:,}", casts, count(after, "Cast")),
+        parts.Figure("Casts", f"{summary.casts_after:,}", casts, count(summary.casts_after, "Cast")),
         *node_figure(dtype, _by_precision(summary.nodes, dtype)),
-        parts.Figure("weights", size(made.bytes_after), weights, f"weights {size(made.bytes_after)}"),
-    )
+        *([parts.Figure("weights", size(made.bytes_after), weights, f"weights {size(made.bytes_after)}")]
+          if made.bytes_before else []),
+    )  # fmt: skip
 
 
 def _healed(validation: DiffReport | None) -> Iterator[parts.Part]:
@@ -201,8 +178,7 @@ def _price(cure: Cure) -> str:
     if cure.casts is None:
         return ""
     literal, now = cure.casts
-    more = "as many Casts" if now == literal else f"{'+' if now > literal else '−'}{count(abs(now - literal), 'Cast')}"
-    return f", {more} (literal result {literal:,})"
+    return f", with {count(now, 'Cast')}{', as many as without' if now == literal else f' instead of {literal:,}'}"
 
 
 def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
@@ -239,11 +215,15 @@ def _why_nothing(made: Conversion) -> str:
         return "Level O0 keeps every precision as it is."
     kinds = [kind for kind in ("float16", "bfloat16") if before.get(kind, 0) > before.get("float32", 0)]
     if kinds:
-        return f"Most nodes are {kinds[0]} already."
+        others = before.keys() - {kinds[0], "no floats"}
+        return f"{'Most' if others else 'All its float'} nodes are {kinds[0]} already."
     reasons = Counter(row.reason for row in plan.rows if row.reason not in ("constant", "tie"))
     if not reasons:
         return "Only constants are float32." if plan.rows else "The model does not compute in float32."
-    return f"Most nodes stay float32 for this reason: {reasons.most_common(1)[0][0]}."
+    reason = reasons.most_common(1)[0][0]
+    if reason == "cut":
+        return "Most nodes stay float32 because the Casts around them would cost more than they gain."
+    return f"Most nodes stay float32 for this reason: {reason}."
 
 
 def _hazard_title(plan: Plan) -> str:
@@ -322,22 +302,6 @@ def _sizes(made: Conversion, audit: Audit | None) -> Iterable[parts.Part]:
         parts.Bars("weights", (weight_bar("before", {"weights": made.bytes_before}), weight_bar("after", sizes))),
     )
     return [group for group in bars if any(bar.shares for bar in group.bars)] + list(traffic_figures(audit))
-
-
-def traffic_figures(audit: Audit | None) -> tuple[parts.Figure, ...]:
-    """Casts between floats, and what they move."""
-    if audit is None:
-        return ()
-    casts = audit.casts
-    redundant = f"{casts.redundant:,} redundant; " if casts.redundant else ""
-    return (
-        parts.Figure(
-            "Casts between floats",
-            f"{casts.count:,}",
-            f"{redundant}about {size(casts.bytes)} moved per run",
-            count(casts.count, "Cast"),
-        ),
-    )
 
 
 def conversion_json(made: Conversion, validation: DiffReport | None) -> str:

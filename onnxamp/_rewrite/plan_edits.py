@@ -1,23 +1,24 @@
-"""The edits that carry out a decision: names in each precision, new Casts, and original Casts that become redundant.
+"""The edits that carry out a decision: names in each precision, and new Casts.
 
 Complexity: linear in ports.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from onnx import TensorProto
 
+from onnxamp._decide.decision import Decision
 from onnxamp._decide.ports import LOW, NONE, PortVariables
-from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
 from onnxamp._dtypes import FLOAT, retyped
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.names import NewNames, Source, Versions
-from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
+from onnxamp._graph.names import NewNames, Versions
+from onnxamp._graph.view import ABSENT, Origin, Value, shadowing
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
+from onnxamp._rewrite.original_casts import OriginalCasts
 
 _STORED: Final = (Origin.INITIALIZER, Origin.DEFAULT)
 
@@ -25,27 +26,26 @@ _STORED: Final = (Origin.INITIALIZER, Origin.DEFAULT)
 def plan_edits(problem: Problem, decision: Decision) -> Edits:
     """Plan the edits that carry out a decision."""
     graph, ports = problem.graph, problem.ports
-    down_casts: dict[int, list[Node]] = {}
-    for node in graph.nodes_of({"Cast"}):
-        if node.inputs and ports.consumed[node.index][0] == LOW:
-            down_casts.setdefault(node.inputs[0], []).append(node)
-    edits, names = Edits(problem.options.low), NewNames(graph.all_names())
+    edits, new = Edits(problem.options.low), NewNames(graph.all_names())
     low = [*decision.low, False, True, False]
-    maker = _Maker(graph, ports, low, edits, names, problem.absorbed, down_casts, graph.ask(shadowing))
+    originals = OriginalCasts(graph, ports, low, edits)
+    maker = _Maker(graph, ports, low, edits, new, problem.absorbed, originals, originals.names, graph.ask(shadowing))
     for value, variable in enumerate(ports.produced):
         if variable != NONE:
             maker.value(graph.values[value])
     maker.lowered_values()
-    maker.idle_casts()
+    originals.remove_idle()
     maker.readers()
     maker.returns()
-    maker.dead_casts()
+    originals.remove_dead()
     maker.halve_sentinels(problem.sentinels)
     return maker.edits
 
 
 @dataclass(slots=True)
 class _Maker:
+    """Plans the edits of values, and of those that read and return them."""
+
     graph: Graph
     ports: PortVariables
     low: Sequence[bool]
@@ -53,13 +53,10 @@ class _Maker:
     edits: Edits
     new: NewNames
     absorbed: frozenset[int]
-    down_casts: Mapping[int, Sequence[Node]]
-    """float32 value -> original Casts of it to low precision."""
+    originals: OriginalCasts
+    names: dict[int, Versions]
     shadowed: Mapping[int, int]
     """See :func:`shadowing`."""
-    names: dict[int, Versions] = field(default_factory=dict)
-    aliases: dict[int, int] = field(default_factory=dict)
-    """Output of a removed Cast to low precision -> the value that it was cast from, which is low itself now."""
 
     def halve_sentinels(self, paths: Sequence[Sequence[int]]) -> None:
         """Let sentinels on low mask paths saturate to half the range, so that mask + score stays finite."""
@@ -114,8 +111,7 @@ class _Maker:
             return  # the output of an original Cast from low precision: see lowered_values
         need_high, need_low = self.needs(index)
         if is_low:
-            if index in self.down_casts:
-                self.void_casts(index)
+            self.originals.remove(index)
             need_low = True
             self.make_low(value)
             self.edits.types[index] = self.edits.low.tensor
@@ -131,21 +127,23 @@ class _Maker:
             self.copy(value, names, base_low=bool(public))
             return
         keeps_name_low = is_low if public is None else public
-        reused = None if is_low or keeps_name_low else self.reusable(index)
+        reused = None if is_low or keeps_name_low else self.originals.reuse(value)
         if reused is not None:
-            names.low = self.reuse(reused, value)
+            names.low = reused
             return
         other = self.fresh(value.name, low=not keeps_name_low)
         names.high, names.low = (other, own) if keeps_name_low else (own, other)
         self.second_version(value, names, is_low=is_low)
-        self.void_casts(index, nested=not keeps_name_low)
+        self.originals.remove(index, nested=not keeps_name_low)
 
     def second_version(self, value: Value, names: Versions, *, is_low: bool) -> None:
         """Add the precision that the producer does not deliver, by a Cast of the value or of the integers behind it."""
         assert names.high is not None
         assert names.low is not None
         own, other = (names.low, names.high) if is_low else (names.high, names.low)
-        if self.public(value.index) is not None and own != value.name:  # the Cast's output takes the public name
+        if self.public(value.index) is not None and own != value.name and value.origin in _STORED:
+            self.edits.renamed[value.index] = own
+        elif self.public(value.index) is not None and own != value.name:  # the Cast's output takes the public name
             self.edits.outputs[value.producer, value.port] = own
             self.edits.types.pop(value.index, None)
             if not is_low:
@@ -164,7 +162,7 @@ class _Maker:
         """
         outer = self.shadowed.get(value.index)
         if outer is None:
-            return self.public_name(value) if is_low else value.name
+            return self.originals.public_name(value) if is_low else value.name
         if not is_low and not self.low[self.ports.produced[outer]]:
             return value.name
         name = self.fresh(value.name, low=is_low)
@@ -172,19 +170,6 @@ class _Maker:
             self.edits.outputs[value.producer, value.port] = name
         self.edits.renamed[value.index] = name  # where it is declared, too, or the outer value would be
         return name
-
-    def public_name(self, value: Value) -> str:
-        """The name of the graph output of an original Cast that the value, now low itself, replaces."""
-        casts = self.down_casts.get(value.index)
-        if not casts or value.origin is not Origin.NODE or value.scope != 0 or self.graph.results[value.index]:
-            return value.name
-        for node in casts:
-            result = self.graph.values[node.outputs[0]]
-            if node.scope == 0 and self.graph.results[result.index]:
-                self.edits.removed.add(node.index)
-                self.edits.outputs[value.producer, value.port] = result.name
-                return result.name
-        return value.name
 
     def is_constant(self, value: int) -> bool:
         """Whether the value is an initializer or a Constant, which is stored twice if both precisions are needed."""
@@ -220,42 +205,11 @@ class _Maker:
         if node.key == "Constant" or written or (node.key == "Optional" and not node.inputs):
             self.edits.attributes.add(node.index)
 
-    # -- original Casts ----------------------------------------------------------------------------------------
-
-    def reusable(self, value: int) -> Node | None:
-        """An original Cast that can serve all low-precision readers of a float32 value."""
-        scope = self.graph.values[value].scope
-        for node in self.down_casts.get(value, ()):
-            if node.scope == scope and node.outputs[0] not in self.graph.hidden:
-                return node
-        return None
-
-    def reuse(self, node: Node, value: Value) -> str:
-        """Let all low-precision readers use the original Cast, moved right after the producer to precede them."""
-        if node.index != value.producer + 1:
-            self.edits.moved[node.index] = value.producer
-        return self.graph.values[node.outputs[0]].name
-
-    def void_casts(self, value: int, *, nested: bool = False) -> None:
-        """Remove original Casts of a value that exists in low precision anyway, where possible.
-
-        Args:
-            value: the value.
-            nested: remove only Casts in bodies; one in the value's own scope may produce its low version.
-        """
-        scope = self.graph.values[value].scope
-        for node in self.down_casts.get(value, ()):
-            result = node.outputs[0]
-            returned = any(home == 0 or node.scope != scope for home, _ in self.graph.results[result])
-            if not returned and (node.scope != scope or not nested):
-                self.edits.removed.add(node.index)
-                self.aliases[result] = value
-
     def lowered_values(self) -> None:
         """Name values that an original Cast raises from low precision: low-precision readers bypass the Cast."""
         hidden = {self.graph.values[value].name for value in self.graph.hidden}
         for value, source in self.ports.lowered.items():
-            origin = self.low_source(source)
+            origin = self.originals.low_source(source)
             raised = None if self.graph.results[value] or origin.raised in hidden else origin.raised
             self.names[value] = Versions(high=raised or self.graph.values[value].name, low=origin.name)
             if self.public(value) or self.leaves_body(value, origin.scope):
@@ -278,61 +232,17 @@ class _Maker:
         returned = (self.ports.returned.get(key, NONE) for key in self.graph.results[value])
         return home != self.graph.values[value].scope and any(self.low[variable] for variable in returned)
 
-    def low_source(self, value: int) -> Source:
-        """The source of a value that is low in the original model, through Casts that are removed."""
-        while value in self.aliases:
-            source = self.aliases[value]
-            names = self.names.get(source)
-            if names is not None and names.low is not None:
-                raised = names.high if self.low[self.ports.produced[source]] else None
-                return Source(names.low, self.graph.values[source].scope, raised)
-            value = self.ports.lowered[source]
-        return Source(self.graph.values[value].name, self.graph.values[value].scope, None)
-
-    def low_name(self, value: int) -> str:
-        """The name of :meth:`low_source`."""
-        return self.low_source(value).name
-
-    def dead_casts(self) -> None:
-        """Remove original Casts from low precision to float32 that lose all their readers."""
-        for value in self.ports.lowered:
-            producer = self.graph.producer(value)
-            assert producer is not None
-            reads = [key for key in self.graph.uses[value] if key[0] not in self.edits.removed]
-            name = self.graph.values[value].name
-            returned = self.graph.results[value]
-            if any(self.edits.results.get(key, name) == name for key in returned):
-                continue
-            if (returned or self.graph.uses[value]) and all(self.edits.inputs.get(key, name) != name for key in reads):
-                self.edits.removed.add(producer.index)
-
-    def idle_casts(self) -> None:
-        """Remove original float32-to-float32 Casts that read and write low precision, unless the model returns them."""
-        for index in self.graph.order:  # producers first: a Cast of a removed Cast reads what that one read
-            node = self.graph.nodes[index]
-            sides = self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
-            if len(sides) < 2 or not all(self.low[side] for side in sides.values()):
-                continue
-            source, result = node.inputs[0], node.outputs[0]
-            low, names = self.names[source].low, self.names[result]
-            if self.graph.results[result] or names.high is not None or low is None or source in self.graph.hidden:
-                continue
-            self.edits.removed.add(node.index)
-            names.low = low
-
-    # -- readers -----------------------------------------------------------------------------------------------
-
     def readers(self) -> None:
         """Point each input to the version of the value that it reads."""
-        values, names, low = self.graph.values, self.names, self.low
+        values, names, low, aliases = self.graph.values, self.names, self.low, self.originals.aliases
         for node in self.graph.nodes:
             consumed = self.ports.consumed[node.index]
             for port, value in enumerate(node.inputs):
                 variable = consumed[port]
-                if value == ABSENT or (variable == NONE and value not in self.aliases):
+                if value == ABSENT or (variable == NONE and value not in aliases):
                     continue
-                if value in self.aliases:
-                    name: str | None = self.low_name(value)
+                if value in aliases:
+                    name: str | None = self.originals.low_source(value).name
                 elif variable == LOW and node.key == "Cast":  # an original Cast reads what the producer delivers
                     is_low = value not in self.ports.lowered and low[self.ports.produced[value]]
                     name = names[value].low if is_low else names[value].high
@@ -346,8 +256,8 @@ class _Maker:
         for scope in self.graph.scopes:
             for position, value in enumerate(scope.outputs):
                 key = (scope.index, position)
-                if value in self.aliases:
-                    self.edits.results[key] = self.low_name(value)
+                if value in self.originals.aliases:
+                    self.edits.results[key] = self.originals.low_source(value).name
                 if key not in self.ports.returned:
                     continue
                 is_low = self.low[self.ports.returned[key]]

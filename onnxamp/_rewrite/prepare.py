@@ -11,6 +11,7 @@ from typing import Final
 from onnx import ModelProto, TensorProto
 
 from onnxamp._decide.overrides import find_overrides
+from onnxamp._decide.straight import casts_of_constants
 from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._graph.graph import Graph, graph_of
@@ -18,8 +19,9 @@ from onnxamp._graph.inline import inline_functions
 from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.profiles import folded_first
-from onnxamp._options.options import Level, Options
+from onnxamp._ops.profiles import folded_first, profile_of
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._rewrite.casts import remove_idle_casts
 from onnxamp._rewrite.fold import BATCH_NORM, fold_graph
 from onnxamp._rewrite.pairs import remove_pairs
@@ -67,8 +69,8 @@ def prepare(model: Model, options: Options) -> Prepared:
     """
     if options.lacks_ranges:
         raise ArgumentError(
-            f"{'rescale' if options.data_max is None else 'data_max'} needs the ranges of values: convert_model,"
-            " convert_file, plan_model and tune_model measure them."
+            f"{'rescale' if options.data_max is None else 'data_max'} needs the ranges of values on inputs, which"
+            " 'onnxamp convert' and 'onnxamp tune' measure (convert_model, convert_file, plan_model and tune_model)."
         )
     ready = with_casts(model, options)
     if options.level == Level.O0 or "Cast" in options.black:
@@ -96,9 +98,11 @@ def unmatched(model: Model, options: Options) -> list[str]:
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:
-    """Nodes that the user wants in float32, or decides for one by one."""
+    """Nodes that the user wants in float32, or decides for one by one, and Casts that the target needs."""
     listed = (node.index for node in graph.nodes if node.key in options.black)
-    return {*find_overrides(graph, options).of_node, *listed}
+    profile = profile_of(options.target)
+    needed = (cast.index for _, cast in casts_of_constants(graph, profile)) if profile is not None else ()
+    return {*find_overrides(graph, options).of_node, *listed, *needed}
 
 
 def with_casts(model: Model, options: Options) -> Prepared:

@@ -66,6 +66,8 @@ def _note(graph: Graph, found: Mapping[int, int], options: Options) -> str:
 
 @dataclass(slots=True)
 class _Splitter:
+    """Splits the products of one graph."""
+
     graph: Graph
     found: Mapping[int, int]
     writer: Writer = field(init=False)

@@ -21,12 +21,20 @@ LEAST, MOST = 4, 16
 """Samples where float16 is summed up in float16: the error that one of them shows is a draw."""
 
 
-def usual_count(model: Model, *engines: str | None, seed: int = 0, dims: Mapping[str, int] | None = None) -> int:
+def usual_count(
+    reference: Executable, model: Model, *engines: str | None, seed: int = 0, dims: Mapping[str, int] | None = None
+) -> int:
     """How many made-up samples a verdict takes where nobody says.
 
     One; where an engine (a target or provider) sums up float16 in float16, as many as hold :data:`NUMBERS` numbers of
     each float output, from :data:`LEAST` to :data:`MOST`. Of an output *y*, (Σ *y*²)² / Σ *y*⁴ numbers count: 1 for the
     probabilities of a classifier that is sure, a third of all if they are normally distributed. The first sample tells.
+
+    Args:
+        reference: what results are compared with; it keeps its outputs of the first sample.
+        model: what samples are made up for.
+        engines: what results run on, or are meant for.
+        seed, dims: as for :func:`onnxamp.random_samples`.
 
     Raises:
         ArgumentError: ``dims`` names an unknown dimension or gives an impossible size, or an input cannot be made up.
@@ -35,7 +43,7 @@ def usual_count(model: Model, *engines: str | None, seed: int = 0, dims: Mapping
         return 1
     feeds = random_samples(model, seed=seed, dims=dims)[0]
     try:
-        outputs = Executable(model, "cpu", emulated=False, whole=False).run(feeds)
+        outputs = reference.run_sample(0, feeds)
     except (ArgumentError, RuntimeFailure):  # the comparison tells
         return LEAST
     shown = min(_numbers(outputs), default=NUMBERS)

@@ -136,6 +136,8 @@ def _check_opset(view: View, elems: Sequence[int | None]) -> None:
 
 @dataclass(slots=True)
 class _Job:
+    """The emulation of one model, scope by scope."""
+
     view: View
     elems: Sequence[int | None]
     names: NewNames

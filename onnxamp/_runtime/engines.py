@@ -69,6 +69,22 @@ class WholeModel:
 
 
 @dataclass(slots=True)
+class OutputCache:
+    """Outputs of a reference by number of the sample, as many as fit, so that it need not run again."""
+
+    room: int = 64 << 20
+    """Bytes that are left."""
+    kept: dict[int, Outputs] = field(default_factory=dict)
+
+    def keep(self, number: int, outputs: Outputs) -> None:
+        """Keep the outputs of a sample if they fit."""
+        parts = (part for output in outputs.values() for part in (output if isinstance(output, list) else [output]))
+        size = sum(np.asarray(part).nbytes for part in parts)
+        if outputs and number not in self.kept and size <= self.room:
+            self.kept[number], self.room = outputs, self.room - size
+
+
+@dataclass(slots=True)
 class Executable:
     """A model and how it is run. What one sample takes to prepare (analysis, emulation, sessions) serves the next.
 
@@ -85,6 +101,8 @@ class Executable:
     """What the model was converted from: sizes of values that both have are taken from there."""
     arithmetic: Profile | None = None
     """The target whose float16 sums are emulated; None for float32 sums."""
+    outputs: OutputCache = field(default_factory=OutputCache)
+    """What it computed of numbered samples, to compare others with."""
     _observed: Observed | None = None
     _runner: Runner | None = None
     _session: WholeModel = field(init=False)
@@ -133,6 +151,14 @@ class Executable:
         """
         return self.run_together([feeds], progress)[0] if not self.runs_whole(feeds) else self._session.run(feeds)
 
+    def run_sample(self, number: int, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Outputs:
+        """:meth:`run` of a numbered sample, which does not run again as long as its outputs fit in memory."""
+        if number not in self.outputs.kept:
+            found = self.run(feeds, progress)
+            self.outputs.keep(number, found)
+            return found
+        return self.outputs.kept[number]
+
     def run_together(self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None) -> list[Outputs]:
         """:meth:`run` of several samples; those that take the same branches share each large weight that is read."""
         if any(map(self.runs_whole, samples)):
@@ -145,20 +171,9 @@ class Executable:
         return found
 
 
-@dataclass(slots=True)
-class OutputCache:
-    """Outputs of a reference by number of the sample, as many as fit, so that it need not run again."""
-
-    room: int = 64 << 20
-    """Bytes that are left."""
-    kept: dict[int, Outputs] = field(default_factory=dict)
-
-    def keep(self, number: int, outputs: Outputs) -> None:
-        """Keep the outputs of a sample if they fit."""
-        parts = (part for output in outputs.values() for part in (output if isinstance(output, list) else [output]))
-        size = sum(np.asarray(part).nbytes for part in parts)
-        if outputs and number not in self.kept and size <= self.room:
-            self.kept[number], self.room = outputs, self.room - size
+def on_cpu(model: Model) -> Executable:
+    """A model in pieces on the CPU, as references are run there."""
+    return Executable(model, "cpu", emulated=True, whole=False)
 
 
 def engine_name(provider: Provider, lowest: str, arithmetic: Profile | None = None) -> str:

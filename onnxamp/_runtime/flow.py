@@ -135,10 +135,7 @@ def flow_of(
     given = constants.keys() | weights.keys()
     order = [index for index in graph.order if graph.nodes[index].scope == 0]
     needs = {node: [graph.values[value].name for value in values] for node, values in wire(graph).needs.items()}
-    known = _like(graph, order, like) if like else None
-    if known is None:
-        inferred = graph.shapes_of(shapes or {})
-        known = _sizes(graph, order, inferred), _ranks(graph, inferred) if shapes else {}
+    sizes_of, ranks_of = _extents(graph, order, shapes or {}, like)
     rest = ModelProto()
     copy_fields(written, rest, but={"graph"})
     rest.graph.name = written.graph.name
@@ -152,8 +149,8 @@ def flow_of(
         low=low,
         own=own,
         lowest=lowest,
-        sizes=known[0],
-        ranks=known[1],
+        sizes=sizes_of,
+        ranks=ranks_of,
         emulated=emulated,
         large=bool(shell.weights),
         inputs=tuple(entry.name for entry in written.graph.input if entry.name not in given),
@@ -163,6 +160,17 @@ def flow_of(
         names=frozenset(graph.all_names()),
         exponents=stored_exponents(written),
     )
+
+
+def _extents(
+    graph: Graph, order: Sequence[int], shapes: Mapping[str, Sequence[int]], like: Flow | None
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Sizes and ranks of values: as another flow has them, or inferred from the shapes of inputs."""
+    known = _like(graph, order, like) if like else None
+    if known is not None:
+        return known
+    inferred = graph.shapes_of(shapes)
+    return _sizes(graph, order, inferred), _ranks(graph, inferred) if shapes else {}
 
 
 def _like(graph: Graph, order: Sequence[int], like: Flow) -> tuple[dict[str, int], dict[str, int]] | None:

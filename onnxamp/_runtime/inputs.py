@@ -40,11 +40,12 @@ def check_inputs(model: ModelProto, feeds: Mapping[str, Feed]) -> dict[str, Feed
     optional = {name for name, kind in types.items() if kind.WhichOneof("value") == "optional_type"}
     missing = [name for name in types if name not in feeds and name not in defaults | optional]
     if missing:
-        raise ArgumentError(f"The model's input {_names(missing)} is missing; given: {_names(feeds)}.")
+        noun, verb = ("input", "is") if len(missing) == 1 else ("inputs", "are")
+        raise ArgumentError(f"The model's {noun} {_names(missing)} {verb} missing; given: {_names(feeds)}.")
     unknown = [name for name in feeds if name not in types]
     if unknown:
         known = [name for name in types if name not in defaults]
-        raise ArgumentError(f"The model has no input {_names(unknown)}; it has {_names(known)}.")
+        raise ArgumentError(f"The model has no input {' or '.join(map(repr, unknown))}; it has {_names(known)}.")
     empty: dict[str, Feed] = dict.fromkeys(name for name in types if name in optional - feeds.keys())
     return {name: _checked(name, feed, types[name]) for name, feed in feeds.items()} | empty
 

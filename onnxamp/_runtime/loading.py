@@ -13,8 +13,9 @@ from typing import Final
 
 from onnx import ModelProto
 
+from onnxamp._model.external_data import external_tensor
 from onnxamp._model.model import Model
-from onnxamp._model.weights import external_tensor, stored_bytes
+from onnxamp._model.protos import stored_bytes
 from onnxamp._paths.paths import is_remote
 from onnxamp._runtime.child import Child
 from onnxamp._runtime.session import Provider, provider_options

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxamp._errors import RuntimeFailure
+from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.custom_ops import active_libraries, custom_ops
 from onnxamp._runtime.device import device_memory_used
@@ -81,6 +81,8 @@ def profiled_run(
             last = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise RuntimeFailure(f"Profiling {path} failed (exit code {child.returncode}): {last}")
         facts = json.loads(result.read_text(encoding="utf-8"))
+        if "fault" in facts:
+            raise RuntimeFailure(facts["fault"])
         events = json.loads(Path(facts["profile"]).read_text(encoding="utf-8"))
     return ProfiledRun(events, facts["memory"])
 
@@ -94,8 +96,17 @@ def _array(name: str, feed: Feed) -> Any:
 
 
 def _child(spec: Path) -> None:
-    """What the process does: load, run, and write down where the profile is."""
+    """What the process does: load, run, and write down where the profile is, or why there is none."""
     task = json.loads(spec.read_text(encoding="utf-8"))
+    try:
+        facts = _profiled(task)
+    except OnnxAmpError as error:
+        facts = {"fault": str(error)}
+    Path(task["result"]).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _profiled(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the profile is, and the device memory that the model takes."""
     with np.load(task["feeds"]) as arrays:
         feeds = {name: arrays[str(number)] for number, name in enumerate(task["names"])}
     on_cuda = task["provider"] == "cuda" and cuda_available()  # makes the context, and loads the libraries
@@ -109,8 +120,7 @@ def _child(spec: Path) -> None:
         run()
     after = device_memory_used() if on_cuda else None
     memory = None if before is None or after is None else max(after - before, 0)
-    facts = {"profile": session.end_profiling(), "memory": memory}
-    Path(task["result"]).write_text(json.dumps(facts), encoding="utf-8")
+    return {"profile": session.end_profiling(), "memory": memory}
 
 
 if __name__ == "__main__":

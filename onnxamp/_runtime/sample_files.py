@@ -76,7 +76,8 @@ def read_npz(path: Path) -> dict[str, Array]:
     except ArgumentError:  # a ValueError too
         raise
     except _READ_FAILURES as error:
-        raise ArgumentError(f"Cannot read {quoted(path)}: {_reason(error)}. Is it a complete .npz file?") from error
+        ask = "" if isinstance(error, FileNotFoundError) else " Is it a complete .npz file?"
+        raise ArgumentError(f"Cannot read {quoted(path)}: {_reason(error)}.{ask}") from error
 
 
 def _check_growth(path: Path, claimed: int) -> None:

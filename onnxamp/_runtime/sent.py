@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeAlias
 from onnx import ModelProto
 
 from onnxamp._errors import OnnxAmpError
+from onnxamp._model.external_data import INSIDE
 from onnxamp._model.model import Model
 from onnxamp._model.protos import tensors_of
-from onnxamp._model.weights import INSIDE
 from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.dataset import read_row
 from onnxamp._runtime.engines import Progress

@@ -12,8 +12,8 @@ from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorPro
 from onnxamp._dtypes import FLOAT_ELEMS, LOW_ELEMS
 from onnxamp._model import lowering
 from onnxamp._model.copying import copy_without
-from onnxamp._model.protos import tensors_of
-from onnxamp._model.weights import embed, read_array, stored_bytes
+from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.weights import embed, read_array
 from onnxamp._paths.paths import as_path
 
 WEIGHTS_IN_GRAPH: Final = 8 * 2**20

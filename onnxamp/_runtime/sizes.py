@@ -29,8 +29,8 @@ BATCH: Final = 1
 OTHER: Final = 8
 """Sizes of dynamic dimensions: leading ones, and all others."""
 
-_TRIED: Final = (1, 16, 32, 64, 224)
-"""Sizes that networks ask for where 8 is too small, not divisible, or too many tokens at once."""
+_TRIED: Final = (1, 16, 32, 64, 224, 1024)
+"""Sizes that networks ask for where 8 is too small, not divisible, or too many tokens at once; sound takes the last."""
 
 _Formula = ast.expr
 

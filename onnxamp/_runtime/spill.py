@@ -6,9 +6,10 @@ from typing import BinaryIO, Final
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp._model.copying import copied, copy_without
+from onnxamp._model.external_data import external_tensor
 from onnxamp._model.model import Model
-from onnxamp._model.protos import tensors_of
-from onnxamp._model.weights import embed, external_tensor, stored_bytes
+from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.weights import embed
 
 _ALIGNMENT: Final = 4096
 """Page size: ONNX Runtime can map tensors that start at a page."""

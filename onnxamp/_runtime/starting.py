@@ -100,17 +100,25 @@ def session_failures(action: str, *, loaded: bool = True) -> Iterator[None]:
         yield
     except Exception as error:
         text = str(error) or type(error).__name__
-        raise RuntimeFailure(f"ONNX Runtime could not {action}: {reason(text)}.", loaded=loaded) from error
+        hint = _UNKNOWN_OP[1] if _UNKNOWN_OP[0] in text else ""
+        raise RuntimeFailure(f"ONNX Runtime could not {action}: {reason(text)}.{hint}", loaded=loaded) from error
+
+
+_UNKNOWN_OP: Final = (
+    "is not a registered function/op",
+    " If it is a custom op, --custom-ops-library (onnxamp.custom_ops) brings its kernels.",
+)
+"""How ONNX Runtime says that it does not know an op, and what may help."""
 
 
 def reason(text: str) -> str:
     """What ONNX Runtime or an engine says first, in one line, without error codes and places in their sources."""
     found: list[str] = []
-    for line in _CODE.sub("", text.strip()).splitlines():
+    for line in _LOADING.sub("", _CODE.sub("", text.strip())).splitlines():
         node = _NODE.search(line)
         if kept := f"{node[1]} {node[2]!r}:" if node else _FRAME.sub("", line).strip():
             found.append(kept)
-            if not kept.endswith(":"):
+            if not kept.endswith((":", "for the following indices")):
                 break
     return _SOURCE.sub("", " ".join(found)).rstrip(".: ")
 
@@ -122,6 +130,8 @@ _FRAME: Final = re.compile(
 """Where OpenVINO noticed it: what is wrong stands behind that."""
 _NODE: Final = re.compile(r"While validating ONNX node '<Node\((\w+)\): (.*?)>'")
 _CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_LOADING: Final = re.compile(r"^Load model from .*? failed: ?")
+"""What the caller says himself."""
 _SOURCE: Final = re.compile(
     r"\S+\.(?:h|hpp|cuh|cc|cpp|cu):\d+ "  # the file and the line; behind them ...
     r"(?:.*? was false\. (?=\S)"  # ... the condition that was not met, where it is explained,

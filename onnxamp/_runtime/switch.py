@@ -43,6 +43,7 @@ from onnxamp._model.protos import opset_imports
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import Accumulator
 from onnxamp._runtime.rounding import Rounder
+from onnxamp._runtime.switches import Switches
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -51,13 +52,6 @@ MASK: Final = "switches"
 
 WHERE_OPSET: Final = 9
 """Opset that introduced Where."""
-
-_TOGETHER: Final = 64
-"""Switches that are split off the mask together, in front of the first node that needs one of them. With all at once,
-ONNX Runtime 1.31 would take quadratic time to load the model."""
-
-_COUNTED: Final = 18
-"""Opset from which on Split needs the number of its outputs."""
 
 _FOLDED: Final = 1 << 20
 """Elements up to which constants are rounded and saturated beforehand."""
@@ -131,20 +125,21 @@ def switched(
     nodes = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}
     names = NewNames(view.all_names())
     empty = {value for name, value in view.scopes[0].names.items() if name in hollow}
-    job = _Job(view, low, names, names.fresh(MASK), version, {i: ports[key] for key, i in nodes.items()}, empty)
+    result = ModelProto()
+    copy_fields(model, result, but={"graph"})
+    switches = Switches(names.fresh(MASK), names, version, result.graph)
+    job = _Job(view, low, names, switches, {i: ports[key] for key, i in nodes.items()}, empty)
     job.given = {value: given[name] for name, value in view.scopes[0].names.items() if name in given}
     if arithmetic is not None and low is FLOAT16:
         job.accumulator = Accumulator(arithmetic, names, version, view.shapes_of(shapes or {}))
-    result = ModelProto()
-    copy_fields(model, result, but={"graph"})
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
         _fill(job, scope, job.targets[scope.index])
         if scope.index == 0:
-            job.unused.clear()  # they may be made behind the nodes whose bodies come now
-    result.graph.input.append(helper.make_tensor_value_info(job.mask, TensorProto.BOOL, [len(job.switches)]))
-    switches = tuple(tuple(node_key(view.nodes[index]) for index in sorted(nodes)) for nodes in job.switches)
-    return Switched(result, job.mask, tuple(nodes), switches, job.fed)
+            switches.enter_bodies()
+    result.graph.input.append(helper.make_tensor_value_info(switches.mask, TensorProto.BOOL, [len(switches.nodes)]))
+    by_element = tuple(tuple(node_key(view.nodes[index]) for index in sorted(group)) for group in switches.nodes)
+    return Switched(result, switches.mask, tuple(nodes), by_element, job.fed)
 
 
 def node_key(node: Node) -> str:
@@ -154,11 +149,12 @@ def node_key(node: Node) -> str:
 
 @dataclass(slots=True)
 class _Job:
+    """The switched graph of one model, scope by scope."""
+
     view: Graph
     low: LowType
     names: NewNames
-    mask: str
-    opset: int
+    switches: Switches
     ports: Mapping[int, Ports]
     hollow: AbstractSet[int]
     """Weights without data."""
@@ -169,15 +165,9 @@ class _Job:
     """Value that may be low precision -> name of the node's exact output."""
     rounded: dict[int, str] = field(default_factory=dict)
     """Value -> name of its rounded form, which follows it in the same scope."""
-    switches: list[frozenset[int]] = field(default_factory=list)
-    """By element of the mask: the nodes any of which turns it on; empty if unused."""
-    named: dict[frozenset[int], str] = field(default_factory=dict)
-    """The names of these elements, as tensors of one element."""
     given: Mapping[int, Bits] = field(default_factory=dict)
     """Constants whose low-precision numbers are not the nearest."""
     accumulator: Accumulator | None = None
-    unused: list[tuple[int, str]] = field(default_factory=list)
-    """Elements that are split off the mask already, and have no nodes yet."""
 
     def __post_init__(self) -> None:
         for index, own in self.ports.items():
@@ -219,7 +209,7 @@ class _Job:
 
     def where(self, graph: GraphProto, value: int, nodes: frozenset[int], forms: tuple[str, str], target: str) -> str:
         """Append the choice between two forms of a value: the first if any of the nodes is low. Returns ``target``."""
-        switch = self.switch(graph, nodes)
+        switch = self.switches.switch(graph, nodes)
         if not self.view.shapes[value]:  # a scalar, or perhaps one: it would get a dimension from the switch
             scalar = self.names.fresh(f"{target}/switch")
             graph.node.append(helper.make_node("Squeeze", [switch], [scalar]))
@@ -246,32 +236,6 @@ class _Job:
             name=target, data_type=TensorProto.FLOAT, dims=[size or 0 for size in self.view.shapes[value] or ()]
         )
         return target
-
-    def switch(self, graph: GraphProto, nodes: frozenset[int]) -> str:
-        """The name of a switch. If none is left, further ones are split off the mask: here, or, in a body, at the
-        start of the main graph.
-        """
-        if nodes not in self.named:
-            main = self.targets[0]
-            if not self.unused:
-                self.take(main, len(main.node) if graph is main else 0)
-            position, self.named[nodes] = self.unused.pop()
-            self.switches[position] = nodes
-        return self.named[nodes]
-
-    def take(self, main: GraphProto, at: int) -> None:
-        """Insert the nodes that split switches off the mask."""
-        start = len(self.switches)
-        self.switches += [frozenset[int]()] * _TOGETHER
-        names = [self.names.fresh(f"{self.mask}/{start + i}") for i in range(_TOGETHER)]
-        part, positions = (self.names.fresh(f"{self.mask}/{start}/{kind}") for kind in ("part", "positions"))
-        main.initializer.append(numpy_helper.from_array(np.arange(start, start + _TOGETHER, dtype=np.int64), positions))
-        main.node.insert(at, helper.make_node("Gather", [self.mask, positions], [part]))
-        split = helper.make_node("Split", [part], names)
-        if self.opset >= _COUNTED:
-            split.attribute.append(helper.make_attribute("num_outputs", _TOGETHER))
-        main.node.insert(at + 1, split)
-        self.unused = list(enumerate(names, start))[::-1]
 
     def raised(self, bits: Bits, like: Floats) -> Floats:
         """Low-precision numbers in float32, in the shape of the constant."""

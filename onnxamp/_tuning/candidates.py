@@ -6,8 +6,9 @@ from math import inf
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._decide.decision import Decision
 from onnxamp._decide.ports import LOW, NONE
-from onnxamp._decide.precision import CutProblem, Decision
+from onnxamp._decide.precision import CutProblem
 from onnxamp._graph.view import ABSENT
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.space import SearchSpace, TunableNode, exactly, prices_for

@@ -11,11 +11,12 @@ from onnxamp._convert.analysis import Analysis, decided
 from onnxamp._convert.convert import rewritten
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.rounding import with_rounding
-from onnxamp._decide.precision import Prices
+from onnxamp._decide.decision import Prices
 from onnxamp._dtypes import LowType
 from onnxamp._model.blobs import Bits
+from onnxamp._model.converter import WeightConverter
 from onnxamp._model.model import Model
-from onnxamp._model.saving import WeightConverter, save_model
+from onnxamp._model.saving import save_model
 from onnxamp._numerics.products import product_weights
 from onnxamp._numerics.rounding import rounding_seconds
 from onnxamp._runtime.engines import OutputCache

@@ -15,7 +15,7 @@ from onnxamp._convert.analysis import analyse
 from onnxamp._convert.estimate import low_nodes
 from onnxamp._errors import RuntimeFailure
 from onnxamp._ops.facts import op_facts
-from onnxamp._options.options import Level
+from onnxamp._options.levels import Level
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.results import Candidate, Tuned

@@ -37,7 +37,8 @@ from onnxamp._numerics.rows import listed_outputs
 from onnxamp._ops.custom import declared_ops
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.inputs import check_inputs

@@ -229,7 +229,7 @@ def _ray() -> Any:
     try:
         import ray  # noqa: PLC0415 - it is an extra
     except ImportError:
-        raise MissingPackageError("--cluster needs Ray: install it with 'pip install onnxamp[ray]'.") from None
+        raise MissingPackageError("--cluster needs Ray, which is not installed: pip install 'onnxamp[ray]'.") from None
     return ray
 
 

@@ -30,6 +30,8 @@ _GUARD: Final = (
 
 @dataclass(slots=True)
 class _Worker:
+    """A process, and the item that it works on."""
+
     process: BaseProcess
     pipe: Connection
     position: int = -1

@@ -16,8 +16,10 @@ from onnxamp._model.storage import load_external_data
 from onnxamp._model.weights import read_array
 from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.rounding import rounder_of
+from onnxamp._options.checks import checked_names
+from onnxamp._options.levels import Level
 from onnxamp._options.lists import Preset
-from onnxamp._options.options import Level, Options
+from onnxamp._options.options import Options
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._warnings import HazardWarning, warn
@@ -73,7 +75,7 @@ def _keys(graph: Graph, op_types: Iterable[str], known: Iterable[str]) -> list[s
     for node in graph.nodes:
         found.setdefault(node.proto.op_type, {})[node.key] = None
     expected = frozenset(known)
-    names = dict.fromkeys(op_types)
+    names = checked_names("A list of op types", op_types)
     return [key for name in names for key in found.get(name, () if name in expected else (name,))]
 
 

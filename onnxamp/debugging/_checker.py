@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from onnxamp._context import active_within
-from onnxamp._errors import ArgumentTypeError, OutputError
+from onnxamp._errors import ArgumentTypeError
+from onnxamp._paths.paths import made_folder
 from onnxamp.debugging._modes import TensorCheckerConfig
 from onnxamp.debugging._records import ValueRecord
 
@@ -144,8 +145,5 @@ def _make_checker(config: TensorCheckerConfig) -> TensorChecker:
     if not isinstance(config, TensorCheckerConfig):
         raise ArgumentTypeError(f"checker_config must be a TensorCheckerConfig, not {type(config).__name__}.")
     if config.enable and config.folder is not None:
-        try:
-            config.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"Cannot make the folder {str(config.folder)!r}: {error.strerror}.") from error
+        made_folder(config.folder)
     return TensorChecker(config)

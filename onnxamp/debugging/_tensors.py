@@ -11,7 +11,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
-from onnxamp._model.weights import SENTINEL
+from onnxamp._model.statistics import SENTINEL
 from onnxamp.debugging._modes import DebugMode
 from onnxamp.debugging._tables import escaped
 

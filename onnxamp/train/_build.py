@@ -1,5 +1,6 @@
 """From a model and options to a network in training."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from onnxamp._amp import active_cast
@@ -7,7 +8,8 @@ from onnxamp._api import convert_as
 from onnxamp._dtypes import DtypeLike, dtype_name
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_name
 from onnxamp._runtime.plugins import plugin_called
@@ -99,15 +101,7 @@ def build_train_network(
         True
         >>> trained = net.export()  # the inference model with the new weights
     """
-    if unknown:
-        raise ArgumentError(
-            f"Unknown keyword {next(iter(unknown))!r}: known are cast_model_type, keep_batchnorm_fp32,"
-            " loss_scale_manager, dtype, provider and seed."
-        )
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentTypeError(f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}.")
-    if boost_level not in BOOSTS:
-        raise ArgumentError(f"Unknown boost_level {boost_level!r}: choose one of {', '.join(BOOSTS)}.")
+    _check(optimizer, boost_level, unknown)
     chosen = choose_provider(provider)
     decorated = network if isinstance(network, Decorated) else None
     options = _requested(level, dtype, decorated, active_cast())
@@ -138,6 +132,23 @@ def build_train_network(
     if isinstance(manager, GradScaler):
         manager.bind(net)
     return net
+
+
+def _check(optimizer: object, boost_level: str, unknown: Mapping[str, object]) -> None:
+    """Refuse arguments that nothing else checks.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: as :func:`build_train_network`.
+    """
+    if unknown:
+        raise ArgumentError(
+            f"Unknown keyword {next(iter(unknown))!r}: known are cast_model_type, keep_batchnorm_fp32,"
+            " loss_scale_manager, dtype, provider and seed."
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentTypeError(f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}.")
+    if boost_level not in BOOSTS:
+        raise ArgumentError(f"Unknown boost_level {boost_level!r}: choose one of {', '.join(BOOSTS)}.")
 
 
 def _runs_on(provider: Provider, *, is_exact: bool) -> str:

@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a network in training as a safetensors file."""
+"""Checkpoints: the state of a network in training, also as a safetensors file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._errors import ModelError
+from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._model.storage import write_file
 
 
@@ -37,3 +37,16 @@ def read_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
         raise ModelError(f"Cannot read {str(path)!r}: {error.strerror}.") from None
     except safetensors.SafetensorError as error:
         raise ModelError(f"{str(path)!r} is not a checkpoint, or is truncated: {error}.") from None
+
+
+def check_state(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that a state has the arrays of a network.
+
+    Raises:
+        ArgumentError: it is the state of another network.
+    """
+    for name in sorted(shapes.keys() | state.keys()):
+        if name not in shapes or name not in state or np.shape(state[name]) != shapes[name]:
+            raise ArgumentError(
+                f"The state is that of another network: {name!r} is missing, unknown or of another shape."
+            )

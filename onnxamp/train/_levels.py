@@ -24,7 +24,8 @@ from onnxamp._dtypes import BFLOAT16, LOW_TYPES, dtype_name
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph
 from onnxamp._ops.facts import op_key
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._patterns.patterns import find_patterns, patterns_of
 from onnxamp.train._gradients.normalisations import RUNNING, SCALED
 from onnxamp.train._gradients.writer import MIN_OPSET

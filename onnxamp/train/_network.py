@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
 from onnxamp._api import convert_as
 from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
@@ -17,7 +17,7 @@ from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._checker import TensorChecker
 from onnxamp.debugging._steps import StepWatch
-from onnxamp.train._checkpoints import read_checkpoint, write_checkpoint
+from onnxamp.train._checkpoints import check_state, read_checkpoint, write_checkpoint
 from onnxamp.train._feeds import Feeds, draw_masks, typed_feeds
 from onnxamp.train._fit import train
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
@@ -25,7 +25,7 @@ from onnxamp.train._halves import Halves, StepGradients, StepResult
 from onnxamp.train._held import RESULTS, Held, values_of
 from onnxamp.train._masters import Masters, with_arrays
 from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._saved import store_weights
+from onnxamp.train._saved import trained_model
 from onnxamp.train._scale import LossScale
 from onnxamp.train._scaling import LossScaleManager
 from onnxamp.train._step import LOSS, Step
@@ -290,12 +290,7 @@ class TrainNetwork:
             ArgumentError: it is the state of another network.
         """
         arrays = {**self.plan.state, **self.scale.arrays()}
-        shapes = {**{name: array.shape for name, array in arrays.items()}, STEPS: ()}
-        for name in sorted(shapes.keys() | state.keys()):
-            if name not in shapes or name not in state or np.shape(state[name]) != shapes[name]:
-                raise ArgumentError(
-                    f"The state is that of another network: {name!r} is missing, unknown or of another shape."
-                )
+        check_state(state, {**{name: array.shape for name, array in arrays.items()}, STEPS: ()})
         self.steps = int(state[STEPS])
         self.held.hold({name: np.array(state[name], a.dtype) for name, a in arrays.items()})
         self._forget()
@@ -327,15 +322,10 @@ class TrainNetwork:
             level, options: how to convert the float32 model with these weights, as for :func:`onnxamp.convert_model`.
                 By default every weight gets the type that it came in; "O0" means float32 throughout.
         """
-        trained = self.held.items.keys() & {tensor.name for tensor in self.source.graph.initializer}
-        arrays = {name: self.held.array(name) for name in trained}
+        names = self.held.items.keys() & {tensor.name for tensor in self.source.graph.initializer}
+        arrays = {name: self.held.array(name) for name in names}
         if level is not None or options:
             model = with_arrays(self.masters.model, arrays)
             converted: ModelProto = convert_as(model, Options.of(level or "O2", options))
             return converted
-        copies = {copy: arrays[name] for copy, name in self.masters.copies.items() if name in arrays}
-        result = with_arrays(self.source, arrays | copies)
-        if self.save_dtype not in (None, "float32"):
-            exact = (t.name for t in result.graph.initializer if t.data_type == TensorProto.FLOAT and t.name in arrays)
-            store_weights(result, exact, self.save_dtype)
-        return result
+        return trained_model(self.source, self.masters, arrays, self.save_dtype)

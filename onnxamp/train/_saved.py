@@ -1,16 +1,38 @@
-"""Weights stored in another type than the one in which the model computes."""
+"""Trained models, whose weights may be stored in another type than the one in which the model computes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
+from onnxamp.train._masters import Masters, with_arrays
 
 
-def store_weights(model: ModelProto, weights: Iterable[str], dtype: str) -> None:
+def trained_model(
+    source: ModelProto, masters: Masters, arrays: Mapping[str, NDArray[Any]], save_dtype: str | None
+) -> ModelProto:
+    """The model that training started from, with its trained weights stored in a type.
+
+    Args:
+        source: the model.
+        masters: what is trained in its place.
+        arrays: the trained weights and running statistics.
+        save_dtype: "float16", "bfloat16" or "float64"; "float32" or None for the type that each weight came in.
+    """
+    copies = {copy: arrays[name] for copy, name in masters.copies.items() if name in arrays}
+    result = with_arrays(source, {**arrays, **copies})
+    if save_dtype not in (None, "float32"):
+        exact = (t.name for t in result.graph.initializer if t.data_type == TensorProto.FLOAT and t.name in arrays)
+        _store_weights(result, exact, save_dtype)
+    return result
+
+
+def _store_weights(model: ModelProto, weights: Iterable[str], dtype: str) -> None:
     """Store float32 initializers of a model in another type, in place; a Cast behind each gives the model float32.
 
     Initializers keep their names. Numbers beyond the range of the type become its largest ones. An initializer that is

@@ -19,9 +19,12 @@ from repository import ROOT
 import onnxamp
 from onnxamp import OnnxAmpError
 from onnxamp._dtypes import DtypeName
+from onnxamp._ops.profiles import PROFILED
 from onnxamp._options.keywords import OptionKeywords, TargetName
+from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.lists import PresetName
-from onnxamp._options.options import Level, LevelName, Options
+from onnxamp._options.options import Options
+from onnxamp._target.kernels import TARGETS
 
 MODELS = ROOT / "models"
 TEXT = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}> {
@@ -55,11 +58,43 @@ def test_convert_model_signature() -> None:
 def test_keywords_are_the_fields_of_the_options() -> None:
     """Type checkers know the keywords of a TypedDict alone: it holds what Options has."""
     keywords = get_type_hints(OptionKeywords)
-    assert [*keywords] == [item.name for item in fields(Options) if item.name != "level"]
+    assert [*keywords] == [item.name for item in fields(Options) if item.name != "level"], "_options/keywords.py"
     for name, literal in (("dtype", DtypeName), ("lists", PresetName), ("target", TargetName)):
         assert keywords[name] == literal or literal in get_args(keywords[name])
         assert all(Options.of("O2", {name: value}) for value in get_args(literal))
     assert list(get_args(LevelName)) == list(Level)
+
+
+def test_convert_model_describes_every_option() -> None:
+    """The reference shows its docstring."""
+    described = re.findall(r"^        (\w+(?:, \w+)*):", onnxamp.convert_model.__doc__ or "", re.MULTILINE)
+    named = {name for names in described for name in names.split(", ")}
+    assert [item.name for item in fields(Options) if item.name not in named] == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_is_known_everywhere(target: str, model: ModelProto) -> None:
+    """To type checkers, in the tables of kernels and costs, and so to what converts for it."""
+    assert target in get_args(TargetName), "_options/keywords.py"
+    assert target in PROFILED or target == "any", "_ops/profiles.py"
+    assert onnxamp.plan_model(model, target=target).target == target
+    assert onnxamp.audit_model(model, target).target == target
+
+
+@pytest.mark.parametrize("option", ["hazards", "strict", "keep_functions", "split_k", "fold", "rescale"])
+def test_switches_are_bools(option: str, model: ModelProto) -> None:
+    """The text "no" counts as true in Python."""
+    for wrong in ("no", 0, [], "off"):
+        with pytest.raises(
+            onnxamp.ArgumentTypeError, match=rf"{option} must be a bool.*, not {re.escape(repr(wrong))}"
+        ):
+            onnxamp.plan_model(model, **{option: wrong})
+    assert getattr(Options.of("O2", {option: np.True_}), option) is True
+
+
+def test_what_is_no_plan_is_not_applied(model: ModelProto) -> None:
+    with pytest.raises(onnxamp.ArgumentTypeError, match="must come from plan_model or load_plan, not be a str"):
+        onnxamp.apply_plan(model, "plan.json")  # type: ignore[type-var]
 
 
 def test_a_misspelt_option_names_the_nearest_one() -> None:

@@ -175,6 +175,8 @@ def _() -> None:
 def _() -> None:
     assert "Max" not in low(convert(model()))
     assert "Softmax" not in low(convert(model(), op_block_list=[*float16.DEFAULT_OP_BLOCK_LIST, "Softmax"]))
+    with pytest.raises(onnxamp.ArgumentTypeError, match="must be a list of names, not str"):
+        convert(model(), op_block_list="Softmax")  # its letters name no op types
 
 
 @row("`node_block_list=[...]`")

@@ -91,6 +91,19 @@ def test_weights_are_stored_low_though_their_readers_are_not(patterns: Any, stor
         np.testing.assert_allclose(found, wanted, rtol=1e-3)
 
 
+@pytest.mark.parametrize("io", [True, False])
+def test_a_low_weight_that_the_model_returns_keeps_the_name_of_the_output(io: bool) -> None:
+    text = "(float[2] x) => (float[2] w, float[2] y) <float[2] w = {1, 2}> { y = Add (x, w) }"
+    result = onnxamp.convert_model(parse(text, 22), "O3", low_weights=["w"], keep_io_types=io)
+    elem = TensorProto.FLOAT if io else TensorProto.FLOAT16
+    assert [info.type.tensor_type.elem_type for info in result.graph.output] == [elem] * 2
+    assert [tensor.data_type for tensor in result.graph.initializer] == [TensorProto.FLOAT16]
+    onnx.checker.check_model(result, full_check=True)
+    x = np.ones(2, np.float32 if io else np.float16)
+    for found, wanted in zip(ReferenceEvaluator(result).run(None, {"x": x}), ([1, 2], [2, 3]), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_weights_that_are_named_in_vain() -> None:
     assert said(low_weights="z+") == ["The pattern 'z+' matches no weight, and no node that reads one."]
     assert onnxamp.convert_model(model(), "O0", low_weights=".*") == model()

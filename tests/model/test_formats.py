@@ -26,7 +26,7 @@ OTHERS = {
     b"\x80\x02}q\x00.": r"pickle.*torch\.onnx\.export",
     b"<?xml version='1.0'?><net/>": "OpenVINO",
     b"\x0a\x20\x0a\x05input\x12\x0bPlaceholder": "TensorFlow graph.*tf2onnx",
-    b"": "holds no graph",
+    b"": "empty.*export it again",
     b'{"layers": []}': "cannot be parsed",
     b'{"graph": ': "cannot be parsed",
     b"[1, 2]": "cannot be parsed",

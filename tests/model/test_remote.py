@@ -249,11 +249,11 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         as_path("gs://bucket/model.onnx")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     file_system.cache_clear()
-    with pytest.raises(MissingPackageError, match=r"need fsspec: install it with 'pip install onnxamp\[remote\]'"):
+    with pytest.raises(MissingPackageError, match=r"need fsspec, .*pip install 'onnxamp\[remote\]'"):
         as_path("memory://model.onnx")
     result = run("convert", "memory://model.onnx")
     assert result.exit_code == 2
-    assert "pip install onnxamp[remote]" in result.output
+    assert "pip install 'onnxamp[remote]'" in result.output
     file_system.cache_clear()
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from onnxamp import convert_model
 from onnxamp._numerics.check import check_run
-from onnxamp._numerics.cure import CHECKS, TRIALS, Recipe, Trial, cure_conversion, cure_run
+from onnxamp._numerics.cure import TRIALS, Recipe, Trial, cure_conversion
+from onnxamp._numerics.cure_run import CHECKS, cure_run
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import make_limits
 from onnxamp._options.options import Options

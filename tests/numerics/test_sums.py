@@ -11,7 +11,8 @@ from onnx import ModelProto
 import onnxamp
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import RangeRun, measured_ranges
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._runtime.samples import as_samples
 

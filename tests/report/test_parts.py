@@ -120,6 +120,7 @@ def test_no_line_is_too_wide_and_no_number_is_cut(report: Report, width: int, ve
             assert line or "Left out for want of room" in told or not cells
 
 
+@settings(deadline=None)
 @given(PROSE, st.integers(12, 60))
 def test_numbers_in_prose_stay_whole(text: str, width: int) -> None:
     """All that fit into a line. Nothing is lost, and nothing is added."""
@@ -130,6 +131,7 @@ def test_numbers_in_prose_stay_whole(text: str, width: int) -> None:
     assert sorted(whole) == sorted(found for line in lines for found in NUMBER.findall(line) if found in whole)
 
 
+@settings(deadline=None)
 @given(st.lists(NODES, min_size=1), st.integers(5, 60))
 def test_names_lose_their_middle_and_stay_different(names: list[str], width: int) -> None:
     cut = elided_alike(names, width)

@@ -11,17 +11,10 @@ from stored import normal
 
 import onnxamp
 from onnxamp._convert.convert import convert
+from onnxamp._model.external_data import data_location, scaled_tensor
 from onnxamp._model.model import Model
-from onnxamp._model.weights import (
-    SENTINEL,
-    constant_stats,
-    data_location,
-    embed,
-    read_array,
-    scaled_tensor,
-    tensor_stats,
-    times_power,
-)
+from onnxamp._model.statistics import SENTINEL, constant_stats, tensor_stats
+from onnxamp._model.weights import embed, read_array, times_power
 
 LAYERS, WIDTH = 6, 64
 X = {"X": np.random.default_rng(1).standard_normal((5, WIDTH)).astype(np.float32)}

@@ -66,7 +66,7 @@ def test_what_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="at least 1, not 0"):
         node_times(model, feeds, runs=0)
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
-    with pytest.raises(RuntimeFailure, match=r"Profiling .* failed"):  # another process has no double
+    with pytest.raises(RuntimeFailure, match="CUDA"):  # another process has no double
         node_times(model, feeds, "cuda")
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     assert node_times(model, feeds, "cuda").keys() == {"only"}

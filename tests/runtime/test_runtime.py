@@ -203,7 +203,7 @@ class TestCheckInputs:
             check_inputs(self.model, self.feeds | change)
 
     def test_missing_inputs(self):
-        with pytest.raises(ArgumentError, match="'b', 'h' is missing; given: 'x', 'n'"):
+        with pytest.raises(ArgumentError, match="inputs 'b', 'h' are missing; given: 'x', 'n'"):
             check_inputs(self.model, {name: self.feeds[name] for name in "xn"})
 
     def test_defaults_sequences_and_optionals(self):

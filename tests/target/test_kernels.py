@@ -10,7 +10,8 @@ from onnx import helper, parser
 from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, LowType
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature, lookup
-from onnxamp._target.kernels import Freedom, carries, freedom, kernel_table, runs_on
+from onnxamp._target.freedom import Freedom, freedom
+from onnxamp._target.kernels import carries, kernel_table, runs_on
 
 LOWS = pytest.mark.parametrize("low", LOW_TYPES.values(), ids=LOW_TYPES)
 

@@ -142,10 +142,11 @@ def test_no_cast_is_behind_a_state_that_the_body_of_a_scan_moves(moved: str, dty
     assert ("Cast" in read["tensorrt"]) == (mover == "Neg"), "arithmetic in between helps"
 
 
-def test_an_output_of_the_model_that_is_such_a_state_keeps_its_type() -> None:
+@pytest.mark.parametrize("mover", ["Identity", "Dropout"])
+def test_an_output_of_the_model_that_is_such_a_state_keeps_its_type(mover: str) -> None:
     text = """(float[3] a, float[2,3] x) => (float[3] y) {
-        y = Scan <num_scan_inputs = 1, body = b (float[3] p, float[3] q) => (float[3] o) { o = Identity (q) }> (a, x)
-    }"""
+        y = Scan <num_scan_inputs = 1, body = b (float[3] p, float[3] q) => (float[3] o) { o = MOVER (q) }> (a, x)
+    }""".replace("MOVER", mover)
     kinds = {
         target: convert_model(parse(text, 22), "O3", target=target, keep_nodes=["y"], keep_io_types=False)
         .graph.output[0]

@@ -8,10 +8,10 @@ from onnxamp._batch.find import page_of
 from onnxamp._batch.folder import FolderReport
 from onnxamp._batch.state import Row
 from onnxamp._convert.convert import Conversion
-from onnxamp._errors import OutputError
 from onnxamp._model.storage import write_file
 from onnxamp._numerics.results import DiffReport
-from onnxamp._report.batch import STATUSES, batch_report
+from onnxamp._paths.paths import made_folder
+from onnxamp._report.batch import batch_report, status_of
 from onnxamp._report.parts import Status
 from onnxamp._report.text import number, size
 from onnxamp._tuning.results import Tuned
@@ -47,7 +47,7 @@ def write_job_page(made: Conversion, diff: DiffReport | None, tuned: Tuned | Non
     from onnxamp._report.html.page import conversion_page  # noqa: PLC0415
     from onnxamp._report.html.render import write  # noqa: PLC0415
 
-    _make(path.parent)
+    made_folder(path.parent)
     write(conversion_page(made, diff, audit_model(made.target, made.plan.target), tuned), path)
 
 
@@ -59,7 +59,7 @@ def write_index(report: FolderReport, path: Path) -> None:
     """
     from onnxamp._report.html.render import render_index  # noqa: PLC0415 - only pages need jinja2
 
-    _make(path.parent)
+    made_folder(path.parent)
     lines = tuple(_line(row, path.parent) for row in report.rows)
     text = render_index(batch_report(report), lines)
     write_file(path, text.encode("utf-8", errors="backslashreplace"))
@@ -75,11 +75,4 @@ def _line(row: Row, folder: Path) -> Line:
         Cell(f"+{row.casts:,}" if is_known else "", row.casts if is_known else None),
         Cell(size(row.bytes_after) if is_known else "", row.bytes_after if is_known else None),
     )
-    return Line(row.name, link, STATUSES[row.outcome], row.outcome, row.healed or row.message, cells)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot make the folder {str(folder)!r}: {error.strerror}.") from None
+    return Line(row.name, link, status_of(row), row.outcome, row.healed or row.message, cells)

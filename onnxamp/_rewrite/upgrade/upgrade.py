@@ -82,6 +82,8 @@ def plan_upgrade(graph: Graph, opset: int) -> Upgrade:
 
 @dataclass(slots=True)
 class _Attempt:
+    """The nodes that an upgrade replaces, by index, and what writes the new ones."""
+
     writer: Writer
     nodes: dict[int, list[NodeProto]] = field(default_factory=dict)
 

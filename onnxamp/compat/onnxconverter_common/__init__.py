@@ -18,7 +18,8 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.accept import Accept
-from onnxamp._options.options import Level, Options
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._public import export
 from onnxamp._runtime.session import Provider

@@ -1,0 +1,69 @@
+"""Decisions: which variables are low precision, and why."""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from onnxamp._decide.pins import Pins
+from onnxamp._decide.ports import LOW
+from onnxamp._decide.problem import Problem
+from onnxamp._decide.verdicts import Reason, Verdict
+
+_PRICED = {
+    True: (Reason.WHITE, "the error of its float16 sum is worth it"),
+    False: (Reason.PRODUCT, "the error of its float16 sum is not worth the Casts"),
+}
+"""Verdicts on white-listed products whose errors have a price, by whether they are low precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Measurements of nodes, by node index.
+
+    Attributes:
+        pins: why a node must stay float32.
+        gains: time that a node saves in low precision, in cost units.
+        prices: price of the error that a node makes in low precision, in cost units.
+        high: nodes that nothing else outweighs, such as the memory of their weights: float32, unless pinned low.
+        fusions: pairs of nodes, with what it costs that they differ, besides Casts.
+    """
+
+    pins: Mapping[int, str] = field(default_factory=dict)
+    gains: Mapping[int, int] = field(default_factory=dict)
+    prices: Mapping[int, int] = field(default_factory=dict)
+    high: AbstractSet[int] = frozenset()
+    fusions: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The optimal assignment: whether each variable is low, and the cost of the cut."""
+
+    low: Sequence[bool]
+    cost: int
+
+    def is_low(self, variable: int) -> bool:
+        """Whether a port with this variable is low precision."""
+        return variable == LOW or (variable >= 0 and self.low[variable])
+
+
+def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
+    """A verdict for each variable."""
+    return [verdict_on(problem, pins, decision, variable.index) for variable in problem.ports.variables]
+
+
+def verdict_on(problem: Problem, pins: Pins, decision: Decision, variable: int) -> Verdict:
+    """The verdict for one variable."""
+    ports, low = problem.ports, decision.low
+    root = ports.root(variable)
+    pin = pins.verdicts.get(root)
+    if pin is not None:
+        if pin.variable == variable or ports.variables[pin.variable].node == ports.variables[variable].node:
+            return Verdict(variable, pin.low, pin.reason, pin.detail)
+        return Verdict(variable, pin.low, Reason.TIE, f"shares its precision: {pin.reason.value}, {pin.detail}")
+    if ports.variables[variable].param == "value":
+        return Verdict(variable, low[variable], Reason.CONSTANT, "follows its readers")
+    if root in pins.worthy:
+        return Verdict(variable, low[variable], *_PRICED[bool(low[variable])])
+    reason = Reason.EXACT if root in pins.exact else Reason.CUT
+    return Verdict(variable, low[variable], reason, "fewest Casts")

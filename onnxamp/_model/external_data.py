@@ -1,0 +1,175 @@
+"""Where the data of a tensor lie that the proto itself does not hold.
+
+They are in a data file beside the model (ONNX external data), or still in the model file, where
+:func:`onnxamp._model.storage.load_model` left them because they are large. :func:`data_location` answers for both, with
+one record.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from secrets import token_hex
+from typing import Final
+
+from onnx import TensorProto
+
+from onnxamp._errors import ExternalDataError
+from onnxamp._model.protos import stored_bytes
+from onnxamp._paths.paths import as_path
+
+INSIDE: Final = f"onnxamp:{token_hex(8)}:"
+"""Prefix of the location of a weight that lies inside a model file; the path follows. It is random, so that no file can
+pretend to hold such an entry and name an arbitrary path.
+"""
+_WAS_DEFAULT: Final = "onnxamp:default"
+"""Key of an entry that says: ``data_location`` was set to DEFAULT explicitly before the weight was left in its file."""
+_EXPONENT: Final = "onnxamp:exponent"
+"""Key of an entry with :attr:`DataLocation.exponent`; it counts where :data:`INSIDE` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataLocation:
+    """Where the data of a tensor lie in a file: ``length`` bytes from byte ``offset``.
+
+    With an exponent they are float32, and the tensor's numbers are theirs multiplied by ``2**-exponent``.
+    """
+
+    path: Path
+    offset: int
+    length: int
+    exponent: int = 0
+
+
+def data_location(
+    tensor: TensorProto, base_dir: Path | None, known: dict[str, tuple[Path, int]] | None = None
+) -> DataLocation | None:
+    """Where the data of a tensor lie, checked against the file; None if the proto itself holds them.
+
+    Args:
+        tensor: any tensor.
+        base_dir: folder of the model's data files.
+        known: location -> (path, size) of data files that were already looked up; filled here. Pass one dict for all
+            tensors of a model, since looking up files is slow.
+
+    Raises:
+        ExternalDataError: the folder is unknown, the file is missing or too short, or it lies outside the model's
+            folder (absolute paths, ``..`` and symbolic links included).
+    """
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return None
+    entries = {item.key: item.value for item in tensor.external_data}
+    if len(entries) < len(tensor.external_data) or not all(isinstance(text, str) for text in entries.values()):
+        raise ExternalDataError(f"The weight {tensor.name!r} says twice, or not in UTF-8, where its data are.")
+    location = entries.get("location", "")
+    if location.startswith(INSIDE):
+        return DataLocation(
+            as_path(location.removeprefix(INSIDE)), int(entries["offset"]), int(entries["length"]),
+            int(entries.get(_EXPONENT, 0)),
+        )  # fmt: skip
+    known = {} if known is None else known
+    if location not in known:
+        known[location] = _data_file(tensor.name, location, base_dir)
+    path, size = known[location]
+    expected = stored_bytes(tensor)
+    offset, length = _number(entries.get("offset", "0")), _number(entries.get("length", str(expected)))
+    if offset is None or length is None:
+        raise ExternalDataError(f"The weight {tensor.name!r} has an unreadable offset or length.")
+    if length != expected or offset + length > size:
+        raise ExternalDataError(
+            f"The weight {tensor.name!r} takes {expected} bytes; the model says {length}, at offset {offset} of"
+            f" {str(path)!r}, which holds {size} bytes: copy or export both again."
+        )
+    return DataLocation(path, offset, length)
+
+
+def _data_file(name: str, location: str, base_dir: Path | None) -> tuple[Path, int]:
+    """The data file of a location, with symbolic links resolved, and its size."""
+    if base_dir is None:
+        raise ExternalDataError(
+            f"The weight {name!r} is stored in {location!r}, which only a path can locate: pass the model's"
+            " path, or load the data first (onnx.load does)."
+        )
+    path = _resolved(base_dir, location)
+    if path is None or not path.is_relative_to(base_dir.resolve()):
+        raise ExternalDataError(
+            f"The weight {name!r} points to {location!r}, outside the model's folder {str(base_dir)!r}: refused."
+        )
+    if not path.is_file():
+        what = "is not a regular file" if path.exists() else "is missing: copy it there, by that name"
+        raise ExternalDataError(f"The data file {str(path)!r} of the weight {name!r} {what}.")
+    return path, path.stat().st_size
+
+
+def _resolved(base_dir: Path, location: str) -> Path | None:
+    """The path of a location with symbolic links resolved; None if it can name no file."""
+    if not location:
+        return None
+    try:
+        path = (base_dir / location).resolve()
+        path.exists()
+    except (OSError, ValueError, RuntimeError):  # the name is too long or holds a zero byte, or links form a circle
+        return None
+    return path
+
+
+def _number(text: str) -> int | None:
+    """A number as ONNX Runtime writes it; Python's ``int`` would also accept signs, blanks and other digits."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
+
+
+def lies_inside(tensor: TensorProto) -> bool:
+    """Whether the tensor's data were left in a model file."""
+    entries = (item.value for item in tensor.external_data if item.key == "location")
+    return any(isinstance(text, str) and text.startswith(INSIDE) for text in entries)
+
+
+def has_data_file(tensor: TensorProto) -> bool:
+    """Whether the tensor's data lie in another file than the model's."""
+    return tensor.data_location == TensorProto.EXTERNAL and not lies_inside(tensor)
+
+
+def external_tensor(location: str, offset: int, length: int) -> TensorProto:
+    """A tensor that holds nothing but an external location: a name relative to the model's folder."""
+    tensor = TensorProto(data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": location, "offset": offset, "length": length}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def inside_tensor(place: DataLocation, *, was_default: bool) -> TensorProto:
+    """A tensor that holds nothing but the location of data left in a file, which is trusted from then on.
+
+    Args:
+        place: where the data lie.
+        was_default: whether the tensor said explicitly that it holds its data (``data_location`` DEFAULT).
+    """
+    tensor = external_tensor(f"{INSIDE}{place.path}", place.offset, place.length)
+    if was_default:
+        tensor.external_data.add(key=_WAS_DEFAULT)
+    if place.exponent:
+        tensor.external_data.add(key=_EXPONENT, value=str(place.exponent))
+    return tensor
+
+
+def scaled_tensor(tensor: TensorProto, base_dir: Path | None, exponent: int) -> TensorProto | None:
+    """A float32 tensor multiplied by ``2**-exponent``, which is done when it is read; None if it holds its data.
+
+    Raises:
+        ExternalDataError: see :func:`data_location`.
+    """
+    place = data_location(tensor, base_dir)
+    if place is None:
+        return None
+    was_default = has_data_file(tensor) or any(item.key == _WAS_DEFAULT for item in tensor.external_data)
+    result = inside_tensor(replace(place, exponent=place.exponent + exponent), was_default=was_default)
+    result.data_type = tensor.data_type
+    result.dims[:] = tensor.dims
+    return result
+
+
+def forget_location(tensor: TensorProto) -> None:
+    """Remove the external location from the tensor, in place, and set ``data_location`` as it was in its file."""
+    if has_data_file(tensor) or any(item.key == _WAS_DEFAULT for item in tensor.external_data):
+        tensor.data_location = TensorProto.DEFAULT
+    else:
+        tensor.ClearField("data_location")
+    tensor.ClearField("external_data")
