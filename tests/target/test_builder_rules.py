@@ -205,6 +205,20 @@ def test_an_rnn_reads_no_cast_through_a_loop(target: Any) -> None:
     assert (made.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT) == (target == "tensorrt")
 
 
+ONE_CHANNEL = """(float[1,1,8,8] x, float[1,1,3,3] w) => (float[1,1,8,8] y) <float[1] k = {0.5}, float[1] b = {0.5}> {
+    [conv] c = Conv <pads = [1,1,1,1]> (x, w, b)
+    [norm] y = BatchNormalization (c, k, k, k, k)
+}"""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_float32_normalisation_reads_no_casts_of_low_weights(kept: bool) -> None:
+    model, keep = parse(ONE_CHANNEL, 22), ["conv", "norm"] if kept else []
+    made = convert_model(model, "O3", target="tensorrt", keep_nodes=keep, low_weights=".*", fold=False)
+    kinds = {tensor.name: tensor.data_type for tensor in made.graph.initializer}
+    assert kinds == dict.fromkeys("kb", TensorProto.FLOAT if kept else TensorProto.FLOAT16)
+
+
 REFUSED = {
     "RNN": (CARRIED.replace("(float[2,4,8] x", "(float16[2,4,8] x").replace("Identity (x)", "Cast <to = 1> (x)"),
             "warning"),
@@ -238,6 +252,7 @@ def test_the_builder_still_refuses_them(op: str) -> None:
         (DROPOUT.replace("FORM", "float16[3] {15360, 16384, 16896}"), {}),
         (DROPOUT.replace("FORM", "float[3] {1, 2, 3}"), {}),
         (SCATTER, {"keep_io_types": False}),
+        (ONE_CHANNEL, {"keep_nodes": ["conv", "norm"], "low_weights": ".*", "fold": False}),
         (CARRIED, {"keep_io_types": False, "keep_nodes": ["rnn"]}),
         (PRODUCT.replace("BETWEEN", "c = Identity (a)"), {"force_low": ["left"]}),
     ],
