@@ -15,6 +15,8 @@ from typing import Final
 
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
+from onnxamp._convert.upgrades import analyse_model
+from onnxamp._decide.verdicts import Reason
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
@@ -170,13 +172,19 @@ class _Fallbacks:
             self.outcomes.append("So does level O1.")
 
     def measured(self) -> Iterator[_Way]:
-        """What level auto finds."""
+        """What level auto finds. What an epsilon guards stays float32: inputs that divide by zero may not be among the
+        samples.
+        """
         tune, options, seconds = self.validation.tune, self.recipe.options, self.validation.seconds
         if tune is None or not seconds:
             return
         tolerance = _tolerance(self.refused.report)
         rounding = options.rounding if options.compensates else "nearest"
-        auto = replace(self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding))
+        prepared, analysis = analyse_model(self.model, options)
+        hazards = (hazard.node for hazard in analysis.problem.hazards if hazard.reason is Reason.EPSILON)
+        guarded = sorted({prepared.graph.nodes[node].label for node in hazards})
+        kept = (*options.keep_nodes, *guarded)
+        auto = replace(self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding, keep_nodes=kept))
         plan = tune(auto.options, tolerance, max(self.until - monotonic(), seconds * _MEASURING))
         if plan is not None:
             samples = self.validation.comparison.samples

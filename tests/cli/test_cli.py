@@ -305,11 +305,13 @@ def test_the_price_of_a_cure_is_said_in_casts() -> None:
     assert re.search(rf"with {after} Casts?,? {told}", " ".join(result.output.split()))
 
 
-def many(there: str, back: str, by: int) -> str:
-    """A product beside more pairs of ops than a cure may name, which only O2 lowers."""
+def many(there: str, back: str, by: int, more: str = "", outputs: str = "") -> str:
+    """A product beside more pairs of ops than a cure may name, which only O2 lowers, and what else is asked for."""
     pairs = "".join(f"[to_{i}] a{i} = {there} (X, c) [from_{i}] Y{i} = {back} (a{i}, c) " for i in range(14))
-    outputs = ", ".join(f"float[4,4] Y{i}" for i in range(14))
-    return saved(f"(float[4,4] X) => (float[4,4] Z, {outputs}) <float c = {{{by}}}> {{ Z = MatMul (X, X) {pairs} }}")
+    outputs += ", ".join(f"float[4,4] Y{i}" for i in range(14))
+    return saved(
+        f"(float[4,4] X) => (float[4,4] Z, {outputs}) <float c = {{{by}}}> {{ Z = MatMul (X, X) {pairs} {more} }}"
+    )
 
 
 def test_where_errors_add_up_measurements_tell_what_may_be_low() -> None:
@@ -327,6 +329,24 @@ def test_where_errors_add_up_measurements_tell_what_may_be_low() -> None:
     assert run(*again[1:]).exit_code == 0
     assert onnx.load("model_fp16.onnx") == written
     assert "The model stays float32" in run("convert", path, "--strict", "--cure-time", "0", "-o", "b.onnx").output
+
+
+def test_measurements_do_not_lower_what_an_epsilon_guards() -> None:
+    """No sample divides by zero, but other inputs may."""
+    guarded = """[e] small = Constant <value = float {1e-9}> () [v] v = ReduceMean <axes = [-1]> (X)
+        [sum] s = Add (v, small) [root] r = Sqrt (s) [quotient] N = Div (Z, r)"""
+    path = many("Add", "Sub", 1000, guarded, "float[4,4] N, ")
+    np.savez("x.npz", X=np.random.default_rng(0).uniform(1, 2, (4, 4)).astype(np.float32))
+    result = run("convert", path, "--strict", "--inputs", "x.npz", "--format", "json")
+    assert result.exit_code == 0, result.output
+    cure = report_of(result)["validation"]["cure"]
+    assert cure["level"] == "auto"
+    assert {"sum", "root", "quotient"} <= {*shlex.split(cure["command"])}
+    graph = onnx.shape_inference.infer_shapes(onnx.load("model_fp16.onnx")).graph
+    types = {entry.name: entry.type.tensor_type.elem_type for entry in (*graph.value_info, *graph.output)}
+    made = {node.name: types[node.output[0]] for node in graph.node}
+    assert made["sum"] == made["root"] == made["quotient"] == TensorProto.FLOAT
+    assert TensorProto.FLOAT16 in made.values()
 
 
 def test_level_o1_is_tried_where_ops_break() -> None:
