@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._numerics.accept import Accept
@@ -117,10 +117,6 @@ def _judgement(diff: TensorDiff, metric: str, limit: float) -> Judgement:
     return Judgement(diff.name, metric, number, limit, number <= limit if metric in AT_MOST else number >= limit)
 
 
-_UP_TO_ONE: Final = frozenset(AT_LEAST) - {"snr_db"}
-"""Metrics of which 1 is the best."""
-
-
 def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
     """Limits of metrics, for :func:`onnxamp.diff_models`.
 
@@ -146,7 +142,7 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
         if metric not in AT_MOST and metric not in AT_LEAST:
             raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join((*AT_MOST, *AT_LEAST))}.")
         for name, limit in _by_output(metric, given):
-            if isnan(limit) or (limit < 0 and metric in AT_MOST) or (limit > 1 and metric in _UP_TO_ONE):
+            if isnan(limit) or (limit < 0 and metric in AT_MOST):
                 text = f"{name}={limit:g}" if name else f"{limit:g}"
                 raise ArgumentError(f"The limit {text!r} for the {metric_name(metric)} can never hold.")
             made.setdefault(metric, {})[name] = limit
