@@ -12,7 +12,7 @@ from onnxamp._decide.ports import HIGH, Layout, PortVariables
 from onnxamp._decide.precedence import Claims
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.straight import casts_of_constants, computed_high, reads_no_input, stacked_up, straight_pairs
+from onnxamp._decide.straight import high_nodes, reads_no_input, straight_pairs
 from onnxamp._decide.variable_names import variable_names
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._dtypes import LowType
@@ -197,15 +197,8 @@ class _Collector:
         """What the target's builder does not read through a Cast is low only where its reader is."""
         if self.profile is None:
             return
-        device = self.options.target
-        for nodes, why in (
-            (stacked_up(self.graph, self.profile), f"{device} stacks it up in float32 alone"),
-            ((node for node, _ in casts_of_constants(self.graph, self.profile)),
-             f"{device} takes no constant there, only a Cast of it"),
-            (computed_high(self.graph, self.profile), f"{device} wants its numbers as constants, or float32, here"),
-        ):  # fmt: skip
-            for node in nodes:
-                self.keep(node.index, Reason.NO_KERNEL, why, hard=True)
+        for node, fact in high_nodes(self.graph, self.profile):
+            self.keep(node.index, Reason.NO_KERNEL, f"on {self.options.target}, {fact}", hard=True)
         for made, reader in straight_pairs(self.graph, self.ports, self.profile):
             if reader == HIGH:
                 why = f"its float32 reader takes no Cast on {self.options.target}"

@@ -3,7 +3,7 @@
 A Cast counts through data movement, too, since builders move it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
@@ -81,6 +81,16 @@ def computed_high(graph: Graph, profile: Profile) -> Iterator[Node]:
     for node in graph.nodes_of(profile.computed_high) if graph.nodes_of(profile.beside) else ():
         if any(node.input(position) not in graph.constants.tensors for position in profile.computed_high[node.key]):
             yield node
+
+
+def high_nodes(graph: Graph, profile: Profile) -> Iterator[tuple[Node, str]]:
+    """(node that stays float32, why) by what the builder does not take in low precision."""
+    yield from ((node, "it is stacked up in float32 alone") for node in stacked_up(graph, profile))
+    yield from (
+        (node, "no constant is read there, only a Cast of it") for node, _ in casts_of_constants(graph, profile)
+    )
+    yield from ((node, "no integers stand beside dequantized numbers") for node in integer_factors(graph, profile))
+    yield from ((node, "its numbers are constants, or float32") for node in computed_high(graph, profile))
 
 
 def stacked_up(graph: Graph, profile: Profile) -> Iterator[Node]:
@@ -195,25 +205,42 @@ def _captures(graph: Graph, body: int, value: int) -> Iterator[tuple[int, Node, 
 
 
 def split_scales(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node, Node]]:
-    """(product, what dequantizes its first factor, and its second), where their scales have one type.
+    """(product, what dequantizes its first factor, and its second), where their scales have one type."""
+    behind = _dequantized(graph, profile)
+    for node in graph.nodes_of(profile.one_scale):
+        first, second = (behind.get(value) for value in node.inputs[:2])
+        if first is not None and second is not None and first is not second:
+            yield node, first, second
 
-    An op may be in between if it reads one value that is computed. Complexity: linear in nodes.
+
+def integer_factors(graph: Graph, profile: Profile) -> Iterator[Node]:
+    """Products of something dequantized and a Cast of integers, which are float32."""
+    behind = _dequantized(graph, profile)
+    for node in graph.nodes_of(profile.one_scale):
+        casts = (graph.producer(other) for value, other in (node.inputs[:2], node.inputs[1::-1]) if value in behind)
+        if any(cast is not None and cast.key == "Cast" and _reads_integers(graph, cast) for cast in casts):
+            yield node
+
+
+def _reads_integers(graph: Graph, node: Node) -> bool:
+    return graph.types[node.input(0)] in op_facts().free_sources["Cast"]
+
+
+def _dequantized(graph: Graph, profile: Profile) -> Mapping[int, Node]:
+    """Values -> what dequantizes them, also through ops that read one value that is computed.
+
+    Complexity: linear in nodes.
     """
-    if not graph.nodes_of(profile.one_scale):
-        return
     behind: dict[int, Node] = {}
-    for index in graph.order:
+    for index in graph.order if graph.nodes_of(profile.one_scale) else ():
         node = graph.nodes[index]
         found = node if node.key in op_facts().dequantize else None
         if found is None:
             computed = [value for value in node.inputs if value != ABSENT and value not in graph.constants.tensors]
             found = behind.get(computed[0]) if len(computed) == 1 else None
-        if node.key in profile.one_scale:
-            pair = [behind.get(value) for value in node.inputs]
-            if len(pair) > 1 and pair[0] is not None and pair[1] is not None and pair[0] is not pair[1]:
-                yield node, pair[0], pair[1]
         if found is not None:
             behind |= dict.fromkeys(node.outputs, found)
+    return behind
 
 
 def casts_of_constants(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node]]:

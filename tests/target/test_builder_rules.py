@@ -205,6 +205,19 @@ def test_an_rnn_reads_no_cast_through_a_loop(target: Any) -> None:
     assert (made.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT) == (target == "tensorrt")
 
 
+INTEGERS = """(int64[4,8] x) => (float[4,4] y) <int8[8,4] w = {NUMBERS}, float s = {0.05}, int8 o = {0}> {
+    z = Cast <to = 1> (x)
+    d = DequantizeLinear (w, s, o)
+    [product] y = MatMul (z, d)
+}""".replace("NUMBERS", ",".join(["3"] * 32))
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "any"])
+def test_a_product_of_integers_and_dequantized_numbers_is_float32(target: Any) -> None:
+    made = read_types(convert_model(parse(INTEGERS, 22), "O3", target=target, hazards=False))
+    assert made["product"] == ("tensor(float)" if target == "tensorrt" else "tensor(float16)")
+
+
 ONE_CHANNEL = """(float[1,1,8,8] x, float[1,1,3,3] w) => (float[1,1,8,8] y) <float[1] k = {0.5}, float[1] b = {0.5}> {
     [conv] c = Conv <pads = [1,1,1,1]> (x, w, b)
     [norm] y = BatchNormalization (c, k, k, k, k)
@@ -252,6 +265,7 @@ def test_the_builder_still_refuses_them(op: str) -> None:
         (DROPOUT.replace("FORM", "float16[3] {15360, 16384, 16896}"), {}),
         (DROPOUT.replace("FORM", "float[3] {1, 2, 3}"), {}),
         (SCATTER, {"keep_io_types": False}),
+        (INTEGERS, {"hazards": False}),
         (ONE_CHANNEL, {"keep_nodes": ["conv", "norm"], "low_weights": ".*", "fold": False}),
         (CARRIED, {"keep_io_types": False, "keep_nodes": ["rnn"]}),
         (PRODUCT.replace("BETWEEN", "c = Identity (a)"), {"force_low": ["left"]}),
