@@ -25,6 +25,8 @@ from onnxamp._tuning.timed import NOTHING, WholeTimes
 from onnxamp._tuning.worth import standing
 
 _LOG: Final = logging.getLogger("onnxamp")
+_FINALISTS: Final = 3
+"""Choices at most that are timed side by side in the end, beside level O2 and what was chosen."""
 _CLOSE: Final = 1.02
 """Models whose times differ by less are equally fast."""
 _FACTORS: Final = (1.0, 1 / 4, 4.0, 1 / 16)
@@ -66,6 +68,7 @@ class Race:
             if not allow_slower:
                 times.add(everything, products)
                 self._look_further(monotonic() + _SHARE * self.search.seconds)
+                times.again(*nsmallest(_FINALISTS, self._held(), key=self._rank), own, usual)
         except RuntimeFailure as failure:
             _LOG.info("a candidate cannot be timed: %s", failure)
             return tuned
@@ -102,10 +105,13 @@ class Race:
         """Orders choices that were timed, the best first."""
         return standing(self._candidate(low), self._candidate(NOTHING))
 
+    def _held(self) -> list[frozenset[str]]:
+        """Choices that are known to hold the tolerance."""
+        return [low for low, error in self.errors.items() if self.job.metric.holds(error)]
+
     def _enter(self, low: frozenset[str]) -> None:
         """Measure the error of a choice, if it would be better than those that hold the tolerance."""
-        held = (other for other, error in self.errors.items() if self.job.metric.holds(error))
-        if low not in self.errors and self._rank(low) < min(map(self._rank, held)):
+        if low not in self.errors and self._rank(low) < min(map(self._rank, self._held())):
             candidate = self._candidate(low)
             self.errors[low] = self.job.error(candidate, self.job.plan(candidate, ()))
 
@@ -157,7 +163,7 @@ class Race:
 
     def _best(self, own: frozenset[str], *, allow_slower: bool) -> frozenset[str]:
         """The best choice that holds the tolerance, ``own`` if it is about as good."""
-        able = [low for low, error in self.errors.items() if self.job.metric.holds(error)]
+        able = self._held()
         if allow_slower:
             able = [low for low in able if low] or able
         best, seconds = min(able, key=self._rank), self.times.seconds

@@ -39,12 +39,13 @@ _SECONDS: Final = 0.5
 class WholeTimes:
     """Seconds of whole runs by choice, and what they tell of the times in a space.
 
-    ``run`` times float32 and some choices in turns, and returns their seconds in this order.
+    ``run`` times float32 and some choices in turns, and returns their seconds in this order. It is told whether they
+    have been timed before.
     """
 
     space: SearchSpace
     solver: CandidateSolver
-    run: Callable[[Sequence[frozenset[str]]], Sequence[float]]
+    run: Callable[[Sequence[frozenset[str]], bool], Sequence[float]]
     seconds: dict[frozenset[str], float] = field(default_factory=dict)
 
     def add(self, *choices: frozenset[str]) -> None:
@@ -55,9 +56,22 @@ class WholeTimes:
         """
         new = [low for low in dict.fromkeys(choices) if low not in self.seconds and low]
         if new:
-            float32, *others = self.run(new)
-            drift = self.seconds.setdefault(NOTHING, float32) / float32
-            self.seconds |= {low: seconds * drift for low, seconds in zip(new, others, strict=True)}
+            self._note(new, self.run(new, False))
+
+    def again(self, *choices: frozenset[str]) -> None:
+        """Time choices anew, side by side: the fastest of many that were timed once may owe that to chance.
+
+        Raises:
+            RuntimeFailure: one does not run.
+        """
+        old = [low for low in dict.fromkeys(choices) if low]
+        if old:
+            self._note(old, self.run(old, True))
+
+    def _note(self, choices: Sequence[frozenset[str]], seconds: Sequence[float]) -> None:
+        float32, *others = seconds
+        drift = self.seconds.setdefault(NOTHING, float32) / float32
+        self.seconds |= {low: one * drift for low, one in zip(choices, others, strict=True)}
 
     def corrected(self) -> SearchSpace:
         """The space with the factors that explain the times of whole models best.
@@ -111,4 +125,4 @@ def whole_times(job: Job) -> WholeTimes | None:
         report = bench_models(*models, provider=job.backend.provider, feeds=feeds, options=how)
         return [timing.latency.median for timing in report.timings]
 
-    return WholeTimes(job.space, solver, lambda choices: job.state.times_of(choices, where, run))
+    return WholeTimes(job.space, solver, lambda choices, again: job.state.times_of(choices, f"{where}{again:d}", run))
