@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._decide.components import components
 from onnxamp._decide.relations import ZERO, Classes
 
 _LARGEST: Final = 64
@@ -53,24 +54,10 @@ def objective_of(classes: Classes, exponents: Sequence[int], members: Iterable[i
     return Objective(over, under, touched)
 
 
-def components(classes: Classes) -> list[list[int]]:
+def related(classes: Classes) -> list[list[int]]:
     """Classes that relations join, apart from ZERO; near linear in terms."""
-    parents = list(range(len(classes.windows)))
-
-    def root(member: int) -> int:
-        while parents[member] != member:
-            parents[member] = parents[parents[member]]
-            member = parents[member]
-        return member
-
-    for row in classes.relations:
-        first, *others = (member for member in row if member != ZERO) if len(row) > 1 else (ZERO,)
-        for other in others:
-            parents[root(other)] = root(first)
-    found: dict[int, list[int]] = {}
-    for member in range(1, len(parents)):
-        found.setdefault(root(member), []).append(member)
-    return list(found.values())
+    joined = ([member for member in row if member != ZERO] for row in classes.relations if len(row) > 1)
+    return components(range(1, len(classes.windows)), joined)
 
 
 def prove(classes: Classes, exponents: Sequence[int], members: Sequence[int], rows: Sequence[int]) -> Proof:

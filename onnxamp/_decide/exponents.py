@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from onnxamp._decide.exact import components, objective_of, prove
+from onnxamp._decide.exact import objective_of, prove, related
 from onnxamp._decide.relations import ABSENT, ZERO, Classes, Problem, Window, find_forced
 
 _OVER: Final = 1 << 40
@@ -73,7 +73,7 @@ def solve(problem: Problem) -> Solution:
 def _improved(search: "_Search") -> int | None:
     """Replace what integer programs find to be better; what others could touch less at most."""
     classes, gap = search.classes, 0
-    found, unknown = components(classes), False
+    found, unknown = related(classes), False
     of_member = {member: k for k, members in enumerate(found) for member in members}
     rows: list[list[int]] = [[] for _ in found]
     for row, relation in enumerate(classes.relations):

@@ -15,7 +15,8 @@ from typing import Final
 
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
-from onnxamp._convert.upgrades import analyse_model
+from onnxamp._convert.raising import prepared
+from onnxamp._decide.hazards import find_hazards
 from onnxamp._decide.verdicts import Reason
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
@@ -180,9 +181,9 @@ class _Fallbacks:
             return
         tolerance = _tolerance(self.refused.report)
         rounding = options.rounding if options.compensates else "nearest"
-        prepared, analysis = analyse_model(self.model, options)
-        hazards = (hazard.node for hazard in analysis.problem.hazards if hazard.reason is Reason.EPSILON)
-        guarded = sorted({prepared.graph.nodes[node].label for node in hazards})
+        graph = prepared(self.model, options).graph
+        hazards = graph.ask(find_hazards, options.low)
+        guarded = sorted({graph.nodes[one.node].label for one in hazards if one.reason is Reason.EPSILON})
         kept = (*options.keep_nodes, *guarded)
         auto = replace(self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding, keep_nodes=kept))
         plan = tune(auto.options, tolerance, max(self.until - monotonic(), seconds * _MEASURING))

@@ -6,6 +6,7 @@ from math import inf
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._decide.components import components
 from onnxamp._decide.decision import Decision
 from onnxamp._decide.ports import LOW, NONE
 from onnxamp._decide.precision import CutProblem
@@ -95,13 +96,14 @@ class CandidateSolver:
 
         Complexity: linear in nodes and uses of values, and sorting.
         """
-        left, gains = target - self.predicted(low, prices), dict[str, float]()
-        price = dict.fromkeys((unit.key for unit in self.space.followers), 0.0)
-        for unit, cost in zip(self.space.tunable, prices, strict=True):
-            gains[unit.key], price[unit.key] = unit.high - unit.low, cost
-        parts = [(sum(price[key] for key in part), part) for part in self._connected(above - low)]
-        parts.sort(key=lambda row: row[0] / (sum(gains.get(key, 0.0) for key in row[1]) or 1e-9))
-        for cost, part in parts:
+        left, units = target - self.predicted(low, prices), self.space.tunable
+        price = dict(zip((unit.key for unit in units), prices, strict=True))
+        gains = {unit.key: unit.high - unit.low for unit in units}
+        parts = [
+            (sum(price.get(key, 0.0) for key in part), sum(gains.get(key, 0.0) for key in part), part)
+            for part in self._connected(above - low)
+        ]
+        for cost, _, part in sorted(parts, key=lambda row: row[0] / (row[1] or 1e-9)):
             if cost <= left:
                 low, left = low | part, left - cost
         return low
@@ -110,22 +112,14 @@ class CandidateSolver:
         """The parts of a choice that no value connects, in execution order."""
         graph, nodes = self.base.graph, (*self.space.tunable, *self.space.followers)
         inside = {unit.node: unit.key for unit in nodes if unit.key in keys}
-        near: dict[int, list[int]] = {node: [] for node in inside}
-        for node in inside:
-            for value in graph.nodes[node].outputs:
-                for reader, _ in graph.uses[value] if value != ABSENT else ():
-                    if reader in inside:
-                        near[node].append(reader)
-                        near[reader].append(node)
-        found, seen = list[frozenset[str]](), set[int]()
-        for first in sorted(inside):
-            group, begun = [first], len(seen)
-            for node in group if first not in seen else ():
-                group += [other for other in near[node] if other not in seen]
-                seen.update(near[node], (node,))
-            if len(seen) > begun:
-                found.append(frozenset(inside[node] for node in group))
-        return found
+        joined = (
+            (node, reader)
+            for node in inside
+            for value in graph.nodes[node].outputs
+            for reader, _ in (graph.uses[value] if value != ABSENT else ())
+            if reader in inside
+        )
+        return [frozenset(inside[node] for node in group) for group in components(sorted(inside), joined)]
 
     def _at(self, prices: Sequence[float], rate: float) -> frozenset[str]:
         if self._priced != (priced := tuple(prices)):

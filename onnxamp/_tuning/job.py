@@ -25,7 +25,7 @@ from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.side import BUDGET
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
-from onnxamp._tuning.results import Candidate, Compensation, KeptNode
+from onnxamp._tuning.results import Compensation, KeptNode
 from onnxamp._tuning.runs import Backend, converted_error, device_noise
 from onnxamp._tuning.sensitivity import LocalError, Progress, local_of, measure_samples, names_of
 from onnxamp._tuning.shared import Shared
@@ -130,19 +130,17 @@ class Job:
         analysis = self.rounded(self.space.all_low)
         return {analysis.graph.values[value].name: row.bits for value, row in analysis.edits.rounded.items()}
 
-    def error(self, candidate: Candidate, plan: Plan) -> float:
-        """The converted model's error on all samples."""
-        if candidate.low not in self.errors:
+    def error(self, low: frozenset[str], plan: Plan) -> float:
+        """The error of the model converted by a plan, which lowers these nodes, on all samples."""
+        if low not in self.errors:
             if self.backend.emulated and self.space.tunable and plan.decisions() == self.everything.decisions():
-                self.errors[candidate.low] = self.state.local.worst
+                self.errors[low] = self.state.local.worst
             else:
                 analysis, where = self.planned(plan), self.backend.name(self.low.name)
-                self.errors[candidate.low] = self.state.error(
-                    candidate.low,
-                    where,
-                    lambda: self._error(self.made(analysis), self.state.judged(candidate.low, where, self.samples)),
+                self.errors[low] = self.state.error(
+                    low, where, lambda: self._error(self.made(analysis), self.state.judged(low, where, self.samples))
                 )
-        return self.errors[candidate.low]
+        return self.errors[low]
 
     def _error(self, result: Model, kept: KeptSamples[float] | None) -> float:
         if self.shared.workers is not None:
@@ -158,10 +156,10 @@ class Job:
             return None
         return device_noise(self.prepared, self.samples[0], self.metric, self.backend)
 
-    def plan(self, candidate: Candidate, kept: Sequence[KeptNode]) -> Plan:
-        """The plan that lowers exactly the candidate's nodes, with the measured reasons of the others."""
+    def plan(self, low: frozenset[str], kept: Sequence[KeptNode] = ()) -> Plan:
+        """The plan that lowers exactly these nodes, with the measured reasons of the others."""
         units, space = self.space.tunable, self.space
-        analysis = decided(space.all_low.problem, prices=exactly(space, candidate.low, self.pins))
+        analysis = decided(space.all_low.problem, prices=exactly(space, low, self.pins))
         plan = make_plan(analysis)
         reasons = {row.node: f"{row.why}: {row.detail}" if row.detail else row.why for row in kept}
         why = {unit.node: reasons.get(unit.label) for unit in units}

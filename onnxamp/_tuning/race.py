@@ -72,7 +72,6 @@ class Race:
         except RuntimeFailure as failure:
             _LOG.info("a candidate cannot be timed: %s", failure)
             return tuned
-        self.job.space = times.corrected()
         best = self._best(own, allow_slower=allow_slower)
         shown = next((low for low in (best, own, usual) if low), NOTHING)
         timed = {"float32": NOTHING, "result": shown, "level O2": usual}
@@ -85,10 +84,9 @@ class Race:
 
     def picked(self, tuned: Tuned, number: int) -> Tuned:
         """The outcome with a candidate of the user's choice."""
-        candidate = tuned.candidates[number]
-        error = self.job.error(candidate, self.job.plan(candidate, ()))
-        self.errors[candidate.low] = error
-        return replace(self._written(tuned, candidate.low), held=self.job.metric.holds(error))
+        low = tuned.candidates[number].low
+        self.errors[low] = self.job.error(low, self.job.plan(low))
+        return replace(self._written(tuned, low), held=self.job.metric.holds(self.errors[low]))
 
     def _probes(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
         """What tells parts of the time apart: everything low, level O2, and products alone."""
@@ -112,14 +110,11 @@ class Race:
     def _enter(self, low: frozenset[str]) -> None:
         """Measure the error of a choice, if it would be better than those that hold the tolerance."""
         if low not in self.errors and self._rank(low) < min(map(self._rank, self._held())):
-            candidate = self._candidate(low)
-            self.errors[low] = self.job.error(candidate, self.job.plan(candidate, ()))
+            self.errors[low] = self.job.error(low, self.job.plan(low))
 
     def _candidate(self, low: frozenset[str]) -> Candidate:
         """A choice that was timed."""
-        error = self.errors.get(low)
-        error = None if error is None else self.job.metric.amplitude(error)
-        candidate = self.times.solver.candidate(low, self.search.latest, error)
+        candidate = self.times.solver.candidate(low, self.search.latest, None)
         return replace(candidate, time=self.times.seconds[low] * 1e6)
 
     def _look_further(self, until: float) -> None:
@@ -129,17 +124,17 @@ class Race:
         Raises:
             RuntimeFailure: a choice does not run.
         """
-        solver = CandidateSolver(self.times.corrected(), self.job.base, self.job.broken)
+        corrected = self.times.corrected()
         good = (row for row in self.search.candidates if row.low and row.best_known_error**2 <= self._limit)
-        for row in nsmallest(_OLD, good, key=lambda row: self.times.timed(row, solver).time):
+        for row in nsmallest(_OLD, good, key=lambda row: self.times.timed(row, corrected).time):
             if monotonic() < until:
                 self.times.add(row.low)
                 self._enter(row.low)
         target = min((self._aim(low) for low in self.errors if low), default=self._limit)
         for factor in _FACTORS:
             for _ in range(_ROUNDS):
-                self.job.space = self.times.corrected().corrected({CASTS: factor}, 1.0)
-                low = self.job.solver().within(self.search.latest, target)
+                space = self.times.corrected().corrected({CASTS: factor}, 1.0)
+                low = CandidateSolver(space, self.job.base, self.job.broken).within(self.search.latest, target)
                 if monotonic() > until:
                     return
                 if not low or low in self.times.seconds:
@@ -171,8 +166,8 @@ class Race:
 
     def _written(self, tuned: Tuned, best: frozenset[str]) -> Tuned:
         """The outcome with the best choice, and with the times that are known now."""
-        job, solver = self.job, self.job.solver()
-        *lowered, nothing = (self.times.timed(row, solver) for row in tuned.candidates)
+        job, corrected = self.job, self.times.corrected()
+        *lowered, nothing = (self.times.timed(row, corrected) for row in tuned.candidates)
         if best not in (NOTHING, *(row.low for row in lowered)):
             lowered.append(replace(self._candidate(best), predicted=self.errors[best], error=self.errors[best]))
         rows = (*sorted(lowered, key=TIME), nothing)
@@ -181,6 +176,6 @@ class Race:
             return replace(tuned, candidates=rows, chosen=chosen)
         kept = job.kept(best, self.search.latest)
         return replace(
-            tuned, plan=job.plan(rows[chosen], kept), candidates=rows, chosen=chosen, kept=tuple(kept),
+            tuned, plan=job.plan(best, kept), candidates=rows, chosen=chosen, kept=tuple(kept),
             error=self.errors[best], conversions=len(job.errors),
         )  # fmt: skip

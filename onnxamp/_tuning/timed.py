@@ -94,10 +94,10 @@ class WholeTimes:
         factors |= {name: max(_LEAST, factors[name]) for name in (CASTS, PARTED)}
         return self.space.corrected(factors, ratio)
 
-    def timed(self, candidate: Candidate, estimate: CandidateSolver) -> Candidate:
-        """A candidate with its time, or what is estimated for it."""
+    def timed(self, candidate: Candidate, space: SearchSpace) -> Candidate:
+        """A candidate with its time, or what is estimated for it in a corrected space."""
         seconds = self.seconds.get(candidate.low)
-        time = estimate.space.time(candidate.low, estimate.casts(candidate.low)) if seconds is None else seconds * 1e6
+        time = space.time(candidate.low, self.solver.casts(candidate.low)) if seconds is None else seconds * 1e6
         return replace(candidate, time=time)
 
 
@@ -112,11 +112,10 @@ def whole_times(job: Job) -> WholeTimes | None:
     feeds = check_inputs(job.prepared.proto, job.samples[0])
     if any(feed is None for feed in feeds.values()):
         return None
-    solver, where = job.solver(), job.backend.name(job.low.name)
+    where = job.backend.name(job.low.name)
 
     def model(low: frozenset[str], number: int) -> ModelProto | Path:
-        plan = job.plan(solver.candidate(low, [0.0] * len(job.space.tunable), None), ())
-        made = converted_model(job.planned(plan), job.prepared.stock.size, job.folder / f"timed{number}.onnx")
+        made = converted_model(job.planned(job.plan(low)), job.prepared.stock.size, job.folder / f"timed{number}.onnx")
         return made.path or made.embedded()
 
     def run(choices: Sequence[frozenset[str]]) -> Sequence[float]:
@@ -125,4 +124,6 @@ def whole_times(job: Job) -> WholeTimes | None:
         report = bench_models(*models, provider=job.backend.provider, feeds=feeds, options=how)
         return [timing.latency.median for timing in report.timings]
 
-    return WholeTimes(job.space, solver, lambda choices, again: job.state.times_of(choices, f"{where}{again:d}", run))
+    return WholeTimes(
+        job.space, job.solver(), lambda choices, again: job.state.times_of(choices, f"{where}{again:d}", run)
+    )

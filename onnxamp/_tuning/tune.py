@@ -266,8 +266,8 @@ def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Dev
         job.solver(), masked, job.state, judge, job.locals, subset, search.runs, progress, job.everything_error(),
         search.seconds,
     )  # fmt: skip
-    clock = search.times == "measured" and not job.backend.emulated and space.tunable
-    times = whole_times(job) if clock else None
+    is_timed = search.times == "measured" and not job.backend.emulated and bool(space.tunable)
+    times = whole_times(job) if is_timed else None
     if times is None:
         return _finish(job, candidates, noise, search, timing)
     tuned = _finish(job, candidates, noise, replace(search, pick=None), timing)
@@ -318,9 +318,9 @@ def _finish(job: Job, search: CandidateSearch, noise: float | None, asked: Searc
             order = [*able, len(front) - 1]
         for number in order:
             kept = job.kept(front[number].low, prices)
-            plan = job.plan(front[number], kept)
+            plan = job.plan(front[number].low, kept)
             search.progress("verifying the converted model", len(job.errors) + 1, len(job.errors) + 1)
-            error = job.error(front[number], plan)
+            error = job.error(front[number].low, plan)
             _LOG.info("candidate %d of %d, %d nodes low: error %.3g", number, len(front), front[number].nodes, error)
             if judge.holds(error) or (last and number == order[-1]):
                 return Tuned(
