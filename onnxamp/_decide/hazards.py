@@ -23,9 +23,10 @@ Rule = Callable[[Graph, LowType], Iterator[Hazard]]
 
 
 def find_hazards(graph: Graph, low: LowType) -> list[Hazard]:
-    """All hazards of a graph, in node order; a node may have several."""
+    """All hazards of a graph, in node order; a node may have several, one of each reason, rare ones first."""
     found = [hazard for rule in RULES for hazard in rule(graph, low)]
-    unique = {(hazard.node, hazard.reason): hazard for hazard in reversed(found)}
+    ranked = sorted(found, key=lambda hazard: hazard.rare, reverse=True)
+    unique = {(hazard.node, hazard.reason): hazard for hazard in reversed(ranked)}
     return sorted(unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value))
 
 
@@ -73,30 +74,39 @@ def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
 
 
 def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
-    """Tiny uniform constants keep their consumers in float32, and the ops that they guard against zero."""
-    walks, floats = _Walks(), graph.constants.floats().items()
+    """Tiny uniform constants keep their consumers in float32, and the ops that they guard against zero.
+
+    One that becomes zero breaks what it guards where its input is zero, which samples may lack.
+    """
+    floats = graph.constants.floats().items()
     numbers = {value: stats.uniform for value, stats in floats if stats is not None and stats.uniform is not None}
     tiny = {value: number for value, number in numbers.items() if 0 < abs(number) < low.smallest_normal}
-    for node in graph.nodes_of(op_facts().epsilons):
-        for position, value in enumerate(node.inputs):
-            number = tiny.get(value)
-            if number is None or not _is_lost(number, low, node.key):
-                continue
-            name = graph.values[value].name
-            yield Hazard(node.index, Reason.EPSILON, f"{name!r} is {number:.6g}, which {low.name} cannot hold")
-            if (node.key, position) != ("Div", 1) and node.key != "Mul":
-                yield from _guarded(graph, node, walks)
+    zeros = {value for value, number in tiny.items() if abs(number) <= low.smallest_subnormal / 2}
+    for vanishing, walks in (True, _Walks()), (False, _Walks()):
+        for node in graph.nodes_of(op_facts().epsilons):
+            for position, value in enumerate(node.inputs):
+                number = tiny.get(value)
+                if number is None or (value in zeros) != vanishing or not _is_lost(number, low, node.key):
+                    continue
+                why = f"{graph.values[value].name!r} is {number:.6g}, which {low.name} cannot hold"
+                is_sum = (node.key, position) != ("Div", 1) and node.key != "Mul"
+                if is_sum:
+                    yield from _guarded(graph, node, walks, rare=vanishing)
+                yield Hazard(node.index, Reason.EPSILON, why, vanishing and node.index in walks.guards)
 
 
 @dataclass(slots=True)
 class _Walks:
-    """Nodes downstream of an epsilon that were visited, and those among them that lead to a guarded op."""
+    """Nodes downstream of an epsilon that were visited, those among them that lead to a guarded op, and the nodes with
+    an epsilon that does.
+    """
 
     seen: set[int] = field(default_factory=set)
     leading: set[int] = field(default_factory=set)
+    guards: set[int] = field(default_factory=set)
 
 
-def _guarded(graph: Graph, node: Node, walks: _Walks) -> Iterator[Hazard]:
+def _guarded(graph: Graph, node: Node, walks: _Walks, *, rare: bool) -> Iterator[Hazard]:
     """Ops downstream of an epsilon whose results explode if the guarded value is flushed to zero.
 
     Complexity: linear over all epsilons of a graph, because a walk ends where an earlier one has been.
@@ -114,12 +124,13 @@ def _guarded(graph: Graph, node: Node, walks: _Walks) -> Iterator[Hazard]:
             is_end = port in guarded.get(reader.key, ())
             if is_end:
                 kept.add(reader.index)
-                yield Hazard(reader.index, Reason.EPSILON, why)
+                yield Hazard(reader.index, Reason.EPSILON, why, rare)
             if is_end or reader.index in walks.leading:
+                walks.guards.add(node.index)
                 between = last.index
                 while between != node.index and between not in kept:  # what carries the value must not flush it
                     kept.add(between)
-                    yield Hazard(between, Reason.EPSILON, why)
+                    yield Hazard(between, Reason.EPSILON, why, rare)
                     between = previous[between]
             if is_end and reader.key == "Log":
                 yield from _small_numbers(graph, node)

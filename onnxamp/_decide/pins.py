@@ -108,7 +108,7 @@ _NOT_HONOURED = (
 _IO = "keep_io_types is off for it"
 
 _MEASURABLE = frozenset({Reason.EPSILON, Reason.DECOMPOSED, Reason.REDUCTION, Reason.PRODUCT})
-"""Hazards that measurements confirm or refute; others appear only with inputs that samples may lack."""
+"""Hazards that measurements confirm or refute, unless they are rare; others show with inputs that samples may lack."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -150,7 +150,7 @@ class _Collector:
     def heeds(self, hazard: Hazard) -> bool:
         """Whether the options let a hazard decide."""
         level, options = self.options.level, self.options
-        keeps = options.hazards and (level != Level.AUTO or hazard.reason not in _MEASURABLE)
+        keeps = options.hazards and (level != Level.AUTO or hazard.rare or hazard.reason not in _MEASURABLE)
         if hazard.reason is Reason.FUSION:  # a white-listed producer stays low; its Cast is shielded
             return (keeps or level != Level.O3) and self.graph.nodes[hazard.node].key not in options.white
         return keeps

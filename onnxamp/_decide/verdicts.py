@@ -35,11 +35,15 @@ class Reason(Enum):
 
 @record
 class Hazard:
-    """A node that static analysis expects to break, or to lose values, in low precision."""
+    """A node that static analysis expects to break, or to lose values, in low precision.
+
+    ``rare``: inputs that samples may lack show it, whatever others of its reason do.
+    """
 
     node: int
     reason: Reason
     detail: str
+    rare: bool = False
 
 
 @record

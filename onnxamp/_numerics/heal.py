@@ -15,9 +15,6 @@ from typing import Final
 
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
-from onnxamp._convert.raising import prepared
-from onnxamp._decide.hazards import find_hazards
-from onnxamp._decide.verdicts import Reason
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
@@ -173,19 +170,13 @@ class _Fallbacks:
             self.outcomes.append("So does level O1.")
 
     def measured(self) -> Iterator[_Way]:
-        """What level auto finds. What an epsilon guards stays float32: inputs that divide by zero may not be among the
-        samples.
-        """
+        """What level auto finds."""
         tune, options, seconds = self.validation.tune, self.recipe.options, self.validation.seconds
         if tune is None or not seconds:
             return
         tolerance = _tolerance(self.refused.report)
         rounding = options.rounding if options.compensates else "nearest"
-        graph = prepared(self.model, options).graph
-        hazards = graph.ask(find_hazards, options.low)
-        guarded = sorted({graph.nodes[one.node].label for one in hazards if one.reason is Reason.EPSILON})
-        kept = (*options.keep_nodes, *guarded)
-        auto = replace(self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding, keep_nodes=kept))
+        auto = replace(self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding))
         plan = tune(auto.options, tolerance, max(self.until - monotonic(), seconds * _MEASURING))
         if plan is not None:
             samples = self.validation.comparison.samples

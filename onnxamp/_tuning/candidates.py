@@ -103,7 +103,7 @@ class CandidateSolver:
             (sum(price.get(key, 0.0) for key in part), sum(gains.get(key, 0.0) for key in part), part)
             for part in self._connected(above - low)
         ]
-        for cost, _, part in sorted(parts, key=lambda row: row[0] / (row[1] or 1e-9)):
+        for cost, _, part in sorted(parts, key=lambda row: row[0] / row[1] if row[1] > 0 else inf):
             if cost <= left:
                 low, left = low | part, left - cost
         return low

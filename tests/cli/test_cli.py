@@ -341,7 +341,6 @@ def test_measurements_do_not_lower_what_an_epsilon_guards() -> None:
     assert result.exit_code == 0, result.output
     cure = report_of(result)["validation"]["cure"]
     assert cure["level"] == "auto"
-    assert {"sum", "root", "quotient"} <= {*shlex.split(cure["command"])}
     graph = onnx.shape_inference.infer_shapes(onnx.load("model_fp16.onnx")).graph
     types = {entry.name: entry.type.tensor_type.elem_type for entry in (*graph.value_info, *graph.output)}
     made = {node.name: types[node.output[0]] for node in graph.node}

@@ -125,6 +125,16 @@ def test_what_carries_a_guarded_value_stays_float32(level):
     assert found["a"] == {True}
 
 
+@pytest.mark.parametrize(("epsilon", "measured"), [(1e-10, False), (1e-7, True)], ids=["becomes 0", "loses digits"])
+def test_auto_measures_no_epsilon_that_becomes_zero(epsilon, measured):
+    """No sample need divide by zero for other inputs to do so."""
+    text = f"""(float[2,8] x) => (float[2,8] y) <float eps = {{{epsilon}}}> {{
+        a = MatMul (x, w) s = Sigmoid (a) c = Add (s, eps) q = Div (x, c) y = MatMul (q, w) }}"""
+    rows = onnxamp.plan_model(parse(text, w=random(8, 8)), "auto").rows
+    kept = {row.key.partition(":")[0] for row in rows if row.reason == "epsilon" and not row.low}
+    assert kept == (set() if measured else {"c", "q"})
+
+
 def test_small_powers_in_front_of_a_guarded_logarithm():
     """A floor of 1e-10 says that such numbers occur: the mel product must not flush them."""
     text = """(float[1,8] re) => (float[1,8] y) <float floor = {1e-10}, float two = {2.0}> {
