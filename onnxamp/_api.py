@@ -24,7 +24,8 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import LevelName
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
-from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._runtime.samples import SamplesLike
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._state.state import State, StateLike, opened
 from onnxamp._tuning.arguments import Search, with_rounder
 from onnxamp._tuning.metric import MetricLike

@@ -29,10 +29,10 @@ from onnxamp._numerics.validation import Validation, conversion_limits
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.custom_ops import custom_ops
-from onnxamp._runtime.draws import usual_count
-from onnxamp._runtime.engines import Executable, on_cpu
+from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples, load_samples, random_samples
+from onnxamp._runtime.samples import Samples, load_samples
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.fallback import measured_plan
@@ -236,11 +236,10 @@ def _samples(options: FolderOptions, job: Job, model: Model, reference: Executab
         samples = load_samples(job.inputs)
         check_inputs(model.proto, samples[0])
         return samples
-    dims = _dims(options, model.proto)
-    count = options.samples or usual_count(
-        reference or on_cpu(model), model, options.conversion.target, options.provider, seed=options.seed, dims=dims
-    )
-    return random_samples(model, count, seed=options.seed, dims=dims)
+    return as_samples(
+        None, model, count=options.samples, seed=options.seed, dims=_dims(options, model.proto), reference=reference,
+        engines=(options.conversion.target, options.provider),
+    )  # fmt: skip
 
 
 def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:

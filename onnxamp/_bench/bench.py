@@ -24,9 +24,10 @@ from onnxamp._model.storage import load_model
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.browser.session import WebSession, open_browser
-from onnxamp._runtime.engines import engine_name
+from onnxamp._runtime.engines import Executable, engine_name
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import (
     BROWSER,
     Provider,
@@ -36,6 +37,7 @@ from onnxamp._runtime.session import (
     short_provider,
 )
 from onnxamp._runtime.shell import take_weights
+from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.spill import save_spilled, unfolded
 from onnxamp._runtime.values import Feed
 
@@ -144,6 +146,10 @@ def bench_models(
         raise ArgumentError("CUDA graphs need the CUDA provider.")
     first = Model.of(models[0])
     light = take_weights(first.proto, first.folder, keep=0).model
+    if feeds is None:
+        run = Executable(first, places[0], emulated=False, whole=True)
+        draw = as_samples(None, first, seed=seed, dims=dims, reference=run).draw
+        dims = {**(dims or {}), **(draw.sizes if draw is not None else {})}
     inputs = _make_inputs(light, batches, dims or {}, feeds, seed)
     told = told or (lambda *_: None)
     with _files(models) as files:
@@ -189,7 +195,7 @@ def _make_inputs(
         raise ArgumentError("Batches are for made-up inputs: given inputs have the sizes they have.")
     lead = _leading_dimension(proto) if batches else ""
     text = "given inputs" if feeds is not None else f"made-up inputs (seed {seed})"
-    text += "".join(f", {name}={size}" for name, size in dims.items())
+    text += f", {listed(dims)}" if dims else ""
     return _Inputs(proto, tuple(dict.fromkeys(batches)) or (None,), lead, dims, feeds, seed, text)
 
 

@@ -16,10 +16,11 @@ from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.levels import Level
 from onnxamp._options.options import COMMAND_LINE, Options, default_of
-from onnxamp._runtime.draws import LEAST, MOST, usual_count
-from onnxamp._runtime.engines import Executable, on_cpu
+from onnxamp._runtime.draws import LEAST, MOST
+from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples, load_samples, random_samples
+from onnxamp._runtime.samples import Samples, load_samples
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider, is_plugin
 from onnxamp._target.kernels import TARGETS
 from onnxamp._target.versions import device_of
@@ -188,15 +189,14 @@ def samples_of(
     Raises:
         ArgumentError: the inputs cannot be read or do not fit the model, or it has no such dimension.
     """
-    samples = given_samples(options)
-    if samples is not None:
+    given = given_samples(options)
+    samples = as_samples(
+        given, model, count=options["samples"], seed=options["seed"], dims=options["dims"], reference=reference,
+        engines=(target, provider_of(options)),
+    )  # fmt: skip
+    if given is not None:
         check_inputs(model.proto, samples[0])
-        return samples
-    count = options["samples"] or usual_count(
-        reference or on_cpu(model), model, target, provider_of(options), seed=options["seed"], dims=options["dims"]
-    )
-    samples = random_samples(model, count, seed=options["seed"], dims=options["dims"])
-    if options["dims"]:
+    elif options["dims"]:
         samples[0]
     return samples
 

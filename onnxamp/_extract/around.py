@@ -20,7 +20,8 @@ from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.engines import Progress, engine_name
 from onnxamp._runtime.flow import Flow, make_flow
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
+from onnxamp._runtime.samples import Samples, SamplesLike
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH
 from onnxamp._runtime.side import BUDGET

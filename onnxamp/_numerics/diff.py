@@ -20,7 +20,6 @@ from onnxamp._numerics.walk import SideBySide
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
-from onnxamp._runtime.draws import usual_count
 from onnxamp._runtime.engines import (
     Executable,
     Progress,
@@ -30,7 +29,8 @@ from onnxamp._runtime.engines import (
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
-from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
+from onnxamp._runtime.samples import Samples, SamplesLike
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import BROWSER, Provider, choose_provider
 from onnxamp._runtime.side import BUDGET
@@ -121,10 +121,7 @@ def diff_models(
     one, other = Model.of(reference), Model.of(result)
 
     def taken(run: Executable) -> Samples:
-        number = 1 if count is None else count
-        if count is None and samples is None:
-            number = usual_count(run, one, target, provider, seed=seed, dims=dims)
-        return as_samples(samples, one, count=number, seed=seed, dims=dims)
+        return as_samples(samples, one, count=count, seed=seed, dims=dims, reference=run, engines=(target, provider))
 
     chosen = choose_provider(provider, whole=not layers and whole is not False)
     comparison = Comparison.of(one, taken, limits, chosen, whole=whole, budget=budget, metric=metric, target=target)

@@ -1,16 +1,23 @@
-"""How many made-up samples a verdict takes: where errors are draws, as many as show what the error of an output is."""
+"""Made-up samples that a verdict can rest on.
 
-from collections.abc import Iterator, Mapping
+They have sizes with which the model runs, and where errors are draws, there are as many as show what the error of an
+output is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from math import ceil
+from time import monotonic
 from typing import Any, Final
 
 import numpy as np
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._model.model import Model
+from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._ops.profiles import sums_low
 from onnxamp._runtime.engines import Executable
-from onnxamp._runtime.samples import random_samples
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.random_inputs import Draw
 
 NUMBERS: Final = 64
 """Numbers that show what the error of an output is. The root mean square of fewer, n, is less than about the cube root
@@ -20,10 +27,48 @@ of n / 64 of that in one case of twenty, as chi-square says for n from 3 on.
 LEAST, MOST = 4, 16
 """Samples where float16 is summed up in float16: the error that one of them shows is a draw."""
 
+_PATIENCE: Final = 20.0
+"""Seconds in which other sizes are tried."""
 
-def usual_count(
-    reference: Executable, model: Model, *engines: str | None, seed: int = 0, dims: Mapping[str, int] | None = None
-) -> int:
+
+def suited(draw: Draw, reference: Executable) -> Draw:
+    """The draw, or that of the first sizes to try with which the model runs if it does not run with the usual ones.
+
+    It runs only if there are such sizes, and keeps its outputs. Where it does not even load, where inputs cannot be
+    made up, and where no sizes are found within 20 seconds, the draw stays what it is.
+
+    Raises:
+        ArgumentError: a size is given for an unknown dimension, or an impossible one.
+    """
+
+    def run(one: Draw) -> None:
+        reference.run_sample(0, check_inputs(reference.model.proto, one.make(0)))
+
+    if next(draw.others(), None) is None:
+        return draw
+    try:
+        run(draw)
+    except RuntimeFailure as error:
+        return other_sizes(draw, run) if error.loaded else draw
+    except ArgumentError:  # whoever reads the sample tells
+        pass
+    return draw
+
+
+def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
+    """The draw of the first sizes to try with which ``run`` fails neither; itself, and what was tried, without any."""
+    until, tried = monotonic() + _PATIENCE, []
+    for other in draw.others():
+        with suppress(OnnxAmpError):
+            run(other)
+            return other
+        tried.append(other.sizes)
+        if monotonic() > until:
+            break
+    return replace(draw, tried=tuple(tried))
+
+
+def usual_count(reference: Executable, draw: Draw, *engines: str | None) -> int:
     """How many made-up samples a verdict takes where nobody says.
 
     One; where an engine (a target or provider) sums up float16 in float16, as many as hold :data:`NUMBERS` numbers of
@@ -32,18 +77,13 @@ def usual_count(
 
     Args:
         reference: what results are compared with; it keeps its outputs of the first sample.
-        model: what samples are made up for.
+        draw: what makes up samples.
         engines: what results run on, or are meant for.
-        seed, dims: as for :func:`onnxamp.random_samples`.
-
-    Raises:
-        ArgumentError: ``dims`` names an unknown dimension or gives an impossible size, or an input cannot be made up.
     """
     if not sums_low(*engines):
         return 1
-    feeds = random_samples(model, seed=seed, dims=dims)[0]
     try:
-        outputs = reference.run_sample(0, feeds)
+        outputs = reference.run_sample(0, draw.make(0))
     except (ArgumentError, RuntimeFailure):  # the comparison tells
         return LEAST
     shown = min(_numbers(outputs), default=NUMBERS)

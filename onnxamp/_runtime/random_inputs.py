@@ -20,14 +20,14 @@ optionals                              a value
 
 Indices, masks and sizes are recognised through data movement, Casts and bodies, whatever the input's type.
 
-Fixed dimensions have that size, named ones what :mod:`onnxamp._runtime.sizes` says, and others 8, or 1 on the first
-axis. An input of unknown rank is a (1, 8) matrix. Sizes that depend on each other in ways that names do not show must
-be given in ``dims``.
+Fixed dimensions have that size, open ones what :mod:`onnxamp._runtime.sizes` says. An input of unknown rank is a (1, 8)
+matrix. Sizes that depend on each other in ways that names do not show must be given in ``dims``.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
 from math import prod
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Origin
 from onnxamp._runtime.roles import Role, Use, input_use
-from onnxamp._runtime.sizes import BATCH, OTHER, Sizes
+from onnxamp._runtime.sizes import BATCH, OTHER, UNNAMED, Sizes, is_open
 from onnxamp._runtime.values import Feed
 
 _MOST_BYTES: Final = 16 << 30
@@ -77,7 +77,7 @@ class InputMaker:
     dims: Mapping[str, int]
     """Sizes that are given."""
     sizes: Mapping[str, int]
-    """Of all named dimensions."""
+    """Of all open dimensions by name."""
     uses: Mapping[int, Use]
 
     def make(self, seed: int) -> dict[str, Feed]:
@@ -90,10 +90,33 @@ class InputMaker:
             feeds[entry.name] = _feed(generator, entry.name, entry.type, self.uses[value], self.sizes)
         return feeds
 
-    def others(self) -> Iterator[tuple[dict[str, int], "InputMaker"]]:
-        """Sizes to try where the usual ones do not run, and what makes such inputs; those given stay."""
-        for sizes in self.named.others(self.dims):
-            yield sizes, _maker(self.graph, self.entries, self.named, {**self.dims, **sizes})
+    def sized(self, sizes: Mapping[str, int]) -> "InputMaker":
+        """What makes inputs of other sizes; those given stay."""
+        return _maker(self.graph, self.entries, self.named, {**sizes, **self.dims})
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Random samples of a seed. Each depends on it and on its own position alone."""
+
+    maker: Callable[[], InputMaker]
+    """What is known about the model, which the first sample has to find out."""
+    seed: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that take the place of usual ones, with which the model does not run."""
+    tried: tuple[Mapping[str, int], ...] = ()
+    """Sizes with which it does not run either."""
+
+    def make(self, number: int) -> dict[str, Feed]:
+        """The sample of a position; raises as :func:`random_inputs`. The first sample has the seed itself."""
+        generated = np.random.SeedSequence((self.seed, number)).generate_state(1, np.uint64) if number else [self.seed]
+        return self.maker().make(int(generated[0]))
+
+    def others(self) -> Iterator["Draw"]:
+        """The same with sizes to try where the usual ones do not run."""
+        maker = self.maker()
+        for sizes in maker.named.others(maker.dims):
+            yield Draw(cache(partial(maker.sized, sizes)), self.seed, sizes)
 
 
 def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMaker:
@@ -135,11 +158,9 @@ def _feed(generator: np.random.Generator, name: str, kind: TypeProto, use: Use, 
 
 
 def _size(dim: TensorShapeProto.Dimension, axis: int, sizes: Mapping[str, int]) -> int:
-    if dim.HasField("dim_value") and dim.dim_value >= 0:  # some exporters write -1 for "dynamic"
+    if not is_open(dim):
         return dim.dim_value
-    if dim.dim_param:
-        return sizes[dim.dim_param]
-    return OTHER if axis else BATCH
+    return sizes[dim.dim_param or UNNAMED] if dim.dim_param or axis else BATCH
 
 
 def _tensor(

@@ -17,8 +17,8 @@ Dataset of Ray         one per row: a column is an input; rows are read where th
 nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), each with a seed of its own
 =====================  ==============================================================================================
 
-:func:`as_samples` accepts all of these. :func:`onnxamp._runtime.inputs.check_inputs` tells whether a sample fits a
-model.
+:func:`onnxamp._runtime.sampling.as_samples` accepts all of these. :func:`onnxamp._runtime.inputs.check_inputs` tells
+whether a sample fits a model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,6 @@ from operator import length_hint
 from os import PathLike
 from typing import Any, TypeAlias
 
-import numpy as np
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
@@ -38,8 +37,9 @@ from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.dataset import is_dataset, row_readers
-from onnxamp._runtime.random_inputs import InputMaker, input_maker
+from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import file_readers, folder_readers, quoted
+from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.spool import Spool
 from onnxamp._runtime.values import Feed, as_array, is_array
 
@@ -65,13 +65,13 @@ class Samples:
     description: str
     """Where the samples come from, as reports say it."""
     readers: Sequence[Callable[[], Sample]]
-    others: Callable[[], Iterator[tuple[dict[str, int], Sample]]] | None = None
-    """Makes the first sample with other sizes of named dimensions; None where nothing is made up."""
+    draw: Draw | None = None
+    """Where they come from if they are made up."""
 
     @property
     def made_up(self) -> bool:
         """Whether the numbers are random."""
-        return self.others is not None
+        return self.draw is not None
 
     def __len__(self) -> int:
         return len(self.readers)
@@ -120,48 +120,13 @@ class Samples:
     def __getitem__(self, index: int) -> Sample:
         return self.readers[index]()
 
-    def resized(self) -> Iterator[tuple[dict[str, int], Sample]]:
-        """Random inputs of other sizes, and the sizes; nothing for others."""
-        return iter(()) if self.others is None else self.others()
-
 
 SamplesLike: TypeAlias = Samples | str | PathLike[str] | Sample | Iterable[Any]
 """What public functions take as samples; see the module's table."""
 
 
-def as_samples(
-    samples: SamplesLike | None,
-    model: ModelSource,
-    *,
-    count: int = 1,
-    seed: int = 0,
-    dims: Mapping[str, int] | None = None,
-) -> Samples:
-    """Samples from whatever a public function was given; at least one.
-
-    Args:
-        samples: Samples, a path, a Ray Dataset, a dict of arrays, or an iterable of dicts, tuples or arrays, which must
-            have an end. Tensors with a method ``numpy`` are arrays. None for random samples of ``model``, for which
-            ``count``, ``seed`` and ``dims`` are meant.
-        model, count, seed, dims: as for :func:`random_samples`.
-
-    Raises:
-        ArgumentTypeError: ``samples`` is of another type.
-        ArgumentError: there is no sample, or as :func:`load_samples` and :func:`random_samples`.
-    """
-    if samples is None:
-        return random_samples(model, count, seed=seed, dims=dims)
-    if isinstance(samples, (str, PathLike)):
-        return load_samples(samples)
-    if not isinstance(samples, Samples):
-        samples = given_samples(samples, model)
-    if not samples.has(0):
-        raise ArgumentError("There is no sample to run the model on.")
-    return samples
-
-
 def given_samples(given: Any, model: ModelSource) -> Samples:
-    """Samples that are in memory, or come out of a loader; see :func:`as_samples`.
+    """Samples that are in memory, or come out of a loader.
 
     Raises:
         ArgumentTypeError: they are of another type. ArgumentError: an item has too few arrays.
@@ -276,7 +241,8 @@ def random_samples(
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph. Its weights are not needed.
         count: number of samples, at least 1.
         seed: non-negative. Each sample depends on it and on its own position alone.
-        dims: sizes of named dynamic dimensions. Leading dimensions are 1 otherwise, all others 8.
+        dims: sizes of named dynamic dimensions. Leading dimensions are 1 otherwise, all others 8. Where the model
+            does not run with these, commands and functions that make up samples by themselves take other sizes.
 
     Returns:
         Samples whose arrays have the shapes and dtypes that the model declares.
@@ -304,22 +270,14 @@ def random_samples(
         graph = Graph.of(source) if isinstance(source, ModelProto) else source.ask(graph_of)
         return input_maker(graph, dims)
 
-    def made(index: int) -> Sample:
-        return maker().make(_seed(seed, index))
-
-    def others() -> Iterator[tuple[dict[str, int], Sample]]:
-        return ((sizes, other.make(seed)) for sizes, other in maker().others())
-
-    readers = [partial(made, index) for index in range(count)]
-    description = "made-up inputs" + (f" (seed {seed})" if count == 1 else f" ({count} samples, seed {seed})")
-    return Samples(description, readers, others)
+    return drawn(Draw(maker, seed), count)
 
 
-def _seed(seed: int, index: int) -> int:
-    """The sample's own seed; the first sample has the given one."""
-    if index == 0:
-        return seed
-    return int(np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0])
+def drawn(draw: Draw, count: int = 1) -> Samples:
+    """The first samples of a draw."""
+    several = "" if count == 1 else f"{count} samples"
+    told = filter(None, (several, f"seed {draw.seed}", listed(draw.sizes)))
+    return Samples(f"made-up inputs ({', '.join(told)})", [partial(draw.make, number) for number in range(count)], draw)
 
 
 def _count(number: int, what: str) -> str:

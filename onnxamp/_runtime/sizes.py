@@ -1,4 +1,4 @@
-"""Sizes for the named dimensions of a model's inputs.
+"""Sizes for the open dimensions of a model's inputs.
 
 =====================================  =====================================================================
 dimension                              size
@@ -9,7 +9,7 @@ a formula ("past + 1", "a * b")        what it gives: names, whole numbers, ``+`
 "total_..." of "past_..." and "..."    the sum of the two; one new token where only "past_..." has a name
 first axis of an input                 1, a batch; likewise the same name at any other axis (the first axis of a
                                        one-dimensional input counts only if the name occurs nowhere else)
-other                                  8; equal names have equal sizes
+other                                  8; equal names have equal sizes, and so have those without a name
 =====================================  =====================================================================
 
 A name that occurs in formulas alone is a size, too: 1 if it speaks of a batch, else 8.
@@ -29,15 +29,18 @@ BATCH: Final = 1
 OTHER: Final = 8
 """Sizes of dynamic dimensions: leading ones, and all others."""
 
-_TRIED: Final = (1, 16, 32, 64, 224, 1024)
+_TRIED: Final = (16, 32, 64, 1, 224, 1024)
 """Sizes that networks ask for where 8 is too small, not divisible, or too many tokens at once; sound takes the last."""
+
+UNNAMED: Final = ""
+"""The name of open dimensions behind the first that have none."""
 
 _Formula = ast.expr
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The named dimensions of a model's inputs."""
+    """The open dimensions of a model's inputs."""
 
     formulas: Mapping[str, _Formula | None]
     """Every dimension's formula; None for a plain name."""
@@ -52,6 +55,8 @@ class Sizes:
             for axis, dim in enumerate(shape.dim):
                 if dim.dim_param:
                     (elsewhere if axis else leading if len(shape.dim) > 1 else alone).add(dim.dim_param)
+                elif axis and is_open(dim):
+                    elsewhere.add(UNNAMED)
         formulas = {name: _formula(name) for name in sorted(leading | elsewhere | alone)}
         within = {name for formula in formulas.values() if formula for name in _names(formula)} - formulas.keys()
         batches = leading | (alone - elsewhere) | {name for name in within if "batch" in name.lower()}
@@ -70,7 +75,7 @@ class Sizes:
         """
         for name, size in dims.items():
             if name not in self.formulas:
-                listed = ", ".join(map(repr, sorted(self.formulas))) or "no named dimensions"
+                listed = ", ".join(map(repr, sorted(filter(None, self.formulas)))) or "no named dimensions"
                 raise ArgumentError(f"The model's inputs have no dimension {name!r}; they have {listed}.")
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise ArgumentError(f"Dimension {name!r} cannot have the size {size!r}.")
@@ -102,6 +107,16 @@ class Sizes:
         for size in _TRIED if free else ():
             yield dict.fromkeys(free, size)
             yield from ({name: size} for name in free if len(free) > 1)
+
+
+def is_open(dim: TensorShapeProto.Dimension) -> bool:
+    """Whether a dimension has no size; some exporters write -1 for that."""
+    return not dim.HasField("dim_value") or dim.dim_value < 0
+
+
+def listed(sizes: Mapping[str, int]) -> str:
+    """Sizes as texts tell them."""
+    return ", ".join(f"{name or 'unnamed dimensions'}={size}" for name, size in sizes.items())
 
 
 def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:

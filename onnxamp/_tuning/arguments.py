@@ -9,7 +9,8 @@ from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Options
 from onnxamp._runtime.device import device_name
-from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._runtime.samples import SamplesLike
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._state.state import StateLike

@@ -14,12 +14,15 @@ from onnxamp._convert.analysis import Analysis, decided
 from onnxamp._convert.estimate import LAUNCH_US, UNIT_US, Estimate, low_ports
 from onnxamp._decide.decision import Prices
 from onnxamp._decide.problem import find_problem
+from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.copying import copied
+from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Options
+from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.observe import settle
 from onnxamp._runtime.samples import Samples
@@ -260,11 +263,12 @@ def exactly(space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]) 
     return replace(found, gains={**found.gains, **wanted})
 
 
-def find_live(view: Graph, samples: Samples) -> list[frozenset[int]]:
+def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int]]:
     """The indices of the nodes that each sample runs. An If in a loop counts as if both branches were taken.
 
     Raises:
-        ArgumentError: a sample does not fit the model. RuntimeFailure: a condition cannot be computed.
+        ArgumentError: a sample does not fit the model, as it was ``given``. RuntimeFailure: a condition cannot be
+            computed.
 
     Complexity: linear in nodes per sample if there are branches, plus the computation of their conditions.
     """
@@ -275,8 +279,12 @@ def find_live(view: Graph, samples: Samples) -> list[frozenset[int]]:
     for node in Graph.of(tagged).nodes:
         node.proto.name = str(node.index)  # unique names survive the inlining of branches
     live = []
-    for sample in samples:
-        shell, _ = settle(tagged, view.folder, check_inputs(model, sample), emulated=False)
+    for number, sample in enumerate(samples):
+        try:
+            shell, _ = settle(tagged, view.folder, check_inputs(model, sample), emulated=False)
+        except RuntimeFailure as error:
+            text = input_failure("The conditions of Ifs cannot be computed", error, samples, number, given)
+            raise RuntimeFailure(text) from error
         live.append(everything & _tags(shell.model.graph))
     return live
 

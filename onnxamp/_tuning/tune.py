@@ -42,7 +42,8 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._runtime.samples import SamplesLike
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.switch import WHERE_OPSET
@@ -227,7 +228,7 @@ def _tune_once(
         graph, device, bound_shapes(graph, check_inputs(graph.model, samples[0]) if samples.has(0) else {})
     )
     space = find_space(graph, options, estimate)
-    live = find_live(graph, samples)
+    live = find_live(graph, samples, model)
     _LOG.info("tuning %d nodes on %d samples, metric %s", len(space.tunable), len(samples), judge.name)
     space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
     ready = model if graph.model is model.proto else Model(graph.model, graph.folder)

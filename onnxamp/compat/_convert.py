@@ -20,7 +20,8 @@ from onnxamp._options.checks import checked_names
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import Preset
 from onnxamp._options.options import Options
-from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._runtime.samples import SamplesLike
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._warnings import HazardWarning, warn
 from onnxamp.compat._numbers import Range

@@ -12,7 +12,8 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.flow import Flow, dtype_of
-from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._runtime.samples import SamplesLike
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp.debugging._modes import DebugMode
 from onnxamp.debugging._records import ValueRecord, counted

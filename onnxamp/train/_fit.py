@@ -8,7 +8,8 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError
-from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._runtime.samples import SamplesLike
+from onnxamp._runtime.sampling import as_samples
 from onnxamp.train._feeds import Batches
 from onnxamp.train._halves import StepResult
 

@@ -160,12 +160,16 @@ class TestRuns:
         np.savez("x.npz", C=np.zeros((1, 2), np.float32))
         assert message("diff", path, path, "--inputs", "x.npz").startswith("The model's inputs 'A', 'B' are missing")
 
-    def test_sizes_that_sound_takes_are_named(self) -> None:
+    @pytest.mark.parametrize(
+        "command", [("convert",), ("convert", "--level", "auto"), ("check",), ("bench", "--seconds", 0.01)]
+    )
+    def test_sizes_that_sound_takes_are_found(self, command: tuple[object, ...]) -> None:
         """A window of 400 samples, as melspectrograms have."""
         text = "(float[1,1,samples] X) => (float[1,1,frames] Y) { Y = Conv (X, w) }"
         model = add_weights(parse(text), {"w": np.ones((1, 1, 400), np.float32)})
-        told = " ".join(run("convert", saved(model)).output.split())
-        assert "these do: --dim samples=1024" in told
+        result = run(command[0], saved(model), *command[1:])
+        assert result.exit_code == 0, result.output
+        assert re.search(r"made-up inputs \((\d samples, )?seed 0(\), |, )samples=1024", result.output)
 
     def test_what_was_not_compared_has_no_error(self) -> None:
         np.savez("x.npz", X=np.full((1, 2), np.nan, np.float32))

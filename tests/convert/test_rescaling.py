@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, numpy_helper, parser
 import onnxamp
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import RangeRun, largest_magnitudes
-from onnxamp._runtime.samples import as_samples
+from onnxamp._runtime.sampling import as_samples
 
 DECODER = """
 <ir_version: 10, opset_import: ["" : 23]>

@@ -14,7 +14,7 @@ from onnxamp._numerics.ranges import RangeRun, measured_ranges
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._options.rescaling import Rescaling
-from onnxamp._runtime.samples import as_samples
+from onnxamp._runtime.sampling import as_samples
 
 RNG = np.random.default_rng(0)
 

@@ -8,7 +8,9 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._runtime.draws import LEAST, MOST, usual_count
 from onnxamp._runtime.engines import on_cpu
+from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.samples import random_samples
+from onnxamp._runtime.sampling import as_samples
 
 
 def absolute(size: int) -> Model:
@@ -19,23 +21,29 @@ def absolute(size: int) -> Model:
     )
 
 
+def draw_of(model: Model, **dims: int) -> Draw:
+    draw = random_samples(model, dims=dims).draw
+    assert draw is not None
+    return draw
+
+
 @pytest.mark.parametrize(("size", "count"), [(1, MOST), (1000, LEAST)])
 def test_few_numbers_take_more_samples(size, count):
     model = absolute(size)
-    assert usual_count(on_cpu(model), model, "webgpu", None) == count
+    assert usual_count(on_cpu(model), draw_of(model), "webgpu", None) == count
 
 
 def test_one_sample_is_enough_where_sums_are_float32():
     model = absolute(1)
     reference = on_cpu(model)
-    assert usual_count(reference, model, "cuda", "cpu") == 1
+    assert usual_count(reference, draw_of(model), "cuda", "cpu") == 1
     assert not reference.outputs.kept  # nothing ran
 
 
 def test_the_reference_keeps_what_it_computed_of_the_first_sample():
     model = absolute(16)
     reference = on_cpu(model)
-    usual_count(reference, model, "webgpu", None)
+    usual_count(reference, draw_of(model), "webgpu", None)
     feeds = random_samples(model)[0]
     kept = reference.run_sample(0, {"x": np.full(16, np.nan, np.float32)})  # does not run again
     np.testing.assert_array_equal(kept["y"], np.abs(feeds["x"]))
@@ -49,6 +57,40 @@ def test_a_reference_that_does_not_run_takes_the_least():
         )
     )
     reference, dims = on_cpu(model), {"N": 2, "M": 3}
-    assert usual_count(reference, model, "webgpu", dims=dims) == LEAST
+    assert usual_count(reference, draw_of(model, **dims), "webgpu") == LEAST
     with pytest.raises(RuntimeFailure):
         reference.run(random_samples(model, dims=dims)[0])
+
+
+def rows_of_32(shape: str) -> Model:
+    return Model.of(
+        parser.parse_model(
+            f"""<ir_version: 9, opset_import: ["": 17]> g (float{shape} x) => (float[K,L] y)
+            <int64[2] width = {{-1, 32}}> {{ y = Reshape(x, width) }}"""
+        )
+    )
+
+
+def test_sizes_are_found_with_which_the_reference_runs():
+    model = rows_of_32("[N,M]")
+    reference = on_cpu(model)
+    samples = as_samples(None, model, count=2, reference=reference)
+    assert samples.description == "made-up inputs (2 samples, seed 0, M=32)"
+    assert [sample["x"].shape for sample in samples] == [(1, 32), (1, 32)]
+    np.testing.assert_array_equal(reference.outputs.kept[0]["y"], samples[0]["x"])
+    assert as_samples(None, model, dims={"M": 64}).description == "made-up inputs (seed 0)"
+    assert as_samples(None, model, dims={"N": 4}).description == "made-up inputs (seed 0)"  # 4 times 8
+
+
+def test_dimensions_without_a_name_have_one_size():
+    model = rows_of_32("[1,M]")
+    model.proto.graph.input[0].type.tensor_type.shape.dim[1].Clear()
+    assert as_samples(None, model).description == "made-up inputs (seed 0, unnamed dimensions=32)"
+
+
+@pytest.mark.parametrize("shape", ["[1,64]", "[N,64]"])
+def test_no_reference_runs_where_nothing_is_open(shape):
+    model = rows_of_32(shape)
+    reference = on_cpu(model)
+    as_samples(None, model, reference=reference)
+    assert not reference.outputs.kept

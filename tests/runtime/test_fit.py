@@ -36,7 +36,7 @@ def shapes(model, **dims):
 
 
 def runs(model):
-    return onnxamp.diff_models(model, model, provider="cpu").skipped is None
+    return onnxamp.diff_models(model, model, onnxamp.random_samples(model), provider="cpu").skipped is None
 
 
 class TestNames:
@@ -88,13 +88,18 @@ class TestNames:
 
 class TestAdvice:
     def test_sizes_that_work_are_found_by_running(self):
-        report = onnxamp.diff_models(decoder(total_sequence_length="all"), decoder(), provider="cpu")
-        advice = "these do: --dim all=1 --dim past_sequence_length=1 --dim sequence_length=1"
+        model = decoder(total_sequence_length="all")
+        assert runs(model) is False
+        report = onnxamp.diff_models(model, decoder(), provider="cpu")
+        assert (report.passed, report.inputs) == (True, "made-up inputs (seed 0, all=16)")
+
+    def test_sizes_of_samples_that_a_user_makes_up_are_named(self):
+        model = decoder(total_sequence_length="all")
+        report = onnxamp.diff_models(model, model, onnxamp.random_samples(model), provider="cpu")
         assert report.skipped.startswith("The reference does not run: ONNX Runtime could not run the model")
-        assert report.skipped.endswith(advice)
-        assert runs(decoder(total_sequence_length="all")) is False
-        samples = onnxamp.random_samples(decoder(total_sequence_length="all"), dims={"all": 16})
-        assert onnxamp.diff_models(decoder(total_sequence_length="all"), decoder(), samples, provider="cpu").passed
+        assert report.skipped.endswith("their sizes do not suit the model; these do: --dim all=16")
+        samples = onnxamp.random_samples(model, dims={"all": 16})
+        assert onnxamp.diff_models(model, model, samples, provider="cpu").passed
 
     def test_given_sizes_stay(self):
         model = decoder(total_sequence_length="all")
@@ -113,7 +118,9 @@ class TestAdvice:
         assert told.endswith("Real inputs (--inputs data.npz) or sizes (--dim name=N) may help.")
         samples = onnxamp.random_samples(model, dims={"all": 7, "past_sequence_length": 10})
         told = onnxamp.diff_models(model, model, samples, provider="cpu").skipped
-        assert "(tried without success: sequence_length=1; sequence_length=16;" in told
+        assert "(tried without success: sequence_length=16; sequence_length=32;" in told
+        report = onnxamp.diff_models(model, model, dims={"all": 7, "past_sequence_length": 10}, provider="cpu")
+        assert report.skipped == told
 
     def test_a_model_that_does_not_load_is_not_run_with_other_sizes(self):
         model = parse("(float[N] x) => (float[N] y) { y = com.example.Odd (x) }")

@@ -14,7 +14,7 @@ from onnxamp._convert.analysis import decided
 from onnxamp._convert.convert import rewritten
 from onnxamp._dtypes import FLOAT16
 from onnxamp._model.model import Model
-from onnxamp._runtime.samples import as_samples
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import MaskedModel, choose_backend, converted_error
 from onnxamp._tuning.space import exactly

@@ -336,7 +336,8 @@ def test_branches_that_differ_by_sample_are_measured() -> None:
 
 
 def test_live_nodes_and_choice_of_samples() -> None:
-    live = find_live(Graph.of(parse(BRANCHES)), ways(True, False, True))
+    model = Model.of(parse(BRANCHES))
+    live = find_live(Graph.of(model.proto), ways(True, False, True), model)
     assert live[0] == live[2]
     assert len(live[0] - live[1]) == 1
     assert len(live[1] - live[0]) == 2
