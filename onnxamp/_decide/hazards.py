@@ -90,9 +90,9 @@ def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
                     continue
                 why = f"{graph.values[value].name!r} is {number:.6g}, which {low.name} cannot hold"
                 is_sum = (node.key, position) != ("Div", 1) and node.key != "Mul"
-                if is_sum:
-                    yield from _guarded(graph, node, walks, rare=vanishing)
+                behind = list(_guarded(graph, node, walks, rare=vanishing)) if is_sum else []
                 yield Hazard(node.index, Reason.EPSILON, why, vanishing and node.index in walks.guards)
+                yield from behind
 
 
 @dataclass(slots=True)
