@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops.op_reduce_sum import ReduceSum_13
 
 from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.session import run
 
 LOW_DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 LOW_ELEMS = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -104,7 +105,7 @@ def default_opset(model: ModelProto) -> int:
 
 def emulated(model: ModelProto, feeds: Mapping[str, Any]) -> Outputs:
     single = {name: _map(value, as_single) for name, value in feeds.items()}
-    return session(emulate(model)).run(None, single)
+    return [*run(session(emulate(model)), single).values()]
 
 
 def as_single(array: np.ndarray) -> np.ndarray:

@@ -47,7 +47,7 @@ class Compensation(NamedTuple):
 
 
 def compensate(weight: Floats, rows: Floats, low: LowType) -> Compensation | None:
-    """Round a weight with compensation; None where that brings nothing that rows held out confirm.
+    """Round a weight with compensation; None where all rows together, or those held out, gain nothing.
 
     Args:
         weight: G matrices of K rows and N columns.
@@ -65,6 +65,8 @@ def compensate(weight: Floats, rows: Floats, low: LowType) -> Compensation | Non
     if result is None:
         return None
     before, after = (error_norm(rows, weight, other) for other in (nearest, result))
+    if after >= before:  # where rows are few, those held out may be alone in gaining
+        return None
     return Compensation(result, before, after, error_norm(rows, weight, np.zeros_like(weight)))
 
 

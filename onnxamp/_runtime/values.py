@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from onnxamp._dtypes import ELEM_NUMBERS
+from onnxamp._dtypes import ELEM_NUMBERS, tensor_type
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.types import type_proto
 from onnxamp._runtime.device import bytes_on_device
@@ -21,8 +21,10 @@ Array: TypeAlias = npt.NDArray[Any]
 Feed: TypeAlias = Array | Sequence[Any] | None
 """A tensor, a sequence of tensors, or None for an optional input that holds nothing."""
 
-FOREIGN: Final = re.compile(r"\((bfloat16|float8\w*)\)")
+FOREIGN: Final = re.compile(r"\((bfloat16|float[48]\w*|u?int[24])\)")
 """Element types that ``session.run`` cannot exchange with NumPy."""
+_PACKED: Final = re.compile(r"\((float4\w*|u?int[24])\)")
+"""Those of which several share a byte."""
 
 
 def is_array(item: Any) -> bool:
@@ -70,6 +72,8 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
         if not is_foreign(feed):
             return ort.OrtValue.ortvalue_from_numpy(feed)
         elem = helper.np_dtype_to_tensor_dtype(feed.dtype)
+        if _PACKED.search(held := tensor_type(elem)):
+            return _made("Constant", {}, held, value=numpy_helper.from_array(feed))
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(feed.view(f"u{feed.dtype.itemsize}"), elem)
     if feed is None:  # feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.observe.observe`
         raise RuntimeFailure("An optional that holds nothing cannot be fed.")
@@ -110,11 +114,12 @@ def from_value(value: "ort.OrtValue") -> Any:
         return [from_value(_made("SequenceAt", {"s": value, "i": number}, element)) for number in numbers]
     if not value.is_tensor() or not FOREIGN.search(value.data_type()):
         return value.numpy()
-    dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
-    size = value.tensor_size_in_bytes()
+    elem, size = value.element_type(), value.tensor_size_in_bytes()
     on_host = value.device_name().lower() == "cpu"
     raw = ctypes.string_at(value.data_ptr(), size) if on_host else bytes_on_device(value.data_ptr(), size)  # copies
-    return np.frombuffer(bytearray(raw), dtype).reshape(value.shape())
+    if _PACKED.search(value.data_type()):
+        return numpy_helper.to_array(TensorProto(data_type=elem, dims=value.shape(), raw_data=raw))
+    return np.frombuffer(bytearray(raw), helper.tensor_dtype_to_np_dtype(elem)).reshape(value.shape())
 
 
 def typed(kind: str) -> TypeProto:

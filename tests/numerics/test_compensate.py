@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onnxamp._dtypes import BFLOAT16, FLOAT16, LowType
@@ -35,6 +35,7 @@ def problem(groups: int, rows: int, depth: int, width: int, seed: int) -> tuple[
     groups=st.integers(1, 3), rows=st.integers(1, 60), depth=st.integers(1, 40), width=st.integers(1, 9),
     seed=st.integers(0, 1000), scale=st.sampled_from([1e-6, 1.0, 1e3]),
 )  # fmt: skip
+@example(groups=1, rows=42, depth=9, width=1, seed=41, scale=1e3)  # float16: better on rows held out alone
 def test_the_product_never_gets_worse_and_the_numbers_are_on_the_grid(
     low: LowType, groups: int, rows: int, depth: int, width: int, seed: int, scale: float
 ) -> None:

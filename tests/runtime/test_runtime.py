@@ -58,6 +58,13 @@ class TestSession:
         found["y"][0] = 0  # the caller owns it
         assert run(make_session(model), feeds, ["t"])["t"] == -3
 
+    def test_numbers_that_share_bytes_go_in_and_out(self):
+        model = graph("float[N] x, int4[N] z", "uint4[N] y, float[N] w", "y = Cast <to = 21> (x) w = Cast <to = 1> (z)")
+        z = np.array([-8, 7, 3]).astype(ml_dtypes.int4)
+        found = run(make_session(model), {"x": np.array([1, 15, 2], np.float32), "z": z})
+        assert (found["y"].dtype, found["y"].tolist()) == (ml_dtypes.uint4, [1, 15, 2])
+        assert found["w"].tolist() == [-8, 7, 3]
+
     def test_sequences_optionals_and_strings(self):
         model = graph(
             "seq(float[N]) s, optional(float[N]) o, string[N] t", "seq(float[N]) a, bool b, string[N] c",
