@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
 from onnxamp._errors import ArgumentError
+from onnxamp._runtime.inputs import check_shape
 from onnxamp.train._forward import Mask
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -69,7 +70,7 @@ def typed_feeds(model: ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArra
     """The feeds in the element types of the inputs; float64 data, say, is rounded to float32.
 
     Raises:
-        ArgumentError: an array is of another kind, such as floats for integers.
+        ArgumentError: an array is of another kind, such as floats for integers, or of another shape.
     """
     typed = {}
     for entry in model.graph.input:
@@ -78,6 +79,8 @@ def typed_feeds(model: ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArra
             wanted = np.dtype(helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type))
             if array.dtype != wanted and not np.can_cast(array.dtype, wanted, "same_kind"):
                 raise ArgumentError(f"The input {entry.name!r} takes {wanted} numbers, not {array.dtype}.")
+            if entry.type.tensor_type.HasField("shape"):
+                check_shape(entry.name, array.shape, entry.type.tensor_type.shape)
             typed[entry.name] = array.astype(wanted, copy=False)
     return typed
 
