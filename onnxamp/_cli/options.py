@@ -35,7 +35,7 @@ model_argument: Final = click.argument("model", type=FILE)
 
 
 target_option: Final = click.option(
-    "-o", "--output", type=OutputPath(path_type=Path),
+    "-o", "--output", type=OutputPath(path_type=Path, readable=False),
     help="Where to write the result; FOLDER/ makes a folder for it [MODEL_fp16.onnx or MODEL_bf16.onnx].",
 )  # fmt: skip
 

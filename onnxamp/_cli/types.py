@@ -17,10 +17,12 @@ from onnxamp._target.kernels import check_target
 
 
 class _File(click.Path):
-    """A path of a file here, or a URL."""
+    """A path of a file here, or a URL. Whoever reads it says what is wrong with it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path."""
+        """The path. "-" is none: results are validated and then put in their place, which streams are not."""
+        if value == "-":
+            self.fail("'-' would be a stream, and onnxamp reads and writes files: name one ('./-' for this name).")
         try:
             path = as_path(value)
         except OnnxAmpError as error:
@@ -28,7 +30,7 @@ class _File(click.Path):
         return path if is_remote(path) else super().convert(os.fspath(path), param, ctx)
 
 
-FILE: Final = _File(path_type=Path)
+FILE: Final = _File(path_type=Path, readable=False)
 """The type of every option that names a file."""
 
 
