@@ -117,8 +117,8 @@ class TestFiles:
         assert told == "Cannot read nowhere.npz: No such file or directory."
 
     @pytest.mark.parametrize("arguments", [
-        ("inspect", "-"), ("diff", "model.onnx", "-"), ("view", "model.onnx", "-o", "-"), ("convert", "model.onnx", "-o", "-"),
-        ("check", "model.onnx", "--inputs", "-"), ("bench", "-"), ("tune", "-"), ("convert", ".", "-o", "-"),
+        ("inspect", "-"), ("diff", "model.onnx", "-"), ("view", "model.onnx", "-o", "-"), ("bench", "-"), ("tune", "-"),
+        ("convert", "model.onnx", "-o", "-"), ("convert", ".", "-o", "-"), ("check", "model.onnx", "--inputs", "-"),
     ])  # fmt: skip
     def test_a_dash_is_no_file(self, arguments: tuple[str, ...]) -> None:
         small()
