@@ -75,7 +75,9 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> parts.Verdict:
         )
     if status is parts.Status.FAILED and audit is not None:
         worst = next(finding for finding in audit.findings if finding.severity == "error")
-        return parts.Verdict(status, "The model fails to load or is known to break.", (*found, finding_text(worst)))
+        where = f"{worst.op} {worst.node!r}: " if worst.node else ""
+        told = (*found, f"{where}{finding_text(worst)}")
+        return parts.Verdict(status, "The model fails to load or is known to break.", told)
     if run is None or run.skipped:
         skipped = run.skipped if run is not None and run.skipped else "The model was not run."
         return parts.Verdict(status, "Nothing is known to break, but nothing was run.", (skipped, *found))

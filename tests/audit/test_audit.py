@@ -679,3 +679,8 @@ def test_a_broken_model_has_a_report_all_the_same() -> None:
     assert text.startswith("✘ The model fails to load or is known to break.")
     assert "The check found 1 error." in text
     assert "which nothing defines" in text
+
+
+def test_the_verdict_on_a_broken_model_names_the_node() -> None:
+    model = parse("(float[4] x) => (float[4] y) { [same] a = Relu (x) [same] y = Abs (a) }")
+    assert "Abs 'same': another node of the same graph has the same name" in printed(audit_model(model))
