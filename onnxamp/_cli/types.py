@@ -10,7 +10,7 @@ import click
 
 from onnxamp._cli.common import IN_FOLDER
 from onnxamp._dtypes import dtype_name
-from onnxamp._errors import ArgumentError, OnnxAmpError
+from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError
 from onnxamp._options.opsets import check_opset
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._target.kernels import check_target
@@ -25,6 +25,8 @@ class _File(click.Path):
             self.fail("'-' would be a stream, and onnxamp reads and writes files: name one ('./-' for this name).")
         try:
             path = as_path(value)
+        except MissingPackageError as error:
+            raise click.ClickException(str(error)) from None
         except OnnxAmpError as error:
             self.fail(str(error), param, ctx)
         return path if is_remote(path) else super().convert(os.fspath(path), param, ctx)
