@@ -433,6 +433,15 @@ def test_labels_that_are_no_classes(labels: list[int], boost: str) -> None:
     assert net.step(feeds()).loss > 0
 
 
+@pytest.mark.openvino
+def test_steps_that_an_engine_does_not_load_name_one_that_does() -> None:
+    batch, images = feeds(), feeds(4, (1, 8, 8), 10)
+    mine, theirs = (build_train_network(mlp(), SGD(), "cross-entropy", "O1", provider=p) for p in ("openvino", "cpu"))
+    assert mine.step(batch).loss == pytest.approx(theirs.step(batch).loss, rel=1e-3)
+    with pytest.raises(onnxamp.RuntimeFailure, match=r"Convolution .* Train on the CPU, which has all ops"):
+        build_train_network(conv_net(), SGD(), "cross-entropy", "O1", provider="openvino").step(images)
+
+
 def test_labels_of_a_loss_that_picks_none_may_be_any_number() -> None:
     def loss(output: Any, label: Any) -> Any:
         known = (label < 0).where(0, label)
