@@ -212,7 +212,8 @@ class TrainNetwork:
         """The batch as the graph takes it, with dropout masks."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown.")
-        arrays, classes = typed_feeds(self.plan.model, feeds), self.plan.classes
+        classes = self.plan.classes
+        arrays = typed_feeds(self.plan.model, feeds, None if classes is None else classes.label)
         if classes is not None:
             classes.check(arrays[classes.label])
         return arrays | draw_masks(self.plan.masks, self.plan.model, arrays, self.seed, self.steps)
