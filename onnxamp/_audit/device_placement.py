@@ -268,7 +268,8 @@ def _summary(graph: Graph, shapes: Sequence[Shape | None], copied: set[int], sha
         nodes = "1 node falls" if len(copied) == 1 else f"{len(copied)} nodes fall"
         volume = f"about {moved / 1e6:.1f} MB" if moved >= 1e5 else "less than 0.1 MB"
         cost = f"{volume} ({tensors}) are copied to or from the host in every run"
-        text = f"{nodes} back to CPU: " + (cost if crossing else "their inputs and outputs are on the host anyway")
+        whose = "its" if len(copied) == 1 else "their"
+        text = f"{nodes} back to CPU: " + (cost if crossing else f"{whose} inputs and outputs are on the host anyway")
         yield Finding("warning", "fallback", "", "", text, "")
     if shaping:
         nodes = "1 node computes" if shaping == 1 else f"{shaping} nodes compute"

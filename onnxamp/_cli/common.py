@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -116,7 +117,7 @@ def target_of(
     Raises:
         ArgumentError: it would replace the original, and nothing says so, or it should, and is another file. Others as
             :func:`check_outputs`.
-        OutputError: a folder that is asked for cannot be made.
+        OutputError: a folder that is asked for cannot be made, or as :func:`check_outputs`.
     """
     path = model.path or Path("model.onnx")
     name = f"{path.stem}_{low_type(dtype).suffix}.onnx"
@@ -157,7 +158,8 @@ def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None])
     """Before anything runs, check that outputs can be written, and replace neither an input nor each other.
 
     Raises:
-        ArgumentError: an output is an input, another output or no regular file, or its folder is missing or read-only.
+        ArgumentError: an output is an input, another output, a standard stream or no regular file.
+        OutputError: its folder is missing or read-only.
     """
     taken = {path.resolve() for path in inputs if path is not None}
     for path in (path for path in outputs if path is not None):
@@ -167,10 +169,21 @@ def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None])
             raise ArgumentError(f"{str(path)!r} is read or written already: choose another name for the output.")
         if target.is_dir():
             raise ArgumentError(f"The output {str(path)!r} is a folder: name a file.")
-        if target.exists() and not target.is_file():
+        if is_here and _is_printed_to(path):
+            raise ArgumentError(f"{str(path)!r} is where reports and warnings go: name another file.")
+        if path.exists() and not path.is_file():
             raise ArgumentError(f"The output {str(path)!r} is not a regular file: choose another name.")
         if is_here and not folder.is_dir():
-            raise ArgumentError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} does not exist; create it.")
+            raise OutputError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} does not exist; create it.")
         if is_here and not os.access(folder, os.W_OK):
-            raise ArgumentError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} is read-only.")
+            raise OutputError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} is read-only.")
         taken.add(target)
+
+
+def _is_printed_to(path: Path) -> bool:
+    """Whether a path leads to a standard stream, as /dev/stdout does, and FILE in "-o FILE > FILE"."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # there is no such file, or no such stream
+            if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
+                return True
+    return False

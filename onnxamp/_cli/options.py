@@ -35,7 +35,7 @@ model_argument: Final = click.argument("model", type=FILE)
 
 
 target_option: Final = click.option(
-    "-o", "--output", type=OutputPath(path_type=Path),
+    "-o", "--output", type=OutputPath(path_type=Path, readable=False),
     help="Where to write the result; FOLDER/ makes a folder for it [MODEL_fp16.onnx or MODEL_bf16.onnx].",
 )  # fmt: skip
 
@@ -60,6 +60,8 @@ def _bytes(_: click.Context, parameter: click.Parameter, value: str | None) -> i
     size = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?)b?|b)?", value.strip().lower())
     if size is None:
         raise click.BadParameter(f"{value!r} is not a size: write it like 500MB or 2GB.", param=parameter)
+    if not float(size[1]):
+        raise click.BadParameter(f"{value!r} holds nothing: give a size like 500MB or 2GB.", param=parameter)
     unit: int = (1024 if size[3] else 1000) ** " kmgt".index(size[2] or " ")
     return round(float(size[1]) * unit)
 

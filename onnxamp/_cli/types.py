@@ -10,25 +10,29 @@ import click
 
 from onnxamp._cli.common import IN_FOLDER
 from onnxamp._dtypes import dtype_name
-from onnxamp._errors import ArgumentError, OnnxAmpError
+from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError
 from onnxamp._options.opsets import check_opset
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._target.kernels import check_target
 
 
 class _File(click.Path):
-    """A path of a file here, or a URL."""
+    """A path of a file here, or a URL. Whoever reads it says what is wrong with it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path."""
+        """The path. "-" is none: results are validated and then put in their place, which streams are not."""
+        if value == "-":
+            self.fail("'-' would be a stream, and onnxamp reads and writes files: name one ('./-' for this name).")
         try:
             path = as_path(value)
+        except MissingPackageError as error:
+            raise click.ClickException(str(error)) from None
         except OnnxAmpError as error:
             self.fail(str(error), param, ctx)
         return path if is_remote(path) else super().convert(os.fspath(path), param, ctx)
 
 
-FILE: Final = _File(path_type=Path)
+FILE: Final = _File(path_type=Path, readable=False)
 """The type of every option that names a file."""
 
 

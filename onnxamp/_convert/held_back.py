@@ -104,7 +104,7 @@ def _is_wanted(analysis: Analysis, node: int) -> bool:
     options, key = analysis.options, analysis.graph.nodes[node].key
     if options.level == Level.O1:
         return key in options.white or node in analysis.graph.exact
-    return options.level in (Level.O3, Level.AUTO) or key not in options.black
+    return options.level == Level.AUTO or key not in options.black
 
 
 def _first_opset(analysis: Analysis, node: Node) -> int:

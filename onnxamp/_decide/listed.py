@@ -30,8 +30,7 @@ def listed(
         return None
     if options.level == Level.O0:
         return False, Reason.LEVEL, "O0 lowers nothing"
-    is_black = node.key in options.black and Reason.BLACK not in freed
-    if is_black and (options.level != Level.O3 or node.key in op_facts().control_flow):
+    if node.key in options.black and Reason.BLACK not in freed:
         return None if node.index in problem.folded else (False, Reason.BLACK, node.key)
     if node.key in options.white and not exact and not follows:
         return True, Reason.WHITE, node.key

@@ -79,7 +79,7 @@ def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
     """Whether the level, the user's lists and kernels admit these ops, and what moves data for them, in float16."""
     if options.level == Level.O1 and not options.white.issuperset(op for op in ops if op != SUM):
         return False
-    if options.level != Level.O3 and not options.black.isdisjoint(op for op in ops if op != SUM):
+    if not options.black.isdisjoint(op for op in ops if op != SUM):
         return False
     if graph.book.opsets[""] < _RESHAPE or SUM in options.user_black:
         return False

@@ -161,7 +161,7 @@ class _Search:
         """Convert with these nodes in float32, and compare; None if it cannot be converted so."""
         self.trials += 1
         if self.trial.progress is not None:
-            self.trial.progress(self.trials, TRIALS)
+            self.trial.progress(self.trials, TRIALS + _MORE)
         try:
             model = convert(self.original, self.recipe.keeping(nodes), rounder=self.rounder).embedded()
         except OnnxAmpError:  # the options contradict each other with these nodes

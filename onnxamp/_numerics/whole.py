@@ -51,7 +51,8 @@ def check_whole(model: Model, check: Callable[[Model], RunCheck]) -> RunCheck:
     bad = run.first_bad
     if bad is not None and bad.alarm.startswith("Inf"):
         bad = replace(bad, alarm=bad.alarm.replace("Inf", "overflow, which becomes NaN,", 1))
-    return replace(run, ran_on=f"{run.ran_on} everywhere", first_bad=bad)
+    ran_on = run.ran_on if run.skipped else f"{run.ran_on} everywhere"
+    return replace(run, ran_on=ran_on, first_bad=bad)
 
 
 def cure_whole(model: Model, check: Callable[[Model], RunCheck], trial: Trial) -> Cure:

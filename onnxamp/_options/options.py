@@ -12,9 +12,10 @@ from typing import Any, Final, Literal, Self, get_args
 
 from onnx import NodeProto
 
-from onnxamp._dtypes import DtypeName, LowType, low_type
+from onnxamp._dtypes import FLOAT16, DtypeName, LowType, low_type
 from onnxamp._errors import ArgumentTypeError, ContradictionError
 from onnxamp._ops.custom import CustomOp, as_json, custom_ops_of
+from onnxamp._ops.profiles import computes_low
 from onnxamp._options.checks import check_magnitude, checked_names, checked_texts, checked_word, compiled, flags, meant
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.levels import Level, check_level
@@ -41,7 +42,7 @@ class Options:
     Raises:
         ArgumentError: a value is unknown or impossible.
         ArgumentTypeError: a value has the wrong type.
-        ContradictionError: an op type is in both lists.
+        ContradictionError: an op type is in both lists, or the target has no such type.
 
     Example:
         >>> import onnxamp
@@ -165,6 +166,11 @@ class Options:
             raise ContradictionError(
                 f"{', '.join(both)}: in white_list (--white) and in black_list (--black); take it out of one of them."
             )
+        if self.low is not FLOAT16 and computes_low(self.target):
+            raise ContradictionError(
+                f"{self.target} computes in float16 alone, and dtype (--dtype) is {self.dtype}: take float16, or"
+                " another target."
+            )
         _ = self.preset, self.keep_patterns, self.low_patterns, self.weight_patterns  # validates them
 
     @classmethod
@@ -207,8 +213,9 @@ class Options:
 
     @cached_property
     def black(self) -> frozenset[str]:
-        """Op types to keep in float32; the user's lists override the preset."""
-        return (frozenset(self.preset.black) - self.user_white) | self.user_black
+        """Op types to keep in float32; the user's lists override the preset, which level O3 leaves out."""
+        preset = frozenset[str]() if self.level == Level.O3 else frozenset(self.preset.black)
+        return (preset - self.user_white) | self.user_black
 
     @cached_property
     def listed_by_user(self) -> frozenset[str]:

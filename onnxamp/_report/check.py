@@ -1,7 +1,7 @@
 """What checking a model found: by looking at it, and by running it."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
@@ -75,7 +75,9 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> parts.Verdict:
         )
     if status is parts.Status.FAILED and audit is not None:
         worst = next(finding for finding in audit.findings if finding.severity == "error")
-        return parts.Verdict(status, "The model fails to load or is known to break.", (*found, finding_text(worst)))
+        where = f"{worst.op} {worst.node!r}: " if worst.node else ""
+        found = (*found, f"{where}{finding_text(worst)}")
+        return parts.Verdict(status, "The model fails to load or is known to break.", found)
     if run is None or run.skipped:
         skipped = run.skipped if run is not None and run.skipped else "The model was not run."
         return parts.Verdict(status, "Nothing is known to break, but nothing was run.", (skipped, *found))
@@ -119,10 +121,16 @@ def _figures(audit: Audit) -> tuple[parts.Figure, ...]:
         *(traffic_figures(audit) if audit.nodes else ()),
         parts.Figure("weights", size(sum(audit.weight_bytes.values())), weights),
         *_providers(audit),
-        parts.Figure("opset", opset_text(audit.opsets.items())),
+        _opset(audit.opsets),
         *([_since(audit.loads_from)] if audit.loads_from else []),
         *([_engine(audit.engine)] if audit.engine else []),
     )
+
+
+def _opset(opsets: Mapping[str, int]) -> parts.Figure:
+    """The opset of ONNX, and those of other domains, of which there may be many."""
+    entries = sorted(opsets.items(), key=lambda entry: entry[0] != "")
+    return parts.Figure("opset", opset_text(entries[:1]), opset_text(entries[1:]))
 
 
 def _engine(engine: Engine) -> parts.Figure:

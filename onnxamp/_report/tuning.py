@@ -175,9 +175,10 @@ def _verdict(tuned: Tuned) -> parts.Verdict:
             status, "Nothing was gained: the model stays as it is.", (f"Timed whole, the candidate takes {lead}.", text)
         )
     if not written.nodes:
-        return parts.Verdict(
-            status, "Nothing was converted: no node can be in low precision within the tolerance.", (text,)
-        )
+        others = any(one.nodes and one.best_known_error <= tuned.tolerance for one in tuned.candidates)
+        picked = f"candidate {tuned.chosen} keeps everything float32"
+        why = picked if others else "no node can be in low precision within the tolerance"
+        return parts.Verdict(status, f"Nothing was converted: {why}.", (text,))
     share = percent(written.bytes, 1.0)
     details = (text, _slower(tuned, written)) if tuned.is_slower else (text,)
     return parts.Verdict(

@@ -67,11 +67,17 @@ def _checked(name: str, feed: Feed, kind: TypeProto) -> Feed:
         return feed
     array = np.asarray(feed)
     if kind.tensor_type.HasField("shape"):
-        _check_shape(name, array.shape, list(map(_declared_size, kind.tensor_type.shape.dim)))
+        check_shape(name, array.shape, kind.tensor_type.shape)
     return _cast(name, array, helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
 
 
-def _check_shape(name: str, given: tuple[int, ...], wanted: Sequence[int | str]) -> None:
+def check_shape(name: str, given: tuple[int, ...], declared: TensorShapeProto) -> None:
+    """Check a shape as ONNX Runtime does.
+
+    Raises:
+        ArgumentError: it does not fit what is declared; the message says what does.
+    """
+    wanted = list(map(_declared_size, declared.dim))
     if not wanted or _fits(given, wanted):
         return
     text = f"Input {name!r} must have the shape [{', '.join(map(str, wanted))}], not {list(given)}"

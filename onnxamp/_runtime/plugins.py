@@ -40,6 +40,7 @@ class Plugin:
     options: Mapping[str, str] = field(default_factory=dict)
     hints: Sequence[str] = ()
     kind: str = ""
+    kernels: Mapping[str, str] = field(default_factory=dict)
     nothing: str = ""
     advice: Sequence[Mapping[str, str]] = ()
     lacks: Sequence[str] = ()
@@ -54,7 +55,7 @@ class Engine:
     Attributes:
         title: its name in reports.
         provider: its name in ONNX Runtime ("WebGpuExecutionProvider").
-        device: what it computes on ("llvmpipe (LLVM 15.0.6, 256 bits), software").
+        device: what it computes on ("llvmpipe (LLVM 15.0.6, 256 bits), software"; "AMD EPYC, float32 kernels").
         devices, options: what sessions are given.
         session: kept open, so that the device need not be opened again.
         hint: what decides in which precision it computes ("dynamic": the types of the model); "" where they always do.
@@ -194,7 +195,11 @@ def _device_name(device: Any, plugin: Plugin) -> str:
     name = adapter_name(hardware.vendor_id, hardware.device_id, is_cpu=kind == "CPU") if plugin.environment else None
     told = dict(hardware.metadata) | dict(device.ep_metadata)
     name = name or told.get("FULL_DEVICE_NAME") or told.get("Description") or f"{hardware.vendor} {kind}".strip()
-    return f"{name}, software" if plugin.environment and kind == "CPU" else str(name)
+    if plugin.environment and kind == "CPU":
+        return f"{name}, software"
+    able = str(told.get("OPTIMIZATION_CAPABILITIES", "")).split()
+    kernels = [dtype for word, dtype in plugin.kernels.items() if word in able]
+    return f"{name}, {' and '.join(kernels)} kernels" if 0 < len(kernels) < len(plugin.kernels) else str(name)
 
 
 def _trouble(plugin: Plugin, error: str, printed: str) -> str:

@@ -107,7 +107,7 @@ def _child(spec: Path) -> None:
 
 def _profiled(task: Mapping[str, Any]) -> dict[str, Any]:
     """Where the profile is, and the device memory that the model takes."""
-    with np.load(task["feeds"]) as arrays:
+    with np.load(task["feeds"], allow_pickle=True) as arrays:  # strings are objects; the parent wrote the file
         feeds = {name: arrays[str(number)] for number, name in enumerate(task["names"])}
     on_cuda = task["provider"] == "cuda" and cuda_available()  # makes the context, and loads the libraries
     before = device_memory_used() if on_cuda else None

@@ -164,8 +164,8 @@ def json_samples(path: Path) -> list[Span]:
 
 def _broken_json(path: Path, error: BaseException) -> ArgumentError:
     return ArgumentError(
-        f"Cannot read {quoted(path)}: {_reason(error)}. Inputs in JSON are a list of objects, one per sample, of arrays"
-        " by name: nested lists of numbers, or arrays as Polygraphy saves them (--save-inputs)."
+        f"Cannot read {quoted(path)}: {_reason(error)}. Inputs are .npz files, or JSON: a list of objects, one per"
+        " sample, of arrays by name, which are nested lists of numbers, or as Polygraphy saves them (--save-inputs)."
     )
 
 

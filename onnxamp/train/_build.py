@@ -1,12 +1,14 @@
 """From a model and options to a network in training."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from onnx import ModelProto
 
 from onnxamp._amp import active_cast
 from onnxamp._api import convert_as
 from onnxamp._dtypes import DtypeLike, dtype_name
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
@@ -28,6 +30,9 @@ from onnxamp.train._recorded import Recorded
 from onnxamp.train._scale import LossScale
 from onnxamp.train._scaling import FROM_LEVEL, DynamicLossScaleManager, FromLevel, LossScaleManager
 from onnxamp.train._step import build_step
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 BOOSTS = ("O0", "O1", "O2")
 
@@ -122,7 +127,7 @@ def build_train_network(
     wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
     graph = step.model if is_exact else convert_as(step.model, wanted)
     ready = emulate(graph) if chosen == "cpu" and not is_exact else graph
-    session = make_session(ready, chosen)
+    session = _session(ready, chosen)
     recorded = Recorded(ready, chosen, step.successors, RESULTS) if boost_level == "O2" else None
     net = TrainNetwork(
         source, masters, graph, step, optimizer, scale, session, Halves(step, ready, chosen),
@@ -132,6 +137,19 @@ def build_train_network(
     if isinstance(manager, GradScaler):
         manager.bind(net)
     return net
+
+
+def _session(model: ModelProto, provider: Provider) -> "ort.InferenceSession":
+    """The session of a step.
+
+    Raises:
+        RuntimeFailure: the step does not load there.
+    """
+    try:
+        return make_session(model, provider)
+    except RuntimeFailure as error:
+        way_out = ' Train on the CPU, which has all ops (provider="cpu", --provider cpu).' * is_plugin(provider)
+        raise RuntimeFailure(f"{error}{way_out}") from error
 
 
 def _check(optimizer: object, boost_level: str, unknown: Mapping[str, object]) -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
 from onnxamp._errors import ArgumentError
+from onnxamp._runtime.inputs import check_shape
 from onnxamp.train._forward import Mask
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -65,20 +66,36 @@ class Batches:
             yield {name: array[rows] for name, array in self.arrays.items()}
 
 
-def typed_feeds(model: ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+def typed_feeds(model: ModelProto, feeds: Mapping[str, Any], labels: str | None = None) -> dict[str, NDArray[Any]]:
     """The feeds in the element types of the inputs; float64 data, say, is rounded to float32.
 
+    Args:
+        model: whose inputs they are.
+        feeds: arrays by name.
+        labels: the name of those that ONNX Runtime would not miss.
+
     Raises:
-        ArgumentError: an array is of another kind, such as floats for integers.
+        ArgumentError: an array is of another kind, such as floats for integers, or of another shape, or there are fewer
+            or more labels than samples.
     """
-    typed = {}
+    typed: dict[str, NDArray[Any]] = {}
     for entry in model.graph.input:
         if entry.name in feeds:
             array = np.asarray(feeds[entry.name])
             wanted = np.dtype(helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type))
             if array.dtype != wanted and not np.can_cast(array.dtype, wanted, "same_kind"):
                 raise ArgumentError(f"The input {entry.name!r} takes {wanted} numbers, not {array.dtype}.")
+            if entry.type.tensor_type.HasField("shape"):
+                check_shape(entry.name, array.shape, entry.type.tensor_type.shape)
             typed[entry.name] = array.astype(wanted, copy=False)
+    if labels is not None:
+        sizes = _named_sizes(model, {name: array for name, array in typed.items() if name != labels})
+        for dim, size in _named_sizes(model, {labels: typed[labels]}).items():
+            if sizes.get(dim, size) != size:
+                raise ArgumentError(
+                    f"The labels {labels!r} have the size {size} in {dim!r}, and other inputs {sizes[dim]}: pass as"
+                    " many of each."
+                )
     return typed
 
 
@@ -92,13 +109,19 @@ def draw_masks(
     """
     if not masks:
         return {}
+    sizes = _named_sizes(model, feeds)
+    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+    return {mask.name: generator.random(_shape(mask, sizes), np.float32) >= mask.ratio for mask in masks}
+
+
+def _named_sizes(model: ModelProto, feeds: Feeds) -> dict[str, int]:
+    """The sizes of the dimensions that have a name."""
     sizes: dict[str, int] = {}
     for entry in model.graph.input:
         if entry.name in feeds:
             dims = entry.type.tensor_type.shape.dim
             sizes |= {d.dim_param: n for d, n in zip(dims, feeds[entry.name].shape, strict=False) if d.dim_param}
-    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
-    return {mask.name: generator.random(_shape(mask, sizes), np.float32) >= mask.ratio for mask in masks}
+    return sizes
 
 
 def _shape(mask: Mask, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
@@ -25,6 +27,7 @@ class Loss:
         label_type: their ONNX element type, such as ``TensorProto.INT64``.
         but: an axis of the output that the labels do not have. Otherwise labels and output have the same shape.
         output: the output of the model to judge; None for the first float output.
+        picks: whether labels are positions along ``but``, so that others are an error.
 
     Example:
         >>> from onnxamp.train import Loss
@@ -38,6 +41,14 @@ class Loss:
     label_type: int = TensorProto.FLOAT
     but: int | None = None
     output: str | None = None
+    picks: bool = False
+
+    def classes(self, output: Dims | None) -> "Classes | None":
+        """What labels may be for an output of this shape; None for anything."""
+        if not self.picks or self.but is None:
+            return None
+        size = None if output is None else output[self.but]
+        return Classes(self.label, size if isinstance(size, int) else None)
 
     def label_shape(self, output: Dims | None) -> Dims:
         """The shape of the labels for an output of this shape.
@@ -48,6 +59,28 @@ class Loss:
         if output is None:
             raise ModelError("The rank of the model's output is unknown, but the labels need it: declare its shape.")
         return output if self.but is None else tuple(dim for axis, dim in enumerate(output) if axis != self.but)
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """What labels may be: whole numbers from 0 to below ``count``, which is None where nothing tells it."""
+
+    label: str
+    count: int | None
+
+    def check(self, labels: NDArray[Any]) -> None:
+        """Look for other numbers: ONNX Runtime counts negative ones from the end.
+
+        Raises:
+            ArgumentError: there are some.
+        """
+        wrong = labels[(labels < 0) | (labels >= (np.inf if self.count is None else self.count))]
+        if wrong.size:
+            least = "0 or more" if self.count is None else f"classes from 0 to {self.count - 1}"
+            raise ArgumentError(
+                f"The labels {self.label!r} must be {least}, but {wrong.size} of {labels.size} are not, such as"
+                f" {wrong[0]}: correct them, or leave these samples out."
+            )
 
 
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
@@ -69,7 +102,7 @@ def binary_cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
 
 LOSSES: Final[Mapping[str, Loss]] = {
     "binary-cross-entropy": Loss(binary_cross_entropy),
-    "cross-entropy": Loss(cross_entropy, label_type=TensorProto.INT64, but=1),
+    "cross-entropy": Loss(cross_entropy, label_type=TensorProto.INT64, but=1, picks=True),
     "mean-squared-error": Loss(mean_squared_error),
 }
 

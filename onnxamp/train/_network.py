@@ -93,8 +93,8 @@ class TrainNetwork:
                 cast to the types of the inputs.
 
         Raises:
-            ArgumentError: an input is missing, unknown or of the wrong kind of type, or the shape of a dropout mask
-                cannot be derived.
+            ArgumentError: an input is missing, unknown or of the wrong kind or shape, a label is no class, or the shape
+                of a dropout mask cannot be derived.
             RuntimeFailure: ONNX Runtime cannot run the step on these inputs; the state does not change.
             NumericsError: an active tensor checker (:mod:`onnxamp.debugging`) aborts; the state does not change.
         """
@@ -212,7 +212,10 @@ class TrainNetwork:
         """The batch as the graph takes it, with dropout masks."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown.")
-        arrays = typed_feeds(self.plan.model, feeds)
+        classes = self.plan.classes
+        arrays = typed_feeds(self.plan.model, feeds, None if classes is None else classes.label)
+        if classes is not None:
+            classes.check(arrays[classes.label])
         return arrays | draw_masks(self.plan.masks, self.plan.model, arrays, self.seed, self.steps)
 
     def _settings(self, scale: float) -> dict[str, NDArray[Any]]:

@@ -34,7 +34,7 @@ from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp.train._forward import Forward, Mask, as_inputs, find_weights
 from onnxamp.train._gradients import differentiate
 from onnxamp.train._gradients.writer import Tensor, Writer
-from onnxamp.train._losses import Loss
+from onnxamp.train._losses import Classes, Loss
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._update import (
     APPLY,
@@ -66,7 +66,7 @@ class Step:
     ``state``: initial arrays, by input; ``successors``: the output that replaces each, and each part of the loss scale
     that the graph moves; ``weights``: the trained ones among them; ``gradients``: the value that holds the gradient of
     each, scaled as the loss is; ``statistics``: the values that the running statistics become; ``data``: the inputs
-    that the caller feeds.
+    that the caller feeds; ``classes``: what labels may be, if not anything.
     """
 
     model: ModelProto
@@ -78,6 +78,7 @@ class Step:
     data: tuple[str, ...]
     masks: tuple[Mask, ...]
     scaling: Scaling | None
+    classes: Classes | None
 
     @property
     def scaled(self) -> frozenset[str]:
@@ -109,7 +110,7 @@ def build_step(
     model.CopyFrom(forward.model)
     state: dict[str, Array] = {}
     writer = _writer(model)
-    target = _write_loss(model, writer, loss, scaling is not None)
+    target, classes = _write_loss(model, writer, loss, scaling is not None)
     writer.add_to(model.graph)
     own = {tensor.name for tensor in forward.model.graph.initializer}
     weights = [name for name in find_weights(model, target, own) if optimizer.trains(name)]
@@ -119,7 +120,7 @@ def build_step(
     state |= as_inputs(model, weights)
     state |= as_inputs(model, [name for name in forward.statistics if name not in weights])
     gradients = differentiate(model, target, weights, lacks)
-    return _with_update(gradients.model, gradients.outputs, forward, optimizer, scaling, state, data)
+    return _with_update(gradients.model, gradients.outputs, forward, optimizer, scaling, state, data, classes)
 
 
 def _with_update(
@@ -130,6 +131,7 @@ def _with_update(
     scaling: Scaling | None,
     state: dict[str, Array],
     data: Sequence[str],
+    classes: Classes | None,
 ) -> Step:
     """Write the update after the gradients."""
     writer = _writer(model)
@@ -152,7 +154,9 @@ def _with_update(
         model.graph.output.append(helper.make_tensor_value_info(next_of(name), kind, array.shape))
     successors = {name: next_of(name) for name in arrays}
     statistics = {name: f"{STATISTIC}{name}" for name in forward.statistics}
-    return Step(model, update.state, successors, tuple(gradients), met, statistics, tuple(data), forward.masks, scaling)
+    return Step(
+        model, update.state, successors, tuple(gradients), met, statistics, tuple(data), forward.masks, scaling, classes
+    )
 
 
 def _settings(optimizer: Optimizer, scaling: Scaling | None) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -174,8 +178,8 @@ def _writer(model: ModelProto) -> Writer:
     return Writer(NewNames(Graph.of(model).all_names()), prefix="train/loss")
 
 
-def _write_loss(model: ModelProto, writer: Writer, loss: Loss | None, scaled: bool) -> str:
-    """Write the loss, and its scaling; returns the value to differentiate."""
+def _write_loss(model: ModelProto, writer: Writer, loss: Loss | None, scaled: bool) -> tuple[str, Classes | None]:
+    """Write the loss, and its scaling; returns the value to differentiate, and what labels may be."""
     kinds = {entry.name: entry.type.tensor_type.elem_type for entry in model.graph.output}
     names = [name for name, kind in kinds.items() if kind in FLOAT_ELEMS]
     if loss is not None and loss.output is not None:
@@ -183,18 +187,18 @@ def _write_loss(model: ModelProto, writer: Writer, loss: Loss | None, scaled: bo
     if not names:
         wanted = "float output" if loss is None or loss.output is None else f"float output {loss.output!r}"
         raise ModelError(f"The model has no {wanted} for the loss.")
-    value = Tensor(writer, names[0], kinds[names[0]]).cast(TensorProto.FLOAT)
+    value, classes = Tensor(writer, names[0], kinds[names[0]]).cast(TensorProto.FLOAT), None
     if loss is not None:
         graph = Graph.of(model)
         shapes = dict(zip((value.name for value in graph.values), graph.ask(symbolic_shapes), strict=True))
         if loss.label in shapes:
             raise ArgumentError(f"The model already has a value named {loss.label!r}: give the labels another name.")
-        shape = loss.label_shape(shapes[names[0]])
+        shape, classes = loss.label_shape(shapes[names[0]]), loss.classes(shapes[names[0]])
         model.graph.input.append(helper.make_tensor_value_info(loss.label, loss.label_type, shape))
         value = loss.function(value, Tensor(writer, loss.label, loss.label_type))
     writer.op("Reshape", value, writer.constant(np.zeros(0, np.int64)), into=LOSS)
     if not scaled:
-        return LOSS
+        return LOSS, classes
     model.graph.input.append(helper.make_tensor_value_info(SCALE, TensorProto.FLOAT, []))
     total, scale = Tensor(writer, LOSS, TensorProto.FLOAT), Tensor(writer, SCALE, TensorProto.FLOAT)
-    return (total * scale).name
+    return (total * scale).name, classes

@@ -1,6 +1,7 @@
 """The audit: known-bad models are named at the right node, known-good ones are not accused."""
 
 import io
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -355,7 +356,7 @@ def test_copies_are_counted_where_providers_meet() -> None:
     assert cost.text.startswith("2 nodes fall back to CPU: less than 0.1 MB (2 tensors)")
     text = "(float[9,2,2] x) => (float[9] y) { y = Det (x) }"
     (cost,) = [f for f in kernel(text)[0].findings if f.kind == "fallback" and not f.node]
-    assert "on the host anyway" in cost.text
+    assert cost.text == "1 node falls back to CPU: its inputs and outputs are on the host anyway"
 
 
 def test_a_fallback_in_float16_runs_between_casts() -> None:
@@ -679,3 +680,18 @@ def test_a_broken_model_has_a_report_all_the_same() -> None:
     assert text.startswith("✘ The model fails to load or is known to break.")
     assert "The check found 1 error." in text
     assert "which nothing defines" in text
+
+
+def test_many_domains_leave_the_figures_beside_their_names() -> None:
+    model = parse(
+        "(float[4] x) => (float[4] y) { y = Relu (x) }", domains={f"org.pytorch.aten.{n}": 1 for n in range(8)}
+    )
+    lines = printed(audit_model(model)).splitlines()
+    assert any(re.fullmatch(r" +nodes in float16 +0 % +1 float32", line) for line in lines)
+    assert max(len(line) - len(line.strip()) for line in lines) < 60
+    assert "org.pytorch.aten.7 1" in " ".join(lines)
+
+
+def test_the_verdict_on_a_broken_model_names_the_node() -> None:
+    model = parse("(float[4] x) => (float[4] y) { [same] a = Relu (x) [same] y = Abs (a) }")
+    assert "Abs 'same': another node of the same graph has the same name" in printed(audit_model(model))

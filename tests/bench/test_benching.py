@@ -203,6 +203,13 @@ class TestProfiles:
         assert all(row.seconds > 0 for row in found.ops)
         assert found.memory is None
 
+    def test_strings_go_there_too(self, tmp_path: Path) -> None:
+        model = parse("(string[N] t, float[N,4] x) => (string[N] u, float[N,4] y) { u = Identity (t) y = Relu (x) }")
+        onnx.save(model, tmp_path / "model.onnx")
+        feeds = {"t": np.array(["a", "bc"], object), "x": np.ones((2, 4), np.float32)}
+        found = profile(tmp_path / "model.onnx", feeds, "cpu", {})
+        assert {row.op for row in found.ops} == {"Identity", "Relu"}
+
     def test_failures_come_back(self, tmp_path: Path) -> None:
         path = tmp_path / "m.onnx"
         onnx.save(parse(RELU), path)

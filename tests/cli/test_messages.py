@@ -116,6 +116,57 @@ class TestFiles:
         told = message("train", CLASSIFIER, "--data", "nowhere.npz", "-o", "out.onnx")
         assert told == "Cannot read nowhere.npz: No such file or directory."
 
+    @pytest.mark.parametrize("arguments", [
+        ("inspect", "-"), ("diff", "model.onnx", "-"), ("view", "model.onnx", "-o", "-"), ("bench", "-"), ("tune", "-"),
+        ("convert", "model.onnx", "-o", "-"), ("convert", ".", "-o", "-"), ("check", "model.onnx", "--inputs", "-"),
+    ])  # fmt: skip
+    def test_a_dash_is_no_file(self, arguments: tuple[str, ...]) -> None:
+        small()
+        assert message(*arguments).endswith("name one ('./-' for this name).")
+        assert not Path("-").exists()
+
+    @pytest.mark.parametrize("stream", [1, 2])
+    @pytest.mark.parametrize("option", ["-o", "--html", "--save-plan"])
+    def test_a_standard_stream_is_no_place_for_results(self, option: str, stream: int) -> None:
+        path, names = small(), ["out", "err"]
+        with Path("out").open("wb") as out, Path("err").open("wb") as err:
+            command = [
+                sys.executable,
+                "-m",
+                "onnxamp",
+                "convert",
+                str(path),
+                "--no-validate",
+                option,
+                names[stream - 1],
+            ]
+            code = subprocess.run(command, stdout=out, stderr=err, check=False).returncode
+        assert code == 2
+        assert f"'{names[stream - 1]}' is where reports and warnings go" in " ".join(Path("err").read_text().split())
+        assert Path("out").read_bytes() == b""
+
+    @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="the system has no /dev/stdout")
+    def test_neither_is_a_pipe(self) -> None:
+        command = [sys.executable, "-m", "onnxamp", "convert", str(small()), "-o", "/dev/stdout"]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert "'/dev/stdout' is where reports and warnings go" in ran.stderr
+
+    def test_a_folder_that_cannot_be_written_has_one_code(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = small()
+        Path("file").touch()
+        outputs = [
+            ("-o", "file/sub/"),
+            ("-o", "none/x.onnx"),
+            ("--html", "none/x.html"),
+            ("--save-plan", "none/x.json"),
+        ]
+        for option in outputs:
+            assert message("convert", path, *option, code=1).startswith("Cannot ")
+        monkeypatch.setattr("os.access", lambda *_: False)
+        assert message("convert", path, "-o", "x.onnx", code=1).endswith("is read-only.")
+        assert message("check", path, "--html", "x.html", code=1).endswith("is read-only.")
+
     def test_a_folder_that_cannot_be_made(self) -> None:
         Path("file").touch()
         Path("models").mkdir()

@@ -238,7 +238,7 @@ def test_43_wishes_are_as_fine_as_nodes_and_warn_when_they_match_none(level: str
     assert [one.outputs[0] for one in (first, tanh, last)] == [LOWS[dtype], LOWS[dtype], SINGLE]
     assert any("nothing/like/it" in text for text in onnxamp.plan_model(model, keep_high=["nothing/like/it"]).warnings)
     black = typed(onnxamp.convert_model(model, level, dtype=dtype, black_list=["MatMul"]), "MatMul")
-    assert {one.outputs[0] for one in black} == ({SINGLE} if level != "O3" else {LOWS[dtype]})
+    assert {one.outputs[0] for one in black} == {SINGLE}
 
 
 @dtypes

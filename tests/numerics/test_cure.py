@@ -118,6 +118,7 @@ def test_outcome_and_nodes():
     assert cure.confirmed
     assert cure.nodes
     assert cure.trials == len(told) <= TRIALS + 4
+    assert {total for _, total in told} == {TRIALS + 4}, "no share is beyond 100 %"
     assert cure.outcome.startswith(f"Tried: with {len(cure.nodes)} ")
     words = shlex.split(cure.command)
     assert words[:8] == ["onnxamp", "convert", "model.onnx", "-o", "out.onnx", "--level", "O3", "--no-hazards"]

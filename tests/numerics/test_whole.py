@@ -87,6 +87,24 @@ def test_a_conversion_warns_that_types_protect_nothing(tmp_path: Path) -> None:
         onnxamp.convert_model(path, keep_high=["up"], target="float16-only")
 
 
+def test_a_model_that_does_not_run_ran_nowhere(tmp_path: Path) -> None:
+    path = stream(
+        tmp_path / "m.onnx", FITS.replace("y = MatMul (x, w)", "[same] a = MatMul (x, w) [same] y = Relu (a)")
+    )
+    done = check(path)
+    assert done.exit_code == 1
+    assert "  CPU, 1 sample of" in done.stdout
+    assert "everywhere" not in done.stdout
+
+
+def test_bfloat16_does_not_exist_there(tmp_path: Path) -> None:
+    path = stream(tmp_path / "m.onnx")
+    done = run("convert", path, "-o", tmp_path / "low.onnx", "--target", "float16-only", "--dtype", "bfloat16")
+    assert done.exit_code == 2
+    assert "float16-only computes in float16 alone, and dtype (--dtype) is bfloat16" in " ".join(done.output.split())
+    assert not (tmp_path / "low.onnx").exists()
+
+
 def test_a_conversion_is_validated_as_it_runs_there(tmp_path: Path) -> None:
     path, low = stream(tmp_path / "m.onnx"), tmp_path / "low.onnx"
     ways = ["--keep-node", "up", "--keep-node", "back"], ["--rescale"]

@@ -377,7 +377,7 @@ def test_findings_decide_a_check() -> None:
     error = Finding("error", "kernel", pages.label(4), "LayerNormalization", "It has no kernel.", "Use --opset 18.")
     broken = check_page(pages.audit(findings=(error,)), None)
     assert broken.report.verdict.status is Status.FAILED
-    assert "It has no kernel. Use --opset 18." in broken.report.verdict.details
+    assert f"LayerNormalization {pages.label(4)!r}: It has no kernel. Use --opset 18." in broken.report.verdict.details
     row = next(row for row in broken.nodes if row.level is Level.ERROR)
     assert row.name == pages.label(4)
     warned = check_page(pages.audit(findings=(replace(error, severity="warning"),)), _calm())

@@ -98,6 +98,7 @@ def test_parts_are_the_least_divisor_that_is_accurate_enough(terms: int, parts: 
     "options",
     [
         {"level": "O0"}, {"dtype": "bfloat16"}, {"split_k": False}, {"keep_nodes": ["product"]}, {"keep_nodes": ["y"]},
+        {"level": "O3", "black_list": ["MatMul"]},
         {"keep_high": ["prod.*"]}, {"rule": lambda _: "high"}, {"level": "O2", "black_list": ["MatMul"]},
         {"level": "O2", "black_list": ["ReduceSum"]}, {"level": "O1", "lists": "mindspore", "black_list": ["MatMul"]},
         *({"target": target} for target in ("cuda", "cpu", "openvino", "tensorrt", "any", "float16-only")),

@@ -89,6 +89,9 @@ def test_ports_have_their_own_types() -> None:
 
 
 def test_lists_and_names_apply_to_declared_ops() -> None:
+    for level in ("O2", "O3"):
+        assert "split" in low(custom_ops=NEG_POS, level=level)
+        assert "split" not in low(custom_ops=NEG_POS, level=level, black_list=[f"{DOMAIN}::NegPos"])
     assert low(custom_ops=NEG_POS, black_list=[f"{DOMAIN}::NegPos"]) == {"one", "two"}
     assert "split" in low(custom_ops=NEG_POS, level="O1", white_list=[f"{DOMAIN}::NegPos"])
     assert "split" not in low(custom_ops=NEG_POS, keep_nodes=["split"])

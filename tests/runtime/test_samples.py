@@ -265,7 +265,7 @@ class TestJson:
         ],
     )  # fmt: skip
     def test_what_is_no_list_of_objects(self, tmp_path, text):
-        assert "Inputs in JSON are a list of objects" in refusal(write(tmp_path / "in.json", text))
+        assert "Inputs are .npz files, or JSON: a list of objects" in refusal(write(tmp_path / "in.json", text))
 
     @pytest.mark.parametrize(
         "content",

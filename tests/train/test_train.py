@@ -33,6 +33,7 @@ from onnxamp.train import (
     TrainNetwork,
     build_train_network,
 )  # fmt: skip
+from onnxamp.train._losses import cross_entropy
 from onnxamp.train._recorded import with_shapes
 from onnxamp.train._update import SCALE
 
@@ -420,12 +421,56 @@ def test_wrong_settings_are_value_errors(wrong: Any) -> None:
         wrong()
 
 
+@pytest.mark.parametrize("boost", ["O0", "O2"])
+@pytest.mark.parametrize("labels", [[0, 3, 1, 2], [0, -1, 1, 2]])
+def test_labels_that_are_no_classes(labels: list[int], boost: str) -> None:
+    net = build_train_network(mlp(), SGD(), "cross-entropy", boost_level=boost)
+    said = rf"'label' must be classes from 0 to 2, but 1 of 4 are not, such as {labels[1]}: correct them"
+    for half in (net.step, net.gradients):
+        with pytest.raises(onnxamp.ArgumentError, match=said):
+            half(feeds() | {"label": np.array(labels)})
+    assert net.steps == 0
+    assert net.step(feeds()).loss > 0
+
+
+@pytest.mark.openvino
+def test_steps_that_an_engine_does_not_load_name_one_that_does() -> None:
+    batch, images = feeds(), feeds(4, (1, 8, 8), 10)
+    mine, theirs = (build_train_network(mlp(), SGD(), "cross-entropy", "O1", provider=p) for p in ("openvino", "cpu"))
+    assert mine.step(batch).loss == pytest.approx(theirs.step(batch).loss, rel=1e-3)
+    with pytest.raises(onnxamp.RuntimeFailure, match=r"Convolution .* Train on the CPU, which has all ops"):
+        build_train_network(conv_net(), SGD(), "cross-entropy", "O1", provider="openvino").step(images)
+
+
+def test_labels_of_a_loss_that_picks_none_may_be_any_number() -> None:
+    def loss(output: Any, label: Any) -> Any:
+        known = (label < 0).where(0, label)
+        return cross_entropy(output, known)
+
+    ignoring = Loss(loss, label_type=TensorProto.INT64, but=1)
+    net = build_train_network(mlp(), SGD(), ignoring, level="O0")
+    assert net.step(feeds() | {"label": np.array([0, -100, 1, 2])}).loss > 0
+
+
+def test_labels_where_the_number_of_classes_is_open() -> None:
+    model = network([make("MatMul", "w x", "y")], {"w": np.ones((2, 3))}, [3, "C"], [2, "C"])
+    net = build_train_network(model, SGD(), "cross-entropy", level="O0")
+    batch = {"x": np.ones((3, 4), np.float32), "label": np.array([3, 0])}
+    assert net.step(batch).loss > 0
+    with pytest.raises(onnxamp.ArgumentError, match="must be 0 or more, but 1 of 2 are not, such as -1"):
+        net.step(batch | {"label": np.array([3, -1])})
+
+
 def test_wrong_feeds() -> None:
     net = build_train_network(mlp(), SGD(), "cross-entropy")
     with pytest.raises(onnxamp.ArgumentError, match="'label' is missing or unknown"):
         net.step({"x": feeds()["x"]})
     with pytest.raises(onnxamp.ArgumentError, match="'label' takes int64 numbers, not float32"):
         net.step({name: array.astype(np.float32) for name, array in feeds().items()})
+    with pytest.raises(onnxamp.ArgumentError, match=r"'label' must have the shape \[\w+\], not \[4, 1\]"):
+        net.step(feeds() | {"label": feeds()["label"][:, None]})
+    with pytest.raises(onnxamp.ArgumentError, match="'label' have the size 3 in 'N', and other inputs 4"):
+        net.step(feeds() | {"label": feeds()["label"][:3]})
     assert net.step({"x": feeds()["x"].astype(np.float64), "label": feeds()["label"].astype(np.int32)}).loss > 0
     with pytest.raises(onnxamp.ArgumentError, match="another network"):
         net.load_state({"w0": np.zeros(3, np.float32)})
@@ -481,7 +526,8 @@ def test_boost_changes_no_result() -> None:
 
 
 def test_a_step_that_fails_leaves_the_state() -> None:
-    net = build_train_network(mlp(), SGD(), "cross-entropy", boost_level="O2")
+    model = network([make("MatMul", "x w", "y")], {"w": np.ones((6, 3))}, ["N", "K"], ["N", 3])
+    net = build_train_network(model, SGD(), "cross-entropy", boost_level="O2")
     net.step(feeds())
     before = net.state()
     with pytest.raises(onnxamp.RuntimeFailure, match="may run at O1"):

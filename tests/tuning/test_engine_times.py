@@ -173,6 +173,13 @@ def test_the_hint_decides_whether_types_count() -> None:
 
 
 @pytest.mark.openvino
+def test_reports_say_where_kernels_compute_in_float32_alone() -> None:
+    hinted = onnxamp.diff_models(chain(), chain(), FEEDS, provider="openvino:bf16")
+    rounds = hinted.outputs[0].rel_l2 > 1e-4
+    assert (re.search(r", float32( and float16)? kernels$", hinted.ran_on) is None) == rounds
+
+
+@pytest.mark.openvino
 def test_models_of_several_engines_are_timed_beside_each_other() -> None:
     places = ("cpu", "openvino:f32", "openvino")
     each = [BenchOptions(provider=place, threads=1, seconds=0.01, profile=False) for place in places]

@@ -15,7 +15,7 @@ from onnx.external_data_helper import convert_model_to_external_data
 
 import onnxamp
 
-ENCODER = next(path for path in MODELS if path.stem == "encoder")
+ENCODER, DECODER = (next(path for path in MODELS if path.stem == stem) for stem in ("encoder", "decoder"))
 CANCELS = """(float[8] x) => (float[8] y) <float big = {256}> {
     [add] s = Add (x, big)
     [sub] y = Sub (s, big)
@@ -115,6 +115,13 @@ def test_pick_from_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second["candidates"] == first["candidates"]
     assert second["recalled"] >= first["runs"] - 2
     assert weight_types("b.onnx") == weight_types(str(ENCODER))
+
+
+def test_picking_float32_is_not_called_a_failure_to_lower() -> None:
+    arguments = ("tune", DECODER, "-o", "out.onnx", "--samples", 1, "--tolerance", "1e-3")
+    candidates = report_of(run(*arguments, "--format", "json"))["tuning"]["candidates"]
+    told = run(*arguments, "--pick", len(candidates) - 1).output
+    assert f"Nothing was converted: candidate {len(candidates) - 1} keeps everything float32." in told
 
 
 def test_metrics() -> None:
