@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from onnxamp._audit.findings import Finding
-from onnxamp._decide.straight import constant_reads, passed_states, split_scales, stacked_up, straight_reads
+from onnxamp._decide.dequantized import split_scales
+from onnxamp._decide.reads import straight_reads
+from onnxamp._decide.straight import constant_reads, passed_states, stacked_up
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
 from onnxamp._ops.profiles import profile_of

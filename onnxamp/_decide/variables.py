@@ -216,7 +216,8 @@ class _Finder:
             return
         before, after, low = self.graph.types[source], self.graph.types[result], self.options.low.tensor
         if before == FLOAT:
-            down = HIGH if self.options.level == Level.O0 or node.key in self.options.black else LOW
+            stays = self.options.level == Level.O0 or node.key in self.options.black
+            down = HIGH if stays or (source in self.uncast and source in self.lowered) else LOW
             self.consumed[node.index][0] = down if after == low else self.new(node.index, "T1")
         if after != FLOAT:
             return
