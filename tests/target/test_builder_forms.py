@@ -7,6 +7,7 @@ import pytest
 from graphs.case import parse
 from onnx import ModelProto, TensorProto
 
+import onnxamp
 from onnxamp import convert_model
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
@@ -179,6 +180,24 @@ def test_an_if_with_one_choice_passes_on_no_cast_of_what_is_dequantized(other: s
 def test_a_cast_of_float32_that_a_loop_stacks_up_stays_one() -> None:
     kinds = types(convert_model(parse(CAST, 22), "O3", target="tensorrt", keep_nodes=["y"]))
     assert kinds["stacked"] == "tensor(float)"
+
+
+TWO_TYPES = (
+    SHARED.replace("AGAIN", AGAIN["itself"])
+    .replace("m = MatMul (a, b)", "f = Cast <to = 10> (a) g = Cast <to = 10> (b) m = MatMul (f, g)")
+    .replace("y = Add (m, k)", "l = Cast <to = 10> (k) n = Add (m, l) y = Cast <to = 1> (n)")
+)
+"""What other tools may write: one product in float16, and one in float32."""
+
+
+def test_products_of_two_types_are_found() -> None:
+    (found,) = onnxamp.audit_model(parse(TWO_TYPES, 22), "tensorrt").findings
+    assert (found.severity, found.kind, found.node) == ("warning", "kernel", "other")
+
+
+@pytest.mark.tensorrt
+def test_the_builder_still_refuses_products_of_two_types() -> None:
+    assert refused(parse(TWO_TYPES, 22))
 
 
 @pytest.mark.tensorrt
