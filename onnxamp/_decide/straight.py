@@ -94,13 +94,14 @@ def straight_pairs(graph: Graph, ports: PortVariables, profile: Profile) -> Iter
 
 def _chosen(graph: Graph, profile: Profile) -> Iterator[tuple[tuple[int, int], int]]:
     """(result of a body, dequantized value that it passes on) of nodes whose bodies all pass on the same numbers."""
-    for node in graph.nodes_of(profile.one_choice):
+    nodes = graph.nodes_of(profile.one_choice)
+    origins = dequantized_values(graph, profile) if nodes else {}
+    for node in nodes:
         found: dict[int, list[tuple[tuple[int, int], int]]] = {}
         for _, body in node.bodies:
             for position, value in enumerate(graph.scopes[body].outputs):
                 for last in [*data_movement(graph, profile, Read(node, value, node.index, ABSENT))][-1:]:
                     found.setdefault(position, []).append(((body, position), last.value))
-        origins = dequantized_values(graph, profile) if found else {}
         for passed in found.values():
             same = {origins.get(value, ABSENT) for _, value in passed}
             if len(same) == 1 and ABSENT not in same:
