@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 from onnxamp._audit.findings import Finding
-from onnxamp._decide.straight import constant_reads, passed_states, split_scales, stacked_up, straight_reads
+from onnxamp._decide.dequantized import shared_factors, split_scales
+from onnxamp._decide.reads import straight_reads
+from onnxamp._decide.straight import constant_reads, passed_states, stacked_up
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
-from onnxamp._ops.profiles import profile_of
+from onnxamp._ops.profiles import Profile, profile_of
 
 
 def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
@@ -22,11 +24,7 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
     for node, position in constant_reads(graph, profile):
         text = f"input {position} is a constant: {target}'s builder takes none there"
         yield Finding("error", "kernel", node.label, node.key, text, "Put an Identity before it.")
-    for node, *dequantized in split_scales(graph, profile):
-        kinds = [graph.types[found.outputs[0]] for found in dequantized]
-        if kinds[0] != kinds[1]:
-            text = f"its factors are dequantized to different types: {target}'s builder may refuse that"
-            yield Finding("warning", "kernel", node.label, node.key, text, "Give both scales one type.")
+    yield from _products(graph, profile, target)
     for state, moved in passed_states(graph, profile):
         owner, readers = graph.producer(state), {node.key for value in moved for node, _ in graph.consumers(value)}
         if owner is not None and "Cast" in readers:
@@ -43,3 +41,16 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
                 text = f"it {what} float32 that is a Cast of {low.name}: {target}'s builder may refuse that"
                 action = f"Convert for {target}, or keep what the Cast reads float32, too (--keep-fp32 NAME)."
                 yield Finding("warning", "kernel", read.owner.label, read.owner.key, text, action)
+
+
+def _products(graph: Graph, profile: Profile, target: str) -> Iterator[Finding]:
+    """Products of dequantized numbers that the target's builder may refuse."""
+    for node, *dequantized in split_scales(graph, profile):
+        kinds = [graph.types[found.outputs[0]] for found in dequantized]
+        if kinds[0] != kinds[1]:
+            text = f"its factors are dequantized to different types: {target}'s builder may refuse that"
+            yield Finding("warning", "kernel", node.label, node.key, text, "Give both scales one type.")
+    for first, node in shared_factors(graph, profile):
+        if graph.types[node.outputs[0]] != graph.types[first.outputs[0]]:
+            text = f"it shares a dequantized factor with a product of another type: {target}'s builder may refuse that"
+            yield Finding("warning", "kernel", node.label, node.key, text, "Give both products one type.")

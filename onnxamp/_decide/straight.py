@@ -3,77 +3,17 @@
 A Cast counts through data movement, too, since builders move it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import product
 
+from onnxamp._decide.dequantized import dequantized_values, integer_factors, shared_factors, split_scales
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
+from onnxamp._decide.reads import Read, data_movement, moved_from, own_casts, straight_reads
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import body_sources, body_targets, carried
+from onnxamp._graph.types import body_targets, carried
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import Profile
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A value that is read as it was made: by an input of a node, or (``port`` is ABSENT) by an output of its body.
-
-    ``owner`` is the node that cannot read a Cast; ``node`` itself, or one behind data movement.
-    """
-
-    owner: Node
-    value: int
-    node: int
-    port: int
-    result: tuple[int, int] | None = None
-    """Scope and output position where it leaves a body."""
-
-
-def straight_reads(graph: Graph, profile: Profile) -> Iterator[Read]:
-    """All reads of a model that take no Cast from low precision. Complexity: linear in nodes, and in moved data."""
-    for node in graph.nodes_of(profile.uncast_inputs):
-        for position in profile.uncast_inputs[node.key]:
-            yield from _moved(graph, Read(node, node.input(position), node.index, position))
-    for node in graph.nodes_of(profile.uncast_scans):
-        states = len(carried(graph, node))
-        for _, body in node.bodies:
-            inputs, outputs = graph.scopes[body].inputs, graph.scopes[body].outputs
-            sliced = dict(zip(inputs, body_sources(node, len(inputs)), strict=True)) if node.key == "Scan" else {}
-            for position, target in enumerate(body_targets(node, len(outputs))):
-                reads = list(_moved(graph, Read(node, outputs[position], node.index, ABSENT, (body, position))))
-                if target >= states:
-                    yield from reads
-                if (port := sliced.get(reads[-1].value, ABSENT)) != ABSENT:  # what is read slice by slice, and moved
-                    yield from _moved(graph, Read(node, node.input(port), node.index, port))
-
-
-def _moved(graph: Graph, read: Read) -> Iterator[Read]:
-    """A read, and what data movement before it reads: also that of a loop, whose last state its body returns."""
-    found: Read | None = read
-    while found is not None and found.value != ABSENT:
-        yield found
-        found = _read_before(graph, found)
-
-
-def _read_before(graph: Graph, read: Read) -> Read | None:
-    """What the node reads, or the body returns, that makes a value, if it only moves data."""
-    made = graph.producer(read.value)
-    if made is None:
-        return None
-    if made.key in _movers() and graph.types[made.input(0)] == graph.types[read.value]:
-        return Read(read.owner, made.input(0), made.index, 0)
-    states = {made.outputs[output]: output for _, output in carried(graph, made) if output < len(made.outputs)}
-    for _, body in made.bodies if read.value in states else ():
-        outputs = graph.scopes[body].outputs
-        position = body_targets(made, len(outputs)).index(states[read.value])
-        return Read(read.owner, outputs[position], made.index, ABSENT, (body, position))
-    return None
-
-
-def _movers() -> frozenset[str]:
-    """Ops through which the builder sees, an idle Dropout included."""
-    return op_facts().carriers | op_facts().eliminated
 
 
 def computed_high(graph: Graph, profile: Profile) -> Iterator[Node]:
@@ -91,6 +31,7 @@ def high_nodes(graph: Graph, profile: Profile) -> Iterator[tuple[Node, str]]:
     )
     yield from ((node, "no integers stand beside dequantized numbers") for node in integer_factors(graph, profile))
     yield from ((node, "its numbers are constants, or float32") for node in computed_high(graph, profile))
+    yield from ((node, "a value between loops is pooled once, or in float32") for node in pooled_twice(graph, profile))
 
 
 def stacked_up(graph: Graph, profile: Profile) -> Iterator[Node]:
@@ -99,6 +40,23 @@ def stacked_up(graph: Graph, profile: Profile) -> Iterator[Node]:
         made = graph.producer(read.value)
         if read.result is not None and made is not None and made.key in profile.stacked_high:
             yield made
+
+
+def pooled_twice(graph: Graph, profile: Profile) -> Iterator[Node]:
+    """Pools of what a loop makes, and another one takes, where there are several."""
+    pools: dict[int, list[Node]] = {}
+    for node in graph.nodes_of(profile.pooled_once):
+        pools.setdefault(node.input(0), []).append(node)
+    for value, found in pools.items():
+        made = graph.producer(value) if len(found) > 1 else None
+        if made is not None and carried(graph, made) and any(map(partial(_is_state, graph), made.outputs)):
+            yield from found
+
+
+def _is_state(graph: Graph, value: int) -> bool:
+    """Whether a loop takes a value as a state."""
+    readers = graph.consumers(value) if value != ABSENT else ()
+    return any(node.bodies and port in dict(carried(graph, node)) for node, port in readers)
 
 
 def straight_pairs(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
@@ -111,19 +69,64 @@ def straight_pairs(graph: Graph, ports: PortVariables, profile: Profile) -> Iter
             continue
         made = ports.produced[read.value]
         reader = ports.consumed[read.node][read.port] if read.result is None else ports.returned.get(read.result)
+        if (node := graph.nodes[read.node]).key == "Cast":  # of float32, which becomes one from low precision otherwise
+            reader = ports.produced[node.outputs[0]]
         if made >= 0 and reader is not None and reader != LOW:
             yield made, reader
     yield from _undivided(graph, ports, profile)
+    yield from _stored(graph, ports, profile)
+    yield from _lonely(graph, ports, profile)
     for one, other in (*_unread(graph, ports, profile), *_signature(graph, ports, profile)):
         yield from _alike(one, other)
-    for _, first, second in split_scales(graph, profile):
-        scales = (ports.of_node.get(node.index, {}).values() for node in (first, second))
-        for one, other in product(*scales):
+    scales = ((first, second) for _, first, second in split_scales(graph, profile))
+    for pair in (*scales, *shared_factors(graph, profile)):
+        for one, other in product(*(ports.of_node.get(node.index, {}).values() for node in pair)):
             yield from _alike(one, other)
+    for returned, value in _chosen(graph, profile):
+        made, reader = ports.returned.get(returned, NONE), ports.produced[value]
+        if made >= 0 and reader not in (LOW, NONE):
+            yield made, reader
     for state, moved in passed_states(graph, profile):
         made = ports.produced[state]
         for reader in _readers(graph, ports, moved):
             yield from _alike(made, reader)
+
+
+def _chosen(graph: Graph, profile: Profile) -> Iterator[tuple[tuple[int, int], int]]:
+    """(result of a body, dequantized value that it passes on) of nodes whose bodies all pass on the same numbers."""
+    nodes = graph.nodes_of(profile.one_choice)
+    origins = dequantized_values(graph, profile) if nodes else {}
+    for node in nodes:
+        found: dict[int, list[tuple[tuple[int, int], int]]] = {}
+        for _, body in node.bodies:
+            for position, value in enumerate(graph.scopes[body].outputs):
+                for last in [*data_movement(graph, profile, Read(node, value, node.index, ABSENT))][-1:]:
+                    found.setdefault(position, []).append(((body, position), last.value))
+        for passed in found.values():
+            same = {origins.get(value, ABSENT) for _, value in passed}
+            if len(same) == 1 and ABSENT not in same:
+                yield from passed
+
+
+def _stored(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+    """(variable of a weight that is to be low, variable of what reads it) where no Cast of it is read."""
+    for node in graph.nodes_of(profile.stored_inputs):
+        for position in profile.stored_inputs[node.key]:
+            value, reader = node.input(position), ports.consumed[node.index][position]
+            if value in graph.constants.tensors and value not in ports.free and reader not in (LOW, NONE):
+                yield ports.produced[value], reader
+
+
+def _lonely(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+    """(variable of one more reader of a Cast that the model brings along, variable of what does not read it alone)."""
+    for read, cast in own_casts(graph, profile):
+        value, reader = cast.outputs[0], ports.consumed[read.node][read.port]
+        keys = ((node.index, port) for node, port in graph.consumers(value))
+        others = [ports.consumed[node][port] for node, port in keys if (node, port) != (read.node, read.port)]
+        others += [ports.returned.get(result, HIGH) for result in graph.results[value]]
+        able = [other for other in others if other >= 0]
+        if able and HIGH not in others and reader not in (LOW, NONE):
+            yield able[0], reader
 
 
 def _alike(one: int, other: int) -> Iterator[tuple[int, int]]:
@@ -204,45 +207,6 @@ def _captures(graph: Graph, body: int, value: int) -> Iterator[tuple[int, Node, 
                 yield source, made, port
 
 
-def split_scales(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node, Node]]:
-    """(product, what dequantizes its first factor, and its second), where their scales have one type."""
-    behind = _dequantized(graph, profile)
-    for node in graph.nodes_of(profile.one_scale):
-        first, second = (behind.get(value) for value in node.inputs[:2])
-        if first is not None and second is not None and first is not second:
-            yield node, first, second
-
-
-def integer_factors(graph: Graph, profile: Profile) -> Iterator[Node]:
-    """Products of something dequantized and a Cast of integers, which are float32."""
-    behind = _dequantized(graph, profile)
-    for node in graph.nodes_of(profile.one_scale):
-        casts = (graph.producer(other) for value, other in (node.inputs[:2], node.inputs[1::-1]) if value in behind)
-        if any(cast is not None and cast.key == "Cast" and _reads_integers(graph, cast) for cast in casts):
-            yield node
-
-
-def _reads_integers(graph: Graph, node: Node) -> bool:
-    return graph.types[node.input(0)] in op_facts().free_sources["Cast"]
-
-
-def _dequantized(graph: Graph, profile: Profile) -> Mapping[int, Node]:
-    """Values -> what dequantizes them, also through ops that read one value that is computed.
-
-    Complexity: linear in nodes.
-    """
-    behind: dict[int, Node] = {}
-    for index in graph.order if graph.nodes_of(profile.one_scale) else ():
-        node = graph.nodes[index]
-        found = node if node.key in op_facts().dequantize else None
-        if found is None:
-            computed = [value for value in node.inputs if value != ABSENT and value not in graph.constants.tensors]
-            found = behind.get(computed[0]) if len(computed) == 1 else None
-        if found is not None:
-            behind |= dict.fromkeys(node.outputs, found)
-    return behind
-
-
 def casts_of_constants(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node]]:
     """(node, Cast) where the node reads a Cast of a constant, and cannot read the constant itself."""
     for node, position in _computed_inputs(graph, profile):
@@ -279,20 +243,12 @@ def passed_states(graph: Graph, profile: Profile) -> Iterator[tuple[int, list[in
             returned = dict(zip(body_targets(node, len(outputs)), outputs, strict=True))
             for _, output in carried(graph, node):
                 state = node.outputs[output] if output < len(node.outputs) else ABSENT
-                reads = list(_moved(graph, Read(node, returned.get(output, ABSENT), node.index, ABSENT)))
+                reads = list(
+                    data_movement(graph, profile, Read(node, returned.get(output, ABSENT), node.index, ABSENT))
+                )
                 made = graph.producer(reads[-1].value) if reads else None
                 if state != ABSENT and (made is None or made.key == "Constant" or made.scope != body):
-                    yield state, _moved_to(graph, state)
-
-
-def _moved_to(graph: Graph, value: int) -> list[int]:
-    """A value, and all that data movement makes of it."""
-    values = [value]
-    for moved in values:
-        for node, port in graph.consumers(moved):
-            if node.key in _movers() and port == 0:
-                values += [result for result in node.outputs if graph.types[result] == graph.types[value]]
-    return values
+                    yield state, moved_from(graph, profile, state)
 
 
 def _readers(graph: Graph, ports: PortVariables, values: Iterable[int]) -> Iterator[int]:

@@ -216,7 +216,8 @@ class _Finder:
             return
         before, after, low = self.graph.types[source], self.graph.types[result], self.options.low.tensor
         if before == FLOAT:
-            down = HIGH if self.options.level == Level.O0 or node.key in self.options.black else LOW
+            stays = self.options.level == Level.O0 or node.key in self.options.black
+            down = HIGH if stays or (source in self.uncast and source in self.lowered) else LOW
             self.consumed[node.index][0] = down if after == low else self.new(node.index, "T1")
         if after != FLOAT:
             return
@@ -237,7 +238,7 @@ class _Finder:
 
     def control_flow(self, node: Node) -> None:
         """Create one variable per value that enters or leaves the bodies: control flow moves data without rounding."""
-        outer: dict[int, int] = {}
+        outer, untyped = dict[int, int](), set[int]()
         for _, body in node.bodies:
             scope = self.graph.scopes[body]
             sources = body_sources(node, len(scope.inputs))
@@ -247,6 +248,8 @@ class _Finder:
                     variable = self.flow(node, f"input {source}", node.inputs[source])
                     self.consumed[node.index][source] = variable
                     self.produced[value] = variable
+                else:  # of a function that is kept, whose result has no known type
+                    untyped.add(source)
             targets = body_targets(node, len(scope.outputs))
             for position, target in enumerate(targets):
                 if not 0 <= target < len(node.outputs) or not self.is_float(scope.outputs[position]):
@@ -257,7 +260,8 @@ class _Finder:
                 if node.outputs[target] != ABSENT:
                     self.produced[node.outputs[target]] = outer[target]
         for source, target in carried(self.graph, node):
-            self.join([self.consumed[node.index][source], outer.get(target, NONE)])
+            state = HIGH if source in untyped else self.consumed[node.index][source]
+            self.join([state, outer.get(target, NONE)])
 
     def flow(self, node: Node, param: str, value: int) -> int:
         """The variable of a value that the node passes on; HIGH if the target's kernel cannot pass it on low."""

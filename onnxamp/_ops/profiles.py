@@ -79,12 +79,17 @@ class Profile:
         signature_outputs: by op, the outputs that must be outputs of the model itself, without a Cast.
         computed_inputs: by op, the inputs that are no constants.
         one_scale: products whose dequantized factors have scales of one type.
+        one_choice: ops that pass on no Cast of dequantized numbers that all their bodies choose.
+        shared_factors: products of dequantized factors that share a first factor in one precision.
+        passing: ops that compute nothing where they read but one value of their result's type.
         undivided_inputs: ops that read an input of the model low only if all do, beside one of ``beside``.
         computed_high: by op, the inputs that keep it float32 if they are computed, beside one of ``beside``.
         beside: ops that matter to others anywhere in the model.
         unread_outputs: ops in bodies whose unread outputs come from no Cast of a value from outside.
         whole_bodies: ops whose bodies have one precision, since no Cast may be in them.
         folded_first: kinds of folds to make before any number is rounded.
+        pooled_once: pools that are float32 where they share what a loop makes, and another one takes.
+        stored_inputs: by op, the inputs whose constants are stored as they are read.
         uncast_inputs: by op, the inputs that are not read in float32 from a Cast of something low.
         uncast_scans: loops that do not stack up in float32 what is a Cast of something low.
         uncast_states: loops without Casts behind their last state, where the body moves it instead of computing it.
@@ -105,12 +110,17 @@ class Profile:
     signature_outputs: Mapping[str, tuple[int, ...]]
     computed_inputs: Mapping[str, tuple[int, ...]]
     one_scale: frozenset[str]
+    one_choice: frozenset[str]
+    shared_factors: frozenset[str]
+    passing: frozenset[str]
     undivided_inputs: frozenset[str]
     computed_high: Mapping[str, tuple[int, ...]]
     beside: frozenset[str]
     unread_outputs: frozenset[str]
     whole_bodies: frozenset[str]
     folded_first: frozenset[str]
+    pooled_once: frozenset[str]
+    stored_inputs: Mapping[str, tuple[int, ...]]
     uncast_inputs: Mapping[str, tuple[int, ...]]
     uncast_scans: frozenset[str]
     uncast_states: frozenset[str]
@@ -172,17 +182,23 @@ def profile_of(target: str) -> Profile | None:
     steps = data["normalisations"] | data.get("steps", {}) | data.get("elementwise", {})
     roundings = {name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS}
     formulas = {name: row["computed"] for name, row in steps.items() if "computed" in row}
-    own, given, computed, high, uncast = (
-        {name: tuple(positions) for name, positions in data.get(key, {}).items()}
-        for key in ("signature_inputs", "signature_outputs", "computed_inputs", "computed_high", "uncast_inputs")
-    )
-    named = (
-        "one_scale", "undivided_inputs", "beside", "unread_outputs", "whole_bodies", "uncast_scans",
-        "uncast_states", "stacked_high",
-    )  # fmt: skip
-    scaled, undivided, beside, unread, whole, scans, states, stacked = (frozenset(data.get(k, ())) for k in named)
-    first = frozenset(data.get("folds", {}).get("first", ()))
+    rules: dict[str, Any] = {name: frozenset(data.get(name, ())) for name in _OPS}
+    for name in _INPUTS:
+        rules[name] = {op: tuple(positions) for op, positions in data.get(name, {}).items()}
+    rules["folded_first"] = frozenset(data.get("folds", {}).get("first", ()))
     return Profile(
         device, data["seen"], data["source"], data["values"], products, sums, dots, roundings, formulas, cancelling,
-        own, given, computed, scaled, undivided, high, beside, unread, whole, first, uncast, scans, states, stacked,
+        **rules,
     )  # fmt: skip
+
+
+_INPUTS: Final = (
+    "signature_inputs", "signature_outputs", "computed_inputs", "computed_high", "stored_inputs", "uncast_inputs",
+)  # fmt: skip
+"""Tables of a profile that hold positions by op."""
+
+_OPS: Final = (
+    "one_scale", "one_choice", "shared_factors", "passing", "pooled_once", "undivided_inputs", "beside",
+    "unread_outputs", "whole_bodies", "uncast_scans", "uncast_states", "stacked_high",
+)  # fmt: skip
+"""Tables of a profile that hold ops."""

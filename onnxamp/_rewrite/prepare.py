@@ -11,6 +11,7 @@ from typing import Final
 from onnx import ModelProto, TensorProto
 
 from onnxamp._decide.overrides import find_overrides
+from onnxamp._decide.reads import own_casts
 from onnxamp._decide.straight import casts_of_constants
 from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ArgumentError, ModelError
@@ -101,8 +102,8 @@ def _kept(graph: Graph, options: Options) -> set[int]:
     """Nodes that the user wants in float32, or decides for one by one, and Casts that the target needs."""
     listed = (node.index for node in graph.nodes if node.key in options.black)
     profile = profile_of(options.target)
-    needed = (cast.index for _, cast in casts_of_constants(graph, profile)) if profile is not None else ()
-    return {*find_overrides(graph, options).of_node, *listed, *needed}
+    casts = [*casts_of_constants(graph, profile), *own_casts(graph, profile)] if profile is not None else []
+    return {*find_overrides(graph, options).of_node, *listed, *(cast.index for _, cast in casts)}
 
 
 def with_casts(model: Model, options: Options) -> Prepared:

@@ -311,6 +311,27 @@ def test_07_blocked_loop_stays_float32() -> None:
     assert one.outputs == [SINGLE, SINGLE]
 
 
+def test_07_a_state_that_a_kept_function_makes_stays_float32() -> None:
+    """Its type is that of the function's result, which is not looked into."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 22, "my": 1]>
+        g (float[3,3] X) => (float[3,3] Y) {
+            f = my.Foo (X)
+            m = Constant <value = int64 {3}> ()
+            k = Constant <value = bool {1}> ()
+            Y = Loop (m, k, f) <body = b (int64 i, bool c, float[3,3] p) => (bool d, float[3,3] q) {
+                d = Identity (c)
+                q = MatMul (X, X)
+            }>
+        }
+        <domain: "my", opset_import: ["": 22]> Foo (a) => (b) { b = Relu (a) }""")
+    result = onnxamp.convert_model(model, "O3", keep_functions=True, keep_io_types=False)
+    onnx.checker.check_model(result, full_check=True)
+    (one,) = typed(result, "Loop")
+    (body,) = subgraphs(one.node)
+    assert body.output[1].type.tensor_type.elem_type == TensorProto.FLOAT
+    assert {node.inputs[0] for node in typed(result, "MatMul")} == {LOW}
+
+
 def test_08_untidy_nodes_are_sorted() -> None:
     result = converted("unsorted_nodes")
     onnx.checker.check_model(result, full_check=True)
