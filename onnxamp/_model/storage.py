@@ -76,7 +76,10 @@ def _read_regular(path: Path) -> bytes:
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is a directory" if stat.S_ISDIR(status.st_mode) else "it is not a regular file")
+        is_folder = stat.S_ISDIR(status.st_mode)
+        raise ValueError(
+            "it is a directory: name a model in it" if is_folder else "it is not a regular file: save the model to one"
+        )
     if status.st_size >= MESSAGE_LIMIT:
         raise ValueError(f"it has {status.st_size} bytes, and protobuf ends at 2 GiB")
     return _without_weights(path) if status.st_size >= _READ_WHOLE else path.read_bytes()

@@ -1,6 +1,7 @@
 """What commands say where something is wrong: what, where, and what to do; never a class or a file of their own."""
 
 import gzip
+import os
 import re
 import subprocess
 import sys
@@ -124,6 +125,16 @@ class TestFiles:
         small()
         assert message(*arguments).endswith("name one ('./-' for this name).")
         assert not Path("-").exists()
+
+    def test_folders_and_pipes_are_no_models(self) -> None:
+        assert message("inspect", ".", code=1) == "Cannot read '.': it is a directory: name a model in it."
+        reader, writer = os.pipe()
+        try:
+            told = message("inspect", f"/dev/fd/{reader}", code=1)
+        finally:
+            os.close(reader)
+            os.close(writer)
+        assert told.endswith("it is not a regular file: save the model to one.") or not Path("/dev/fd").exists()
 
     @pytest.mark.parametrize("stream", [1, 2])
     @pytest.mark.parametrize("option", ["-o", "--html", "--save-plan"])
