@@ -14,7 +14,7 @@ from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._state.state import StateLike
-from onnxamp._target.roofline import device_called, device_titled
+from onnxamp._target.roofline import device_called, device_for, device_titled
 from onnxamp._target.versions import AUTO
 from onnxamp._tuning.job import TIMES
 from onnxamp._tuning.metric import MetricLike
@@ -23,13 +23,16 @@ from onnxamp._tuning.sensitivity import Progress
 from onnxamp._workers.place import Place
 
 
-def meant_device(name: str) -> str:
-    """The device to estimate times for: with "auto" the GPU that is installed, or an A100 where that is not known.
+def meant_device(name: str, target: str = "") -> str:
+    """The device to estimate times for: with "auto" the one that the target is for, else the GPU that is installed, or
+    an A100 where that is not known.
 
     Raises:
         ArgumentError: there is no device of that name.
     """
-    return device_titled(device_name()) if name == AUTO else device_called(name).name
+    if name != AUTO:
+        return device_called(name).name
+    return device_for(target) or device_titled(device_name())
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ class Search:
     renews: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "device", meant_device(self.device))
+        if self.device != AUTO:  # whose meaning the target tells
+            device_called(self.device)
         if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
             raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
         if self.state is not None and not isinstance(self.metric, str):

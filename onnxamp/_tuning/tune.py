@@ -50,7 +50,7 @@ from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._state.state import Facts, State, StateLike, opened
 from onnxamp._target.roofline import Device, device_called
 from onnxamp._target.versions import AUTO
-from onnxamp._tuning.arguments import Search, with_rounder
+from onnxamp._tuning.arguments import Search, meant_device, with_rounder
 from onnxamp._tuning.engine_times import measure_times
 from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.job import Job
@@ -121,8 +121,8 @@ def tune_model(
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts, of tuples of arrays in the
             order of the inputs, or of arrays, such as a loader of PyTorch. None for ``count`` random samples (with
             ``seed``, and sizes of named dimensions from ``dims``).
-        device: the device to estimate times for, such as "A100" or "H100"; "auto" for the GPU that is installed, or an
-            A100 where none is known.
+        device: the device to estimate times for, such as "A100" or "H100"; "auto" for the one that the target is for,
+            else the GPU that is installed, or an A100 where none is known.
         times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler. On CUDA and on plugin
             providers some choices are timed whole, too, which corrects the times of nodes; the fastest is returned,
             be it level O2 or float32.
@@ -184,6 +184,7 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
 
     ``rounder`` is what :func:`with_rounder` gives.
     """
+    search = replace(search, device=meant_device(search.device, options.target))
     backend = choose_backend(search.provider, options.target)
     judge = Judge(search.metric, search.tolerance, _listed(model, search.metric), search.accept)
     judge.made()  # checks it, too

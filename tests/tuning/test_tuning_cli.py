@@ -14,6 +14,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
 import onnxamp
+from onnxamp._runtime.session import cuda_available
 
 ENCODER, DECODER = (next(path for path in MODELS if path.stem == stem) for stem in ("encoder", "decoder"))
 CANCELS = """(float[8] x) => (float[8] y) <float big = {256}> {
@@ -68,6 +69,15 @@ def test_json() -> None:
     assert len(chosen["low"]) >= chosen["nodes"] > 0
     assert tuned["error"] <= 1e-2
     assert weight_types("out.onnx") >= {TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize(("target", "device"), [("openvino", "Xeon-8480"), ("cuda", "A100")])
+def test_times_are_those_of_what_the_target_is_for(target: str, device: str) -> None:
+    if cuda_available():
+        pytest.skip("there is a CUDA device, which times are estimated for")
+    result = run("tune", CLASSIFIER, "-o", "out.onnx", "--samples", 1, "--target", target, "--format", "json")
+    tuned = report_of(result)["tuning"]
+    assert (tuned["device"], device in tuned["times"]) == (device, True)
 
 
 def test_quiet_and_default_output() -> None:
