@@ -59,7 +59,7 @@ from onnxamp._tuning.tune import tune
 @place_options
 @conversion_options
 @click.option("--device", type=click.Choice([AUTO, *devices()]), default=AUTO, show_default=True,
-              help="The device to estimate times for: auto is the target's, the GPU installed, or an A100.")  # fmt: skip
+              help="The device to estimate times for: auto is the target's, the GPU here, or an A100.")  # fmt: skip
 @click.option("--runs", type=click.IntRange(1), default=SENSITIVITY_RUNS, show_default=True,
               help="Runs that may measure how sensitive the outputs are to each op; candidates take up to"
               f" {CANDIDATE_RUNS + 2} more.")  # fmt: skip
