@@ -35,7 +35,7 @@ from onnxamp._numerics.ranges import RangeRun, largest_magnitudes
 from onnxamp._options.rescaling import Rescaling, Unfit
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.engines import WholeModel, engine_name
-from onnxamp._runtime.samples import as_samples
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import make_session
 from onnxamp._target.roofline import device_called
 
