@@ -79,7 +79,7 @@ def effort(tuned: Tuned) -> Iterator[str]:
     recalled = f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
     yield (
         f"{count(tuned.runs, 'run')} of one session{recalled}; {count(tuned.conversions, 'converted model')} judged on"
-        f" all samples ({tuned.ran_on}); {count(tuned.units, 'node')} could be in low precision."
+        f" all samples ({tuned.ran_on}); {count(tuned.units, 'computing node')} could be in low precision."
     )
     if tuned.exponents is not None:
         yield _exponents(tuned, tuned.exponents)
