@@ -31,11 +31,12 @@ def input_failure(text: str, error: RuntimeFailure, samples: Samples, number: in
 
 def _advice(draw: Draw, model: Model) -> str:
     """Sizes with which the model does run, as options; else what else may help."""
+    found = draw
     if not draw.tried:
         session = WholeModel(model.path or model.proto, "cpu")
-        draw = other_sizes(draw, lambda other: session.run(check_inputs(model.proto, other.make(0))))
-    options = " ".join(f"--dim {name}={size}" for name, size in draw.sizes.items() if name)
-    if options and not draw.tried:
+        found = other_sizes(draw, lambda other: session.run(check_inputs(model.proto, other.make(0))))
+    options = " ".join(f"--dim {name}={size}" for name, size in {**draw.sizes, **found.sizes}.items() if name)
+    if options and found.sizes != draw.sizes:
         return f"The inputs are made up, and their sizes do not suit the model; these do: {options}"
-    tried = f" (tried without success: {'; '.join(map(listed, draw.tried))})" if draw.tried else ""
+    tried = f" (tried without success: {'; '.join(map(listed, found.tried))})" if found.tried else ""
     return f"Real inputs (--inputs data.npz) or sizes (--dim name=N) may help{tried}."

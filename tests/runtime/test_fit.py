@@ -122,6 +122,16 @@ class TestAdvice:
         report = onnxamp.diff_models(model, model, dims={"all": 7, "past_sequence_length": 10}, provider="cpu")
         assert report.skipped == told
 
+    def test_sizes_that_a_later_sample_fails_with_are_not_recommended(self):
+        """Rows of 32 numbers, or of 37 where a random number is 1: in the fourth sample."""
+        model = parse("""(float[1,M] x, int64[1] k) => (float[K,L] y)
+            <int64[1] rest = {-1}, int64[1] five = {5}, int64[1] wide = {32}> {
+            a = Mul (k, five) b = Add (a, wide) c = Concat <axis = 0> (rest, b) y = Reshape (x, c) }""")
+        report = onnxamp.diff_models(model, model, count=4, provider="cpu")
+        assert report.inputs == "made-up inputs (4 samples, seed 0, M=32)"
+        assert "(sample 4 of 4)" in report.skipped
+        assert "--dim M" not in report.skipped
+
     def test_a_model_that_does_not_load_is_not_run_with_other_sizes(self):
         model = parse("(float[N] x) => (float[N] y) { y = com.example.Odd (x) }")
         model.opset_import.add(domain="com.example", version=1)
