@@ -34,6 +34,7 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider
+from onnxamp._runtime.sizes import Sizes
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.fallback import measured_plan
 from onnxamp._tuning.results import Tuned
@@ -244,8 +245,7 @@ def _samples(options: FolderOptions, job: Job, model: Model, reference: Executab
 
 def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
     """The given sizes of those dimensions that the model has."""
-    shapes = [entry.type.tensor_type.shape for entry in model.graph.input]
-    named = {dim.dim_param for shape in shapes for dim in shape.dim}
+    named = Sizes.of(model.graph.input).formulas
     return {name: size for name, size in options.dims.items() if name in named}
 
 

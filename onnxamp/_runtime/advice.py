@@ -35,7 +35,7 @@ def _advice(draw: Draw, model: Model) -> str:
     if not draw.tried:
         session = WholeModel(model.path or model.proto, "cpu")
         found = other_sizes(draw, lambda other: session.run(check_inputs(model.proto, other.make(0))))
-    options = " ".join(f"--dim {name}={size}" for name, size in {**draw.sizes, **found.sizes}.items() if name)
+    options = " ".join(f"--dim {name}={size}" for name, size in {**draw.sizes, **found.sizes}.items())
     if options and found.sizes != draw.sizes:
         return f"The inputs are made up, and their sizes do not suit the model; these do: {options}"
     tried = f" (tried without success: {'; '.join(map(listed, found.tried))})" if found.tried else ""

@@ -39,7 +39,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Origin
 from onnxamp._runtime.roles import Role, Use, input_use
-from onnxamp._runtime.sizes import BATCH, OTHER, UNNAMED, Sizes, is_open
+from onnxamp._runtime.sizes import BATCH, OTHER, Sizes, dim_name, is_open
 from onnxamp._runtime.values import Feed
 
 _MOST_BYTES: Final = 16 << 30
@@ -147,7 +147,7 @@ def _feed(generator: np.random.Generator, name: str, kind: TypeProto, use: Use, 
         raise ArgumentError(f"Cannot make up input {name!r}: it is no tensor, sequence or optional. Give inputs.")
     shape = _UNKNOWN_SHAPE
     if kind.tensor_type.HasField("shape"):
-        shape = tuple(_size(dim, axis, sizes) for axis, dim in enumerate(kind.tensor_type.shape.dim))
+        shape = tuple(_size(name, axis, dim, sizes) for axis, dim in enumerate(kind.tensor_type.shape.dim))
     dtype = helper.tensor_dtype_to_np_dtype(elem)
     if prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES:  # numbers are drawn as eight bytes each
         raise ArgumentError(
@@ -157,10 +157,8 @@ def _feed(generator: np.random.Generator, name: str, kind: TypeProto, use: Use, 
     return _tensor(generator, dtype, shape, use)
 
 
-def _size(dim: TensorShapeProto.Dimension, axis: int, sizes: Mapping[str, int]) -> int:
-    if not is_open(dim):
-        return dim.dim_value
-    return sizes[dim.dim_param or UNNAMED] if dim.dim_param or axis else BATCH
+def _size(name: str, axis: int, dim: TensorShapeProto.Dimension, sizes: Mapping[str, int]) -> int:
+    return sizes[dim_name(name, axis, dim)] if is_open(dim) else dim.dim_value
 
 
 def _tensor(

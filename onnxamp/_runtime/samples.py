@@ -241,8 +241,9 @@ def random_samples(
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph. Its weights are not needed.
         count: number of samples, at least 1.
         seed: non-negative. Each sample depends on it and on its own position alone.
-        dims: sizes of named dynamic dimensions. Leading dimensions are 1 otherwise, all others 8. Where the model
-            does not run with these, commands and functions that make up samples by themselves take other sizes.
+        dims: sizes of dynamic dimensions by name, or as "input[axis]" of those without one. Leading dimensions are 1
+            otherwise, all others 8. Where the model does not run with these, commands and functions that make up
+            samples by themselves take other sizes.
 
     Returns:
         Samples whose arrays have the shapes and dtypes that the model declares.

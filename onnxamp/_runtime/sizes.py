@@ -9,10 +9,11 @@ a formula ("past + 1", "a * b")        what it gives: names, whole numbers, ``+`
 "total_..." of "past_..." and "..."    the sum of the two; one new token where only "past_..." has a name
 first axis of an input                 1, a batch; likewise the same name at any other axis (the first axis of a
                                        one-dimensional input counts only if the name occurs nowhere else)
-other                                  8; equal names have equal sizes, and so have those without a name
+other                                  8; equal names have equal sizes
 =====================================  =====================================================================
 
-A name that occurs in formulas alone is a size, too: 1 if it speaks of a batch, else 8.
+A dimension without a name is called after its input and its place there: "input[1]". A name that occurs in formulas
+alone is a size, too: 1 if it speaks of a batch, else 8.
 """
 
 import ast
@@ -32,9 +33,6 @@ OTHER: Final = 8
 _TRIED: Final = (16, 32, 64, 1, 224, 1024)
 """Sizes that networks ask for where 8 is too small, not divisible, or too many tokens at once; sound takes the last."""
 
-UNNAMED: Final = ""
-"""The name of open dimensions behind the first that have none."""
-
 _Formula = ast.expr
 
 
@@ -46,21 +44,23 @@ class Sizes:
     """Every dimension's formula; None for a plain name."""
     batches: frozenset[str]
     """Names of leading dimensions."""
+    unnamed: frozenset[str]
+    """Those that only the place in the input names."""
 
     @classmethod
     def of(cls, entries: Iterable[ValueInfoProto]) -> "Sizes":
         """Those of the given inputs."""
-        leading, elsewhere, alone = set[str](), set[str](), set[str]()
-        for shape in (shape for entry in entries for shape in _shapes(entry.type)):
+        leading, elsewhere, alone, unnamed = set[str](), set[str](), set[str](), set[str]()
+        for owner, shape in ((entry.name, shape) for entry in entries for shape in _shapes(entry.type)):
             for axis, dim in enumerate(shape.dim):
-                if dim.dim_param:
-                    (elsewhere if axis else leading if len(shape.dim) > 1 else alone).add(dim.dim_param)
-                elif axis and is_open(dim):
-                    elsewhere.add(UNNAMED)
+                if is_open(dim):
+                    name = dim_name(owner, axis, dim)
+                    (elsewhere if axis else leading if len(shape.dim) > 1 else alone).add(name)
+                    unnamed |= {name} - {dim.dim_param}
         formulas = {name: _formula(name) for name in sorted(leading | elsewhere | alone)}
         within = {name for formula in formulas.values() if formula for name in _names(formula)} - formulas.keys()
         batches = leading | (alone - elsewhere) | {name for name in within if "batch" in name.lower()}
-        return cls(formulas | dict.fromkeys(sorted(within)), frozenset(batches))
+        return cls(formulas | dict.fromkeys(sorted(within)), frozenset(batches), frozenset(unnamed))
 
     @property
     def plain(self) -> list[str]:
@@ -75,7 +75,7 @@ class Sizes:
         """
         for name, size in dims.items():
             if name not in self.formulas:
-                listed = ", ".join(map(repr, sorted(filter(None, self.formulas)))) or "no named dimensions"
+                listed = ", ".join(map(repr, sorted(self.formulas))) or "no named dimensions"
                 raise ArgumentError(f"The model's inputs have no dimension {name!r}; they have {listed}.")
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise ArgumentError(f"Dimension {name!r} cannot have the size {size!r}.")
@@ -100,13 +100,15 @@ class Sizes:
     def others(self, given: Collection[str]) -> Iterator[dict[str, int]]:
         """Sizes to try where the usual ones do not run: of all names that are no batch together, and of each alone.
 
-        Those in ``given`` stay.
+        Those in ``given`` stay. What has no name may be a batch, too: at last each is tried where all others are 1.
         """
         fixed = {*given, *self.batches, *self._totals()}
         free = [name for name in self.plain if name not in fixed]
         for size in _TRIED if free else ():
             yield dict.fromkeys(free, size)
             yield from ({name: size} for name in free if len(free) > 1)
+            ones = dict.fromkeys((name for name in free if name in self.unnamed), 1)
+            yield from (ones | {name: size} for name in ones if len(ones) > 1 and size > 1)
 
 
 def is_open(dim: TensorShapeProto.Dimension) -> bool:
@@ -114,9 +116,14 @@ def is_open(dim: TensorShapeProto.Dimension) -> bool:
     return not dim.HasField("dim_value") or dim.dim_value < 0
 
 
+def dim_name(entry: str, axis: int, dim: TensorShapeProto.Dimension) -> str:
+    """The name of an open dimension of an input."""
+    return dim.dim_param or f"{entry}[{axis}]"
+
+
 def listed(sizes: Mapping[str, int]) -> str:
     """Sizes as texts tell them."""
-    return ", ".join(f"{name or 'unnamed dimensions'}={size}" for name, size in sizes.items())
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:

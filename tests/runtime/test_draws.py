@@ -82,10 +82,22 @@ def test_sizes_are_found_with_which_the_reference_runs():
     assert as_samples(None, model, dims={"N": 4}).description == "made-up inputs (seed 0)"  # 4 times 8
 
 
-def test_dimensions_without_a_name_have_one_size():
-    model = rows_of_32("[1,M]")
-    model.proto.graph.input[0].type.tensor_type.shape.dim[1].Clear()
-    assert as_samples(None, model).description == "made-up inputs (seed 0, unnamed dimensions=32)"
+def test_dimensions_without_a_name_are_called_after_their_place():
+    model = rows_of_32("[N,M]")
+    for dim in model.proto.graph.input[0].type.tensor_type.shape.dim:
+        dim.Clear()
+    assert as_samples(None, model).description == "made-up inputs (seed 0, x[1]=32)"
+    assert as_samples(None, model, dims={"x[0]": 2, "x[1]": 64})[0]["x"].shape == (2, 64)
+
+
+def test_a_dimension_without_a_name_may_be_a_batch():
+    """As that of the state of a recurrent network, whose first dimension counts layers."""
+    text = """<ir_version: 9, opset_import: ["": 17]> g (float[N,M] x, float[4,B] h) => (float[K,L] y, float[I,J] z)
+        <int64[2] width = {-1, 32}> { y = Reshape(x, width) t = Transpose(h) z = Concat <axis = 1> (x, t) }"""
+    proto = parser.parse_model(text)
+    for entry, axis in zip([*proto.graph.input, proto.graph.input[0]], (1, 1, 0), strict=True):
+        entry.type.tensor_type.shape.dim[axis].Clear()
+    assert as_samples(None, Model.of(proto)).description == "made-up inputs (seed 0, h[1]=1, x[1]=32)"
 
 
 @pytest.mark.parametrize("shape", ["[1,64]", "[N,64]"])
