@@ -128,7 +128,7 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
         click.option("--inputs", type=FILE, metavar="PATH", help=inputs),
         *([samples] if count is not None else []),
         click.option("--dim", "dims", metavar="NAME=N", multiple=True, callback=_dims,
-                     help="Size of a dynamic dimension of random inputs; without a name, it is INPUT[AXIS]. Repeatable."),
+                     help="Size of a dynamic dimension of random inputs, by name or INPUT[AXIS]. Repeatable."),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random inputs."),
         provider_option,
         library_option,
