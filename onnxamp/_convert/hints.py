@@ -55,7 +55,7 @@ def fold_hint(analysis: Analysis) -> str | None:
     if not folds:
         return None
     text = f"{_told_as_decomposed(folds)}; --fold makes one op of each"
-    able = [fold for fold in folds if options.level == Level.O3 or fold.op not in options.black]
+    able = [fold for fold in folds if fold.op not in options.black]
     able = [fold for fold in able if not all(_is_low(analysis, node) for node in fold.nodes)]
     inside = {node for fold in able for node in fold.nodes}
     before_them = filter(None, (graph.producer(value) for node in inside for value in graph.nodes[node].inputs))
