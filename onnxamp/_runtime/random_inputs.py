@@ -7,6 +7,8 @@ indices into a table (Gather, ...)     uniform in [0, rows of the table); 0 if i
 positions (by name)                    0, 1, 2, ... along the last axis, modulo the rows of the table
 masks (by name, ``1 - x``, Cast to     per row (last axis) one or more ones, then zeros
 bool, attention masks)
+lengths (by name)                      the size of the first open dimension that is no leading one, or 1
+factors (by name: scales, speeds)      uniform between 1/2 and 3/2
 sizes (Reshape, Expand, Range,         uniform in 1..4
 ConstantOfShape, TopK, Loop trips)
 other floats                           standard normal
@@ -26,7 +28,7 @@ matrix. Sizes that depend on each other in ways that names do not show must be g
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import prod
 from typing import Any, Final
@@ -134,6 +136,10 @@ def _maker(graph: Graph, entries: Mapping[int, ValueInfoProto], named: Sizes, di
     sizes = named.resolve(dims)
     shapes = graph.shapes_at(sizes)
     uses = {value: input_use(graph, value, shapes) for value in entries}
+    dims_of = ((entry.name, enumerate(entry.type.tensor_type.shape.dim)) for entry in entries.values())
+    inner = (dim_name(name, axis, dim) for name, every in dims_of for axis, dim in every if axis and is_open(dim))
+    length = sizes.get(next(inner, ""), 1)
+    uses = {value: replace(use, bound=length) if use.role is Role.LENGTH else use for value, use in uses.items()}
     return InputMaker(graph, entries, named, dims, sizes, uses)
 
 
@@ -174,6 +180,10 @@ def _tensor(
     elif use.role is Role.MASK:
         ones = generator.integers(1, max(_last_axis(shape).size, 1) + 1, (*shape[:-1], 1))
         numbers = (_last_axis(shape) < ones).reshape(shape)
+    elif use.role is Role.LENGTH:
+        numbers = np.full(shape, use.bound or 1)
+    elif use.role is Role.FACTOR:
+        numbers = generator.uniform(0.5, 1.5, shape)
     elif use.role is Role.SIZE:
         numbers = generator.integers(1, 5, shape)
     elif dtype.kind in "biu":

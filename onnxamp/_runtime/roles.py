@@ -1,5 +1,6 @@
 """What a model uses its inputs for (rows of a table, masks, sizes, positions), as far as its graph shows."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +24,8 @@ class Role(Enum):
     MASK = "which elements count"
     SIZE = "a size, a shape or a number of rounds"
     POSITION = "positions along the last axis"
+    LENGTH = "how many elements of an axis count"
+    FACTOR = "a factor, such as a speed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,16 @@ class Use:
 
     role: Role
     bound: int | None = None
-    """Rows of the smallest table that the input indexes, if known."""
+    """Rows of the smallest table that the input indexes, or elements that it counts, if known."""
 
 
-_NAMES: Final = {"mask": Role.MASK, "position": Role.POSITION}
-"""Roles that a part of an input's name tells."""
+_NAMES: Final = (
+    (Role.MASK, "", re.compile("mask")),
+    (Role.POSITION, "", re.compile("position")),
+    (Role.LENGTH, "int", re.compile(r"(?<![a-z])(lengths?|lens?)(?![a-z])")),
+    (Role.FACTOR, "float", re.compile(r"(?<![a-z])(scales?|speeds?|temperature)(?![a-z])")),
+)
+"""Roles that a part of an input's name tells, for numbers of a type that is called so."""
 
 _NUMBERS: Final = ("value_int", "value_ints", "value_float", "value_floats")
 """Attributes of Constant that hold numbers instead of a tensor."""
@@ -54,8 +62,7 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
 
     Complexity: linear in the part of the graph that moves the input.
     """
-    name = view.values[value].name.lower()
-    by_name = next((role for part, role in _NAMES.items() if part in name), None)
+    by_name = _named(view, value, shapes[value])
     bounds: list[int | None] = []
     roles: set[Role] = set()
     facts = op_facts()
@@ -73,6 +80,13 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
     if by_name is not None:
         return Use(by_name)
     return Use(next((role for role in (Role.MASK, Role.SIZE) if role in roles), Role.PLAIN))
+
+
+def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
+    """The role that an input's name tells. A matrix holds no lengths: they are one per element of a batch."""
+    name, kind = graph.values[value].name.lower(), graph.types[value] or ""
+    roles = (role for role, numbers, part in _NAMES if numbers in kind and part.search(name))
+    return next((role for role in roles if role is not Role.LENGTH or len(shape or ()) < 2), None)
 
 
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:

@@ -243,6 +243,18 @@ class TestRandomInputs:
         with pytest.raises(ArgumentError, match="seed"):
             random_inputs(one, seed=-1)
 
+    def test_names_tell_lengths_and_factors(self):
+        model = graph(
+            "float[B, 80, T] x, int64[B] x_lens, int64[B, T] text_length, float[3] scales, float length_scale",
+            "float[B, 80, T] y", "y = Neg(x)",
+        )  # fmt: skip
+        found = random_inputs(model, dims={"B": 2, "T": 5})
+        np.testing.assert_array_equal(found["x_lens"], [5, 5])
+        assert set(found["text_length"].ravel().tolist()) <= {0, 1}  # a matrix of something else
+        factors = np.append(found["scales"], found["length_scale"])
+        assert (np.abs(factors - 1) <= 0.5).all()
+        assert len(set(factors.tolist())) == 4
+
     def test_dimensions(self):
         model = graph(
             "float[batch, 3, h, w] x, float[2, batch, k] state, float[seq] flat, float[h] row, float s,"
