@@ -89,8 +89,8 @@ def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
                 if number is None or (value in zeros) != vanishing or not _is_lost(number, low, node.key):
                     continue
                 why = f"{graph.values[value].name!r} is {number:.6g}, which {low.name} cannot hold"
-                is_sum = (node.key, position) != ("Div", 1) and node.key != "Mul"
-                behind = list(_guarded(graph, node, walks, rare=vanishing)) if is_sum else []
+                may_guard = (node.key, position) != ("Div", 1) and node.key != "Mul"
+                behind = list(_guarded(graph, node, walks, rare=vanishing)) if may_guard else []
                 yield Hazard(node.index, Reason.EPSILON, why, vanishing and node.index in walks.guards)
                 yield from behind
 
