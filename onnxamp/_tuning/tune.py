@@ -7,7 +7,7 @@
    tolerance (:mod:`onnxamp._tuning.candidates`). A mask run measures it: a miss halves the block that dominates, a hit
    aims higher (:mod:`onnxamp._tuning.search`).
 4. The best candidate is converted and compared on all samples, on CUDA if there is a device
-   (:mod:`onnxamp._tuning.runs`). A miss starts a search for a smaller error.
+   (:mod:`onnxamp._tuning.verified`). A miss starts a search for a smaller error.
 """
 
 import logging
@@ -26,7 +26,7 @@ from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
 from onnxamp._convert.raising import reference_of
 from onnxamp._convert.rounding import MADE_UP
 from onnxamp._convert.upgrades import analyse_model
-from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.accept import Accept, AcceptLike
 from onnxamp._numerics.diff import Comparison
@@ -55,31 +55,25 @@ from onnxamp._tuning.engine_times import measure_times
 from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.masks import SharedMasks
-from onnxamp._tuning.metric import Metric, MetricLike
+from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.prints import given_prints, options_print
 from onnxamp._tuning.race import Race
-from onnxamp._tuning.results import Candidate, Tuned
+from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.rounded import tune_rounded
 from onnxamp._tuning.runs import Backend, MaskedModel, choose_backend
-from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, CandidateSearch, front_of, rejected
+from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, CandidateSearch
 from onnxamp._tuning.sensitivity import Progress
 from onnxamp._tuning.shared import Judge, Shared
 from onnxamp._tuning.space import choose_samples, find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
 from onnxamp._tuning.timed import whole_times
-from onnxamp._tuning.worth import standing
+from onnxamp._tuning.verified import checked_pick, verified
 from onnxamp._warnings import warn
 from onnxamp._workers.place import Place
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SUBSET: Final = 4
 """Samples of a mask run, if they run all nodes; verification takes all samples."""
-
-_ATTEMPTS: Final = 4
-"""Searches per tuning: each aims for a smaller error than the last, if its converted models missed the tolerance."""
-
-_MIN_STEP: Final = 0.3
-"""Smallest ratio between the errors that successive searches aim for."""
 
 _SINGLE_THREAD_BELOW: Final = 10**8
 """Floating-point operations of a run below which several threads per op do not pay off."""
@@ -271,12 +265,12 @@ def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Dev
     is_timed = search.times == "measured" and not job.backend.emulated and bool(space.tunable)
     times = whole_times(job) if is_timed else None
     if times is None:
-        return _finish(job, candidates, noise, search, timing)
-    tuned = _finish(job, candidates, noise, replace(search, pick=None), timing)
+        return verified(job, candidates, noise, search, timing)
+    tuned = verified(job, candidates, noise, replace(search, pick=None), timing)
     progress("timing converted models", 0, 1)
     race = Race(job, candidates, times)
     tuned = race.confirmed(tuned, allow_slower=search.allow_slower)
-    return tuned if search.pick is None else race.picked(tuned, _checked(search.pick, tuned.candidates))
+    return tuned if search.pick is None else race.picked(tuned, checked_pick(search.pick, tuned.candidates))
 
 
 def _listed(model: Model, metric: MetricLike) -> frozenset[str]:
@@ -297,55 +291,3 @@ def _noise(job: Job, masked: MaskedModel | SharedMasks, subset: Sequence[int]) -
             f" tolerance of {job.metric.tolerance:g}. No choice of precision can fix that."
         )
     return noise
-
-
-def _finish(job: Job, search: CandidateSearch, noise: float | None, asked: Search, times: str) -> Tuned:
-    """Choose the best candidate whose converted model meets the tolerance on all samples."""
-    judge, pick = job.metric, asked.pick
-    tolerance = target = limit = judge.amplitude(judge.tolerance)
-    attempt = 0
-    while True:
-        attempt += 1
-        prices = search.search(target)
-        nothing = search.solver.candidate(frozenset(), prices, judge.amplitude(noise or 0.0))
-        front = front_of(search.candidates, nothing, allow_slower=asked.allow_slower)
-        able = [i for i, item in enumerate(front) if item.low and item.best_known_error <= limit]
-        if not asked.allow_slower:
-            able.sort(key=lambda i: standing(front[i], nothing))
-        order = [i for i in able if front[i].best_known_error <= target]
-        last = attempt == _ATTEMPTS or not order
-        if pick is not None:
-            order, last = [_checked(pick, front)], True
-        elif last:
-            order = [*able, len(front) - 1]
-        for number in order:
-            kept = job.kept(front[number].low, prices)
-            plan = job.plan(front[number].low, kept)
-            search.progress("verifying the converted model", len(job.errors) + 1, len(job.errors) + 1)
-            error = job.error(front[number].low, plan)
-            _LOG.info("candidate %d of %d, %d nodes low: error %.3g", number, len(front), front[number].nodes, error)
-            if judge.holds(error) or (last and number == order[-1]):
-                return Tuned(
-                    plan, judge.name, judge.tolerance, job.samples.summary, len(job.samples), noise,
-                    job.device_noise, error, job.backend.name(job.low.name), search.masked.runs,
-                    len(job.state.recalled), len(job.errors), len(job.space.tunable),
-                    tuple(unit.label for unit in job.space.tunable if not unit.seen),
-                    tuple(_in_metric_units(judge, item) for item in front), number, tuple(kept), asked.device, times,
-                    judge.holds(error), search.stopped, rejected(search.candidates, front, target),
-                    compensation=job.compensation(prices),
-                )  # fmt: skip
-        # Mask runs see some samples only: aim lower by the factor by which the worst of all samples is too high.
-        known, ratio = front[number].best_known_error, tolerance / judge.amplitude(error)
-        limit, target = min(limit, known * ratio), min(target, known) * max(_MIN_STEP, min(0.9, 0.9 * ratio))
-
-
-def _in_metric_units(metric: Metric, candidate: Candidate) -> Candidate:
-    """A candidate with errors in units of the metric instead of amplitudes."""
-    error = None if candidate.error is None else metric.of_amplitude(candidate.error)
-    return replace(candidate, predicted=metric.of_amplitude(candidate.predicted), error=error)
-
-
-def _checked(pick: int, front: Sequence[Candidate]) -> int:
-    if not 0 <= pick < len(front):
-        raise ArgumentError(f"There is no candidate {pick}: there are {len(front)}, counted from 0.")
-    return pick
