@@ -10,8 +10,9 @@ from onnxamp._ops.profiles import Profile
 
 def split_scales(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node, Node]]:
     """(product, what dequantizes its first factor, and its second), where their scales have one type."""
-    behind = _dequantized(graph, profile)
-    for node in graph.nodes_of(profile.one_scale):
+    nodes = graph.nodes_of(profile.one_scale)
+    behind = graph.ask(_dequantized) if nodes else {}
+    for node in nodes:
         first, second = (behind.get(value) for value in node.inputs[:2])
         if first is not None and second is not None and first is not second:
             yield node, first, second
@@ -19,8 +20,9 @@ def split_scales(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node, N
 
 def integer_factors(graph: Graph, profile: Profile) -> Iterator[Node]:
     """Products of something dequantized and a Cast of integers, which are float32."""
-    behind = _dequantized(graph, profile)
-    for node in graph.nodes_of(profile.one_scale):
+    nodes = graph.nodes_of(profile.one_scale)
+    behind = graph.ask(_dequantized) if nodes else {}
+    for node in nodes:
         casts = (graph.producer(other) for value, other in (node.inputs[:2], node.inputs[1::-1]) if value in behind)
         if any(cast is not None and cast.key == "Cast" and _reads_integers(graph, cast) for cast in casts):
             yield node
@@ -28,9 +30,9 @@ def integer_factors(graph: Graph, profile: Profile) -> Iterator[Node]:
 
 def shared_factors(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node]]:
     """Two products of dequantized factors that share the first one."""
-    behind, first = _dequantized(graph, profile), dict[int, Node]()
-    origins = _origins(graph) if behind else {}
-    for node in graph.nodes_of(profile.shared_factors):
+    nodes, first = graph.nodes_of(profile.shared_factors), dict[int, Node]()
+    behind, origins = (graph.ask(_dequantized), graph.ask(_origins)) if nodes else ({}, {})
+    for node in nodes:
         left, right = (behind.get(value) for value in node.inputs[:2])
         if left is not None and right is not None:
             other = first.setdefault(origins[left.index], node)
@@ -38,10 +40,10 @@ def shared_factors(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node]
                 yield other, node
 
 
-def dequantized_values(graph: Graph, profile: Profile) -> Mapping[int, int]:
+def dequantized_values(graph: Graph) -> Mapping[int, int]:
     """Values that are dequantized -> what they are dequantized from."""
-    origins = _origins(graph)
-    return {value: origins[node.index] for value, node in _dequantized(graph, profile).items()}
+    origins = graph.ask(_origins)
+    return {value: origins[node.index] for value, node in graph.ask(_dequantized).items()}
 
 
 def _origins(graph: Graph) -> Mapping[int, int]:
@@ -60,13 +62,13 @@ def _reads_integers(graph: Graph, node: Node) -> bool:
     return graph.types[node.input(0)] in op_facts().free_sources["Cast"]
 
 
-def _dequantized(graph: Graph, profile: Profile) -> Mapping[int, Node]:
+def _dequantized(graph: Graph) -> Mapping[int, Node]:
     """Values -> what dequantizes them, also through ops that read one value that is computed.
 
     Complexity: linear in nodes.
     """
     behind: dict[int, Node] = {}
-    for index in graph.order if graph.nodes_of(profile.one_scale | profile.shared_factors | profile.one_choice) else ():
+    for index in graph.order if graph.nodes_of(op_facts().dequantize) else ():
         node = graph.nodes[index]
         found = node if node.key in op_facts().dequantize else None
         if found is None:

@@ -95,7 +95,7 @@ def straight_pairs(graph: Graph, ports: PortVariables, profile: Profile) -> Iter
 def _chosen(graph: Graph, profile: Profile) -> Iterator[tuple[tuple[int, int], int]]:
     """(result of a body, dequantized value that it passes on) of nodes whose bodies all pass on the same numbers."""
     nodes = graph.nodes_of(profile.one_choice)
-    origins = dequantized_values(graph, profile) if nodes else {}
+    origins = dequantized_values(graph) if nodes else {}
     for node in nodes:
         found: dict[int, list[tuple[tuple[int, int], int]]] = {}
         for _, body in node.bodies:
