@@ -82,17 +82,17 @@ def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
     numbers = {value: stats.uniform for value, stats in floats if stats is not None and stats.uniform is not None}
     tiny = {value: number for value, number in numbers.items() if 0 < abs(number) < low.smallest_normal}
     zeros = {value for value, number in tiny.items() if abs(number) <= low.smallest_subnormal / 2}
-    for vanishing, walks in (True, _Walks()), (False, _Walks()):
-        for node in graph.nodes_of(op_facts().epsilons):
-            for position, value in enumerate(node.inputs):
-                number = tiny.get(value)
-                if number is None or (value in zeros) != vanishing or not _is_lost(number, low, node.key):
-                    continue
-                why = f"{graph.values[value].name!r} is {number:.6g}, which {low.name} cannot hold"
-                may_guard = (node.key, position) != ("Div", 1) and node.key != "Mul"
-                behind = list(_guarded(graph, node, walks, rare=vanishing)) if may_guard else []
-                yield Hazard(node.index, Reason.EPSILON, why, vanishing and node.index in walks.guards)
-                yield from behind
+    read = ((node, position) for node in graph.nodes_of(op_facts().epsilons) for position in range(len(node.inputs)))
+    lost = [(node, port) for node, port in read if _is_lost(tiny.get(node.inputs[port], 0.0), low, node.key)]
+    walks = _Walks()
+    lost.sort(key=lambda use: use[0].inputs[use[1]] not in zeros)  # as walks end where earlier ones have been
+    for node, port in lost:
+        value = node.inputs[port]
+        why = f"{graph.values[value].name!r} is {tiny[value]:.6g}, which {low.name} cannot hold"
+        may_guard = (node.key, port) != ("Div", 1) and node.key != "Mul"
+        behind = list(_guarded(graph, node, walks, rare=value in zeros)) if may_guard else []
+        yield Hazard(node.index, Reason.EPSILON, why, value in zeros and node.index in walks.guards)
+        yield from behind
 
 
 @dataclass(slots=True)
@@ -158,9 +158,9 @@ _SPECTRAL_REACH = 16
 
 
 def _is_lost(number: float, low: LowType, key: str) -> bool:
-    """Whether rounding flushes a tiny constant or makes it subnormal (for Mul: inexact)."""
+    """Whether rounding flushes a tiny constant or makes it subnormal (for Mul: inexact); 0 stays what it is."""
     if key != "Mul":
-        return True
+        return number != 0
     rounded = round(abs(number) / low.smallest_subnormal) * low.smallest_subnormal
     return abs(rounded - abs(number)) > 4 * low.epsilon * abs(number)
 
