@@ -24,10 +24,11 @@ from onnxamp._model.storage import load_model
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.browser.session import WebSession, open_browser
+from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import Executable, engine_name
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.sampling import as_samples
+from onnxamp._runtime.samples import draw_of
 from onnxamp._runtime.session import (
     BROWSER,
     Provider,
@@ -148,8 +149,7 @@ def bench_models(
     light = take_weights(first.proto, first.folder, keep=0).model
     if feeds is None:
         run = Executable(first, places[0], emulated=False, whole=True)
-        draw = as_samples(None, first, seed=seed, dims=dims, reference=run).draw
-        dims = {**(dims or {}), **(draw.sizes if draw is not None else {})}
+        dims = {**(dims or {}), **suited(draw_of(first, seed, dims), run).sizes}
     inputs = _make_inputs(light, batches, dims or {}, feeds, seed)
     told = told or (lambda *_: None)
     with _files(models) as files:

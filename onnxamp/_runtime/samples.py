@@ -260,8 +260,11 @@ def random_samples(
         >>> samples[0]["input_ids"].shape, samples[0]["input_ids"].dtype
         ((4, 8), dtype('int64'))
     """
-    if count < 1:
-        raise ArgumentError(f"The number of samples must be at least 1, but is {count}.")
+    return drawn(draw_of(model, seed, dims), count)
+
+
+def draw_of(model: ModelSource, seed: int = 0, dims: Mapping[str, int] | None = None) -> Draw:
+    """What makes up the samples of :func:`random_samples`; raises the same."""
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
     source = model if isinstance(model, ModelProto) else Model.of(model)  # protos may lack their weights
@@ -271,11 +274,17 @@ def random_samples(
         graph = Graph.of(source) if isinstance(source, ModelProto) else source.ask(graph_of)
         return input_maker(graph, dims)
 
-    return drawn(Draw(maker, seed), count)
+    return Draw(maker, seed)
 
 
 def drawn(draw: Draw, count: int = 1) -> Samples:
-    """The first samples of a draw."""
+    """The first samples of a draw.
+
+    Raises:
+        ArgumentError: ``count`` is too small.
+    """
+    if count < 1:
+        raise ArgumentError(f"The number of samples must be at least 1, but is {count}.")
     several = "" if count == 1 else f"{count} samples"
     told = filter(None, (several, f"seed {draw.seed}", listed(draw.sizes)))
     return Samples(f"made-up inputs ({', '.join(told)})", [partial(draw.make, number) for number in range(count)], draw)

@@ -7,7 +7,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._runtime.draws import suited, usual_count
 from onnxamp._runtime.engines import Executable, on_cpu
-from onnxamp._runtime.samples import Samples, SamplesLike, drawn, given_samples, load_samples, random_samples
+from onnxamp._runtime.samples import Samples, SamplesLike, draw_of, drawn, given_samples, load_samples
 
 
 def as_samples(
@@ -26,22 +26,20 @@ def as_samples(
         samples: Samples, a path, a Ray Dataset, a dict of arrays, or an iterable of dicts, tuples or arrays, which must
             have an end. Tensors with a method ``numpy`` are arrays. None for random samples of ``model``, which all
             other arguments are about.
-        model, seed, dims: as for :func:`random_samples`. If it does not run with the usual sizes, others take their
-            place.
+        model, seed, dims: as for :func:`onnxamp.random_samples`. If it does not run with the usual sizes, others take
+            their place.
         count: how many; None for as many as a verdict takes.
         reference: what results are compared with, which keeps its outputs of the first sample; None for the model.
         engines: what results run on, or are meant for, where they get a verdict.
 
     Raises:
         ArgumentTypeError: ``samples`` is of another type.
-        ArgumentError: there is no sample, or as :func:`load_samples` and :func:`random_samples`.
+        ArgumentError: there is no sample, or as :func:`onnxamp.load_samples` and :func:`onnxamp.random_samples`.
     """
     if samples is None:
         model = Model.of(model)
-        made = random_samples(model, 1 if count is None else count, seed=seed, dims=dims)
-        assert made.draw is not None
         reference = reference or on_cpu(model)
-        draw = suited(made.draw, reference)
+        draw = suited(draw_of(model, seed, dims), reference)
         return drawn(draw, usual_count(reference, draw, *engines) if count is None else count)
     if isinstance(samples, (str, PathLike)):
         return load_samples(samples)
