@@ -1,0 +1,72 @@
+"""Which kernels sum up in float32: the table agrees with kernels, versions and profiles."""
+
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from repository import ROOT
+
+from onnxamp._ops.signature import lookup
+from onnxamp._target.kernels import takes_anywhere
+from onnxamp._target.versions import known_versions
+
+DATA = ROOT / "onnxamp" / "_data"
+FIELDS = {"op", "types", "accumulator", "source"}
+
+
+def table() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads((DATA / "accumulate.toml").read_text(encoding="utf-8"))
+
+
+def every_row() -> Iterator[tuple[str, dict[str, Any]]]:
+    for target, rows in table().items():
+        for row in rows:
+            yield target, row
+
+
+def test_rows_have_sources_and_known_versions() -> None:
+    for _, row in every_row():
+        assert set(row) - {"cancels", "since", "before"} == FIELDS
+        assert set(row["types"]) <= {"float16", "bfloat16"}
+        assert row["accumulator"] == "float32" or [row["accumulator"]] == row["types"]
+        assert {row.get("since"), row.get("before")} - {None} <= set(known_versions())
+        assert row["source"].startswith(("asked ", "microsoft/", "onnx/", "openvinotoolkit/"))
+
+
+def test_rows_are_about_types_that_a_kernel_or_a_function_body_takes() -> None:
+    for target, row in every_row():
+        domain, _, op_type = row["op"].rpartition("::")
+        signature = lookup(domain, op_type, 1 if domain else 24)
+        has_body = signature is not None and signature.has_function
+        for kind in row["types"]:
+            assert has_body or takes_anywhere(target, row["op"], f"tensor({kind})"), (target, row["op"], kind)
+
+
+def test_each_version_has_one_answer() -> None:
+    said: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for target, row in every_row():
+        for kind in row["types"]:
+            said.setdefault((target, row["op"], kind), []).append(row)
+    for key, rows in said.items():
+        versions = known_versions()
+        for place in range(len(versions)):
+            holding = [row for row in rows if _holds(row, place)]
+            assert len(holding) <= 1, (key, versions[place])
+
+
+def _holds(row: dict[str, Any], place: int) -> bool:
+    versions = known_versions()
+    first = versions.index(row["since"]) if "since" in row else 0
+    last = versions.index(row["before"]) if "before" in row else len(versions)
+    return first <= place < last
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda", "webgpu", "openvino", "tensorrt"])
+def test_profiles_say_the_same_of_float16(target: str) -> None:
+    profile = tomllib.loads((DATA / "targets" / f"{target}.toml").read_text(encoding="utf-8"))
+    newest = len(known_versions()) - 1
+    rows = {row["op"]: row for row in table()[target] if "float16" in row["types"] and _holds(row, newest)}
+    for op, fact in profile["normalisations"].items():
+        if op in rows:
+            assert rows[op]["accumulator"] == fact["accumulator"], op
