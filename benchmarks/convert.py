@@ -92,7 +92,7 @@ def run_once(tool: str, python: Path | None, spec: Spec, source: Path, options: 
 def black_list() -> frozenset[str]:
     from onnxamp import get_black_list  # noqa: PLC0415 - "--help" shall be quick
 
-    return frozenset(get_black_list("default"))
+    return frozenset(get_black_list("conservative"))
 
 
 def measured(

@@ -96,7 +96,8 @@ def variants() -> Iterator[Variant]:
     for dtype in ("float16", "bfloat16"):
         for level in ("O1", "O2", "O3"):
             yield Variant(f"{level}, {dtype}", by_onnxamp(level=level, dtype=dtype))
-    yield Variant("fast, float16", by_onnxamp(lists="fast"))
+    yield Variant("conservative, float16", by_onnxamp(lists="conservative", fold=False))
+    yield Variant("fast, float16", by_onnxamp(lists="fast", fold=False))
     yield Variant(HEADLINE, by_onnxamp(lists="fast", fold=True))
     yield Variant("fast, fold, bfloat16", by_onnxamp(lists="fast", fold=True, dtype="bfloat16"))
     for name, convert in (

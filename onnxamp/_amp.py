@@ -40,7 +40,8 @@ def auto_mixed_precision(
         amp_level: what to lower: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" every op that
             has a low-precision kernel. For "auto", use :func:`onnxamp.convert_model`.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
-        lists: the preset of white and black lists: "mindspore", "paddle", "default" or "fast".
+        lists: the preset of white and black lists: "mindspore", "paddle", "default",
+            "conservative" or "fast".
 
     Returns:
         The converted ModelProto, or a Graph for a Graph.
@@ -61,7 +62,7 @@ def auto_mixed_precision(
         True
     """
     level = amp_level_of(amp_level, _LEVELS, "auto_mixed_precision")
-    return _converted(network, Options.of(level, {"dtype": dtype, "lists": lists, "strict": True}))
+    return _converted(network, Options.of(level, {"dtype": dtype, "lists": lists, "strict": True, "fold": False}))
 
 
 def _converted(network: Any, options: Options) -> Any:
@@ -152,7 +153,7 @@ def custom_mixed_precision(
     nothing = Preset("none", "", {}, {}, folds_batch_norm=False)
     level, strict = ("O1", False) if white_list is not None else ("O2", True)
     lists = {"white_list": white_list, "black_list": black_list, "lists": nothing}
-    options = Options.of(level, {"dtype": dtype, "strict": strict, **lists})
+    options = Options.of(level, {"dtype": dtype, "strict": strict, "fold": False, **lists})
     if black_list is not None:
         missing = [op for op in preset("mindspore").black if op not in options.user_black]
         warn(f"{op} is on MindSpore's black list, but not on yours." for op in missing)
@@ -202,7 +203,7 @@ def auto_cast(
     """
     found = amp_level_of(level, ("O0", "OD", "O1", "O2"), "auto_cast")
     keywords = {"dtype": dtype, "white_list": custom_white_list, "black_list": custom_black_list, "lists": "paddle"}
-    options = Options.of("O1" if found == "OD" else found, {**keywords, "strict": not use_promote})
+    options = Options.of("O1" if found == "OD" else found, {**keywords, "strict": not use_promote, "fold": False})
     if found == "OD":
         options = replace(options, rule=_only(options.white))
     with active_within(_ACTIVE, options if enable and found != "O0" else None):

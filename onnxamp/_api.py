@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 from onnx import ModelProto
 
 from onnxamp._convert.convert import CONVERSION, Conversion, Converted, Sink, begun, convert, convert_to_file
+from onnxamp._convert.deciding import analyse_model
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._convert.upgrades import analyse_model
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
@@ -74,7 +74,9 @@ def convert_model(
             has a low-precision kernel, "auto" what measured errors allow (see :func:`tune_model`).
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy or ml_dtypes type, or as an ONNX
             element type such as ``onnx.TensorProto.BFLOAT16``.
-        lists: the preset of white and black lists: "default", "fast", "mindspore" or "paddle". Level "auto" uses none.
+        lists: the preset of white and black lists: "default", "conservative", "fast", "mindspore" or "paddle". The
+            default lowers normalisations and softmax where the target's kernels accumulate them in float32;
+            "conservative" keeps them in float32 everywhere. Level "auto" uses none.
         white_list: more op types to lower; "domain::OpType" outside ai.onnx, and the names of MindSpore and Paddle
             ("Conv2d", "matmul_v2"). Overrides the preset and the level; only kernels, schemas, hazards and overrides of
             nodes stand against it.
@@ -103,8 +105,10 @@ def convert_model(
         opset: the opset of the result: "auto" upgrades an old model to the least opset that lets more become low, where
             that saves Casts or the type needs it, op by op and as far as results stay the same; "keep" never upgrades;
             a number is the opset to upgrade to first.
-        fold: first fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch
-            normalisations into weights; upgrades the model if such an op needs a newer opset.
+        fold: fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch normalisations
+            into weights; upgrades the model if such an op needs a newer opset. None folds the patterns that become low
+            precision only as one op, where that makes the result faster; False leaves all of them alone.
+        folded: outputs of the patterns that were found to pay with ``fold=None``, as plans hold them.
         rescale: first multiply constants by powers of two, exactly, so that values fit the low-precision type that
             overflow on ``samples``; folds patterns as ``fold`` does. None for level "auto" alone, where that pays. See
             :doc:`/how-to/rescale`.

@@ -12,7 +12,9 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, TensorProto, TypeProto
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.ops.op_layer_normalization import LayerNormalization as EvaluatedLayerNorm
 from onnx.reference.ops.op_reduce_sum import ReduceSum_13
+from onnx.reference.ops.op_rms_normalization import RMSNormalization as EvaluatedRMSNorm
 
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import run
@@ -78,6 +80,27 @@ class ReduceSum(ReduceSum_13):
         return (total.astype(data.dtype),)
 
 
+class LayerNormalization(EvaluatedLayerNorm):
+    """The schema computes in float32 (stash_type); the evaluator squares float16 numbers, which overflow."""
+
+    op_domain = ""
+
+    def _run(self, data: np.ndarray, *others: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray, ...]:
+        single = [None if other is None else as_single(other) for other in others]
+        result, *statistics = super()._run(as_single(data), *single, **attributes)
+        return (result.astype(data.dtype), *statistics)
+
+
+class RMSNormalization(EvaluatedRMSNorm):
+    """As LayerNormalization."""
+
+    op_domain = ""
+
+    def _run(self, data: np.ndarray, scale: np.ndarray, **attributes: Any) -> tuple[np.ndarray]:
+        (result,) = super()._run(as_single(data), as_single(scale), **attributes)
+        return (result.astype(data.dtype),)
+
+
 @lru_cache(maxsize=32)
 def optimizable(serialized: bytes) -> bool:
     """Whether ONNX Runtime's optimizations let the model live; at opset 21 they break some quantized ones."""
@@ -93,7 +116,10 @@ def evaluate(model: ModelProto, feeds: Mapping[str, Any]) -> Outputs | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            own = [ReduceSum] if default_opset(model) >= 13 else []
+            opset = default_opset(model)
+            own = [ReduceSum] if opset >= 13 else []
+            own += [LayerNormalization] if opset >= 17 else []
+            own += [RMSNormalization] if opset >= 23 else []
             return ReferenceEvaluator(model, new_ops=own).run(None, dict(feeds))
     except Exception:  # noqa: BLE001 - the evaluator lacks many ops; emulation takes over
         return None

@@ -10,10 +10,11 @@ import click
 from onnxamp._cli.common import new_command, show, tell
 from onnxamp._cli.options import conversion_options, format_option, library_option, model_argument, options_of
 from onnxamp._cli.types import LevelChoice
+from onnxamp._convert.causes import cost_sentences
+from onnxamp._convert.deciding import analyse_model
 from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
-from onnxamp._convert.upgrades import analyse_model
 from onnxamp._errors import OpsetError
 from onnxamp._graph.stats import operator_counts
 from onnxamp._model.model import Model
@@ -62,6 +63,7 @@ def command(model: Path, **options: Any) -> None:
                     opset_hint(analysis),
                     fold_hint(analysis),
                     batch_norm_hint(analysis),
+                    *cost_sentences(analysis),
                 )
                 hints[level] = " ".join(filter(None, told))
     tell(dict.fromkeys(text for plan, _ in plans.values() for text in plan.warnings))

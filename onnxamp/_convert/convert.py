@@ -3,7 +3,7 @@
     Model -> prepare -> Graph -> Problem -> Pins -> Decision -> Edits -> verified copy -> Sink
 
 :func:`onnxamp._convert.analysis.analyse` covers the steps from the Graph to the Edits, which only read the model;
-:func:`onnxamp._convert.upgrades.analyse_model` runs it at the opset that pays.
+:func:`onnxamp._convert.deciding.analyse_model` runs it at the opset, and with the folds, that pay.
 :func:`convert` applies the edits to a copy and verifies it; :func:`convert_to_file` writes that copy to a file.
 """
 
@@ -17,12 +17,15 @@ from typing import Final
 from onnx import ModelProto
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.causes import Cause, find_causes
+from onnxamp._convert.deciding import analyse_model
+from onnxamp._convert.estimate import SpeedUp, expected_speed_up
 from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan, plan_json
 from onnxamp._convert.raising import low_note
 from onnxamp._convert.rounding import RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.summary import Summary, summarize
-from onnxamp._convert.upgrades import Proof, analyse_model
+from onnxamp._convert.upgrades import Proof
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
@@ -136,6 +139,8 @@ class Conversion(Shown):
         weights: name of a weight -> numbers of elements that overflowed, underflowed or were flushed.
         bytes_before: size of all weights of the source in bytes.
         bytes_after: size of all weights of the target in bytes.
+        causes: what keeps nodes in float32, how many Casts that costs, and which option would lower them.
+        speed_up: what the conversion should gain by an estimate; None where none can be made.
 
     Example:
         >>> import onnxamp, tempfile
@@ -153,6 +158,8 @@ class Conversion(Shown):
     weights: Mapping[str, ConversionCounts]
     bytes_before: int
     bytes_after: int
+    causes: tuple[Cause, ...] = ()
+    speed_up: SpeedUp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +260,12 @@ def begun(state: State | None, model: Model, sink: Sink, options: Options, plan:
 @no_collections()
 def convert_to_file(
     model: Model, sink: Sink, options: Options, plan: Plan | None = None, proof: Proof | None = None,
-    rounder: Rounder | None = None,
+    rounder: Rounder | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Conversion:  # fmt: skip
     """Convert a model that was read from a file, and write the result whole or not at all.
 
-    An unchanged model is copied byte by byte where its weights may stay where they are.
+    An unchanged model is copied byte by byte where its weights may stay where they are. ``shapes`` are those of the
+    inputs for which the speed-up is estimated, by name.
 
     Raises:
         ArgumentError: the target holds weights of the model.
@@ -287,7 +295,18 @@ def convert_to_file(
         written, counts = stored.size, {}
     _LOG.info("wrote %s: %d bytes of weights", target, written)
     notes = _notes(converted, plan)
-    return Conversion(source, target, make_plan(analysis), summary, notes, counts, stored.size, written)
+    return Conversion(
+        source=source,
+        target=target,
+        plan=make_plan(analysis),
+        summary=summary,
+        notes=notes,
+        weights=counts,
+        bytes_before=stored.size,
+        bytes_after=written,
+        causes=find_causes(analysis) if plan is None else (),
+        speed_up=expected_speed_up(analysis, shapes),
+    )
 
 
 @no_collections()
@@ -310,9 +329,17 @@ def preview(model: Model, target: Path, options: Options, plan: Plan | None = No
         notes = (*notes, f"{told} convert first sees whether the float32 model computes the same there.")
     summary = summarize(converted.prepared, converted.analysis, plan)
     made = Conversion(
-        model.path, target, make_plan(converted.analysis), summary, notes, converted.weights.counts(), model.stock.size,
-        weight_bytes(converted.proto),
-    )  # fmt: skip
+        source=model.path,
+        target=target,
+        plan=make_plan(converted.analysis),
+        summary=summary,
+        notes=notes,
+        weights=converted.weights.counts(),
+        bytes_before=model.stock.size,
+        bytes_after=weight_bytes(converted.proto),
+        causes=find_causes(converted.analysis) if plan is None else (),
+        speed_up=expected_speed_up(converted.analysis, None),
+    )
     return made, converted.proto
 
 

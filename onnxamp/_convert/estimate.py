@@ -21,9 +21,10 @@ from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
+from onnxamp._ops.profiles import profile_of
 from onnxamp._runtime.switch import Ports
 from onnxamp._target.costs import LAUNCH, costs_on
-from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, work_of
+from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, device_for, work_of
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed
@@ -118,6 +119,69 @@ def time_of(analysis: Analysis, estimate: Estimate) -> float:
         if launches := estimate.launches(node):
             time += launches * LAUNCH_US + estimate.work(node).time(device, low=node.index in low)
     return time + sum(map(estimate.cast_time, estimate.casts(analysis.ports, analysis.decision)))
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedUp:
+    """What a conversion should gain, by an estimate.
+
+    Attributes:
+        device: the device that the estimate is for, as ``_data/devices.toml`` calls it.
+        before: microseconds of a run in float32.
+        after: microseconds of a run of the result.
+        shapes: the shapes of the inputs for which these hold, by name.
+    """
+
+    device: str
+    before: float
+    after: float
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def factor(self) -> float:
+        """How many times as fast the result should be."""
+        return self.before / self.after
+
+
+def expected_speed_up(analysis: Analysis, shapes: Mapping[str, tuple[int, ...]] | None) -> SpeedUp | None:
+    """Return what a conversion should gain.
+
+    None where the target computes no faster in low precision, where sizes are open, and where nothing is low.
+
+    Args:
+        analysis: what was decided.
+        shapes: shapes of the inputs, by name; those that the model declares without.
+    """
+    device, graph = _usual_device(analysis.options.target), analysis.graph
+    declared = declared_shapes(graph) if shapes is None else shapes
+    if not device or declared is None or not any(analysis.decision.low):
+        return None
+    estimate = Estimate(graph, device_called(device), shapes_at(graph, declared))
+    before = sum(
+        launches * LAUNCH_US + estimate.work(node).time(estimate.device, low=False)
+        for node in graph.nodes
+        if (launches := estimate.launches(node))
+    )
+    return SpeedUp(device, before, time_of(analysis, estimate), declared) if before else None
+
+
+def _usual_device(target: str) -> str:
+    """Return the device that a target usually runs on; "" if it computes no faster in low precision."""
+    profile = profile_of(target)
+    honours_types = profile is None or profile.values["honours_types"]
+    return device_for(target) or (DEFAULT_DEVICE if honours_types else "")
+
+
+def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
+    """Return the shapes of the model's inputs, by name; None if one has an open dimension."""
+    scope, found = graph.scopes[0], dict[str, tuple[int, ...]]()
+    for value in scope.inputs:
+        shape = graph.shapes[value]
+        sizes = () if shape is None else tuple(size for size in shape if size is not None)
+        if shape is None or len(sizes) < len(shape):
+            return None
+        found[graph.values[value].name] = sizes
+    return found
 
 
 def time_on_target(analysis: Analysis) -> float:

@@ -6,6 +6,7 @@ The savings are computed by solving the same problem again without the pins in q
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.deciding import is_low
 from onnxamp._convert.held_back import held_back
 from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT, LOW_TYPES
@@ -47,16 +48,16 @@ def opset_hint(analysis: Analysis) -> str | None:
 def fold_hint(analysis: Analysis) -> str | None:
     """Which patterns of the model are decomposed, and how many Casts folding saves; None if there are none."""
     options, graph = analysis.options, analysis.graph
-    if options.folds or options.level == Level.O0:
+    if options.fold is not False or options.folds or options.level == Level.O0:
         return None
     folds = graph.ask(find_folds, with_weights=False)
     opset = reachable(graph, folds, options.target, options.highest_opset(graph.book.opsets[""]))
     folds = [fold for fold in folds if fold.opset <= opset]
     if not folds:
         return None
-    text = f"{_told_as_decomposed(folds)}; --fold makes one op of each"
+    text = f"{_told_as_decomposed(folds)}; without --no-fold each becomes one op"
     able = [fold for fold in folds if fold.op not in options.black]
-    able = [fold for fold in able if not all(_is_low(analysis, node) for node in fold.nodes)]
+    able = [fold for fold in able if not all(is_low(analysis, node) for node in fold.nodes)]
     inside = {node for fold in able for node in fold.nodes}
     before_them = filter(None, (graph.producer(value) for node in inside for value in graph.nodes[node].inputs))
     freed = {node.index: frozenset({Reason.FUSION}) for node in before_them} | dict.fromkeys(inside, _OF_PATTERNS)
@@ -65,7 +66,7 @@ def fold_hint(analysis: Analysis) -> str | None:
     if saved > 0:
         text = f"{text}, and saves {saved} of {before} Casts"
     if options.level in (Level.O1, Level.O2) and any(fold.op in options.black for fold in folds):
-        text = f"{text}. With --lists fast normalisations can then be low precision, too"
+        text = f"{text}. With --lists default normalisations can then be low precision, too"
     return f"{text}."
 
 
@@ -81,7 +82,7 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
     parted = {
         node.index: _OF_BATCH_NORMS
         for producer, node in constant_batch_norms(graph, graph.constants.tensors.__contains__)
-        if producer.index in of_node and _is_low(analysis, producer.index) and not _is_low(analysis, node.index)
+        if producer.index in of_node and is_low(analysis, producer.index) and not is_low(analysis, node.index)
     }
     able = {node for fold in batch_norms(graph) for node in fold.nodes} if parted else set[int]()
     parted = {node: reasons for node, reasons in parted.items() if node in able}
@@ -96,11 +97,6 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
 
 _OF_BATCH_NORMS: Final = frozenset({Reason.NO_KERNEL, Reason.BLACK})
 """Reasons that keep a BatchNormalization in float32, but not the Conv whose weights it is folded into."""
-
-
-def _is_low(analysis: Analysis, node: int) -> bool:
-    """Whether all variables of the node are low."""
-    return all(analysis.decision.low[variable] for variable in analysis.ports.of_node.get(node, {}).values())
 
 
 _OF_PATTERNS: Final = frozenset({Reason.DECOMPOSED, Reason.EPSILON, Reason.FUSION, Reason.BLACK})

@@ -33,21 +33,12 @@ Proof = Callable[[Graph], str | None]
 """Tells what is wrong with an upgraded float32 model, in a clause; None if it computes what the original does."""
 
 
-def analyse_model(
+def at_best_opset(
     model: Model, options: Options, plan: Plan | None = None, proof: Proof | None = None, least: int = 1
 ) -> tuple[Prepared, Analysis]:
     """Prepare a model and decide its precision, at the opset that ``options.opset`` asks for or that pays.
 
-    Args:
-        model: the model.
-        options: the options of the conversion.
-        plan: decisions to repeat, at the opset that they were made for.
-        proof: judges an upgrade that nobody asked for.
-        least: the opset that the caller needs, whether it pays or not.
-
-    Raises:
-        OpsetError: an opset that was asked for, or that the low-precision type needs, cannot be reached.
-        Others as :func:`onnxamp._rewrite.prepare.prepare` and :func:`onnxamp._convert.analysis.analyse`.
+    Arguments and errors are those of :func:`onnxamp._convert.deciding.analyse_model`.
     """
     prepared = raised(model, options)
     current = prepared.graph.book.opsets[""]

@@ -1,4 +1,4 @@
-"""Proof of upgrades: the float32 model at the newer opset computes what the original does."""
+"""Proof of upgrades and folds: the float32 model at the newer opset, or with single ops, computes what it did."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ _SAME: Final = Limits(tolerance=1e-5)
 
 @dataclass(frozen=True, slots=True)
 class UpgradeProof:
-    """Compares upgraded models with the original, each opset once.
+    """Compares upgraded and folded models with the original, each once.
 
     Attributes:
         comparison: has the original and its inputs, and keeps its outputs.
@@ -24,19 +24,20 @@ class UpgradeProof:
 
     comparison: Comparison
     progress: Callable[[int, int], None] | None = None
-    _verdicts: dict[int, str | None] = field(default_factory=dict)
+    _verdicts: dict[tuple[int, frozenset[tuple[str, int]]], str | None] = field(default_factory=dict)
+    """Opset and numbers of ops of a model -> what is wrong with it."""
 
     def __call__(self, graph: Graph) -> str | None:
         """What is wrong with the upgraded model, in a clause; None if nothing is, or the original does not run."""
-        opset = graph.book.opsets[""]
-        if opset not in self._verdicts:
+        changed = graph.book.opsets[""], frozenset((key, len(nodes)) for key, nodes in graph.by_key.items())
+        if changed not in self._verdicts:
             upgraded = Model(graph.model, graph.folder, origin=self.comparison.reference.model)
             exact = replace(self.comparison, limits=_SAME)
             report = exact.compare(upgraded, layers=False, progress=self.progress)
             why = report.failure or next(iter(report.warnings), "its outputs differ")
             is_same = report.passed or report.skipped
-            self._verdicts[opset] = None if is_same else f"float32 results would change already: {why.rstrip('.')}"
-        return self._verdicts[opset]
+            self._verdicts[changed] = None if is_same else f"float32 results would change already: {why.rstrip('.')}"
+        return self._verdicts[changed]
 
     @property
     def has_refused(self) -> bool:

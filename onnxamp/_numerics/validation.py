@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
 from onnxamp._model.formats import is_text
@@ -116,8 +118,24 @@ def convert_and_compare(
         why = report.failure or next(iter(report.warnings), "")
         reports[0] = replace(reports[0], failure=None, skipped=f"Float32 itself is wrong there: {why}")
 
-    made = convert_to_file(model, replace(sink, approve=approve), options, plan, proof, validation.rounder)
+    made = convert_to_file(
+        model,
+        replace(sink, approve=approve),
+        options,
+        plan,
+        proof,
+        validation.rounder,
+        shapes=_shapes(validation.comparison),
+    )
     return made, reports[0]
+
+
+def _shapes(comparison: Comparison) -> Mapping[str, tuple[int, ...]] | None:
+    """Return the shapes of the first sample by input; None where there is none to be had."""
+    if not comparison.samples.has(0):
+        return None
+    feeds = comparison.samples[0].items()
+    return {name: feed.shape for name, feed in feeds if isinstance(feed, np.ndarray)}
 
 
 def load_result(result: Model, original: Model, place: Provider | None) -> Loaded:

@@ -43,6 +43,7 @@ class OptionKeywords(TypedDict, total=False):
     keep_functions: bool
     opset: int | OpsetWord
     fold: bool | None
+    folded: Iterable[str]
     rescale: bool | None
     rescaling: Rescaling | None
     split_k: bool

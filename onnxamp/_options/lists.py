@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 
-PresetName = Literal["default", "fast", "mindspore", "paddle"]
+PresetName = Literal["default", "conservative", "fast", "mindspore", "paddle"]
 PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
 
 
@@ -23,6 +23,8 @@ class Preset:
     black: Mapping[str, str]
     folds_batch_norm: bool
     """Whether an inference BatchNormalization behind a Conv takes the Conv's precision, to be folded into it."""
+    trusts_kernels: bool = False
+    """Whether black ops may be low on targets whose kernels accumulate them in float32."""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The framework's own name of an operator or layer -> the ONNX op types that it becomes."""
 
@@ -43,11 +45,25 @@ def preset(lists: str) -> Preset:
 
 @cache
 def _read_preset(lists: str) -> Preset:
+    data = _preset_data(lists)
+    removed = data.get("not_black", {})
+    return Preset(
+        name=lists,
+        summary=data["summary"],
+        white=data["white"],
+        black={op: source for op, source in data["black"].items() if op not in removed},
+        folds_batch_norm=data.get("folds_batch_norm", False),
+        trusts_kernels=data.get("trusts_kernels", False),
+        names={name: tuple(ops) for name, ops in data.get("names", {}).items()},
+    )
+
+
+def _preset_data(lists: str) -> dict[str, Any]:
+    """Return the fields of a preset's file, together with those of the preset that it extends."""
     text = resources.files("onnxamp").joinpath(f"_data/oplists/{lists}.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
-    folds = bool(data.get("folds_batch_norm", False))
-    names = {name: tuple(ops) for name, ops in data.get("names", {}).items()}
-    return Preset(lists, data["summary"], data["white"], data["black"], folds, names)
+    base = data.get("extends")
+    return data if base is None else _preset_data(base) | data
 
 
 @cache
@@ -69,7 +85,7 @@ def get_white_list(lists: str = "mindspore") -> list[str]:
     """Op types that a preset lowers. The counterpart of ``mindspore.amp.get_white_list``.
 
     Args:
-        lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default" or "fast".
+        lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default", "conservative" or "fast".
 
     Returns:
         A new list of op types; "domain::OpType" outside ai.onnx.
@@ -91,8 +107,11 @@ def get_white_list(lists: str = "mindspore") -> list[str]:
 def get_black_list(lists: str = "mindspore") -> list[str]:
     """Op types that a preset keeps in float32. The counterpart of ``mindspore.amp.get_black_list``.
 
+    The list of "default" names all that it keeps in float32 on some target: where the kernels of a target accumulate an
+    op in float32, the conversion lowers it (``onnxamp lists default`` says where).
+
     Args:
-        lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default" or "fast".
+        lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default", "conservative" or "fast".
 
     Returns:
         A new list of op types; "domain::OpType" outside ai.onnx.

@@ -22,6 +22,7 @@ from onnxamp._options.levels import Level, check_level
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
 from onnxamp._options.opsets import OpsetWord, check_opset
 from onnxamp._options.rescaling import Rescaling
+from onnxamp._target.accumulators import float32_accumulators
 from onnxamp._target.kernels import TARGETS, check_target
 from onnxamp._target.versions import AUTO
 
@@ -112,9 +113,12 @@ class Options:
         " any; with keep none.", metavar="auto|keep|N",
     )  # fmt: skip
     fold: bool | None = _option(
-        None, "--fold/--no-fold", "First fold decomposed normalisations, Gelu and Softmax into single ops [no; but"
-        " batch normalisations into weights, where the target needs it].",
-    )  # fmt: skip
+        None,
+        "--fold/--no-fold",
+        "Fold decomposed normalisations, Gelu and Softmax into single ops, and batch normalisations into weights [where"
+        " that makes the result faster].",
+    )
+    folded: tuple[str, ...] = ()
     rescale: bool | None = _option(
         None, "--rescale/--no-rescale", "First multiply constants by powers of two, so that values fit the"
         " low-precision type that overflow on the inputs; folds patterns, too [at level auto, where that pays].",
@@ -141,6 +145,7 @@ class Options:
             "force_low": checked_texts("force_low", self.force_low),
             "keep_nodes": checked_names("keep_nodes", self.keep_nodes),
             "custom_ops": custom_ops_of(self.custom_ops),
+            "folded": checked_names("folded", self.folded),
             "low_weights": checked_texts("low_weights", self.low_weights),
             "target": check_target(self.target),
             "from_dtype": self.from_dtype if self.from_dtype in (None, "auto") else low_type(self.from_dtype).name,
@@ -215,7 +220,12 @@ class Options:
     def black(self) -> frozenset[str]:
         """Op types to keep in float32; the user's lists override the preset, which level O3 leaves out."""
         preset = frozenset[str]() if self.level == Level.O3 else frozenset(self.preset.black)
-        return (preset - self.user_white) | self.user_black
+        return (preset - self.trusted - self.user_white) | self.user_black
+
+    @cached_property
+    def trusted(self) -> frozenset[str]:
+        """Op types that the preset lowers because the target's low-precision kernels accumulate them in float32."""
+        return float32_accumulators(self.target, self.dtype) if self.preset.trusts_kernels else frozenset()
 
     @cached_property
     def listed_by_user(self) -> frozenset[str]:
@@ -229,8 +239,13 @@ class Options:
 
     @property
     def folds(self) -> bool:
-        """Whether patterns are folded: those of normalisations hold squares, which fit nothing."""
+        """Whether all patterns are folded: those of normalisations hold squares, which fit nothing."""
         return bool(self.fold or self.rescale)
+
+    @property
+    def may_fold(self) -> bool:
+        """Whether those patterns are folded with which the result is faster."""
+        return self.fold is None and not self.folds and self.level != Level.O0
 
     @property
     def lacks_ranges(self) -> bool:

@@ -7,9 +7,10 @@ from functools import partial
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.deciding import analyse_model
 from onnxamp._convert.estimate import Estimate, low_nodes, shapes_at, time_of
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._convert.upgrades import Proof, analyse_model
+from onnxamp._convert.upgrades import Proof
 from onnxamp._dtypes import low_type
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model

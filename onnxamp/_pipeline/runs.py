@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxamp._convert.upgrades import analyse_model
+from onnxamp._convert.deciding import analyse_model
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile

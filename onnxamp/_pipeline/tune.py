@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Final, Unpack
 
 from onnxamp._convert.convert import Conversion, Sink
+from onnxamp._convert.deciding import analyse_model
 from onnxamp._convert.plan import Plan
-from onnxamp._convert.upgrades import analyse_model
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import ModelSource
 from onnxamp._numerics.diff import Comparison

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from onnxamp._audit.findings import Audit
+from onnxamp._convert.causes import told
 from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import HazardRow, Plan
 from onnxamp._numerics.results import Cure, DiffReport
@@ -28,6 +29,8 @@ from onnxamp._state.plain import as_data
 
 _ROWS: Final = 12
 """Rows of a table that the terminal shows without -v, and op types that a sentence names."""
+_SIZES: Final = 40
+"""Characters of the sizes of inputs that a figure gives."""
 _READERS: Final = 3
 """Readers of a weight that a table names."""
 _HAZARDS: Final = {
@@ -55,11 +58,12 @@ def conversion_report(
         _verdict(made, validation),
         (str(made.source), str(made.target)),
         where_it_ran(validation),
-        (*worst_figure(validation), *_figures(made)),
+        (*worst_figure(validation), *_figures(made), *_speed_up(made)),
         (
             parts.section("Warnings", _warnings(made.plan), is_detail=True),
             parts.section("Kept in float32 to pass validation", _healed(validation)),
             *comparison_sections(validation),
+            parts.section("What float32 costs", _causes(made)),
             parts.section(_hazard_title(made.plan), _hazards(made.plan), on_page=False),
             parts.section("Large weights that stay float32", _kept(made)),
             parts.section("Weights that lost elements", _losses(made)),
@@ -148,6 +152,24 @@ def _figures(made: Conversion) -> tuple[parts.Figure, ...]:
         *([parts.Figure("weights", size(made.bytes_after), weights, f"weights {size(made.bytes_after)}")]
           if made.bytes_before else []),
     )  # fmt: skip
+
+
+def _speed_up(made: Conversion) -> Iterator[parts.Figure]:
+    """What the conversion should gain."""
+    expected = made.speed_up
+    if expected is None:
+        return
+    sizes = ", ".join(f"{name} {'×'.join(map(str, shape)) or 'a scalar'}" for name, shape in expected.shapes.items())
+    shown = sizes if len(sizes) <= _SIZES else "the inputs' sizes"
+    remark = f"estimate for {expected.device} at {shown}, not measured: onnxamp bench measures it"
+    yield parts.Figure("speed-up", f"{expected.factor:.2f}×", remark, f"estimated speed-up {expected.factor:.2f}×")
+
+
+def _causes(made: Conversion) -> Iterator[parts.Item]:
+    """What keeps nodes in float32 and costs Casts, and the options that save them."""
+    for cause in made.causes:
+        if cause.casts:
+            yield parts.Item(told(cause), parts.Level.NOTE, count(cause.casts, "Cast"))
 
 
 def _healed(validation: DiffReport | None) -> Iterator[parts.Part]:

@@ -24,7 +24,7 @@ from onnxamp._ops.profiles import folded_first, profile_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.casts import remove_idle_casts
-from onnxamp._rewrite.fold import BATCH_NORM, fold_graph
+from onnxamp._rewrite.fold import BATCH_NORM, Selection, fold_graph
 from onnxamp._rewrite.pairs import remove_pairs
 from onnxamp._rewrite.rescale import rescale_graph
 from onnxamp._rewrite.split_k import split_graph
@@ -119,9 +119,8 @@ def with_casts(model: Model, options: Options) -> Prepared:
     if options.level != Level.O0 or options.freeze_defaults:
         proto = _frozen(proto, options.freeze_defaults, notes)
     graph = _graph(model, proto)
-    kinds = None if options.folds else _folded_first(options)
-    if kinds is None or kinds:
-        folded = fold_graph(graph, options, kinds, find_overrides(graph, options).of_node if kinds else ())
+    if selection := _folds_of(graph, options):
+        folded = fold_graph(graph, options, selection)
         requested, graph = requested or (options.folds and folded.graph is not graph), folded.graph
         notes, unfolded = [*notes, *folded.notes], folded.refused
     if options.rescaling is not None and options.level != Level.O0:
@@ -131,6 +130,16 @@ def with_casts(model: Model, options: Options) -> Prepared:
     split = split_graph(graph, options)
     graph, notes = split.graph, [*notes, *split.notes]
     return Prepared(graph, tuple(notes), requested, unfolded=unfolded)
+
+
+def _folds_of(graph: Graph, options: Options) -> Selection:
+    """Return the folds that are made before anything is decided."""
+    if options.folds:
+        return Selection(every=True)
+    kinds = _folded_first(options)
+    spared = frozenset(find_overrides(graph, options).of_node) if kinds else frozenset[int]()
+    outputs = frozenset(options.folded) if options.may_fold else frozenset[str]()
+    return Selection(kinds=kinds, spared=spared, outputs=outputs)
 
 
 def _folded_first(options: Options) -> frozenset[str]:

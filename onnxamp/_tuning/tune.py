@@ -22,10 +22,10 @@ from onnx import ModelProto
 
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import convert
+from onnxamp._convert.deciding import analyse_model
 from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
 from onnxamp._convert.raising import reference_of
 from onnxamp._convert.rounding import MADE_UP
-from onnxamp._convert.upgrades import analyse_model
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.accept import Accept, AcceptLike
@@ -217,8 +217,8 @@ def _tune_once(
     reference = reference_of(model, options)
     comparison = Comparison.of(reference, samples, None, backend.provider, budget=search.budget, workers=shared.workers)
     proof = UpgradeProof(comparison)
-    upgraded, _ = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
-    graph = upgraded.graph
+    upgraded, analysis = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
+    graph, options = upgraded.graph, replace(options, folded=analysis.options.folded)
     estimate = Estimate(
         graph, device, bound_shapes(graph, check_inputs(graph.model, samples[0]) if samples.has(0) else {})
     )

@@ -53,7 +53,8 @@ def convert_all_but(
     Raises:
         As :func:`onnxamp.convert_model`.
     """
-    keywords = {"strict": True, "lists": _NO_LISTS, "black_list": _keys(model.ask(graph_of), op_types, known)}
+    black = _keys(model.ask(graph_of), op_types, known)
+    keywords = {"strict": True, "lists": _NO_LISTS, "black_list": black, "fold": False}
     settings = Options.of(Level.O2, keywords | options)
     rounder = None
     if settings.lacks_ranges or settings.compensates:

@@ -198,11 +198,11 @@ def _requested(level: str, dtype: DtypeLike, decorated: Decorated | None, cast: 
         ArgumentError: a value is unknown, or they contradict each other.
     """
     if decorated is None and cast is None:
-        return Options.of(level, {"dtype": dtype})
+        return Options.of(level, {"dtype": dtype, "lists": "conservative", "fold": False})
     if (level, dtype_name(dtype)) != ("O0", "float16"):
         raise ArgumentError("A decorated model or auto_cast sets level and dtype: leave both at their defaults.")
     if cast is None:
-        return Options.of("O2", {"dtype": decorated.dtype if decorated else dtype, "lists": "paddle"})
+        return Options.of("O2", {"dtype": decorated.dtype if decorated else dtype, "lists": "paddle", "fold": False})
     if decorated is not None and (cast.level, cast.dtype) != ("O2", decorated.dtype):
         raise ArgumentError(
             f"The model is decorated at O2 in {decorated.dtype}, but auto_cast says {cast.level} in {cast.dtype}."

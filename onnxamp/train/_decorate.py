@@ -163,7 +163,7 @@ def _decorated(model: Any, dtype: str, excluded: Excluded, saved: str | None, ma
         return "high" if excluded.takes(node) or op_key(node) in NORMALISATIONS else None
 
     source = Model.of(model).embedded()
-    low = convert_as(source, Options.of("O2", {"dtype": dtype, "lists": "paddle", "rule": rule}))
+    low = convert_as(source, Options.of("O2", {"dtype": dtype, "lists": "paddle", "fold": False, "rule": rule}))
     if saved in LOW_TYPES:
         check_opset(source, Options.of("O2", {"dtype": saved}))
     return Decorated(low, source, dtype, excluded.texts, saved, master_grad)

@@ -73,5 +73,5 @@ def test_lists_are_copies(lists: str) -> None:
 
 
 def test_unknown_lists() -> None:
-    with pytest.raises(onnxamp.ArgumentError, match="choose one of default, fast, mindspore, paddle"):
+    with pytest.raises(onnxamp.ArgumentError, match="choose one of default, conservative, fast, mindspore, paddle"):
         onnxamp.get_white_list("none")

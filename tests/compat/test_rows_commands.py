@@ -100,8 +100,8 @@ def _() -> None:
 
 @row("`--op_types_to_include OP`, `-opi OP`")
 def _() -> None:
-    assert "Softmax" not in low(converted())
-    assert "Softmax" in low(converted("--white", "Softmax"))
+    assert "Softmax" not in low(converted("--lists", "conservative"))
+    assert "Softmax" in low(converted("--lists", "conservative", "--white", "Softmax"))
 
 
 @row("`--data_max X`")

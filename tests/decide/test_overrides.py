@@ -27,6 +27,7 @@ def model() -> ModelProto:
 
 def low(**options: Any) -> set[str]:
     """Nodes with a low variable."""
+    options = {"lists": "conservative", **options}
     return {row.node for row in onnxamp.plan_model(model(), **options).rows if row.low and row.op != "initializer"}
 
 

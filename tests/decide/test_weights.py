@@ -69,7 +69,7 @@ def casts(model: ModelProto) -> list[Sequence[str]]:
 @pytest.mark.parametrize(("dtype", "elem"), [("float16", TensorProto.FLOAT16), ("bfloat16", TensorProto.BFLOAT16)])
 @pytest.mark.parametrize(("text", "rounded"), [(LOOKUP, "e"), (TIED, "e"), (CLIPPED, "e"), (JOINED, "e"), (ALONE, "")])
 def test_a_large_table_is_low_and_rows_are_cast(text: str, rounded: str, level: str, dtype: str, elem: int) -> None:
-    result = onnxamp.convert_model(model_of(text), level, dtype=dtype)
+    result = onnxamp.convert_model(model_of(text), level, dtype=dtype, lists="conservative")
     onnx.checker.check_model(result, full_check=True)
     assert tables(result) == [elem]
     (lookup,) = (node for node in result.graph.node if node.op_type == "Gather")
@@ -79,9 +79,16 @@ def test_a_large_table_is_low_and_rows_are_cast(text: str, rounded: str, level: 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("text", [LOOKUP, CLIPPED, JOINED, ALONE])
 def test_a_small_table_is_not_worth_a_cast(text: str, level: str) -> None:
-    result = onnxamp.convert_model(model_of(text, SMALL), level)
+    result = onnxamp.convert_model(model_of(text, SMALL), level, lists="conservative")
     assert tables(result) == [TensorProto.FLOAT]
     assert ("e",) not in casts(result)
+
+
+@pytest.mark.parametrize("text", [LOOKUP, TIED])
+def test_a_small_table_follows_a_low_reader(text: str) -> None:
+    result = onnxamp.convert_model(model_of(text, SMALL))
+    assert tables(result) == [TensorProto.FLOAT16]
+    assert len(casts(result)) == 1, "of the output"
 
 
 @pytest.mark.parametrize("options", [{"black_list": ["Gather"]}, {"keep_high": ["e"]}, {"level": "O0"}])

@@ -37,7 +37,7 @@ RESIDUAL = """(float[2,3,8] X) => (float[2,3,8] Y) {
 }"""
 
 
-@pytest.mark.parametrize(("lists", "adds"), [("default", False), ("fast", True)])
+@pytest.mark.parametrize(("lists", "adds"), [("conservative", False), ("default", True)])
 def test_sums_go_with_the_normalisation_behind_them(lists: str, adds: bool) -> None:
     """Alone in low precision an Add would not be one op with the LayerNormalization, and gain nothing."""
     model = add_weights(parse(RESIDUAL), {"w": (8, 8), "g": (8,), "s": (8,)})
@@ -50,9 +50,10 @@ def test_sums_go_with_the_normalisation_behind_them(lists: str, adds: bool) -> N
 def test_opaque_ops_stand_where_precision_changes() -> None:
     """The proxy is float32 throughout; where a Cast stands inside an island, ONNX Runtime does not fuse it."""
     model = add_weights(parse(RESIDUAL), {"w": (8, 8), "g": (8,), "s": (8,)})
-    found = proxy(model, "O2", keep_high=["n"], force_low=["b"])
+    options = {"lists": "conservative", "keep_high": ["n"], "force_low": ["b"]}
+    found = proxy(model, "O2", **options)
     assert {tensor.data_type for tensor in found.graph.initializer} == {onnx.TensorProto.FLOAT}
-    low = onnxamp.convert_model(model, "O2", keep_high=["n"], force_low=["b"])
+    low = onnxamp.convert_model(model, "O2", **options)
     assert [node.op_type for node in found.graph.node] == [
         "Max" if node.op_type == "Cast" else node.op_type for node in low.graph.node
     ]

@@ -26,6 +26,7 @@ from repository import MODELS
 import onnxamp
 from onnxamp import convert_file
 from onnxamp._convert.plan import load_plan
+from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._ops.facts import op_facts
 from onnxamp._patterns.forms import Choice, Form, Number, Op, Pattern, Var, form_table
 from onnxamp._runtime.inputs import check_inputs
@@ -370,17 +371,17 @@ def test_files_with_external_data(tmp_path: Path) -> None:
         assert np.array_equal(numpy_helper.to_array(tensor), weights[tensor.name])
 
 
-@pytest.mark.parametrize("wishes", [{"level": "O3"}, {"lists": "fast"}, {}], ids=str)
+@pytest.mark.parametrize("wishes", [{"level": "O3"}, {"lists": "conservative"}, {}], ids=str)
 def test_what_folding_would_save_is_what_it_saves(wishes: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(network(), path)
-    made = convert_file(path, tmp_path / "low.onnx", **wishes)
-    hint = next(note for note in made.notes if "--fold" in note)
-    assert hint.startswith("1 LayerNorm and 1 Gelu are decomposed into single ops; --fold makes one op of each")
+    made = convert_file(path, tmp_path / "low.onnx", fold=False, **wishes)
+    hint = next(note for note in made.notes if "--no-fold" in note)
+    assert hint.startswith("1 LayerNorm and 1 Gelu are decomposed into single ops; without --no-fold each becomes one")
     plain, other = (ops(onnxamp.convert_model(network(), **wishes, fold=fold)).count("Cast") for fold in (False, True))
     assert (f"saves {plain - other} of {plain} Casts" in hint) == (other < plain)
-    assert ("--lists fast" in hint) == (not wishes)
-    assert not any("--fold" in note for note in convert_file(path, tmp_path / "low.onnx", fold=True, **wishes).notes)
+    assert ("--lists default" in hint) == ("lists" in wishes)
+    assert not any("--no-fold" in note for note in convert_file(path, tmp_path / "low.onnx", fold=True, **wishes).notes)
 
 
 def test_reports_tell_of_folds(tmp_path: Path) -> None:
@@ -390,10 +391,76 @@ def test_reports_tell_of_folds(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     assert "Upgraded from opset 17 to 20, for the sake of 1 Gelu." in told.output
     assert "Folded 1 LayerNorm and 1 Gelu." in told.output
-    assert "1 LayerNorm and 1 Gelu are decomposed" in commands.run("inspect", path).output
-    onnxamp.convert_file(path, low)
+    assert "1 LayerNorm and 1 Gelu are decomposed" in commands.run("inspect", path, "--no-fold").output
+    onnxamp.convert_file(path, low, fold=False)
     told = commands.run("check", low, "--static")
     assert "1 LayerNorm is decomposed into single ops, with 2 Casts around" in " ".join(told.output.split())
+
+
+# --- folding by default -------------------------------------------------------------------------------------------
+
+
+def test_patterns_are_folded_where_that_makes_the_result_faster(tmp_path: Path) -> None:
+    """The LayerNorm may be low as one op. The Gelu is low as it is, so it stays, and the opset with it."""
+    onnx.save(network(), tmp_path / "model.onnx")
+    made = convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx")
+    result = onnx.load(tmp_path / "low.onnx")
+    assert ops(result).count("LayerNormalization") == 1
+    assert {"Erf", "Sqrt"} & set(ops(result)) == {"Erf"}
+    assert ops(result).count("Cast") == 2, "of the model's input and output"
+    assert result.opset_import[0].version == 17
+    assert "Folded 1 LayerNorm." in made.notes
+    plain = ops(onnxamp.convert_model(network(), fold=False)).count("Cast")
+    assert f"Folding saves {plain - 2} of {plain} new Casts; --no-fold leaves the patterns as they are." in made.notes
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"fold": False},
+        {"level": "O0"},
+        {"level": "O1"},
+        {"lists": "conservative"},
+        {"lists": "mindspore"},
+        {"keep_nodes": ["r"]},
+        {"black_list": ["Pow"]},
+        {"black_list": ["LayerNormalization"]},
+        {"target": "cuda@1.24"},
+    ],
+    ids=str,
+)
+def test_patterns_stay_where_their_op_would_not_be_low_or_the_user_named_a_node(wishes: dict[str, Any]) -> None:
+    result = ops(onnxamp.convert_model(network(), **wishes))
+    assert "LayerNormalization" not in result
+    assert "Sqrt" in result
+
+
+def test_what_is_folded_by_default_stays_within_the_opset_that_is_asked_for() -> None:
+    assert "LayerNormalization" in ops(onnxamp.convert_model(network(13)))
+    assert "LayerNormalization" not in ops(onnxamp.convert_model(network(13), opset="keep"))
+    plan = onnxamp.plan_model(network(), opset="keep")
+    assert plan.options.folded == ("t",)
+
+
+def test_a_plan_repeats_the_folds_that_were_found_to_pay(tmp_path: Path) -> None:
+    model = network(13)
+    plan = onnxamp.plan_model(model)
+    plan.save(tmp_path / "plan.json")
+    assert onnxamp.apply_plan(model, load_plan(tmp_path / "plan.json")) == onnxamp.convert_model(model)
+
+
+def test_a_fold_that_would_change_results_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UpgradeProof, "__call__", lambda *_: "float32 results would change already")
+    onnx.save(network(), tmp_path / "model.onnx")
+    told = commands.run("convert", tmp_path / "model.onnx", "-o", tmp_path / "low.onnx")
+    assert told.exit_code == 0, told.output
+    assert "Not folded into single ops: float32 results would change already." in told.output
+    assert "LayerNormalization" not in ops(onnx.load(tmp_path / "low.onnx"))
+
+
+def test_converting_a_folded_result_again_changes_nothing() -> None:
+    result = onnxamp.convert_model(network())
+    assert onnxamp.convert_model(result) == result
 
 
 def test_tuning_folds_first() -> None:

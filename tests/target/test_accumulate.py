@@ -31,7 +31,7 @@ def test_rows_have_sources_and_known_versions() -> None:
         assert set(row["types"]) <= {"float16", "bfloat16"}
         assert row["accumulator"] == "float32" or [row["accumulator"]] == row["types"]
         assert {row.get("since"), row.get("before")} - {None} <= set(known_versions())
-        assert row["source"].startswith(("asked ", "microsoft/", "onnx/", "openvinotoolkit/"))
+        assert row["source"].startswith(("asked ", "microsoft/", "onnx/", "openvinotoolkit/", "NVIDIA/"))
 
 
 def test_rows_are_about_types_that_a_kernel_or_a_function_body_takes() -> None:

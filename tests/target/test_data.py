@@ -16,7 +16,7 @@ from repository import ROOT
 DATA = ROOT / "onnxamp" / "_data"
 DUMPS = ROOT.parent / "shared" / "kernels"
 SCRIPT = ROOT / "scripts" / "make_kernel_tables.py"
-LISTS = ("default", "fast", "mindspore", "paddle")
+LISTS = ("conservative", "default", "fast", "mindspore", "paddle")
 TABLES = ("cpu", "cuda")
 PLUGINS = ("webgpu",)
 ASKED = ("tensorrt", "openvino")
@@ -25,7 +25,12 @@ needs_dumps = pytest.mark.skipif(not DUMPS.is_dir(), reason="the raw dumps do no
 
 
 def preset(name):
-    return tomllib.loads((DATA / "oplists" / f"{name}.toml").read_text(encoding="utf-8"))
+    content = tomllib.loads((DATA / "oplists" / f"{name}.toml").read_text(encoding="utf-8"))
+    content = preset(content.pop("extends")) | content if "extends" in content else content
+    removed = content.pop("not_black", {})
+    assert removed.keys() <= content["black"].keys()
+    content["black"] = {op: source for op, source in content["black"].items() if op not in removed}
+    return content
 
 
 def kernels(name):
@@ -63,7 +68,7 @@ def test_each_preset_is_tested():
 @pytest.mark.parametrize("name", LISTS)
 def test_preset_is_well_formed(name):
     content = preset(name)
-    assert set(content) - {"folds_batch_norm", "names"} == {"summary", "white", "black"}
+    assert set(content) - {"folds_batch_norm", "names", "trusts_kernels"} == {"summary", "white", "black"}
     names = content.get("names", {})
     assert list(names) == sorted(names)
     assert all(ops == list(dict.fromkeys(ops)) for ops in names.values())
@@ -83,8 +88,9 @@ def test_preset_names_existing_ops(name, known_ops):
 
 
 def test_presets_contain_each_other():
-    default, fast = preset("default"), preset("fast")
-    assert fast["white"] == default["white"]
+    default, conservative, fast = preset("default"), preset("conservative"), preset("fast")
+    assert default["white"] == conservative["white"] == fast["white"]
+    assert default["black"] == conservative["black"]
     assert fast["black"].items() < default["black"].items()
     for name in ("mindspore", "paddle"):
         assert set(preset(name)["white"]) <= set(default["white"])

@@ -213,7 +213,18 @@ def test_convert_file_at_level_auto(tolerance: float) -> None:
 
 def test_page() -> None:
     result = run(
-        "tune", ENCODER, "-o", "out.onnx", "--tolerance", "5e-4", "--samples", 1, "--html", "report.html", "-q"
+        "tune",
+        ENCODER,
+        "-o",
+        "out.onnx",
+        "--tolerance",
+        "5e-4",
+        "--samples",
+        1,
+        "--html",
+        "report.html",
+        "-q",
+        "--no-fold",
     )
     assert (result.exit_code, result.output) == (0, "")
     page = Path("report.html").read_text(encoding="utf-8")

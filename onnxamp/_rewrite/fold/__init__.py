@@ -4,6 +4,6 @@ The forms are data (``_data/folds.toml``); each kind has conditions of its own t
 """
 
 from onnxamp._rewrite.fold.batch_norm import KIND as BATCH_NORM
-from onnxamp._rewrite.fold.fold import fold_graph
+from onnxamp._rewrite.fold.fold import Selection, fold_graph
 
-__all__ = ["BATCH_NORM", "fold_graph"]
+__all__ = ["BATCH_NORM", "Selection", "fold_graph"]

@@ -1,8 +1,7 @@
 """Folding a whole model: which folds there are, the opset that they need, and the model with them."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxamp._errors import OpsetError
@@ -12,6 +11,7 @@ from onnxamp._ops.signature import lookup
 from onnxamp._options.options import Options
 from onnxamp._patterns.forms import form_table
 from onnxamp._rewrite.fold.apply import apply_folds
+from onnxamp._rewrite.fold.batch_norm import KIND as BATCH_NORM
 from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import find_folds
 from onnxamp._rewrite.upgrade.upgrade import upgraded
@@ -28,24 +28,56 @@ class Folded:
     refused: tuple[str, ...]
 
 
-def fold_graph(
-    graph: Graph, options: Options, kinds: AbstractSet[str] | None = None, spared: Collection[int] = ()
-) -> Folded:
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which folds are made.
+
+    Attributes:
+        every: all of them.
+        kinds: those of these kinds (:attr:`Fold.kind`) that contain none of the nodes ``spared``.
+        outputs: those that make a value of one of these names.
+    """
+
+    every: bool = False
+    kinds: frozenset[str] = frozenset()
+    spared: frozenset[int] = frozenset()
+    outputs: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return self.every or bool(self.kinds or self.outputs)
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether folds are among them that compute new weights, which takes reading the old ones."""
+        return self.every or BATCH_NORM in self.kinds
+
+    def takes(self, graph: Graph, fold: Fold) -> bool:
+        """Return whether a fold of the graph is made."""
+        if self.every or output_of(graph, fold) in self.outputs:
+            return True
+        return fold.kind in self.kinds and fold.nodes.isdisjoint(self.spared)
+
+
+def output_of(graph: Graph, fold: Fold) -> str:
+    """Return the name of the value that a fold makes."""
+    return graph.nodes[fold.last].proto.output[0]
+
+
+def fold_graph(graph: Graph, options: Options, selection: Selection) -> Folded:
     """Fold decomposed patterns into the standard ops that they are; the same graph where there is nothing to fold.
 
     The model is upgraded where an op needs it, as far as ``options.opset`` allows and the target loads it.
 
     Args:
         graph, options: of the conversion.
-        kinds: fold these alone, as :attr:`Fold.kind` calls them; None for all.
-        spared: nodes that stay what they are.
+        selection: which folds to make.
 
     Raises:
         ModelError: the model breaks a rule of ONNX.
     """
     current, notes, refused = graph.book.opsets[""], list[str](), list[str]()
     target, ceiling = options.target, options.highest_opset(current)
-    possible = _wanted(find_folds(graph, with_weights=False), kinds, spared)
+    possible = [fold for fold in find_folds(graph, with_weights=False) if selection.takes(graph, fold)]
     wanted = reachable(graph, possible, target, ceiling)
     if wanted > current:
         try:
@@ -54,7 +86,8 @@ def fold_graph(
             notes.append(f"Upgraded from opset {current} to {wanted}, for the sake of {needed}.")
         except OpsetError as error:
             refused.append(str(error))
-    folds = _wanted(find_folds(graph), kinds, spared)
+    found = find_folds(graph, with_weights=selection.changes_weights)
+    folds = [fold for fold in found if selection.takes(graph, fold)]
     reached = graph.book.opsets[""]
     ready = [fold for fold in folds if fold.opset <= reached]
     late = [fold for fold in folds if fold.opset > reached]
@@ -66,11 +99,6 @@ def fold_graph(
     apply_folds(graph, ready, result)
     folded = Graph.of(result, graph.folder)
     return Folded(folded, (*notes, f"Folded {told(ready)}."), tuple(refused))
-
-
-def _wanted(folds: list[Fold], kinds: AbstractSet[str] | None, spared: Collection[int]) -> list[Fold]:
-    able = (fold for fold in folds if kinds is None or fold.kind in kinds)
-    return [fold for fold in able if fold.nodes.isdisjoint(spared)]
 
 
 def reachable(graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | None) -> int:

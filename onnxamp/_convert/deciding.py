@@ -1,0 +1,105 @@
+"""Decisions about a model before any of it is rewritten: its opset, what is folded, the precision of every float.
+
+A decomposed pattern becomes the single op that it is where this makes the result faster: where the op can be low
+precision although the pattern cannot. Whoever can run both models proves that the folded one computes the same.
+"""
+
+from dataclasses import replace
+
+from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.estimate import time_on_target
+from onnxamp._convert.plan import Plan
+from onnxamp._convert.upgrades import Proof, at_best_opset
+from onnxamp._decide.overrides import find_overrides
+from onnxamp._graph.graph import Graph
+from onnxamp._model.model import Model
+from onnxamp._options.options import Options
+from onnxamp._rewrite.fold.fold import output_of
+from onnxamp._rewrite.fold.search import find_folds
+from onnxamp._rewrite.prepare import Prepared
+
+
+def analyse_model(
+    model: Model, options: Options, plan: Plan | None = None, proof: Proof | None = None, least: int = 1
+) -> tuple[Prepared, Analysis]:
+    """Prepare a model and decide its precision.
+
+    The options of the analysis name the patterns that were folded (:attr:`Options.folded`), so that a plan repeats it.
+
+    Args:
+        model: the model.
+        options: the options of the conversion.
+        plan: decisions to repeat, at the opset that they were made for.
+        proof: judges upgrades and folds that nobody asked for.
+        least: the opset that the caller needs, whether it pays or not.
+
+    Raises:
+        OpsetError: an opset that was asked for, or that the low-precision type needs, cannot be reached.
+        Others as :func:`onnxamp._rewrite.prepare.prepare` and :func:`onnxamp._convert.analysis.analyse`.
+    """
+    if plan is not None or not options.may_fold:
+        return at_best_opset(model, options, plan, proof, least)
+    unproven: list[Graph] = []
+    unfolded = at_best_opset(model, options, None, unproven.append, least)
+    folded = _folded(model, unfolded[1], least)
+    why = None
+    if folded is not None:
+        why = proof(folded[1].graph) if proof is not None else None
+        if why is None:
+            return folded
+    if unproven and proof is not None:
+        unfolded = at_best_opset(model, options, None, proof, least)
+    if why is None:
+        return unfolded
+    refused = f"Not folded into single ops: {why}."
+    return replace(unfolded[0], refused=(*unfolded[0].refused, refused)), unfolded[1]
+
+
+def _folded(model: Model, unfolded: Analysis, least: int) -> tuple[Prepared, Analysis] | None:
+    """Return what is decided with those patterns folded that become low by it; None if the result is no faster."""
+    options, candidates = unfolded.options, _candidates(unfolded)
+    if not candidates:
+        return None
+    prepared, analysis = at_best_opset(model, replace(options, folded=candidates), least=least)
+    lowered = _lowered(analysis)
+    if lowered and len(lowered) < len(candidates):
+        prepared, analysis = at_best_opset(model, replace(options, folded=lowered), least=least)
+    if not lowered or time_on_target(analysis) >= time_on_target(unfolded):
+        return None
+    return replace(prepared, notes=(*prepared.notes, _note(unfolded, analysis))), analysis
+
+
+def _candidates(analysis: Analysis) -> tuple[str, ...]:
+    """Return the outputs of the patterns that are not low as they are, unless the user named one of their nodes."""
+    graph, options = analysis.graph, analysis.options
+    folds = graph.ask(find_folds, with_weights=False)
+    if not folds:
+        return ()
+    kept = set(find_overrides(graph, options).of_node)
+    kept |= {node for key in options.user_black for node in graph.by_key.get(key, ())}
+    return tuple(
+        output_of(graph, fold)
+        for fold in folds
+        if fold.nodes.isdisjoint(kept) and not all(is_low(analysis, node) for node in fold.nodes)
+    )
+
+
+def _lowered(analysis: Analysis) -> tuple[str, ...]:
+    """Return the outputs of the folded patterns whose single ops are low."""
+    folded = frozenset(analysis.options.folded)
+    return tuple(
+        value.name
+        for value in analysis.graph.values
+        if value.name in folded and value.producer in analysis.ports.of_node and is_low(analysis, value.producer)
+    )
+
+
+def is_low(analysis: Analysis, node: int) -> bool:
+    """Return whether all precision variables of a node are low."""
+    return all(analysis.decision.low[variable] for variable in analysis.ports.of_node.get(node, {}).values())
+
+
+def _note(before: Analysis, after: Analysis) -> str:
+    first, last = len(before.edits.casts), len(after.edits.casts)
+    saves = f" saves {first - last} of {first} new Casts" if last < first else " makes the result faster"
+    return f"Folding{saves}; --no-fold leaves the patterns as they are."

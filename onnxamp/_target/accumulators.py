@@ -1,0 +1,37 @@
+"""Which low-precision kernels accumulate in float32, by target: ``_data/accumulate.toml``."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from onnxamp._ops.tables import read_table
+from onnxamp._target.versions import device_of, is_older, known_versions, version_of
+
+
+@cache
+def float32_accumulators(target: str, dtype: str) -> frozenset[str]:
+    """Return the op types whose kernels for a low-precision type accumulate in float32 on a target.
+
+    Ops that lose digits all the same, because they subtract the mean in low precision, are left out. Nothing is known
+    of a target without a row.
+
+    Args:
+        target: the target, possibly with a version of ONNX Runtime ("cuda@1.24"); the newest known one without it.
+        dtype: "float16" or "bfloat16".
+    """
+    version = version_of(target) or known_versions()[-1]
+    return frozenset(
+        row["op"]
+        for row in read_table("accumulate").get(device_of(target), ())
+        if dtype in row["types"]
+        and row["accumulator"] == "float32"
+        and not row.get("cancels", False)
+        and _holds(row, version)
+    )
+
+
+def _holds(row: Mapping[str, Any], version: str) -> bool:
+    """Return whether a row is about a version of ONNX Runtime."""
+    is_early = "since" in row and is_older(version, row["since"])
+    is_late = "before" in row and not is_older(version, row["before"])
+    return not is_early and not is_late
