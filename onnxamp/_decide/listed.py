@@ -7,6 +7,7 @@ from typing import Final
 
 from onnxamp._decide.ports import HIGH
 from onnxamp._decide.problem import Problem
+from onnxamp._decide.variables import unknown_floats
 from onnxamp._decide.verdicts import Reason, Verdict
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
@@ -84,6 +85,8 @@ def _refusal(problem: Problem, pins: Mapping[int, Verdict], node: Node) -> _Refu
         return None
     if node.signature is None or problem.graph.scopes[node.scope].opaque:
         return _Refusal(_SCHEMA, "its schema is unknown, or that of an op around it")
+    if unknown := unknown_floats(problem.graph, node):
+        return _Refusal(_SCHEMA, f"nothing tells the type of {problem.graph.values[unknown[0]].name!r} beside it")
     if node.key in op_facts().pinned_parameters:
         return _Refusal(_SCHEMA, "what it reads must not be rounded")
     return _Refusal(_SCHEMA, f"that of opset {node.signature.since} allows no {problem.options.low.name}")

@@ -47,6 +47,19 @@ def find_variables(
     return finder.finish()
 
 
+def unknown_floats(graph: Graph, node: Node) -> list[int]:
+    """Values of unknown types that a node reads or makes, and that may be floats by its schema.
+
+    Nobody can tell which types the node may have beside them.
+    """
+    if node.signature is None or not graph.untyped or node.key in op_facts().control_flow:
+        return []
+    ports = [(value, node.signature.input(position)) for position, value in enumerate(node.inputs)]
+    ports += [(value, node.signature.output(position)) for position, value in enumerate(node.outputs)]
+    unknown = [(value, port) for value, port in ports if value in graph.untyped and port is not None]
+    return [value for value, port in unknown if any(map(holds_float, node.signature.params.get(port.type, ())))]
+
+
 @dataclass(slots=True)
 class _Finder:
     """Finds the precision variables of a graph, node by node."""
@@ -152,7 +165,7 @@ class _Finder:
 
     def node(self, node: Node) -> None:
         key = node.key
-        if node.signature is None or self.graph.scopes[node.scope].opaque:
+        if node.signature is None or self.graph.scopes[node.scope].opaque or unknown_floats(self.graph, node):
             self.fixed(node)
         elif key in self.facts.control_flow:
             self.control_flow(node)
@@ -164,7 +177,7 @@ class _Finder:
             self.plain(node)
 
     def fixed(self, node: Node) -> None:
-        """Keep a node without a schema in float32 on all sides."""
+        """Keep a node in float32 on all sides: one without a schema, or beside a value that may be any float."""
         for port, value in enumerate(node.inputs):
             if self.is_float(value):
                 self.consumed[node.index][port] = HIGH

@@ -43,6 +43,11 @@ class Graph(View, Asked):
         return infer_types(self)
 
     @cached_property
+    def untyped(self) -> frozenset[int]:
+        """Values of unknown type, as custom ops make them."""
+        return frozenset(value for value, kind in enumerate(self.types) if kind is None)
+
+    @cached_property
     def shapes(self) -> Sequence[Shape | None]:
         """Shape by value index, see :func:`read_shapes`."""
         return self.shapes_at({})

@@ -5,14 +5,14 @@ nor a rule determines the type of an output, the file's declaration does.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, tensor_type
-from onnxamp._graph.view import ABSENT, Node, Scope, View
+from onnxamp._dtypes import ELEM_NUMBERS, tensor_type
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature
 
@@ -21,10 +21,10 @@ Types = Sequence[str | None]
 
 
 def infer_types(view: View) -> Types:
-    """Type of every value of the view. Complexity: linear in nodes and ports.
+    """Type of every value of the view. Complexity: near linear in nodes and ports.
 
-    Declarations count for graph inputs, and for outputs that neither the schema nor a rule determines. A value of
-    unknown type counts as float32 if its readers' other operands require that.
+    Declarations count for graph inputs, and for outputs that neither the schema nor a rule determines. A type that is
+    still unknown follows from the other ports of the nodes that make and read the value, wherever they are.
     """
     types: list[str | None] = [None] * (len(view.values) + 1)  # the last entry is that of ABSENT
     for scope in view.scopes:
@@ -49,7 +49,7 @@ def infer_types(view: View) -> Types:
             if value != ABSENT and types[value] is None:
                 types[value] = kind or declared.get(value)
     del types[ABSENT]
-    _backward(view, types)
+    _settle(view, types)
     return types
 
 
@@ -182,19 +182,87 @@ def carried(view: View, node: Node) -> list[tuple[int, int]]:
     return []
 
 
-def _backward(view: View, types: list[str | None]) -> None:
-    """Set values of unknown type to float32 if their readers' other operands require that."""
-    for value, kind in enumerate(types):
-        if kind is not None or not view.uses[value]:
-            continue
-        for node, port in view.consumers(value):
-            formal = node.signature.input(port) if node.signature else None
-            if node.signature is None or formal is None or node.key in op_facts().control_flow:
-                continue
-            bound = bind(node.signature, [None if v == ABSENT else types[v] for v in node.inputs])
-            required = formal.type if formal.type == FLOAT else bound.get(node.signature.param(formal, port))
-            if required == FLOAT:
-                types[value] = FLOAT
+def _settle(view: View, types: list[str | None]) -> None:
+    """Let types that are still unknown follow from the other ports of the nodes around them, until nothing changes.
+
+    Near linear: each value gets a type once, and only then are the nodes around it looked at again.
+    """
+    unknown = (value for value, kind in enumerate(types) if kind is None)
+    waiting = dict.fromkeys(sorted({node for value in unknown for node in _around(view, value)}))
+    while waiting:
+        node = next(iter(waiting))
+        del waiting[node]
+        for value, kind in _implied(view, view.nodes[node], types):
+            if value != ABSENT and types[value] is None and kind is not None:
+                types[value] = kind
+                waiting.update(dict.fromkeys(_around(view, value)))
+
+
+def _around(view: View, value: int) -> Iterator[int]:
+    """The nodes that produce or read a value, and the owners of bodies that it enters or leaves."""
+    named = view.values[value]
+    if named.producer != ABSENT:
+        yield named.producer
+    yield from (node for node, _ in view.uses[value])
+    passed = [scope for scope, _ in view.results[value]]
+    if named.origin is Origin.INPUT:
+        passed.append(named.scope)
+    yield from (view.scopes[scope].owner for scope in passed if scope != 0)
+
+
+def _implied(view: View, node: Node, types: Sequence[str | None]) -> Iterable[tuple[int, str | None]]:
+    """Values that a node reads, makes or passes into bodies, with the types that its other values imply."""
+    if node.signature is None:
+        return ()
+    if node.key in op_facts().control_flow:
+        return _passed(view, node, types)
+    return _shared(node, node.signature, types)
+
+
+def _shared(node: Node, signature: Signature, types: Sequence[str | None]) -> Iterator[tuple[int, str | None]]:
+    """Types by the node's schema: ports with the same type parameter have the same type."""
+    inputs = [None if value == ABSENT else types[value] for value in node.inputs]
+    bound = bind(signature, inputs)
+    for position, value in enumerate(node.outputs):
+        port = signature.output(position)
+        kind = None if value == ABSENT else types[value]
+        if port is not None and kind is not None:
+            bound.setdefault(signature.param(port, position), kind)
+    for position, value in enumerate(node.inputs):
+        port = signature.input(position)
+        if port is not None and value != ABSENT and inputs[position] is None:
+            allowed = signature.params.get(port.type)
+            kind = port.type if allowed is None else bound.get(signature.param(port, position)) or _only(allowed)
+            inputs[position] = kind
+            yield value, kind
+    yield from zip(node.outputs, output_types(node.proto, node.key, signature, inputs), strict=True)
+
+
+def _passed(view: View, node: Node, types: Sequence[str | None]) -> Iterator[tuple[int, str | None]]:
+    """Types by what control flow passes into bodies, through them and out of them."""
+    if node.key == "SequenceMap":  # whose bodies get and return elements
+        yield from zip(node.outputs, _control_flow(view, node, types), strict=True)
+        return
+    for one, other in _alike(view, node):
+        if ABSENT not in (one, other):
+            kind = types[one] or types[other]
+            yield from ((one, kind), (other, kind))
+
+
+def _alike(view: View, node: Node) -> Iterator[tuple[int, int]]:
+    """Pairs of values (ABSENT for none) that are one value, or one state of a loop, on two sides of a body."""
+    for source, target in carried(view, node):
+        yield node.input(source), _at(node.outputs, target)
+    for _, body in node.bodies:
+        scope = view.scopes[body]
+        for inner, source in zip(scope.inputs, body_sources(node, len(scope.inputs)), strict=True):
+            yield inner, node.input(source) if source >= 0 else ABSENT
+        for inner, target in zip(scope.outputs, body_targets(node, len(scope.outputs)), strict=True):
+            yield inner, _at(node.outputs, target)
+
+
+def _at(values: Sequence[int], position: int) -> int:
+    return values[position] if 0 <= position < len(values) else ABSENT
 
 
 def output_types(

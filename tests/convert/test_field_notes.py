@@ -311,8 +311,8 @@ def test_07_blocked_loop_stays_float32() -> None:
     assert one.outputs == [SINGLE, SINGLE]
 
 
-def test_07_a_state_that_a_kept_function_makes_stays_float32() -> None:
-    """Its type is that of the function's result, which is not looked into."""
+def test_07_a_state_that_a_kept_function_makes_gets_a_cast() -> None:
+    """The function is not looked into: it reads and makes float32, as the body of the loop reveals."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 22, "my": 1]>
         g (float[3,3] X) => (float[3,3] Y) {
             f = my.Foo (X)
@@ -326,10 +326,15 @@ def test_07_a_state_that_a_kept_function_makes_stays_float32() -> None:
         <domain: "my", opset_import: ["": 22]> Foo (a) => (b) { b = Relu (a) }""")
     result = onnxamp.convert_model(model, "O3", keep_functions=True, keep_io_types=False)
     onnx.checker.check_model(result, full_check=True)
-    (one,) = typed(result, "Loop")
+    (one,), (call,) = typed(result, "Loop"), typed(result, "Foo")
     (body,) = subgraphs(one.node)
-    assert body.output[1].type.tensor_type.elem_type == TensorProto.FLOAT
+    assert body.output[1].type.tensor_type.elem_type == TensorProto.FLOAT16
     assert {node.inputs[0] for node in typed(result, "MatMul")} == {LOW}
+    casts = {node.node.output[0]: node.node.input[0] for node in typed(result, "Cast")}
+    assert call.inputs == [SINGLE]
+    assert casts[call.node.input[0]] == "X"
+    assert casts[one.node.input[2]] == call.node.output[0]
+    assert {info.type.tensor_type.elem_type for info in result.graph.output} == {TensorProto.FLOAT16}
 
 
 def test_08_untidy_nodes_are_sorted() -> None:
