@@ -88,6 +88,8 @@ def _constant_hazards(graph: RaisedGraph) -> Iterator[Finding]:
     for rule in (masks, constant_ranges, epsilons, index_hazards, integer_products):
         owner = ABSENT
         for hazard in rule(graph, graph.low):
+            if hazard.value != ABSENT and graph.actual[hazard.value] != graph.low.tensor:
+                continue
             node, is_telling = graph.nodes[hazard.node], _IS_TELLING.get(hazard.reason)
             numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
             shown = [x for x in numbers if x is not None and is_telling is not None and is_telling(x, graph.low)]

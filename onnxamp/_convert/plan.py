@@ -10,6 +10,7 @@ from typing import Any, Final
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.decision import explain
 from onnxamp._decide.variable_names import variable_names
+from onnxamp._decide.verdicts import Hazard
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
@@ -138,22 +139,21 @@ def make_plan(analysis: Analysis) -> Plan:
         op = "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
         decided = op, verdict.low, verdict.reason.value, verdict.detail
         rows.append(PlanRow(str(name), name.scope, name.node, name.param, name.rank, *decided))
-    hazards = tuple(
-        HazardRow(
-            graph.nodes[h.node].label, graph.nodes[h.node].key, _is_low(analysis, h.node), h.reason.value, h.detail
-        )
-        for h in analysis.problem.hazards
-        if analysis.ports.of_node.get(h.node)
-    )
+    hazards = tuple(filter(None, (_hazard_row(analysis, hazard) for hazard in analysis.problem.hazards)))
     return Plan(
         analysis.options, graph.book.opsets[""], tuple(rows), hazards, len(analysis.edits.casts),
         analysis.decision.cost, analysis.pins.warnings,
     )  # fmt: skip
 
 
-def _is_low(analysis: Analysis, node: int) -> bool:
-    """Whether any variable of the node is low."""
-    return any(analysis.decision.low[variable] for variable in analysis.ports.of_node[node].values())
+def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
+    """What became of a hazard; None if there was nothing to decide."""
+    node = analysis.graph.nodes[hazard.node]
+    variables = analysis.ports.at(node, hazard.value)
+    if not variables:
+        return None
+    is_low = any(analysis.decision.low[variable] for variable in variables)
+    return HazardRow(node.label, node.key, is_low, hazard.reason.value, hazard.detail)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -23,10 +23,10 @@ Rule = Callable[[Graph, LowType], Iterator[Hazard]]
 
 
 def find_hazards(graph: Graph, low: LowType) -> list[Hazard]:
-    """All hazards of a graph, in node order; a node may have several, one of each reason, rare ones first."""
+    """All hazards of a graph, in node order; a node may have several, one of each reason and value, rare ones first."""
     found = [hazard for rule in RULES for hazard in rule(graph, low)]
     ranked = sorted(found, key=lambda hazard: hazard.rare, reverse=True)
-    unique = {(hazard.node, hazard.reason): hazard for hazard in reversed(ranked)}
+    unique = {(hazard.node, hazard.reason, hazard.value): hazard for hazard in reversed(ranked)}
     return sorted(unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value))
 
 
@@ -222,7 +222,7 @@ def _adds_constant(graph: Graph, node: Node) -> bool:
 
 def index_hazards(graph: Graph, _low: LowType) -> Iterator[Hazard]:
     """Integers, positions and sizes carried in floats; see :mod:`onnxamp._decide.positions`."""
-    yield from index_paths(graph)
+    yield from graph.ask(index_paths).hazards
     yield from position_paths(graph)
 
 

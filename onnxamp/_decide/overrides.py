@@ -1,13 +1,13 @@
 """Overrides of single nodes, by name patterns and by a rule, with warnings about names that match nothing."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import NodeProto
 
 from onnxamp._decide.list_names import absent_names, nearest, taken_off
-from onnxamp._decide.verdicts import Reason
+from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
@@ -60,6 +60,20 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
     unknown, absent = absent_names(graph, options)
     weights = _weights(graph, options, matched) if options.weight_patterns else frozenset[int]()
     return Overrides(overrides, weights, [*_unmatched(graph, options, matched), *unknown, *taken_off(options)], absent)
+
+
+def forced_hazards(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]) -> Iterator[str]:
+    """Sentences about nodes that the user forces low against hazards: one per override and kind of hazard."""
+    found: dict[tuple[str, Reason], dict[int, Hazard]] = {}
+    for hazard in hazards:
+        override = overrides.of_node.get(hazard.node)
+        if override is not None and override.low and hazard.reason is not Reason.FUSION:  # whose Casts are shielded
+            found.setdefault((override.detail, hazard.reason), {}).setdefault(hazard.node, hazard)
+    for (detail, reason), rows in found.items():
+        first = next(iter(rows.values()))
+        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        label = graph.nodes[first.node].label
+        yield f"{detail} lowers {label!r}{more} although that is known to break: {reason.value}: {first.detail}."
 
 
 def _from_patterns(node: Node, options: Options, matched: set[str]) -> list[Override]:

@@ -8,10 +8,12 @@ from onnx import NodeProto
 
 from onnxamp._decide.hazards import beyond_init_max
 from onnxamp._decide.listed import listed, unmet_lists
-from onnxamp._decide.ports import HIGH, Layout, PortVariables
+from onnxamp._decide.overrides import forced_hazards
+from onnxamp._decide.ports import HIGH, LOW, Layout, PortVariables
 from onnxamp._decide.precedence import Claims
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
+from onnxamp._decide.signature import signature_warnings
 from onnxamp._decide.straight import high_nodes, reads_no_input, straight_pairs
 from onnxamp._decide.variable_names import variable_names
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
@@ -85,16 +87,26 @@ def find_pins(
         return collector.finish()
     heeded = [one for one in problem.hazards if one.reason not in freed.get(one.node, ()) and collector.heeds(one)]
     for hazard in (*heeded, *(beyond_init_max(graph, options) if options.init_max is not None else ())):
-        collector.keep(hazard.node, hazard.reason, hazard.detail)
+        collector.heed(hazard)
+    if options.hazards and options.level != Level.O0:
+        collector.claims.warnings += signature_warnings(graph, options)
     for index, why in (unfit_nodes(graph, options) | dict(measured or {})).items():
         collector.keep(index, Reason.MEASURED, why)
     collector.lists()
     pins = collector.finish()
+    forced = forced_hazards(graph, problem.overrides, (hazard for hazard in heeded if _is_low(problem, pins, hazard)))
     made_up = options.rescaling is not None and options.rescaling.made_up
     warned = (_MADE_UP,) if made_up else ()
     if computes_low(options.target) and any(not verdict.low for verdict in pins.verdicts.values()):
         warned = (*warned, _NOT_HONOURED.format(target=options.target))
-    return replace(pins, warnings=(*pins.warnings, *unmet_lists(problem, pins.verdicts), *warned))
+    return replace(pins, warnings=(*pins.warnings, *forced, *unmet_lists(problem, pins.verdicts), *warned))
+
+
+def _is_low(problem: Problem, pins: Pins, hazard: Hazard) -> bool:
+    """Whether what a hazard is about is pinned to low precision."""
+    ports = problem.ports
+    found = (pins.verdicts.get(ports.root(v)) for v in ports.at(problem.graph.nodes[hazard.node], hazard.value))
+    return any(verdict.low for verdict in found if verdict is not None)
 
 
 _MADE_UP = "Exponents follow from made-up inputs, which reach other ranges than real ones: give samples (--inputs)."
@@ -128,6 +140,8 @@ class _Collector:
     preferred: set[int] = field(default_factory=set)
     worthy: set[int] = field(default_factory=set)
     fallbacks: list[int] = field(default_factory=list)
+    climbed: set[int] = field(default_factory=set)
+    """Constants that :meth:`constant` has seen to."""
     freedoms: dict[object, Freedom] = field(default_factory=dict)
     """Answers of the kernel tables by all that they depend on."""
 
@@ -146,6 +160,29 @@ class _Collector:
         """Pin a node to float32."""
         for variable in self.ports.of_node.get(node, {}).values():
             self.claims.pin(variable, Verdict(variable, False, reason, why), hard=hard)
+
+    def heed(self, hazard: Hazard) -> None:
+        """Pin what a hazard is about to float32; what comes in low precision anyway may stay so."""
+        if hazard.value != ABSENT and self.ports.produced[hazard.value] == LOW:
+            return
+        node = self.graph.nodes[hazard.node]
+        for variable in self.ports.at(node, hazard.value):
+            self.claims.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
+        if self.options.user_white and hazard.reason is not Reason.FUSION:
+            for value in node.inputs if hazard.value == ABSENT else (hazard.value,):
+                self.constant(value, hazard)
+
+    def constant(self, value: int, hazard: Hazard) -> None:
+        """Pin what makes and moves a constant that a hazard needs as it is, where the user's white list has it."""
+        constants = self.graph.constants
+        while value != ABSENT and value not in self.climbed and constants.is_constant(value):
+            self.climbed.add(value)
+            maker = self.graph.producer(value)
+            if maker is None:
+                return
+            if maker.key in self.options.user_white:
+                self.keep(maker.index, hazard.reason, f"makes a number for {self.graph.nodes[hazard.node].label!r}")
+            value = maker.input(0)
 
     def heeds(self, hazard: Hazard) -> bool:
         """Whether the options let a hazard decide."""

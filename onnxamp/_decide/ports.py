@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from onnxamp._graph.view import ABSENT
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.record import record
 
 HIGH: Final = -1
@@ -80,3 +80,12 @@ class PortVariables:
     def root(self, variable: int) -> int:
         """The variable that decides for this one; HIGH, LOW and NONE stand for themselves."""
         return self.roots[variable] if variable >= 0 else variable
+
+    def at(self, node: Node, value: int = ABSENT) -> set[int]:
+        """Variables of a node: those of the ports that carry a value, or all of them."""
+        if value == ABSENT:
+            return {*self.of_node.get(node.index, {}).values()}
+        found = {self.consumed[node.index][port] for port, read in enumerate(node.inputs) if read == value}
+        if value in node.outputs:
+            found.add(self.produced[value])
+        return {variable for variable in found if variable >= 0}

@@ -1,45 +1,124 @@
 """Integers carried in floats: indices, sizes, counters, positions. float16 holds them up to 2048, bfloat16 to 256."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.types import transfers
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 
 _FLOATS = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+_WIDE = frozenset({FLOAT, "tensor(double)"})
 _INTEGERS = frozenset({"tensor(int32)", "tensor(int64)", "tensor(uint32)", "tensor(uint64)"})
 
 
-def index_paths(graph: Graph) -> Iterator[Hazard]:
-    """Index arithmetic upstream of Casts to integers, and of sizes and scales, stays float32.
+@dataclass(frozen=True, slots=True)
+class Indices:
+    """Numbers that become integers, sizes or steps: their hazards, and all values on the way, with what they are."""
 
-    The walk stops at all other ops (Conv, MatMul, activations), so an image that is cast to integers at the end does
-    not keep a whole network in float32. Complexity: linear; each node is visited once.
+    hazards: tuple[Hazard, ...]
+    values: Mapping[int, str]
+
+
+def index_paths(graph: Graph) -> Indices:
+    """Index arithmetic upstream of Casts to integers, and of sizes and scales, stays float32, and so do these reads.
+
+    The walk stops at all ops that compute something else (Conv, MatMul, activations), so an image that is cast to
+    integers at the end does not keep a whole network in float32. Casts and control flow pass indices on. Complexity:
+    linear; each value is visited once.
     """
-    walk, sized = op_facts().index_arithmetic, op_facts().index_inputs
+    walk, passes = op_facts().index_arithmetic, _passes(graph)
+    counting, hazards, values = _counting(graph, passes), list[Hazard](), dict[int, str]()
     seen: set[int] = set()
     stack: list[tuple[int, str]] = []
+    for node, value, why in _counted(graph):
+        stack.append((value, f"{why} {node.label!r}"))
+        if node.key == "Range" and node.index not in seen:
+            seen.add(node.index)
+            hazards.append(Hazard(node.index, Reason.INDEX, "counts in floats"))
+        elif node.key != "Cast" or value in counting or _counts(graph, value):
+            hazards.append(Hazard(node.index, Reason.INDEX, "reads numbers that count", value=value))
+    while stack:
+        value, why = stack.pop()
+        if value in values:
+            continue
+        values[value] = why
+        producer = graph.producer(value)
+        for owner, source in passes.get(value, ()) if value in counting else ():
+            port = value if value in graph.nodes[owner].outputs else source
+            hazards.append(Hazard(owner, Reason.INDEX, why, value=port))
+            stack.append((source, why))
+        if producer is None or producer.index in seen:
+            continue
+        if producer.key in walk:
+            seen.add(producer.index)
+            hazards.append(Hazard(producer.index, Reason.INDEX, why))
+            stack += [(source, why) for source in producer.inputs if _is_wide(graph, source)]
+        elif producer.key == "Cast" and _counts(graph, value):
+            seen.add(producer.index)
+            hazards.append(Hazard(producer.index, Reason.INDEX, why))
+    return Indices(tuple(hazards), values)
+
+
+def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
+    """(node, input, what it is there) where a float becomes integers, or is a size."""
+    sized = op_facts().index_inputs
     for node in graph.nodes_of({"Cast", *sized}):
-        is_cast = node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] == FLOAT
-        if is_cast and graph.types[node.outputs[0]] in _INTEGERS:
-            stack.append((node.inputs[0], f"becomes integers at {node.label!r}"))
+        if node.key == "Cast" and _is_wide(graph, node.input(0)) and graph.types[node.outputs[0]] in _INTEGERS:
+            yield node, node.inputs[0], "becomes integers at"
         for port in sized.get(node.key, ()):
             value = node.input(port)
             if value != ABSENT and graph.types[value] == FLOAT and not _is_roi(node, port):
-                stack.append((value, f"is a size or step of {node.label!r}"))
-                if node.key == "Range" and node.index not in seen:
-                    seen.add(node.index)
-                    yield Hazard(node.index, Reason.INDEX, "counts in floats")
+                yield node, value, "is a size or step of"
+
+
+def _passes(graph: Graph) -> dict[int, list[tuple[int, int]]]:
+    """Value -> (node, value) that passes it on: into bodies, out of them, or as another type of float."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for node in graph.nodes_of({"Cast", *op_facts().control_flow}):
+        if node.key == "Cast":
+            pairs: Iterable[tuple[int, int]] = [(node.input(0), node.outputs[0])]
+        else:
+            pairs = transfers(graph, node)
+        for source, result in pairs:
+            if _is_wide(graph, source) and _is_wide(graph, result):
+                found.setdefault(result, []).append((node.index, source))
+    return found
+
+
+def _counting(graph: Graph, passes: Mapping[int, Sequence[tuple[int, int]]]) -> set[int]:
+    """Values that are passed on and may count: what is passed on to them does."""
+    results: dict[int, list[int]] = {}
+    for result, sources in passes.items():
+        for _, source in sources:
+            results.setdefault(source, []).append(result)
+    ends = (source for source in results if source not in passes and _counts(graph, source))
+    stack = [source for source in ends if graph.constants.uniform(source) is None]
+    found: set[int] = set()
     while stack:
-        value, why = stack.pop()
-        producer = graph.producer(value)
-        if producer is None or producer.index in seen or producer.key not in walk:
-            continue
-        seen.add(producer.index)
-        yield Hazard(producer.index, Reason.INDEX, why)
-        stack += [(source, why) for source in producer.inputs if source != ABSENT and graph.types[source] == FLOAT]
+        for result in results.get(stack.pop(), ()):
+            if result not in found:
+                found.add(result)
+                stack.append(result)
+    return found
+
+
+def _counts(graph: Graph, value: int) -> bool:
+    """Whether a value may count as it is: an input, a constant, integers as floats, or what is computed from such."""
+    producer = graph.producer(value)
+    if producer is None or producer.key == "Constant":
+        return graph.constants.is_constant(value) or graph.values[value].scope == 0
+    if producer.key == "Cast":
+        return graph.types[producer.input(0)] in _INTEGERS
+    return producer.key in op_facts().index_arithmetic
+
+
+def _is_wide(graph: Graph, value: int) -> bool:
+    """Whether a value is a float that low precision would round."""
+    return value != ABSENT and graph.types[value] in _WIDE
 
 
 def _is_roi(node: Node, port: int) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from onnxamp._decide.layout import layout_of
 from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, Variable
+from onnxamp._decide.signature import unfit_defaults
 from onnxamp._decide.straight import uncast_values
 from onnxamp._dtypes import FLOAT, LowType, holds_float, retyped
 from onnxamp._graph.graph import Graph
@@ -148,7 +149,7 @@ class _Finder:
                 self.sparse.add(named)
 
     def signature_variable(self, value: Value) -> int:
-        """The variable of a graph input or output: HIGH unless keep_io_types is off for it.
+        """The variable of a graph input or output: HIGH unless keep_io_types is off for it, and its default fits.
 
         What no Cast can follow is low only if its readers can be: containers, and what the target reads as it is.
         """
@@ -156,6 +157,8 @@ class _Finder:
             self.graph.scopes[0].proto.output[port].name for s, port in self.graph.results[value.index] if s == 0
         }
         if self.options.level == Level.O0 or any(self.options.keeps_io(name) for name in names):
+            return HIGH
+        if self.options.hazards and value.index in self.graph.ask(unfit_defaults, self.low):
             return HIGH
         if self.graph.types[value.index] == FLOAT and value.index not in self.uncast:
             return LOW

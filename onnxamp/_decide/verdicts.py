@@ -2,6 +2,7 @@
 
 from enum import Enum
 
+from onnxamp._graph.view import ABSENT
 from onnxamp._model.record import record
 
 
@@ -38,12 +39,14 @@ class Hazard:
     """A node that static analysis expects to break, or to lose values, in low precision.
 
     ``rare``: inputs that samples may lack show it, whatever others of its reason do.
+    ``value``: what the node reads or makes that must not be rounded; ABSENT where that is true of all.
     """
 
     node: int
     reason: Reason
     detail: str
     rare: bool = False
+    value: int = ABSENT
 
 
 @record

@@ -243,22 +243,28 @@ def _passed(view: View, node: Node, types: Sequence[str | None]) -> Iterator[tup
     if node.key == "SequenceMap":  # whose bodies get and return elements
         yield from zip(node.outputs, _control_flow(view, node, types), strict=True)
         return
-    for one, other in _alike(view, node):
-        if ABSENT not in (one, other):
-            kind = types[one] or types[other]
-            yield from ((one, kind), (other, kind))
+    for source, result in transfers(view, node):
+        if ABSENT not in (source, result):
+            kind = types[source] or types[result]
+            yield from ((source, kind), (result, kind))
 
 
-def _alike(view: View, node: Node) -> Iterator[tuple[int, int]]:
-    """Pairs of values (ABSENT for none) that are one value, or one state of a loop, on two sides of a body."""
-    for source, target in carried(view, node):
+def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
+    """Pairs (source, result) of values, ABSENT for none, that If, Loop or Scan passes on: into bodies and out of them,
+    and from one turn of a loop to the next.
+    """
+    states = carried(view, node)
+    for source, target in states:
         yield node.input(source), _at(node.outputs, target)
     for _, body in node.bodies:
         scope = view.scopes[body]
-        for inner, source in zip(scope.inputs, body_sources(node, len(scope.inputs)), strict=True):
-            yield inner, node.input(source) if source >= 0 else ABSENT
-        for inner, target in zip(scope.outputs, body_targets(node, len(scope.outputs)), strict=True):
-            yield inner, _at(node.outputs, target)
+        sources = body_sources(node, len(scope.inputs))
+        targets = body_targets(node, len(scope.outputs))
+        entering = {source: inner for inner, source in zip(scope.inputs, sources, strict=True)}
+        leaving = {target: inner for inner, target in zip(scope.outputs, targets, strict=True)}
+        yield from ((node.input(source), inner) for source, inner in entering.items() if source >= 0)
+        yield from ((inner, _at(node.outputs, target)) for target, inner in leaving.items())
+        yield from ((leaving.get(target, ABSENT), entering.get(source, ABSENT)) for source, target in states)
 
 
 def _at(values: Sequence[int], position: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
 from onnxamp._dtypes import LowType, retyped
-from onnxamp._graph.types import declared_type
+from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, Scope, View, scope_graphs
 from onnxamp._model.blobs import Weight
 from onnxamp._ops.facts import op_facts
@@ -95,10 +95,15 @@ def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, con
             lower_type(entry.type, edits.low)
         if value in edits.renamed:
             entry.name = edits.renamed[value]
+    stored = {tensor.name for tensor in graph.initializer} if scope.index else set()
     for position, entry in enumerate(graph.output):
-        if (scope.index, position) in edits.result_types:
-            lower_type(entry.type, edits.low)
+        kind = edits.result_types.get((scope.index, position))
         entry.name = edits.results.get((scope.index, position), entry.name)
+        if kind is not None:
+            lower_type(entry.type, edits.low)
+        proto = type_proto(kind) if kind is not None and entry.name in stored else None
+        if proto is not None and not entry.type.WhichOneof("value"):
+            entry.type.CopyFrom(proto)  # which onnx infers of what nodes make, but not of initializers
     drop_declared(graph, {name for node in local.removed for name in view.nodes[node].proto.output})
     _nodes(view, edits, local, graph, convert)
 
