@@ -9,7 +9,7 @@ from onnx import NodeProto
 from onnxamp._decide.hazards import beyond_init_max
 from onnxamp._decide.listed import listed, unmet_lists
 from onnxamp._decide.overrides import forced_hazards
-from onnxamp._decide.ports import HIGH, LOW, Layout, PortVariables
+from onnxamp._decide.ports import HIGH, Layout, PortVariables
 from onnxamp._decide.precedence import Claims
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
@@ -162,9 +162,7 @@ class _Collector:
             self.claims.pin(variable, Verdict(variable, False, reason, why), hard=hard)
 
     def heed(self, hazard: Hazard) -> None:
-        """Pin what a hazard is about to float32; what comes in low precision anyway may stay so."""
-        if hazard.value != ABSENT and self.ports.produced[hazard.value] == LOW:
-            return
+        """Pin what a hazard is about to float32."""
         node = self.graph.nodes[hazard.node]
         for variable in self.ports.at(node, hazard.value):
             self.claims.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))

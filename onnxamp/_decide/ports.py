@@ -82,9 +82,11 @@ class PortVariables:
         return self.roots[variable] if variable >= 0 else variable
 
     def at(self, node: Node, value: int = ABSENT) -> set[int]:
-        """Variables of a node: those of the ports that carry a value, or all of them."""
+        """Variables of a node: all of them, or those of the ports that carry a value that does not come in as LOW."""
         if value == ABSENT:
             return {*self.of_node.get(node.index, {}).values()}
+        if self.produced[value] == LOW:
+            return set()
         found = {self.consumed[node.index][port] for port, read in enumerate(node.inputs) if read == value}
         if value in node.outputs:
             found.add(self.produced[value])
