@@ -1,6 +1,6 @@
 """The progress of every command: a bar on a terminal, or in a notebook, and elsewhere a line now and then."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from importlib import import_module
@@ -67,12 +67,17 @@ def progress_bar(label: str = "working", *, quiet: bool = False) -> Iterator[Tol
         def told(*step: Any) -> None:
             if len(step) == 1:  # a FolderProgress
                 (moment,) = step
-                names = ", ".join(name.rpartition("/")[2] for name in moment.running)
-                step = f"converting: {names}", moment.done, moment.total
+                step = _folder_text(moment.running), moment.done, moment.total
             text, done, total = step if len(step) == 3 else (label, *step)
             bar(printable(text), done, total)
 
         yield told
+
+
+def _folder_text(running: Sequence[str]) -> str:
+    """Name the models that are being converted; between two of them there are none."""
+    names = ", ".join(name.rpartition("/")[2] for name in running)
+    return f"converting: {names}" if names else "converting"
 
 
 @contextmanager

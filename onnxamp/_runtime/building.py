@@ -7,7 +7,6 @@ import atexit
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +21,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import opset_imports
 from onnxamp._runtime.child import Child
 from onnxamp._runtime.spill import save_spilled
+from onnxamp._workers.once import once
 
 _SHAPE_LIKE: Final = 64
 """Elements up to which an integer input may be a shape, whose numbers TensorRT wants to know."""
@@ -154,7 +154,7 @@ def _may_be_shape(array: "np.ndarray[Any, Any]") -> bool:
     return array.dtype.kind in "iu" and array.size <= _SHAPE_LIKE
 
 
-@cache
+@once
 def the_builder() -> EngineBuilder:
     """The builder of this process: what one import costs serves all models."""
     builder = EngineBuilder()

@@ -9,9 +9,9 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Timer
+from threading import RLock, Timer
 from typing import Any
 
 from onnxamp._workers.executor import ending
@@ -21,14 +21,17 @@ from onnxamp._workers.executor import ending
 class Child:
     """A process that answers lines of JSON by lines of JSON. The next one is started when one died.
 
+    Threads take turns: each gets the answer to its own question.
+
     Attributes:
         module: the module of onnxamp whose function ``serve`` the process runs.
-        ended: how the process ended that did not answer the last question, as a predicate; "" where it answered.
+        ended: how the last process ended that did not answer a question, as a predicate; "" if each answered.
     """
 
     module: str
     ended: str = ""
     _process: "subprocess.Popen[str] | None" = None
+    _turn: RLock = field(default_factory=RLock)
 
     def start(self) -> None:
         """Start the process, without waiting for it.
@@ -36,12 +39,15 @@ class Child:
         Raises:
             OSError: this system starts no processes.
         """
-        if self._process is not None and self._process.poll() is None:
-            return
-        self.end()
+        with self._turn:
+            if self._process is None or self._process.poll() is not None:
+                self.end()
+                self._process = self._started()
+
+    def _started(self) -> "subprocess.Popen[str]":
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         code = f"from {self.module} import serve; serve()"
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, text=True, encoding="utf-8",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -52,6 +58,10 @@ class Child:
         Raises:
             OSError: this system starts no processes.
         """
+        with self._turn:
+            return self._answer(question, seconds)
+
+    def _answer(self, question: dict[str, Any], seconds: float | None) -> dict[str, Any] | None:
         self.start()
         process = self._process
         assert process is not None
@@ -70,7 +80,6 @@ class Child:
             if timer is not None:
                 timer.cancel()
         if answer:
-            self.ended = ""
             found: dict[str, Any] = json.loads(answer)
             return found
         self._process = None

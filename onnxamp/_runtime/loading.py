@@ -6,7 +6,6 @@ kernels, which only the provider that the model is meant for has to have.
 
 import atexit
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -21,6 +20,7 @@ from onnxamp._runtime.child import Child
 from onnxamp._runtime.session import Provider, provider_options
 from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.starting import reason
+from onnxamp._workers.once import once
 
 _LARGE: Final = 16 << 20
 """Bytes from which on a file is large."""
@@ -100,7 +100,7 @@ def _without_weights(model: Model) -> ModelProto:
     return shell.model
 
 
-@cache
+@once
 def the_loader() -> Loader:
     """The loader of this process: what one import costs serves all models."""
     loader = Loader()

@@ -1,7 +1,13 @@
 """Progress where standard error is no terminal."""
 
+from contextlib import nullcontext
+from functools import partial
+
 import pytest
 
+from onnxamp._batch.folder import FolderProgress
+from onnxamp._batch.state import Row
+from onnxamp._report import progress
 from onnxamp._report.progress import progress_bar, progress_lines
 
 
@@ -18,3 +24,12 @@ def test_what_takes_little_time_says_nothing(capsys: pytest.CaptureFixture[str])
     with progress_bar() as told:
         told("measuring", 1, 2)
     assert capsys.readouterr() == ("", "")
+
+
+def test_between_two_models_of_a_folder_no_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(progress, "_lines", partial(nullcontext, lambda *step: written.append(step[0])))
+    with progress_bar() as told:
+        told(FolderProgress(1, 3, ("a/one", "two"), None))
+        told(FolderProgress(2, 3, (), Row("two")))
+    assert written == ["converting: one, two", "converting"]
