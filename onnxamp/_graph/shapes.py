@@ -92,7 +92,27 @@ def symbolic_shapes(view: View, known: Mapping[str, TensorProto] | None = None) 
         del skeleton.graph.node[:]
         skeleton.graph.node.extend(kept)
         skeleton.graph.initializer.extend(known.values())
-    skeleton = _inferred(skeleton, data_prop=True)
+    return _read_symbolic(view, _inferred(skeleton, data_prop=True), known or {})
+
+
+def named_shapes(
+    view: View, types: Sequence[str | None], dims: Mapping[str, Sequence[int | str]]
+) -> Sequence[Dims | None]:
+    """As :func:`symbolic_shapes`, where inputs have these dimensions, and declarations of other values do not count.
+
+    Args:
+        view: the model.
+        types: type by value index.
+        dims: input -> its dimensions; where no size is known, its name.
+    """
+    skeleton = _skeleton(view)
+    _hide_untyped(skeleton, view, types)
+    _fix(skeleton.graph, dims)
+    return _read_symbolic(view, _inferred(skeleton, data_prop=True), {})
+
+
+def _read_symbolic(view: View, skeleton: ModelProto, known: Mapping[str, TensorProto]) -> Sequence[Dims | None]:
+    """The shapes of the main graph's values in a skeleton, with the names of dimensions."""
     shapes: list[Dims | None] = [None] * len(view.values)
     names = view.scopes[0].names
     for entry in (*skeleton.graph.value_info, *skeleton.graph.output, *skeleton.graph.input):
@@ -102,7 +122,7 @@ def symbolic_shapes(view: View, known: Mapping[str, TensorProto] | None = None) 
             shapes[names[entry.name]] = tuple(
                 d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims
             )
-    for tensor in (*view.model.graph.initializer, *(known or {}).values()):
+    for tensor in (*view.model.graph.initializer, *known.values()):
         shapes[names[tensor.name]] = tuple(tensor.dims)
     return shapes
 
@@ -115,14 +135,15 @@ def _inferred(skeleton: ModelProto, *, data_prop: bool) -> ModelProto:
         return skeleton
 
 
-def _fix(graph: GraphProto, given: Mapping[str, Sequence[int]]) -> None:
+def _fix(graph: GraphProto, given: Mapping[str, Sequence[int | str]]) -> None:
     """Give the inputs these shapes, and drop the declared shapes of all other values."""
     for entry in graph.input:
         if entry.name in given and entry.type.HasField("tensor_type"):
             del entry.type.tensor_type.shape.dim[:]
             entry.type.tensor_type.shape.SetInParent()
             for size in given[entry.name]:
-                entry.type.tensor_type.shape.dim.add(dim_value=size)
+                known = isinstance(size, int)
+                entry.type.tensor_type.shape.dim.add(**{"dim_value" if known else "dim_param": size})
     del graph.value_info[:]
 
 

@@ -21,7 +21,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import opset_imports
 from onnxamp._runtime.child import Child
 from onnxamp._runtime.spill import save_spilled
-from onnxamp._workers.once import once
+from onnxamp._workers.once import Once
 
 _SHAPE_LIKE: Final = 64
 """Elements up to which an integer input may be a shape, whose numbers TensorRT wants to know."""
@@ -154,7 +154,7 @@ def _may_be_shape(array: "np.ndarray[Any, Any]") -> bool:
     return array.dtype.kind in "iu" and array.size <= _SHAPE_LIKE
 
 
-@once
+@Once
 def the_builder() -> EngineBuilder:
     """The builder of this process: what one import costs serves all models."""
     builder = EngineBuilder()

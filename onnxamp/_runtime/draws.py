@@ -14,8 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
+from onnxamp._graph.determined import is_consistent
 from onnxamp._ops.profiles import sums_low
 from onnxamp._runtime.engines import Executable
+from onnxamp._runtime.footprint import free_bytes, peak_bytes
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import Draw
 
@@ -29,6 +31,9 @@ LEAST, MOST = 4, 16
 
 _PATIENCE: Final = 20.0
 """Seconds in which other sizes are tried."""
+
+_MOST_BYTES: Final = 2 << 30
+"""Bytes that a model's values may take together where sizes are only tried."""
 
 
 def suited(draw: Draw, reference: Executable) -> Draw:
@@ -44,24 +49,32 @@ def suited(draw: Draw, reference: Executable) -> Draw:
     def run(one: Draw) -> None:
         reference.run_sample(0, check_inputs(reference.model.proto, one.make(0)))
 
-    if next(draw.others(), None) is None:
+    if not draw.maker().has_open:
         return draw
     try:
         run(draw)
     except RuntimeFailure as error:
         return other_sizes(draw, run) if error.loaded else draw
-    except ArgumentError:  # whoever reads the sample tells
+    except (ArgumentError, MemoryError):  # whoever reads the sample tells
         pass
     return draw
 
 
 def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
-    """The draw of the first sizes to try with which ``run`` fails neither; itself, and what was tried, without any."""
+    """The draw of the first sizes to try with which ``run`` fails neither; itself, and what was tried, without any.
+
+    Sizes with which the model's values take too much memory are left out, and those that contradict one of its ops do
+    not run.
+    """
     until, tried = monotonic() + _PATIENCE, []
     for other in draw.others():
-        with suppress(OnnxAmpError):
-            run(other)
-            return other
+        graph, shapes = other.maker().graph, other.maker().shapes()
+        if peak_bytes(graph, shapes) > min(_MOST_BYTES, free_bytes() // 2):
+            continue
+        if is_consistent(graph, shapes):
+            with suppress(OnnxAmpError, MemoryError):
+                run(other)
+                return other
         tried.append(other.sizes)
         if monotonic() > until:
             break

@@ -20,7 +20,7 @@ from onnxamp._runtime.child import Child
 from onnxamp._runtime.session import Provider, provider_options
 from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.starting import reason
-from onnxamp._workers.once import once
+from onnxamp._workers.once import Once
 
 _LARGE: Final = 16 << 20
 """Bytes from which on a file is large."""
@@ -100,7 +100,7 @@ def _without_weights(model: Model) -> ModelProto:
     return shell.model
 
 
-@once
+@Once
 def the_loader() -> Loader:
     """The loader of this process: what one import costs serves all models."""
     loader = Loader()

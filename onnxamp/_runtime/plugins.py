@@ -22,7 +22,7 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._ops.tables import read_table
 from onnxamp._runtime.starting import reason, session_options, start_session, trial
 from onnxamp._runtime.vulkan import adapter_name
-from onnxamp._workers.once import once
+from onnxamp._workers.once import Once
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -137,7 +137,7 @@ def wants_ranks(name: str) -> bool:
     return plugin is not None and plugin.ranked
 
 
-@once
+@Once
 def _engine(package: str) -> Engine | str:
     """The engine that a package brings, or a clause that says why it cannot be used. Tried once."""
     import onnxruntime as ort  # noqa: PLC0415

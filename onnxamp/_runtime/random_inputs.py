@@ -27,7 +27,7 @@ matrix. Sizes that depend on each other in ways that names do not show must be g
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import prod
@@ -38,7 +38,9 @@ import numpy.typing as npt
 from onnx import ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
 from onnxamp._errors import ArgumentError
+from onnxamp._graph.determined import Determined, determine, input_relations
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Origin
 from onnxamp._runtime.roles import Role, Use, input_use
 from onnxamp._runtime.sizes import BATCH, OTHER, Sizes, dim_name, is_open
@@ -78,6 +80,8 @@ class InputMaker:
     named: Sizes
     dims: Mapping[str, int]
     """Sizes that are given."""
+    determined: Determined | None
+    """Sizes that the model's weights ask for, if that was found out."""
     sizes: Mapping[str, int]
     """Of all open dimensions by name."""
     uses: Mapping[int, Use]
@@ -89,12 +93,38 @@ class InputMaker:
         feeds = {}
         for value, entry in self.entries.items():
             generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
-            feeds[entry.name] = _feed(generator, entry.name, entry.type, self.uses[value], self.sizes)
+            try:
+                feeds[entry.name] = _feed(generator, entry.name, entry.type, self.uses[value], self.sizes)
+            except MemoryError:
+                raise _too_large(entry.name, _shape(entry.name, entry.type, self.sizes)) from None
         return feeds
 
     def sized(self, sizes: Mapping[str, int]) -> "InputMaker":
-        """What makes inputs of other sizes; those given stay."""
-        return _maker(self.graph, self.entries, self.named, {**sizes, **self.dims})
+        """What makes inputs of other sizes, and of those that follow from these and the weights; those given stay."""
+        determined = self.solved(sizes)
+        maker = _maker(self.graph, self.entries, self.named, {**determined.sizes, **sizes, **self.dims})
+        return replace(maker, dims=self.dims, determined=determined)
+
+    def solved(self, sizes: Mapping[str, int]) -> Determined:
+        """The sizes that follow from these, from those given, and from the weights."""
+        given = {**sizes, **self.dims}
+        resolved = self.named.resolve(given)
+        usual = {name: resolved[name] for name in self.named.plain}
+        if usual.keys() <= given.keys():
+            return Determined({}, frozenset())
+        kinds = [(entry.name, entry.type) for entry in self.entries.values() if _has_shape(entry.type)]
+        inputs = tuple((name, _dims(name, kind.tensor_type.shape)) for name, kind in kinds)
+        return determine(self.graph.ask(input_relations, inputs), usual, given, self.named.batches)
+
+    @property
+    def has_open(self) -> bool:
+        """Whether there are dimensions besides batches whose size nobody gives."""
+        return any(name not in self.dims and name not in self.named.batches for name in self.named.plain)
+
+    def shapes(self) -> Sequence[Shape | None]:
+        """The shapes of the model's values for inputs of these sizes, by value."""
+        kinds = ((entry.name, entry.type) for entry in self.entries.values() if entry.type.HasField("tensor_type"))
+        return self.graph.shapes_of({name: _shape(name, kind, self.sizes) for name, kind in kinds})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +145,18 @@ class Draw:
         return self.maker().make(int(generated[0]))
 
     def others(self) -> Iterator["Draw"]:
-        """The same with sizes to try where the usual ones do not run."""
+        """The same with sizes to try where the usual ones do not run: first those that the weights determine."""
         maker = self.maker()
-        for sizes in maker.named.others(maker.dims):
-            yield Draw(cache(partial(maker.sized, sizes)), self.seed, sizes)
+        found = maker.determined or maker.solved({})
+        if maker.determined is None and found.sizes:
+            yield Draw(cache(partial(maker.sized, {})), self.seed, found.sizes)
+        for tried in maker.named.others({*maker.dims, *found.forced}):
+            sizes = {**maker.solved(tried).sizes, **tried}
+            yield Draw(cache(partial(maker.sized, tried)), self.seed, sizes)
+
+    def determined(self) -> "Draw":
+        """The same with the sizes that the weights determine, which the first sample has to find out."""
+        return replace(self, maker=cache(lambda: self.maker().sized({})))
 
 
 def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMaker:
@@ -140,7 +178,16 @@ def _maker(graph: Graph, entries: Mapping[int, ValueInfoProto], named: Sizes, di
     inner = (dim_name(name, axis, dim) for name, every in dims_of for axis, dim in every if axis and is_open(dim))
     length = sizes.get(next(inner, ""), 1)
     uses = {value: replace(use, bound=length) if use.role is Role.LENGTH else use for value, use in uses.items()}
-    return InputMaker(graph, entries, named, dims, sizes, uses)
+    return InputMaker(graph, entries, named, dims, None, sizes, uses)
+
+
+def _has_shape(kind: TypeProto) -> bool:
+    return kind.HasField("tensor_type") and kind.tensor_type.HasField("shape")
+
+
+def _dims(name: str, shape: TensorShapeProto) -> tuple[int | str, ...]:
+    """The dimensions of an input: sizes, and names of those that are open."""
+    return tuple(dim_name(name, axis, dim) if is_open(dim) else dim.dim_value for axis, dim in enumerate(shape.dim))
 
 
 def _feed(generator: np.random.Generator, name: str, kind: TypeProto, use: Use, sizes: Mapping[str, int]) -> Feed:
@@ -151,20 +198,24 @@ def _feed(generator: np.random.Generator, name: str, kind: TypeProto, use: Use, 
     elem = kind.tensor_type.elem_type
     if not kind.HasField("tensor_type") or elem == TensorProto.UNDEFINED:
         raise ArgumentError(f"Cannot make up input {name!r}: it is no tensor, sequence or optional. Give inputs.")
-    shape = _UNKNOWN_SHAPE
-    if kind.tensor_type.HasField("shape"):
-        shape = tuple(_size(name, axis, dim, sizes) for axis, dim in enumerate(kind.tensor_type.shape.dim))
-    dtype = helper.tensor_dtype_to_np_dtype(elem)
+    shape, dtype = _shape(name, kind, sizes), helper.tensor_dtype_to_np_dtype(elem)
     if prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES:  # numbers are drawn as eight bytes each
-        raise ArgumentError(
-            f"Cannot make up input {name!r}: its shape {list(shape)} needs more than {_MOST_BYTES >> 30} GiB. Give"
-            " inputs (--inputs)."
-        )
+        raise _too_large(name, shape)
     return _tensor(generator, dtype, shape, use)
 
 
-def _size(name: str, axis: int, dim: TensorShapeProto.Dimension, sizes: Mapping[str, int]) -> int:
-    return sizes[dim_name(name, axis, dim)] if is_open(dim) else dim.dim_value
+def _shape(name: str, kind: TypeProto, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    if not _has_shape(kind):
+        return _UNKNOWN_SHAPE
+    dims = _dims(name, kind.tensor_type.shape)
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
+
+
+def _too_large(name: str, shape: tuple[int, ...]) -> ArgumentError:
+    return ArgumentError(
+        f"Cannot make up input {name!r}: its shape {list(shape)} needs more memory than there is, or more than"
+        f" {_MOST_BYTES >> 30} GiB. Give smaller sizes (--dim), or inputs (--inputs)."
+    )
 
 
 def _tensor(

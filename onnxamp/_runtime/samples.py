@@ -241,9 +241,10 @@ def random_samples(
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph. Its weights are not needed.
         count: number of samples, at least 1.
         seed: non-negative. Each sample depends on it and on its own position alone.
-        dims: sizes of dynamic dimensions by name, or as "input[axis]" of those without one. Leading dimensions are 1
-            otherwise, all others 8. Where the model does not run with these, commands and functions that make up
-            samples by themselves take other sizes.
+        dims: sizes of dynamic dimensions by name, or as "input[axis]" of those without one. Others have the size that
+            the weights ask for, as the channels of a convolution. Where that is open, leading dimensions are 1, and all
+            others 8. Where the model does not run with these, commands and functions that make up samples by themselves
+            try other sizes.
 
     Returns:
         Samples whose arrays have the shapes and dtypes that the model declares.
@@ -260,7 +261,7 @@ def random_samples(
         >>> samples[0]["input_ids"].shape, samples[0]["input_ids"].dtype
         ((4, 8), dtype('int64'))
     """
-    return drawn(draw_of(model, seed, dims), count)
+    return drawn(draw_of(model, seed, dims).determined(), count)
 
 
 def draw_of(model: ModelSource, seed: int = 0, dims: Mapping[str, int] | None = None) -> Draw:

@@ -22,7 +22,7 @@ from onnxamp._runtime.device import device_present
 from onnxamp._runtime.plugins import engine_called, plugin_called, plugins, split_hint
 from onnxamp._runtime.starting import reason, session_failures, session_options, source_of, start_session, trial
 from onnxamp._runtime.values import FOREIGN, Feed, from_value, is_foreign, to_value
-from onnxamp._workers.once import once
+from onnxamp._workers.once import Once
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -95,7 +95,7 @@ def memory_of(provider: Provider) -> str:
     return "cuda" if provider == "cuda" else "cpu"
 
 
-@once
+@Once
 def cuda_trouble() -> str | None:
     """Why no session can run on CUDA here, as a clause; None if one can. Tried once, and only with a device."""
     import onnxruntime as ort  # noqa: PLC0415

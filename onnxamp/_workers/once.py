@@ -1,25 +1,31 @@
 """Things of which a process has one, whichever thread asks first."""
 
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from threading import RLock
-from typing import ParamSpec, TypeVar
+from typing import Final, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def once(function: Callable[P, T]) -> Callable[P, T]:
-    """Cache what a function returns for each set of arguments, and call it in one thread at a time.
+class Once(Generic[P, T]):
+    """A function whose results are cached, as by ``functools.cache``, and that runs in one thread at a time.
 
-    ``functools.cache`` calls the function again in a thread that asks while another one waits for the answer. That is
+    ``functools.cache`` calls a function again in a thread that asks while another one waits for the answer. That is
     wrong where the function starts a process, or redirects a stream of the process and puts it back.
     """
-    lock, cached = RLock(), cache(function)
 
-    @wraps(function)
-    def asked(*args: P.args, **keywords: P.kwargs) -> T:
-        with lock:
-            return cached(*args, **keywords)
+    def __init__(self, function: Callable[P, T]) -> None:
+        self.__doc__: str | None = function.__doc__
+        self._turn: Final = RLock()
+        self._cached: Final = cache(function)
 
-    return asked
+    def __call__(self, *args: P.args, **keywords: P.kwargs) -> T:
+        """What the function returned for these arguments."""
+        with self._turn:
+            return self._cached(*args, **keywords)
+
+    def cache_clear(self) -> None:
+        """Forget all results."""
+        self._cached.cache_clear()

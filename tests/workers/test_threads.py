@@ -18,7 +18,7 @@ from graphs.case import parse
 from onnxamp import OnnxAmpError, convert_file, convert_model
 from onnxamp._graph.collecting import no_collections
 from onnxamp._runtime.child import Child
-from onnxamp._workers.once import once
+from onnxamp._workers.once import Once
 
 THREADS = 8
 
@@ -140,7 +140,7 @@ def test_each_thread_gets_the_answer_to_its_own_question(tmp_path: Path, monkeyp
 def test_what_is_there_once_is_made_once() -> None:
     made, barrier = list[int](), threading.Barrier(THREADS)
 
-    @once
+    @Once
     def make() -> list[int]:
         made.append(threading.get_ident())
         threading.Event().wait(0.05)

@@ -27,7 +27,7 @@ from onnxamp._runtime.browser.messages import TYPES, pack, unpack
 from onnxamp._runtime.browser.web import BUNDLE, find_web
 from onnxamp._runtime.starting import reason, source_of
 from onnxamp._runtime.values import Array, Feed, as_typed
-from onnxamp._workers.once import once
+from onnxamp._workers.once import Once
 
 _STARTING: Final = 60.0
 """Seconds that Chromium and its page may take to start, ..."""
@@ -157,7 +157,7 @@ class Browser:
         return session
 
 
-@once
+@Once
 def open_browser() -> Browser:
     """The browser of this process, which ends with it.
 

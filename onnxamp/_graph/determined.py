@@ -1,0 +1,215 @@
+"""Sizes of a model's open dimensions that follow from its weights, and from each other."""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import gcd, lcm, prod
+
+from onnxamp._errors import ModelError
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.inline import inline_functions
+from onnxamp._graph.shapes import Dims, Shape, named_shapes
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.dimensions import Related, columns, dimension_rules
+
+_Letter = tuple[int, str]
+"""A size that one node speaks of, by the node's index; "" is the number 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Determined:
+    """Sizes of a model's open dimensions that its ops ask for.
+
+    Attributes:
+        sizes: name -> a size other than the usual one, without which the model cannot run on the usual sizes of others.
+        forced: the names that can have no other size, whatever the others have.
+    """
+
+    sizes: Mapping[str, int]
+    forced: frozenset[str]
+
+
+def input_relations(graph: Graph, dims: tuple[tuple[str, tuple[int | str, ...]], ...]) -> "Relations":
+    """The relations of a model whose inputs have these dimensions: sizes, or names of those that are open."""
+    graph = _inlined(graph)
+    return relations_of(graph, named_shapes(graph, graph.types, dict(dims)))
+
+
+def determine(
+    relations: "Relations", usual: Mapping[str, int], given: Mapping[str, int], batches: Collection[str]
+) -> Determined:
+    """The sizes that follow from the weights, and from sizes that are given.
+
+    A relation that is not known leaves sizes undetermined, and makes none wrong.
+
+    Args:
+        relations: of the model.
+        usual: name -> the size where nothing determines it.
+        given: name -> a size that is fixed.
+        batches: names that keep their usual size if they can.
+
+    Complexity: linear in the relations.
+    """
+    return _Solver(relations, usual, batches).solve(given)
+
+
+def is_consistent(graph: Graph, shapes: Sequence[Shape | None]) -> bool:
+    """Whether the shapes contradict no relation of the model's ops. They may, and the model does not run then."""
+    relations = relations_of(graph, shapes)
+    sizes: dict[_Letter, int] = {}
+    for letter, factor, dim in relations.multiples:
+        if isinstance(dim, int) and (dim % factor or sizes.setdefault(letter, dim // factor) * factor != dim):
+            return False
+    return all(len({dim for dim in column if isinstance(dim, int) and dim != 1}) < 2 for column in relations.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Relations:
+    """What the ops of a graph say of dimensions."""
+
+    multiples: list[tuple[_Letter, int, int | str]] = field(default_factory=list)
+    """Each dimension that is a factor times a letter."""
+    columns: list[list[int | str]] = field(default_factory=list)
+    """Dimensions that broadcast against each other."""
+    counted: list[tuple[Dims, Dims]] = field(default_factory=list)
+    """Shapes with the same number of elements."""
+
+
+def relations_of(graph: Graph, shapes: Sequence[Dims | None]) -> Relations:
+    """The relations of the main graph's ops for these shapes."""
+    found, rules = Relations(), dimension_rules()
+    for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
+        for rule in rules.get(node.key, ()):
+            if rule.counted:
+                found.counted.extend(_counts(node, shapes))
+                break
+            inputs = [None if value == ABSENT else shapes[value] for value in node.inputs]
+            related = rule.related(node.proto, inputs)
+            if related is not None:
+                _add(found, node.index, related)
+                break
+    return found
+
+
+def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, Dims]]:
+    before, after = (ABSENT if value is None else value for value in (node.input(0), node.outputs[0]))
+    if ABSENT in (before, after):
+        return
+    source, result = shapes[before], shapes[after]
+    if source is not None and result is not None and None not in source:
+        yield source, result
+
+
+def _add(found: Relations, node: int, related: Related) -> None:
+    found.multiples.extend(((node, size), factor, dim) for (size, factor), dim in related.multiples if dim is not None)
+    for column in columns(related.aligned):
+        known = [dim for dim in column if dim is not None]
+        if len(known) > 1:
+            found.columns.append(known)
+
+
+def _inlined(graph: Graph) -> Graph:
+    """The graph with its functions inlined, as far as they can be."""
+    if not graph.model.functions:
+        return graph
+    try:
+        return Graph.of(inline_functions(graph.model, partly=True), graph.folder)
+    except ModelError:
+        return graph
+
+
+class _Solver:
+    """Lets sizes that are known pass through relations."""
+
+    def __init__(self, relations: Relations, usual: Mapping[str, int], batches: Collection[str]) -> None:
+        self.relations, self.usual, self.batches = relations, usual, batches
+        self.sizes: dict[str | _Letter, int] = {}
+        self.fresh: deque[str | _Letter] = deque()
+        self.letters: dict[str, list[tuple[_Letter, int]]] = {}
+        """Dimension -> letters that it is a multiple of."""
+        self.dims: dict[_Letter, list[tuple[str, int]]] = {}
+        """Letter -> dimensions that are multiples of it."""
+        for letter, factor, dim in relations.multiples:
+            if isinstance(dim, str):
+                self.letters.setdefault(dim, []).append((letter, factor))
+                self.dims.setdefault(letter, []).append((dim, factor))
+
+    def solve(self, given: Mapping[str, int]) -> Determined:
+        """What is determined where these sizes are given."""
+        for name, size in given.items():
+            self._set(name, size)
+        for letter, factor, dim in self.relations.multiples:
+            if isinstance(dim, int) and dim % factor == 0:
+                self._set(letter, dim // factor)
+            if not letter[1]:
+                self._set(letter, 1)
+        self._settle()
+        forced = frozenset(name for name in self.usual if name in self.sizes and name not in given)
+        self._assume(name for name in self.usual if name in self.batches)
+        for column in self.relations.columns:
+            self._broadcast(column)
+        for before, after in self.relations.counted:
+            self._count(before, after)
+        self._assume(name for name in self.usual if name not in self.batches)
+        sizes = {name: self.sizes[name] for name, size in self.usual.items() if self.sizes.get(name, size) != size}
+        return Determined({name: size for name, size in sizes.items() if name not in given}, forced)
+
+    def _set(self, variable: str | _Letter, size: int) -> None:
+        if variable not in self.sizes and size >= 0:
+            self.sizes[variable] = size
+            self.fresh.append(variable)
+
+    def _settle(self) -> None:
+        while self.fresh:
+            variable = self.fresh.popleft()
+            size = self.sizes[variable]
+            if isinstance(variable, str):
+                for letter, factor in self.letters.get(variable, ()):
+                    if size % factor == 0:
+                        self._set(letter, size // factor)
+            else:
+                for dim, factor in self.dims.get(variable, ()):
+                    self._set(dim, size * factor)
+
+    def _assume(self, names: Iterator[str]) -> None:
+        """Give dimensions that nothing determines their usual sizes, or the next ones that divide as they must."""
+        for name in names:
+            if name not in self.sizes:
+                needed = lcm(*(factor for letter, factor in self.letters.get(name, ()) if letter not in self.sizes))
+                self._set(name, -(-self.usual[name] // needed) * needed)
+                self._settle()
+
+    def _broadcast(self, column: Sequence[int | str]) -> None:
+        """Dimensions that broadcast are equal, but for those that are 1."""
+        sizes = {self._known(dim) for dim in column} - {None, 1}
+        if len(sizes) == 1:
+            for dim in column:
+                if isinstance(dim, str):
+                    self._set(dim, next(size for size in sizes if size is not None))
+            self._settle()
+
+    def _count(self, before: Dims, after: Dims) -> None:
+        """A dimension that nothing else determines makes the number of elements that the other shape has."""
+        source, result = list(before), list(after)
+        for dim in before:
+            if isinstance(dim, str) and dim in result:
+                source.remove(dim)
+                result.remove(dim)
+        unknown = [dim for dim in source if isinstance(dim, str) and dim not in self.sizes]
+        if len(unknown) != 1:
+            return
+        others = prod(size for dim in source if (size := self._known(dim)) is not None)
+        wanted = prod(size for dim in result if (size := self._known(dim)) is not None)
+        is_exact = all(self._known(dim) is not None for dim in result)
+        (name,) = unknown
+        if not (isinstance(name, str) and others and wanted):
+            return
+        if is_exact and wanted % others == 0:
+            self._set(name, wanted // others)
+        elif not is_exact and name in self.usual:
+            needed = wanted // gcd(wanted, others)
+            self._set(name, -(-self.usual[name] // needed) * needed)
+        self._settle()
+
+    def _known(self, dim: int | str | None) -> int | None:
+        return self.sizes.get(dim) if isinstance(dim, str) else dim

@@ -1,0 +1,194 @@
+"""How dimensions of an op's inputs depend on each other, read once from ``_data/dimensions.toml``."""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final, NamedTuple, TypeVar
+
+from onnx import NodeProto
+
+from onnxamp._ops.facts import attribute
+from onnxamp._ops.tables import read_table
+
+D = TypeVar("D")
+Terms = tuple[str, ...]
+
+ALIGNED: Final = "..."
+"""Stands for any number of dimensions, which broadcast."""
+FREE: Final = "*"
+"""Stands for any number of dimensions of which nothing is said."""
+_UNSAID: Final = "?"
+
+
+class Multiple(NamedTuple):
+    """A dimension that is ``factor`` times a size; for a number, the size is called "" and is 1."""
+
+    size: str
+    factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Related:
+    """The dimensions of a node's inputs.
+
+    Attributes:
+        multiples: what each of them is.
+        aligned: for each input, those that broadcast against the ones of the others, counted from the last.
+    """
+
+    multiples: Sequence[tuple[Multiple, Any]] = ()
+    aligned: Sequence[Sequence[Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionRule:
+    """A row of the table."""
+
+    inputs: tuple[Terms | None, ...] = ()
+    """The terms of each input; () where it must be absent, None where nothing is said."""
+    every: Terms | None = None
+    absent: Mapping[str, int] = field(default_factory=dict)
+    when: Mapping[str, int] = field(default_factory=dict)
+    unless: tuple[str, ...] = ()
+    equation: str = ""
+    joined: str = ""
+    counted: bool = False
+
+    def related(self, node: NodeProto, shapes: Sequence[Sequence[D] | None]) -> Related | None:
+        """What the row says of inputs of these shapes; None if it does not fit.
+
+        Args:
+            node: a node of one of its ops.
+            shapes: of each input that the node names; None where it is unknown, or the input is absent.
+        """
+        terms = self._terms(node)
+        if not self._holds(node, terms):
+            return None
+        if self.joined:
+            return _joined(attribute(node, self.joined), shapes)
+        multiples, aligned = list[tuple[Multiple, D]](), list[Sequence[D]]()
+        for wanted, shape in zip(terms, shapes, strict=False):
+            if not wanted or shape is None:
+                continue
+            within, broadcast = _split(wanted, shape) or (None, ())
+            factors = [_multiple(term, node, self.absent) for term, _ in within or ()]
+            if within is None or None in factors:
+                return None
+            aligned.append(broadcast)
+            multiples += [(factor, dim) for factor, (_, dim) in zip(factors, within, strict=True) if factor is not None]
+        return Related(multiples, aligned)
+
+    def _holds(self, node: NodeProto, terms: Sequence[Terms | None]) -> bool:
+        """Whether the node has the attributes and the inputs that the row is about."""
+        if any((attribute(node, name) or 0) != wanted for name, wanted in self.when.items()):
+            return False
+        if any(attribute(node, name) is not None for name in self.unless):
+            return False
+        return not any(wanted == () and name for wanted, name in zip(terms, node.input, strict=False))
+
+    def _terms(self, node: NodeProto) -> tuple[Terms | None, ...]:
+        if self.equation:
+            return _of_equation(attribute(node, self.equation))
+        return self.inputs if self.every is None else (self.every,) * len(node.input)
+
+
+def _of_equation(equation: bytes | None) -> tuple[Terms | None, ...]:
+    """The terms of an Einsum's inputs, each letter a size."""
+    text = (equation or b"").decode(errors="replace").replace(" ", "")
+    inputs = text.partition("->")[0].replace(ALIGNED, ".").split(",")
+    return tuple(tuple(ALIGNED if letter == "." else letter for letter in letters) or None for letters in inputs)
+
+
+def _split(terms: Terms, shape: Sequence[D]) -> tuple[list[tuple[str, D]], Sequence[D]] | None:
+    """Each term with its dimension, and the dimensions that "..." stands for; None if the rank does not fit."""
+    first = next((place for place, term in enumerate(terms) if term in (ALIGNED, FREE)), None)
+    if first is None:
+        return (list(zip(terms, shape, strict=True)), ()) if len(terms) == len(shape) else None
+    last = len(terms) - first - 1
+    if len(shape) < first + last:
+        return None
+    rest = len(shape) - last
+    within = [*zip(terms[:first], shape, strict=False), *zip(terms[first + 1 :], shape[rest:], strict=True)]
+    return within, shape[first:rest] if terms[first] == ALIGNED else ()
+
+
+def _joined(axis: Any, shapes: Sequence[Sequence[D] | None]) -> Related | None:
+    """What holds where inputs differ along one axis alone."""
+    known = [shape for shape in shapes if shape is not None]
+    ranks = {len(shape) for shape in known}
+    if axis is None or len(ranks) != 1 or not -min(ranks) <= axis < min(ranks):
+        return None
+    axis %= min(ranks)
+    named = ((str(place), dim) for shape in known for place, dim in enumerate(shape) if place != axis)
+    return Related([(Multiple(name, 1), dim) for name, dim in named])
+
+
+def _multiple(term: str, node: NodeProto, absent: Mapping[str, int]) -> Multiple | None:
+    """What a term says for a node; None if it names an attribute that is absent, or no positive number."""
+    names = names_of(term)
+    sizes, factors = [name for name in names if len(name) == 1 and not _has(node, name)], dict[str, int]()
+    for name in names:
+        value = 1 if name in sizes else attribute(node, name)
+        factors[name] = absent.get(name, 0) if value is None else value
+    if any(not isinstance(value, int) or value <= 0 for value in factors.values()):
+        return None
+    return Multiple("".join(sizes), _product(term, factors))
+
+
+def _has(node: NodeProto, name: str) -> bool:
+    """Whether a single letter is an attribute of the node, as K is of MatMulNBits."""
+    return attribute(node, name) is not None
+
+
+@cache
+def names_of(term: str) -> tuple[str, ...]:
+    """The sizes and attributes that a term names."""
+    return tuple(part.id for part in ast.walk(_parsed(term)) if isinstance(part, ast.Name))
+
+
+@cache
+def _parsed(term: str) -> ast.expr:
+    return ast.parse(term, mode="eval").body
+
+
+def _product(term: str, values: Mapping[str, int]) -> int:
+    """The value of a term, which consists of names, numbers, "+" and "*"."""
+
+    def value(part: ast.expr) -> int:
+        if isinstance(part, ast.BinOp):
+            left, right = value(part.left), value(part.right)
+            return left + right if isinstance(part.op, ast.Add) else left * right
+        return values[part.id] if isinstance(part, ast.Name) else int(ast.unparse(part))
+
+    return value(_parsed(term))
+
+
+@cache
+def dimension_rules() -> Mapping[str, Sequence[DimensionRule]]:
+    """Op -> its rows, in the order in which they are tried."""
+    rules: dict[str, list[DimensionRule]] = {}
+    for row in read_table("dimensions")["rules"]:
+        rule = DimensionRule(
+            inputs=tuple(_terms(text) for text in row.get("inputs", ())),
+            every=_terms(row["every"]) if "every" in row else None,
+            absent=row.get("absent", {}),
+            when=row.get("when", {}),
+            unless=tuple(row.get("unless", ())),
+            equation=row.get("equation", ""),
+            joined=row.get("joined", ""),
+            counted=row.get("counted", False),
+        )
+        for op in row["ops"]:
+            rules.setdefault(op, []).append(rule)
+    return rules
+
+
+def _terms(text: str) -> Terms | None:
+    return None if text == _UNSAID else tuple(text.split())
+
+
+def columns(aligned: Sequence[Sequence[D]]) -> Iterator[list[D]]:
+    """The dimensions that broadcast against each other, from the last to the first."""
+    for place in range(max(map(len, aligned), default=0)):
+        yield [dims[-1 - place] for dims in aligned if place < len(dims)]
