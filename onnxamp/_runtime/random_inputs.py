@@ -23,7 +23,7 @@ optionals                              a value
 Indices, masks and sizes are recognised through data movement, Casts and bodies, whatever the input's type.
 
 Fixed dimensions have that size, open ones what :mod:`onnxamp._runtime.sizes` says. An input of unknown rank is a (1, 8)
-matrix. Sizes that depend on each other in ways that names do not show must be given in ``dims``.
+matrix. Sizes that depend on each other in ways that neither names nor ops show must be given in ``dims``.
 """
 
 import zlib
@@ -135,7 +135,7 @@ class Draw:
     """What is known about the model, which the first sample has to find out."""
     seed: int
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes that take the place of usual ones, with which the model does not run."""
+    """Sizes that take the place of usual ones, with which the model does not run: determined ones, and tried ones."""
     tried: tuple[Mapping[str, int], ...] = ()
     """Sizes with which it does not run either."""
 

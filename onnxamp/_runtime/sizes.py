@@ -7,6 +7,8 @@ named in ``dims``                      ``dims[name]``
 a formula ("past + 1", "a * b")        what it gives: names, whole numbers, ``+``, ``-``, ``*`` (or ``x``), ``//``
                                        and brackets
 "total_..." of "past_..." and "..."    the sum of the two; one new token where only "past_..." has a name
+determined by weights or other inputs  what they say, where the usual size does not run: the channels of a Conv
+                                       (:mod:`onnxamp._graph.determined`)
 first axis of an input                 1, a batch; likewise the same name at any other axis (the first axis of a
                                        one-dimensional input counts only if the name occurs nowhere else)
 other                                  8; equal names have equal sizes
