@@ -9,8 +9,8 @@ from onnx import ModelProto, NodeProto, helper
 
 from onnxamp._errors import ModelError
 from onnxamp._model.copying import copy_without
+from onnxamp._model.functions import check_functions
 from onnxamp._model.protos import opset_imports
-from onnxamp._model.wellformed import check_functions
 
 
 def inline_functions(
@@ -28,11 +28,11 @@ def inline_functions(
         partly: return a model that still calls functions that cannot be inlined, instead of failing.
 
     Raises:
-        ModelError: a function calls itself, or cannot be inlined.
+        ModelError: a function calls itself, calls grow beyond measure, or a function cannot be inlined.
     """
     if ops is None and not model.functions:
         return model
-    check_functions(model.functions)
+    check_functions(model)
     shell = copy_without(model, "initializer")
     listed = {entry.name for entry in model.graph.input}
     weights = (tensor for tensor in model.graph.initializer if tensor.name not in listed)

@@ -8,7 +8,6 @@ looking away, :mod:`onnxamp._model.repair` repaired before.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 import onnx
@@ -21,7 +20,8 @@ from onnx import (
 )
 
 from onnxamp._errors import ModelError, OpsetError
-from onnxamp._model.protos import PLAIN, all_nodes, default_domain, node_bodies, opset_imports
+from onnxamp._model.functions import check_functions
+from onnxamp._model.protos import PLAIN, default_domain, node_bodies, opset_imports
 from onnxamp._model.wellformed_values import check_entry, check_sparse, check_tensor, check_type, utf8
 from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.signature import Signature, SignatureBook
@@ -65,7 +65,7 @@ def check_wellformed(model: ModelProto) -> bool:
         if kind is None or (kind == "tensor_type" and not entry.type.tensor_type.elem_type):
             raise ModelError(f"The model's input {entry.name!r} has no type.")
     _check_versions(model)
-    check_functions(model.functions)
+    check_functions(model)
     own = _functions(model)
     main = _Checker(SignatureBook(opset_imports(model)), own, model.ir_version)
     main.graphs(model.graph)
@@ -107,24 +107,6 @@ def _check_versions(model: ModelProto) -> None:
             )
         if not 0 <= entry.version < 2**31:
             raise ModelError(f"The model imports {domain or 'ai.onnx'!r} at version {entry.version}: it is damaged.")
-
-
-def check_functions(functions: Sequence[FunctionProto]) -> None:
-    """Refuse functions that call themselves, directly or not: some versions of onnx never stop inlining them.
-
-    Raises:
-        ModelError: one does.
-    """
-    calls: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    for function in functions:
-        domain = default_domain(utf8(function.domain, "the domain of a function"))
-        called = calls.setdefault((domain, utf8(function.name, "the name of a function")), set())
-        called.update((default_domain(node.domain), node.op_type) for node in all_nodes(function.node))
-    try:
-        TopologicalSorter(calls).prepare()
-    except CycleError as error:
-        cycle = " -> ".join(repr(name) for _, name in error.args[1])
-        raise ModelError(f"The function {error.args[1][0][1]!r} calls itself: {cycle}.") from None
 
 
 @dataclass(slots=True)

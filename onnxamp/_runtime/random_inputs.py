@@ -214,7 +214,7 @@ def _shape(name: str, kind: TypeProto, sizes: Mapping[str, int]) -> tuple[int, .
 def _too_large(name: str, shape: tuple[int, ...]) -> ArgumentError:
     return ArgumentError(
         f"Cannot make up input {name!r}: its shape {list(shape)} needs more memory than there is, or more than"
-        f" {_MOST_BYTES >> 30} GiB. Give smaller sizes (--dim), or inputs (--inputs)."
+        f" {_MOST_BYTES >> 30} GiB. Give inputs (--inputs), or smaller sizes (--dim)."
     )
 
 

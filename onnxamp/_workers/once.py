@@ -1,9 +1,8 @@
 """Things of which a process has one, whichever thread asks first."""
 
 from collections.abc import Callable
-from functools import cache
 from threading import RLock
-from typing import Final, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,13 +18,18 @@ class Once(Generic[P, T]):
     def __init__(self, function: Callable[P, T]) -> None:
         self.__doc__: str | None = function.__doc__
         self._turn: Final = RLock()
-        self._cached: Final = cache(function)
+        self._function: Final = function
+        self._results: Final = dict[Any, T]()
 
     def __call__(self, *args: P.args, **keywords: P.kwargs) -> T:
         """What the function returned for these arguments."""
+        key = args, tuple(sorted(keywords.items()))
         with self._turn:
-            return self._cached(*args, **keywords)
+            if key not in self._results:
+                self._results[key] = self._function(*args, **keywords)
+            return self._results[key]
 
     def cache_clear(self) -> None:
         """Forget all results."""
-        self._cached.cache_clear()
+        with self._turn:
+            self._results.clear()

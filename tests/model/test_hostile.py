@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 import pytest
-from commands import CLASSIFIER, run
+from commands import CLASSIFIER, is_one_sentence, run
 from google.protobuf.message import DecodeError
 from graphs import CASES
 from graphs.case import parse
@@ -343,6 +343,48 @@ LIES = {
     "deep": (nested, "more than 32 deep"),
     "calls itself": (calling, "calls itself"),
 }  # fmt: skip
+
+
+IN_ROW = "t = d.fNEXT (x) y = d.fNEXT (t)"
+IN_BRANCHES = """c = Constant <value = bool {1}> ()
+    y = If (c) <then_branch = t () => (float[2] a) { a = d.fNEXT (x) },
+                else_branch = e () => (float[2] b) { b = d.fNEXT (x) }>"""
+
+
+def doubling(depth: int, twice: str = IN_ROW) -> ModelProto:
+    """A model whose functions call the next one twice each."""
+    bodies = [twice.replace("NEXT", str(number + 1)) for number in range(depth - 1)] + ["y = Neg (x)"]
+    functions = [
+        f'<domain: "d", opset_import: ["": 17, "d": 1]> f{number} (x) => (y) {{ {body} }}'
+        for number, body in enumerate(bodies)
+    ]
+    main = '<ir_version: 9, opset_import: ["": 17, "d": 1]> g (float[2] X) => (float[2] Y) { Y = d.f0 (X) }'
+    return onnx.parser.parse_model("\n".join([main, *functions]))
+
+
+AMOUNTS = {25: f"{2**24:,}", 41: f"{2**40:,}", 5000: f"more than {10**15:,}"}
+"""Depth -> what is said of the nodes."""
+
+
+@pytest.mark.parametrize("depth", AMOUNTS)
+def test_functions_that_grow_beyond_measure_are_refused_before_they_are_inlined(depth: int, tmp_path: Path) -> None:
+    model = doubling(depth)
+    for convert in (convert_model, onnxamp.plan_model, Model.of):
+        with pytest.raises(ModelError, match=f"{AMOUNTS[depth]} nodes once their calls are inlined.*'d::f0'"):
+            convert(model)
+    onnx.save(model, tmp_path / "m.onnx")
+    for command in ("inspect", "check", "bench"):
+        assert is_one_sentence(run(command, tmp_path / "m.onnx"))
+
+
+def test_calls_in_branches_count() -> None:
+    with pytest.raises(ModelError, match="nodes once their calls are inlined"):
+        convert_model(doubling(25, IN_BRANCHES))
+
+
+def test_functions_that_are_called_often_are_fine() -> None:
+    model = doubling(10)
+    assert len(convert_model(model, "O3").graph.node) >= 2**9
 
 
 @pytest.mark.parametrize("lie", LIES)
