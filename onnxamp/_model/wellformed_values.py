@@ -10,6 +10,8 @@ from onnxamp._errors import ModelError
 from onnxamp._model.protos import bytes_of, stored_bytes
 
 _ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+_MOST_BYTES: Final = 2**63
+"""Bytes that no array can address, not even an empty one whose other sizes would take them."""
 _DATA: Final = ("float_data", "int32_data", "int64_data", "string_data", "double_data", "uint64_data")
 
 
@@ -27,6 +29,8 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         raise ModelError(f"{what} is of element type {elem}, which onnx {onnx.__version__} lacks.")
     if min(shape, default=0) < 0 or tensor.HasField("segment"):
         raise ModelError(f"{what} has the shape {shape}, or is a segment of a tensor: that cannot be read.")
+    if 0 in shape and bytes_of(elem, [dim for dim in shape if dim]) >= _MOST_BYTES:
+        raise ModelError(f"{what} has the shape {shape}, which no array can have: it is damaged.")
     if tensor.data_location == TensorProto.EXTERNAL:
         return
     held = [name for name in _DATA if len(getattr(tensor, name))]

@@ -309,6 +309,7 @@ LIES = {
     "newer ml opset": (lambda m: m.opset_import.add(domain="ai.onnx.ml", version=77), r"ai\.onnx\.ml opset 77"),
     "negative dims": (weight(dims=[-4], raw_data=bytes(16)), r"'w'.*\(-4,\)"),
     "huge dims": (weight(dims=[2**62, 2**62], raw_data=bytes(16)), "'w' does not hold"),
+    "nothing of a huge shape": (weight(dims=[0, 2**62, 2**62], raw_data=b""), "which no array can have"),
     "too short": (weight(raw_data=bytes(15)), "'w' does not hold the 16 bytes"),
     "too long": (weight(raw_data=bytes(17)), "'w' does not hold the 16 bytes"),
     "integers for floats": (weight(int32_data=[1, 2, 3, 4]), "not in the field of its type"),
