@@ -14,6 +14,7 @@ from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import body_sources, body_targets, carried, inner_type
 from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._model.statistics import ConstantStats
 from onnxamp._ops.exponents import ALL, ExponentRule, ScaledAttribute, Sum, exponent_rules, moving_rule, power_rule
 from onnxamp._ops.facts import op_facts
 
@@ -25,9 +26,6 @@ _LARGE: Final = 4096
 
 _NONE: Final = -1
 """In place of a variable: the port is absent."""
-
-_ANY: Final = -2
-"""In place of a variable: the port holds zeros and infinities alone, which no factor changes."""
 
 
 class Moved(NamedTuple):
@@ -49,6 +47,8 @@ class Equations:
         owners: relation -> the node that poses it; ABSENT for inputs and outputs.
         values: value -> its variable; values that are no float32 have none.
         uses: (node, input position) that reads a constant -> its variable.
+        invariant: those of ``uses`` whose constant holds zeros and infinities alone, which no factor changes. They
+            have a variable nevertheless: without one, the relations that it is in would not tie the other ports.
         attributes: attributes that move along.
         logarithms: nodes that turn a factor into a summand -> the variable of what they read.
     """
@@ -58,6 +58,7 @@ class Equations:
     owners: list[int] = field(default_factory=list)
     values: dict[int, int] = field(default_factory=dict)
     uses: dict[tuple[int, int], int] = field(default_factory=dict)
+    invariant: set[tuple[int, int]] = field(default_factory=set)
     attributes: list[Moved] = field(default_factory=list)
     logarithms: dict[int, int] = field(default_factory=dict)
 
@@ -67,7 +68,7 @@ class Equations:
         self.owners.append(owner)
 
     def same(self, owner: int, one: int, other: int) -> None:
-        """Make two variables equal; what is absent, or zeros alone, needs no exponent."""
+        """Make two variables equal; what is absent needs no exponent."""
         if one >= ZERO and other >= ZERO:
             self.relate(owner, ((one, 1), (other, -1)))
 
@@ -76,7 +77,7 @@ class Equations:
         return _NONE if value == ABSENT else self.values.get(value, ZERO)
 
     def read(self, node: Node, position: int) -> int:
-        """The variable of an input; _ANY for a constant that no factor changes."""
+        """The variable of an input: of this one reader, where it is a small constant."""
         known = self.uses.get((node.index, position))
         return self.value(node.input(position)) if known is None else known
 
@@ -114,14 +115,25 @@ def _variables(made: Equations) -> None:
     for value, stats in graph.constants.floats().items():
         if not is_stored(graph, value):
             continue
-        empty = stats is not None and stats.largest_number == 0
-        shared = bool(graph.results[value]) or _elements(graph, value) >= _LARGE
-        if not empty and shared:
+        invariant = stats is not None and stats.largest == 0
+        if invariant:
+            made.invariant.update(graph.uses[value])
+        shared = not invariant and _is_shared(graph, value, stats)
+        if shared:
             problem.costs[made.values[value]] = 1
         for use in graph.uses[value]:
-            made.uses[use] = _ANY if empty else made.values[value] if shared else problem.variable()
-            if not empty and not shared:
+            made.uses[use] = made.values[value] if shared else problem.variable()
+            if not invariant and not shared:
                 problem.costs[made.uses[use]] = 1
+
+
+def _is_shared(graph: Graph, value: int, stats: ConstantStats | None) -> bool:
+    """Whether all readers of a constant get the same multiple of it.
+
+    Masks, which hold nothing but zeros and sentinels, tie no layers to one another however large they are.
+    """
+    is_mask = stats is not None and stats.largest_number == 0
+    return bool(graph.results[value]) or (_elements(graph, value) >= _LARGE and not is_mask)
 
 
 def _is_float(graph: Graph, value: int) -> bool:
@@ -215,8 +227,7 @@ def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
             continue
         terms = [(ports.get(port, _NONE), sign * number)
                  for (found, _), sign in zip(sides, (1, -1), strict=True) for port, number in found]  # fmt: skip
-        if not any(variable == _ANY for variable, _ in terms):
-            made.relate(node.index, ((variable, number) for variable, number in terms if variable > ZERO))
+        made.relate(node.index, ((variable, number) for variable, number in terms if variable > ZERO))
     for port, variable in floats:
         if port not in named:
             made.relate(node.index, ((variable, 1),))

@@ -15,6 +15,7 @@ from onnxamp._dtypes import FLOAT, LowType
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
+from onnxamp._model.statistics import SENTINEL
 from onnxamp._ops.exponents import exponent_rules
 from onnxamp._options.options import Options
 from onnxamp._options.rescaling import Rescaling, Scaled, Unfit
@@ -30,6 +31,9 @@ _SMALL_WEIGHT: Final = -9
 
 _TINY: Final = 4
 """A value that is smaller than this many smallest normal numbers wants to be raised."""
+
+_FLOAT_EXPONENTS: Final = 128
+"""All float32 numbers are below 2 to the power of this."""
 
 _SHOWN: Final = 6
 """Nodes of a chain that are named."""
@@ -235,16 +239,29 @@ def _ceil_log2(number: float) -> int:
 
 
 def _constant_windows(equations: Equations, low: LowType) -> None:
-    """Windows of constants: in range, and not so small that the low type loses their digits."""
+    """Windows of constants: in range, and not so small that the low type loses their digits; sentinels stay such."""
     graph, problem = equations.graph, equations.problem
     for use, variable in equations.uses.items():
         value = graph.nodes[use[0]].inputs[use[1]]
         stats = graph.constants.stats(value)
-        if variable > ZERO and stats is not None and stats.largest_number:
+        if variable == ZERO or stats is None:
+            continue
+        windows = []
+        if stats.largest_number:
             window = _window(abs(stats.largest_number), low.max_finite, low, _SMALL_WEIGHT)
             rule = exponent_rules().get(graph.nodes[use[0]].key)
             is_factor = stats.uniform is not None and rule is not None and not rule.same
-            problem.windows[variable] = window if is_factor else Window(window.least, max(window.most, 0))
+            windows.append(window if is_factor else Window(window.least, max(window.most, 0)))
+        if stats.largest >= SENTINEL:
+            windows.append(_sentinel_window(stats.largest))
+        if windows:
+            least = max(window.least for window in windows)
+            problem.windows[variable] = Window(least, max(least, min(window.most for window in windows)))
+
+
+def _sentinel_window(largest: float) -> Window:
+    """The exponents with which a constant's sentinels stay finite, and stay sentinels."""
+    return Window(frexp(largest)[1] - _FLOAT_EXPONENTS, -_ceil_log2(SENTINEL / largest))
 
 
 def _unfit(

@@ -24,6 +24,9 @@ class Term(NamedTuple):
     position: int
 
 
+_LARGEST_POWER: Final = 64
+"""Of a Pow that exponents can follow: larger ones leave float32's range for almost any base."""
+
 Sum = tuple[Term, ...]
 """A side of an equation; the empty one is 0."""
 
@@ -127,7 +130,9 @@ def moving_rule(node: NodeProto, key: str) -> ExponentRule | None:
 
 def power_rule(power: float | None) -> ExponentRule | None:
     """The rule of a Pow by a constant; None where the power is none that exponents can follow exactly."""
-    ratio = None if power is None else Fraction(power).limit_denominator(2)
-    if ratio is None or power != float(ratio) or ratio == 0:
+    if power is None or not 0 < abs(power) <= _LARGEST_POWER:  # infinite ones, too
+        return None
+    ratio = Fraction(power).limit_denominator(2)
+    if power != float(ratio):
         return None
     return ExponentRule(equations=(((Term(ratio.denominator, True, 0),), (Term(ratio.numerator, False, 0),)),))

@@ -86,7 +86,7 @@ class _Editor:
         for (node, port), variable in self.equations.uses.items():
             value = self.graph.nodes[node].inputs[port]
             by_exponent = readers.setdefault(value, {})
-            if variable >= ZERO:
+            if (node, port) not in self.equations.invariant:
                 by_exponent.setdefault(self.exponents[variable], []).append((node, port))
         for value, by_exponent in readers.items():
             returned = bool(self.graph.results[value])

@@ -302,3 +302,98 @@ def test_logarithms_take_an_add() -> None:
     assert ops(result).count("Add") == 2
     assert floats_of(result) == {TensorProto.FLOAT16}
     assert error_of(model, result, feeds) < 2e-3
+
+
+MASKED = """
+<ir_version: 10, opset_import: ["" : 21]>
+net (float[2,8] x, bool[2,8] c) => (float[2,8] y) {
+  q = MatMul (x, w)
+  %s
+  y = Mul (m, small)
+}
+"""
+
+TIES = {
+    "Where first": "m = Where (c, k, q)",
+    "Where last": "m = Where (c, q, k)",
+    "Max": "m = Max (k, q, k)",
+    "Min": "m = Min (k, q)",
+    "Sum": "m = Sum (k, q)",
+    "Mean": "m = Mean (k, q, q)",
+    "Add": "m = Add (k, q)",
+    "Sub": "m = Sub (k, q)",
+    "Clip": 'm = Clip (q, "", k)',
+    "Concat": "e = Expand (k, two) j = Concat <axis: int = 0> (e, q) m, rest = Split <axis: int = 0> (j, halves)",
+    "Pad": "p = Pad (q, pads, k) m = Slice (p, one, three)",
+    "PRelu": "s = PRelu (q, k) m = Where (c, s, q)",
+    "ScatterND": "e = Expand (k, two) m = ScatterND (e, place, r) r = Slice (q, one, two1)",
+    "If": """
+        go = ReduceMax <keepdims: int = 0> (i) i = Cast <to: int = 6> (c) b = Cast <to: int = 9> (go)
+        m = If (b) <
+            then_branch = yes () => (float[2,8] t) { t = Identity (q) },
+            else_branch = no () => (float[2,8] f) { f = Expand (k, two) }
+        >""",
+    "Loop": """
+        trips = Constant <value: tensor = int64 {3}> () go = Constant <value: tensor = bool {1}> ()
+        e = Expand (k, two)
+        m = Loop <body = step (int64 i, bool b, float[2,8] state) => (bool b2, float[2,8] next) {
+            b2 = Identity (b) next = Max (state, q)
+        }> (trips, go, e)""",
+    "Loop of a constant": """
+        trips = Constant <value: tensor = int64 {3}> () go = Constant <value: tensor = bool {1}> ()
+        m = Loop <body = step (int64 i, bool b, float[2,8] state) => (bool b2, float[2,8] next) {
+            b2 = Identity (b) next = Where (c, state, q)
+        }> (trips, go, whole)""",
+    "Scan": """
+        last, m = Scan <num_scan_inputs: int = 1, body = step (float[8] state, float[8] row) =>
+            (float[8] next, float[8] out) { next = Max (state, row) out = Identity (next) }> (part, q)""",
+}
+"""How a constant ``k`` meets a value ``q`` that is too large for float16."""
+
+CONSTANTS = (0.0, np.inf, -np.inf, -3.4e38, -1e30, 1e30, 1024.0, 0.7)
+
+
+@pytest.mark.parametrize("how", TIES)
+def test_constants_tie_what_they_meet(how: str) -> None:
+    """Zeros and infinities need no factor, but the other operand and the result share theirs; sentinels take one up."""
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((2, 8)).astype(np.float32), "c": rng.random((2, 8)) < 0.4}
+    for number in CONSTANTS:
+        model = masked(TIES[how], number)
+        expected = run_original(model, feeds)
+        assert expected is not None
+        plan = onnxamp.plan_model(model, "O1", rescale=True, samples=feeds, black_list=FLOATING, target="any")
+        assert {row.value: row.exponent > 0 for row in plan.options.rescaling.scaled}.get("q"), number
+        exact = run_original(onnxamp.apply_plan(model, plan), feeds)
+        assert exact is not None
+        np.testing.assert_array_equal(exact[0], expected[0], str(number))
+        if abs(number) < 1e6:
+            low = onnxamp.convert_model(model, "O3", rescale=True, samples=feeds, target="any")
+            assert TensorProto.FLOAT16 in floats_of(low)
+            assert error_of(model, low, feeds) < 2e-3
+
+
+FLOATING = ["MatMul", "Mul", *("Where", "Max", "Min", "Sum", "Mean", "Add", "Sub", "Clip", "Concat", "Pad", "PRelu"),
+            "ScatterND", "Expand", "Split", "Slice", "Identity", "If", "Loop", "Scan"]  # fmt: skip
+
+
+def masked(body: str, number: float) -> ModelProto:
+    model = model_of(MASKED % body, ("w", (8, 8), 1e5))
+    floats = {"k": number, "small": 1e-4, "whole": np.full((2, 8), number), "part": np.full(8, number)}
+    integers = {
+        "two": [2, 8], "halves": [2, 2], "pads": [1, 0, 1, 0], "one": [1], "three": [3], "two1": [2], "place": [[1]],
+    }  # fmt: skip
+    tensors = {name: np.array(array, np.float32) for name, array in floats.items()}
+    tensors |= {name: np.array(array, np.int64) for name, array in integers.items()}
+    tensors = {name: array for name, array in tensors.items() if f"{name})" in body + "small)" or f"{name}," in body}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
+    return model
+
+
+@pytest.mark.parametrize("power", [np.inf, -np.inf, 1e32, 65.0])
+def test_powers_out_of_range(power: float) -> None:
+    model = masked("m = Pow (q, k)", power)
+    feeds = {"x": np.ones((2, 8), np.float32), "c": np.zeros((2, 8), bool)}
+    with np.errstate(all="ignore"):
+        plan = onnxamp.plan_model(model, "O3", rescale=True, samples=feeds)
+    assert "q" not in {row.value for row in plan.options.rescaling.scaled}
