@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from onnxamp._errors import OpsetError as OpsetError
     from onnxamp._errors import OutputError as OutputError
     from onnxamp._errors import RuntimeFailure as RuntimeFailure
+    from onnxamp._errors import SourceChangedError as SourceChangedError
     from onnxamp._extract.around import extract_region as extract_region
     from onnxamp._extract.region import Region as Region
     from onnxamp._extract.region import save_region as save_region
@@ -86,7 +87,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "ArgumentError", "ArgumentTypeError", "CallOrderError", "ContradictionError", "ExternalDataError",
         "GradientError", "InternalError", "MissingPackageError", "ModelError", "NumericsError",
         "OnnxAmpError", "OpsetError", "OutputError",
-        "RuntimeFailure",
+        "RuntimeFailure", "SourceChangedError",
     ),
     "_extract.around": ("extract_region",),
     "_extract.region": ("Region", "save_region"),

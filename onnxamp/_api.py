@@ -16,6 +16,7 @@ from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.sources import unchanged_sources, watched_sources
 from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._ops.custom import declared_ops
@@ -57,6 +58,7 @@ def convert_model(
     model: G, level: LevelName = "O2", *, tolerance: float = 1e-2, samples: SamplesLike | None = None,
     metric: MetricLike = "auto", **options: Unpack[OptionKeywords],
 ) -> G: ...  # fmt: skip
+@unchanged_sources()
 def convert_model(
     model: Any,
     level: LevelName = "O2",
@@ -153,6 +155,7 @@ def convert_model(
         return convert_as(model, settings, samples=samples)
 
 
+@watched_sources()
 def convert_file(
     src: str | PathLike[str],
     dst: str | PathLike[str],
@@ -208,7 +211,7 @@ def convert_file(
         warn([f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."])
     with declared_ops(settings.custom_ops), opened(state) as kept, Place(jobs, cluster).sharing() as workers:
         sink = Sink(as_path(dst), external_data, shard_bytes, progress, workers=workers, data_names=data_names)
-        source = Model.read(as_path(src))
+        source = Model.of(as_path(src))
         sink, is_tuned = begun(kept, source, sink, settings, plan), False
         if plan is None and is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
             search, rounder = with_rounder(source, settings, Search(tolerance, metric, samples, state=kept))
@@ -224,6 +227,7 @@ def convert_file(
     return conversion
 
 
+@unchanged_sources()
 def plan_model(
     model: ModelSource,
     level: LevelName = "O2",
@@ -298,6 +302,7 @@ def convert_as(model: Any, options: Options, plan: Plan | None = None, samples: 
     return converted_as(model, options, plan, samples)[1]
 
 
+@unchanged_sources()
 def converted_as(
     model: Any, options: Options, plan: Plan | None = None, samples: SamplesLike | None = None
 ) -> tuple[Converted, Any]:

@@ -6,6 +6,7 @@
     ├── ArgumentTypeError (TypeError)      an argument has the wrong type
     ├── ModelError                         the model cannot be read, or is not valid
     │   ├── ExternalDataError              its weights are missing, or outside its folder
+    │   ├── SourceChangedError             its file was replaced or written to while it was read
     │   └── OpsetError                     its opset is too old or too new
     ├── GradientError                      a loss cannot be differentiated: an op has no rule
     ├── OutputError                        the result cannot be written
@@ -41,6 +42,10 @@ class ModelError(OnnxAmpError):
 
 class ExternalDataError(ModelError):
     """Weights stored outside the model file are missing, too short, or outside the model's folder."""
+
+
+class SourceChangedError(ModelError):
+    """The file of a model or of its weights was replaced or written to while it was read; nothing was written."""
 
 
 class OpsetError(ModelError):

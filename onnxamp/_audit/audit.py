@@ -23,6 +23,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
+from onnxamp._model.sources import unchanged_sources
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._target.kernels import check_target
@@ -34,6 +35,7 @@ _FOLD: Final = (
 _FLOATS: Final = {FLOAT: "float32", "tensor(double)": "float64", **{low.tensor: low.name for low in LOW_TYPES.values()}}
 
 
+@unchanged_sources()
 def audit_model(
     model: ModelSource,
     target: str = "cuda",

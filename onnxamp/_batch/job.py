@@ -15,8 +15,9 @@ from onnxamp._batch.state import Entry, Row, Stamp, stamps
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import reference_of
-from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError
+from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError, SourceChangedError
 from onnxamp._model.model import Model
+from onnxamp._model.sources import release_sources, watched_sources
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.cure import SECONDS
@@ -43,7 +44,7 @@ from onnxamp._workers.executor import Memory
 
 Paged = Callable[[Conversion, DiffReport | None, Tuned | None, Path], None]
 """Writes the page of a conversion to a path; workers import it, so it is a function of a module."""
-_TRANSIENT: Final = (OutputError, ExternalDataError, OSError, MemoryError)
+_TRANSIENT: Final = (OutputError, ExternalDataError, SourceChangedError, OSError, MemoryError)
 """Errors that the same files may not meet again."""
 
 
@@ -137,7 +138,10 @@ def run_job(options: FolderOptions, paged: Paged | None, job: Job) -> JobResult:
     start = time.perf_counter()
     read = read_before(job)
     try:
-        with custom_ops(options.conversion.custom_ops, library=options.libraries):
+        with (
+            watched_sources(apart=True),
+            custom_ops(options.conversion.custom_ops, library=options.libraries),
+        ):
             result = _run(options, job, paged)
     except MemoryError:  # another machine may have more
         raise
@@ -169,7 +173,7 @@ def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) ->
 
 
 def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
-    model = Model.read(job.source)
+    model = Model.of(job.source)
     read = {**stamps(model.stock.files, job.home), **read_before(job)}
     is_auto, measures = options.conversion.level == Level.AUTO, options.conversion.lacks_ranges
     measures = measures or options.conversion.compensates
@@ -202,6 +206,7 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
         row = replace(_row(job.name, made), inputs=samples.description if samples else "")
     else:
         made, diff, row = _validated(options, job, model, comparison, sink, plan, rounder)
+    release_sources()  # the result is in its place
     if paged is not None and job.page is not None:
         paged(made, diff, tuned, job.page)
     if row.has_failed:

@@ -20,6 +20,7 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.stats import lowest_precision
 from onnxamp._model.model import Model
+from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.storage import load_model
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.bound import bind
@@ -94,6 +95,7 @@ class BenchOptions:
         return {name: str(int(flag)) for name, flag in flags.items()}
 
 
+@unchanged_sources()
 def bench_models(
     *models: Source,
     provider: Provider | None = None,
@@ -146,6 +148,8 @@ def bench_models(
     if any(one.cuda_graph and place != "cuda" for one, place in zip(each, places, strict=True)):
         raise ArgumentError("CUDA graphs need the CUDA provider.")
     first = Model.of(models[0])
+    for other in models[1:]:
+        Model.of(other)  # watched from now on, as the first
     light = take_weights(first.proto, first.folder, keep=0).model
     if feeds is None:
         run = Executable(first, places[0], emulated=False, whole=True)

@@ -23,6 +23,7 @@ from onnxamp._cli.types import Target
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
+from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial
 from onnxamp._numerics.cure_run import cure_run
@@ -66,13 +67,14 @@ def command(model: Path, **options: Any) -> None:
     """
     if options["build"] and options["target"] not in BUILDERS:
         raise click.UsageError(f"--build needs --target {' or '.join(BUILDERS)}: others build no engines.")
-    opened = Model.read(model)
+    opened = Model.of(model)
     check_outputs([*files_of(opened), options["inputs"]], [options["html"], options["state"]])
     samples = None if options["static"] and not options["build"] else samples_of(opened, options)
     feeds = _first(samples)
     shapes = {name: feed.shape for name, feed in feeds.items()}
     audit = audit_model(opened, options["target"], shapes=shapes, build=feeds if options["build"] else None)
     run = None if options["static"] or samples is None else _run(opened, samples, options)
+    confirm_sources()
     if options["html"]:
         write_page(check_page(audit, run, str(model)), options["html"])
     show(options, partial(check_report, audit, run, str(model)), partial(check_json, audit, run))

@@ -13,6 +13,7 @@ import click
 from onnxamp._cli.grouped import GroupedCommand
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, OutputError
+from onnxamp._model.sources import watched_sources
 from onnxamp._paths.paths import is_remote, made_folder
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import fitted, print_report
@@ -45,7 +46,7 @@ def new_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
         @wraps(function)
         def guarded(*arguments: Any, **options: Any) -> None:
             try:
-                with custom_ops(options.get("custom_ops"), library=options.get("libraries", ())):
+                with watched_sources(), custom_ops(options.get("custom_ops"), library=options.get("libraries", ())):
                     function(*arguments, **options)
             except KeyboardInterrupt:
                 click.echo("Aborted!", err=True)

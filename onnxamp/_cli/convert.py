@@ -33,6 +33,7 @@ from onnxamp._convert.plan import Plan, load_plan
 from onnxamp._convert.raising import reference_of
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
+from onnxamp._model.sources import release_sources
 from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.heal import convert_validated
@@ -113,7 +114,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         is_auto(given["level"], given["tolerance"], None, "auto")
     options = plan.options if plan else options_of(given)
     provider = choose_provider(provider_of(given)) if validates else None  # fails before anything is written
-    model = Model.read(path)
+    model = Model.of(path)
     early = unmatched(model, options) if plan is None else _overridden()
     tell([*early, *(unlike_target(given, options.target) if validates and plan is None else ())])
     needs_samples = options.level == Level.AUTO or options.lacks_ranges or options.compensates
@@ -140,6 +141,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         if comparison is not None and len(comparison.samples) > 1:
             comparison.workers = workers
         made, validation, tuned = _made(model, sink, options, plan, samples, comparison, given, progress, state)
+        release_sources()  # the result is in its place
         if state is not None:
             state.drop(CONVERSION)
     if given["html"]:

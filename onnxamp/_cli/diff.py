@@ -25,6 +25,7 @@ from onnxamp._cli.types import FILE, Target
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
+from onnxamp._model.sources import confirm_sources
 from onnxamp._model.storage import write_file
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import Comparison
@@ -85,10 +86,11 @@ def command(reference: Path, result: Path | None, **options: Any) -> None:
     """
     limits = make_limits({metric: options[name] for name, (metric, _) in _LIMITS.items()})
     limits = replace(limits, accept=options["accept"])
-    models = () if result is None else (Model.read(reference), Model.read(result))
+    models = () if result is None else (Model.of(reference), Model.of(result))
     read = [reference, *(file for model in models for file in files_of(model)), options["inputs"]]
     check_outputs(read, [options["save"], options["html"], options["state"]])
     report = _run(*models, limits, options) if models else _judged_again(reference, limits, options)
+    confirm_sources()
     if options["save"]:
         write_file(options["save"], (diff_json(report) + "\n").encode())
     if options["html"]:

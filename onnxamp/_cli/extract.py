@@ -19,6 +19,7 @@ from onnxamp._cli.types import FILE
 from onnxamp._extract.around import extract_region
 from onnxamp._extract.region import region_files, save_region
 from onnxamp._model.model import Model
+from onnxamp._model.sources import confirm_sources
 from onnxamp._report.extract import region_json, region_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import load_samples
@@ -46,7 +47,7 @@ def command(model: Path, **options: Any) -> None:
 
     Exit codes: 0 the region was written; 1 it could not be extracted; 2 wrong usage.
     """
-    opened = Model.read(model)
+    opened = Model.of(model)
     files = region_files(options["output"] or model.with_name(f"{model.stem}_region.onnx"))
     check_outputs([*files_of(opened), options["inputs"]], files)
     with progress_bar(quiet=options["quiet"]) as progress:
@@ -56,6 +57,7 @@ def command(model: Path, **options: Any) -> None:
             count=options["samples"], dims=options["dims"], provider=provider_of(options),
             progress=partial(progress, "recording"),
         )  # fmt: skip
+    confirm_sources()
     save_region(region, files[0])
     report = partial(region_report, region, files, custom_arguments(options))
     show(options, report, partial(region_json, region, files))

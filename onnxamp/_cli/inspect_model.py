@@ -18,6 +18,7 @@ from onnxamp._convert.summary import summarize
 from onnxamp._errors import OpsetError
 from onnxamp._graph.stats import operator_counts
 from onnxamp._model.model import Model
+from onnxamp._model.sources import confirm_sources
 from onnxamp._report.inspect import inspection_report
 from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
@@ -37,7 +38,7 @@ def command(model: Path, **options: Any) -> None:
 
     Exit codes: 0 the model was analysed; 1 it cannot be read; 2 wrong usage.
     """
-    opened = Model.read(model)
+    opened = Model.of(model)
     plans: dict[str, tuple[Plan, dict[str, int]]] = {}
     counts: Counter[tuple[str, str]] = Counter()
     hints: dict[str, str | None] = {}
@@ -66,6 +67,7 @@ def command(model: Path, **options: Any) -> None:
                     *cost_sentences(analysis),
                 )
                 hints[level] = " ".join(filter(None, told))
+    confirm_sources()
     tell(dict.fromkeys(text for plan, _ in plans.values() for text in plan.warnings))
     show(
         options,

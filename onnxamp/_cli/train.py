@@ -23,6 +23,7 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.converter import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
+from onnxamp._model.sources import confirm_sources, release_sources
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._report import parts
 from onnxamp._report.machine import document
@@ -117,10 +118,12 @@ def command(model: Path, **options: Any) -> None:
 
     Exit codes: 0 the trained model was written; 1 training failed; 2 wrong usage.
     """
-    opened = Model.read(model)
+    opened = Model.of(model)
     check_outputs([*files_of(opened), options["data"]], [options["output"], options["checkpoint"]])
     batches = Batches(read_npz(options["data"]), options["batch_size"], options["seed"])
     net = _network(opened, batches, options)
+    confirm_sources()
+    release_sources()  # everything that training needs of the model is in memory
     if options["checkpoint"] and options["checkpoint"].exists():
         net.load(options["checkpoint"])
     rows = _fit(net, batches, options)

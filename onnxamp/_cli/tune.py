@@ -26,6 +26,7 @@ from onnxamp._cli.presets import preset_options
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._convert.convert import Sink, convert_to_file
 from onnxamp._model.model import Model
+from onnxamp._model.sources import release_sources
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.results import LayerDiff
 from onnxamp._numerics.rounding import rounder_of
@@ -94,7 +95,7 @@ def command(model: Path, **options: Any) -> None:
 
 
 def _tune(model: Path, options: dict[str, Any]) -> None:
-    asked, opened = options_of(options, Level.AUTO), Model.read(model)
+    asked, opened = options_of(options, Level.AUTO), Model.of(model)
     target = target_of(opened, options, asked.dtype, also=options["state"])
     early, samples = unmatched(opened, asked), samples_of(opened, options)
     tell([*early, *unlike_target(options, asked.target)])
@@ -110,9 +111,15 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
                     data_names=options["data_names"] or "onnx")  # fmt: skip
         rounder = rounder_of(asked, samples, search.provider, partial(progress, "rounding weights"))
         tuned = tune(opened, asked, search, rounder)
+        layers: list[LayerDiff] = []
+
+        def compare(written: Path) -> None:
+            told = partial(progress, "comparing values")
+            layers.extend(_layers(opened, written, samples, search, told))
+
+        sink = replace(sink, approve=compare if options["html"] else None)  # it may replace the original
         made = convert_to_file(opened, sink, tuned.plan.options, tuned.plan, rounder=rounder)
-        told = partial(progress, "comparing values")
-        layers = _layers(opened, target, samples, search, told) if options["html"] else ()
+        release_sources()  # the result is in its place
     made = replace(made, plan=tuned.plan)  # its reasons are the measured ones
     if options["save_plan"]:
         tuned.plan.save(options["save_plan"])
@@ -124,8 +131,8 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
         raise click.ClickException(f"{target} was written, but exceeds the tolerance.")
 
 
-def _layers(model: Model, target: Path, samples: Samples, search: Search, progress: Progress) -> tuple[LayerDiff, ...]:
+def _layers(model: Model, written: Path, samples: Samples, search: Search, progress: Progress) -> tuple[LayerDiff, ...]:
     """Every value of the result next to the original's, for the page."""
-    result = Model.read(target, model)
+    result = Model.read(written, model)
     comparison = Comparison.of(model, samples, None, search.provider, budget=search.budget)
     return comparison.compare(result, layers=True, progress=progress).layers

@@ -23,6 +23,7 @@ from onnxamp._convert.plan import load_plan
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
+from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.cure import Recipe
 from onnxamp._report.conversion import preview_report
 from onnxamp._report.html.page import preview_page
@@ -53,7 +54,7 @@ def command(model: Path, **options: Any) -> None:
     if asked.lacks_ranges:
         flag = "--rescale" if asked.data_max is None else "--data-max"
         raise ArgumentError(f"{flag} needs measured ranges: view the plan that onnxamp convert --save-plan writes.")
-    opened = Model.read(model)
+    opened = Model.of(model)
     page = options["output"] or model.with_suffix(".html")
     if page.is_dir():
         page /= f"{model.stem}.html"
@@ -69,6 +70,7 @@ def command(model: Path, **options: Any) -> None:
     else:
         converts = Recipe(asked, sampling=custom).command(str(model), str(target), ())
     audit = audit_model(result, asked.target, base_dir=opened.folder)
+    confirm_sources()
     write_page(preview_page(made, audit, converts), page)
     tell(made.plan.warnings if plan is None else ())
     show(

@@ -15,6 +15,7 @@ from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.view import Node
 from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.sources import unchanged_sources
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.engines import Progress, engine_name
@@ -28,6 +29,7 @@ from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.values import Feed
 
 
+@unchanged_sources()
 def extract_region(
     model: ModelSource,
     around: str | Sequence[str],

@@ -23,6 +23,7 @@ from onnxamp._dtypes import LowType
 from onnxamp._errors import ExternalDataError
 from onnxamp._model.external_data import DataLocation
 from onnxamp._model.lowering import ConversionCounts, Scratch, lower
+from onnxamp._model.sources import check_opened
 from onnxamp._model.weights import times_power
 from onnxamp._paths.paths import is_remote, read_range, writing
 from onnxamp._workers.threads import core_count, thread_limit
@@ -79,7 +80,7 @@ class Desk:
         """Read ``size`` bytes from byte ``start`` of some data, multiplied. The array is reused by the next call.
 
         Raises:
-            ExternalDataError: the file is too short.
+            ExternalDataError: the file is too short. SourceChangedError: it is another one than was read before.
         """
         path, numbers = place.path, self.numbers[: -(-size // 4)]
         if is_remote(path):
@@ -90,6 +91,7 @@ class Desk:
             return times_power(numbers, place.exponent, numbers) if place.exponent else numbers
         if path not in self._files:
             self._files[path] = self._stack.enter_context(path.open("rb", buffering=0))
+            check_opened(self._files[path], path, place.stamp)
         file, view = self._files[path], numbers.data.cast("B")[:size]
         file.seek(place.offset + start)
         while view:

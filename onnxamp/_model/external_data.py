@@ -5,16 +5,19 @@ They are in a data file beside the model (ONNX external data), or still in the m
 one record.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
-from typing import Final
+from typing import BinaryIO, Final, NamedTuple
 
 from onnx import TensorProto
 
 from onnxamp._errors import ExternalDataError
 from onnxamp._model.protos import stored_bytes
-from onnxamp._paths.paths import as_path
+from onnxamp._model.sources import FileStamp, opened_as
+from onnxamp._paths.paths import as_path, is_remote, read_range
 
 INSIDE: Final = f"onnxamp:{token_hex(8)}:"
 """Prefix of the location of a weight that lies inside a model file; the path follows. It is random, so that no file can
@@ -24,31 +27,64 @@ _WAS_DEFAULT: Final = "onnxamp:default"
 """Key of an entry that says: ``data_location`` was set to DEFAULT explicitly before the weight was left in its file."""
 _EXPONENT: Final = "onnxamp:exponent"
 """Key of an entry with :attr:`DataLocation.exponent`; it counts where :data:`INSIDE` does."""
+_STAMP: Final = "onnxamp:stamp"
+"""Key of an entry with :attr:`DataLocation.stamp`, likewise."""
+
+
+class DataFile(NamedTuple):
+    """A data file that was looked up, with symbolic links resolved, and what identifies its contents."""
+
+    path: Path
+    stamp: FileStamp
 
 
 @dataclass(frozen=True, slots=True)
 class DataLocation:
     """Where the data of a tensor lie in a file: ``length`` bytes from byte ``offset``.
 
-    With an exponent they are float32, and the tensor's numbers are theirs multiplied by ``2**-exponent``.
+    With an exponent they are float32, and the tensor's numbers are theirs multiplied by ``2**-exponent``. The ``stamp``
+    is that of the file when it was first read; None if nobody looked.
     """
 
     path: Path
     offset: int
     length: int
     exponent: int = 0
+    stamp: FileStamp | None = field(default=None, compare=False, repr=False)
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """Open the file, which is on this machine, at the first byte of the data.
+
+        Raises:
+            SourceChangedError: it is not the file that was stamped. OSError: it cannot be opened.
+        """
+        with opened_as(self.path, self.stamp) as file:
+            file.seek(self.offset)
+            yield file
+
+    def read(self) -> bytes:
+        """Return the bytes of the data; fewer where the file ends before.
+
+        Raises:
+            SourceChangedError, OSError: as :meth:`opened`. ExternalDataError: a file behind a URL cannot be read.
+        """
+        if is_remote(self.path):
+            return read_range(self.path, self.offset, self.length)
+        with self.opened() as file:
+            return file.read(self.length)
 
 
 def data_location(
-    tensor: TensorProto, base_dir: Path | None, known: dict[str, tuple[Path, int]] | None = None
+    tensor: TensorProto, base_dir: Path | None, known: dict[str, DataFile] | None = None
 ) -> DataLocation | None:
     """Where the data of a tensor lie, checked against the file; None if the proto itself holds them.
 
     Args:
         tensor: any tensor.
         base_dir: folder of the model's data files.
-        known: location -> (path, size) of data files that were already looked up; filled here. Pass one dict for all
-            tensors of a model, since looking up files is slow.
+        known: location -> data files that were already looked up; filled here. Pass one dict for all tensors of a
+            model, since looking up files is slow.
 
     Raises:
         ExternalDataError: the folder is unknown, the file is missing or too short, or it lies outside the model's
@@ -62,13 +98,16 @@ def data_location(
     location = entries.get("location", "")
     if location.startswith(INSIDE):
         return DataLocation(
-            as_path(location.removeprefix(INSIDE)), int(entries["offset"]), int(entries["length"]),
-            int(entries.get(_EXPONENT, 0)),
-        )  # fmt: skip
+            path=as_path(location.removeprefix(INSIDE)),
+            offset=int(entries["offset"]),
+            length=int(entries["length"]),
+            exponent=int(entries.get(_EXPONENT, 0)),
+            stamp=FileStamp.parse(entries[_STAMP]) if _STAMP in entries else None,
+        )
     known = {} if known is None else known
     if location not in known:
         known[location] = _data_file(tensor.name, location, base_dir)
-    path, size = known[location]
+    path, size = known[location].path, known[location].stamp.size
     expected = stored_bytes(tensor)
     offset, length = _number(entries.get("offset", "0")), _number(entries.get("length", str(expected)))
     if offset is None or length is None:
@@ -78,11 +117,11 @@ def data_location(
             f"The weight {tensor.name!r} takes {expected} bytes; the model says {length}, at offset {offset} of"
             f" {str(path)!r}, which holds {size} bytes: copy or export both again."
         )
-    return DataLocation(path, offset, length)
+    return DataLocation(path, offset, length, stamp=known[location].stamp)
 
 
-def _data_file(name: str, location: str, base_dir: Path | None) -> tuple[Path, int]:
-    """The data file of a location, with symbolic links resolved, and its size."""
+def _data_file(name: str, location: str, base_dir: Path | None) -> DataFile:
+    """The data file of a location."""
     if base_dir is None:
         raise ExternalDataError(
             f"The weight {name!r} is stored in {location!r}, which only a path can locate: pass the model's"
@@ -96,7 +135,7 @@ def _data_file(name: str, location: str, base_dir: Path | None) -> tuple[Path, i
     if not path.is_file():
         what = "is not a regular file" if path.exists() else "is missing: copy it there, by that name"
         raise ExternalDataError(f"The data file {str(path)!r} of the weight {name!r} {what}.")
-    return path, path.stat().st_size
+    return DataFile(path, FileStamp.of(path.stat()))
 
 
 def _resolved(base_dir: Path, location: str) -> Path | None:
@@ -147,6 +186,8 @@ def inside_tensor(place: DataLocation, *, was_default: bool) -> TensorProto:
         tensor.external_data.add(key=_WAS_DEFAULT)
     if place.exponent:
         tensor.external_data.add(key=_EXPONENT, value=str(place.exponent))
+    if place.stamp is not None:
+        tensor.external_data.add(key=_STAMP, value=str(place.stamp))
     return tensor
 
 

@@ -1,7 +1,8 @@
 """A model that came in: read and checked once, then handed to everything that looks at it."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -12,11 +13,14 @@ from onnx import ModelProto
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._model.ask import Asked
 from onnxamp._model.copying import copied
+from onnxamp._model.external_data import DataFile
 from onnxamp._model.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from onnxamp._model.protos import has_external_data
 from onnxamp._model.repair import tidied
+from onnxamp._model.sources import FileStamp, note_sources
 from onnxamp._model.storage import (
     StoredWeights,
+    find_data_files,
     folder_of,
     load_external_data,
     locate_weights,
@@ -45,10 +49,14 @@ class Model(Asked):
     """What ``proto`` differs in from what was given, in sentences (:mod:`onnxamp._model.repair`)."""
     given: ModelProto | None = None
     """The proto that was given, if ``proto`` is a repaired copy of it."""
+    stamp: FileStamp | None = None
+    """What identifies the contents of ``path`` that were read."""
+    data: Mapping[str, DataFile] = field(default_factory=dict)
+    """The data files that were found when it was read, by their names in the model."""
 
     @classmethod
     def of(cls, source: "ModelSource") -> "Model":
-        """The model that an argument means.
+        """The model that an argument means; its files are watched from then on (:mod:`onnxamp._model.sources`).
 
         Raises:
             ArgumentTypeError: it is none. ModelError: the file cannot be read, or the model is broken.
@@ -59,7 +67,9 @@ class Model(Asked):
             proto, repairs = tidied(source)
             return cls(proto, repairs=repairs, given=source if repairs else None)
         if isinstance(source, (str, PathLike)):
-            return cls.read(as_path(source))
+            model = cls.read(as_path(source))
+            note_sources(model.stamps)
+            return model
         if is_graphsurgeon(source):
             return cls(from_graphsurgeon(source))
         raise ArgumentTypeError(
@@ -73,21 +83,32 @@ class Model(Asked):
         Raises:
             ModelError: see :func:`onnxamp._model.storage.read_model`.
         """
-        proto, repairs = read_model(path)
+        proto, repairs, stamp = read_model(path)
         _LOG.info("read %s: %d nodes", path, len(proto.graph.node))
-        return cls(proto, folder_of(path), path, origin, repairs)
+        folder = folder_of(path)
+        return cls(
+            proto, folder, path, origin=origin, repairs=repairs, stamp=stamp, data=find_data_files(proto, folder)
+        )
 
     @property
     def label(self) -> str:
         """Its name in reports: the path, or the name of the graph."""
         return str(self.path) if self.path is not None else self.proto.graph.name or "model"
 
+    @property
+    def stamps(self) -> dict[Path, FileStamp]:
+        """What identifies the contents of its files that were read."""
+        if self.path is None or self.folder is None or self.stamp is None:
+            return {}
+        data = {self.folder / name: file.stamp for name, file in self.data.items()}
+        return {self.path.absolute(): self.stamp, **data}
+
     @cached_property
     def stock(self) -> StoredWeights:
         """Its weights: bytes, and the files that hold them."""
         if self.folder is None:
             return StoredWeights(weight_bytes(self.proto), frozenset())
-        return locate_weights(self.proto, self.folder)
+        return locate_weights(self.proto, self.folder, self.data)
 
     def embedded(self) -> ModelProto:
         """The proto with all weights inside: itself where they are, else a copy."""

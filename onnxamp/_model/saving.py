@@ -21,6 +21,7 @@ from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.remote_stage import RemoteStage, remote_staging
 from onnxamp._model.renaming import rename_data
 from onnxamp._model.shards import DataFile, write_data_files
+from onnxamp._model.sources import confirm_sources, release_sources
 from onnxamp._model.staging import Stage, staging
 from onnxamp._model.storage import load_model, unwritable
 from onnxamp._model.weights import embed
@@ -86,7 +87,7 @@ def save_model(
                 _write_inline(model, blobs, stage.main, report)
             _approved(stage, approve)
             identity = stage.identity()
-            stage.commit(lambda: _own_data_files(path, keep))
+            stage.commit(lambda: _outdated(path, keep))
     except (OSError, ValueError) as error:
         if isinstance(error, (ArgumentError, ModelError)):
             raise
@@ -254,9 +255,21 @@ def copy_file(source: Path, target: Path, keep: frozenset[Path], approve: Callab
         with _staging(target) as stage:
             _copy_bytes(source, stage.main)
             _approved(stage, approve)
-            stage.commit(lambda: _own_data_files(target, keep))
+            stage.commit(lambda: _outdated(target, keep))
     except OSError as error:
         raise unwritable(target, error) from None
+
+
+def _outdated(path: Path, keep: frozenset[Path]) -> list[Path]:
+    """The files to remove once ``path`` is replaced, which happens next: it is the last moment to look at sources.
+
+    Raises:
+        SourceChangedError: what was read is no longer there.
+    """
+    confirm_sources()
+    files = _own_data_files(path, keep)
+    release_sources([path, *files])
+    return files
 
 
 def _own_data_files(path: Path, keep: frozenset[Path]) -> list[Path]:

@@ -16,6 +16,7 @@ from onnx import TensorProto
 from onnxamp._context import active_within
 from onnxamp._errors import OutputError
 from onnxamp._model.blobs import Blob, Held, Lowered, stream_blobs, write_blobs
+from onnxamp._model.external_data import DataFile as _DataFile
 from onnxamp._model.external_data import DataLocation, data_location, inside_tensor
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
@@ -112,7 +113,7 @@ def known_stats(tensor: TensorProto, folder: Path | None) -> ConstantStats | Non
 
 
 def _large(model: Model) -> Iterator[_Stored]:
-    files: dict[str, tuple[Path, int]] = {}
+    files: dict[str, _DataFile] = {}
     for tensor in tensors_of(model.proto):
         if tensor.data_type == TensorProto.FLOAT and stored_bytes(tensor) >= _LARGE:
             place = data_location(tensor, model.folder, files)

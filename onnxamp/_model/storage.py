@@ -4,23 +4,33 @@ Large weights are not read together with the model. Their location is noted, in 
 their bytes are read when somebody needs them.
 """
 
+import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
-from onnxamp._errors import ModelError, OutputError
-from onnxamp._model.external_data import INSIDE, DataLocation, data_location, has_data_file, inside_tensor, lies_inside
+from onnxamp._errors import ExternalDataError, ModelError, OutputError
+from onnxamp._model.external_data import (
+    INSIDE,
+    DataFile,
+    DataLocation,
+    data_location,
+    has_data_file,
+    inside_tensor,
+    lies_inside,
+)
 from onnxamp._model.formats import name_format, parse_text
 from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.repair import tidied
+from onnxamp._model.sources import FileStamp, check_opened
 from onnxamp._model.staging import staging
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import Ranges, find_data, replaced
@@ -43,36 +53,45 @@ def folder_of(path: Path) -> Path:
 
 def load_model(path: Path) -> ModelProto:
     """:func:`read_model` without what was repaired."""
-    return read_model(path)[0]
+    return read_model(path).proto
 
 
-def read_model(path: Path) -> tuple[ModelProto, tuple[str, ...]]:
+class ModelFile(NamedTuple):
+    """A model file that was read.
+
+    ``repairs`` says in sentences what was repaired (:mod:`onnxamp._model.repair`), ``stamp`` which contents were read.
+    """
+
+    proto: ModelProto
+    repairs: tuple[str, ...]
+    stamp: FileStamp
+
+
+def read_model(path: Path) -> ModelFile:
     """Parse a model file without its external data, repair it, and check that it is well formed.
 
     Large weights of a large file stay in the file; in the proto they are external data from then on, which every
     function that reads weights finds.
 
-    Returns:
-        The model, and what was repaired in sentences (:mod:`onnxamp._model.repair`).
-
     Raises:
         ModelError: the file is missing, unreadable or not an ONNX model, or :mod:`onnxamp._model.wellformed` refuses
-            it.
+            it. SourceChangedError: it was written to meanwhile.
 
     Complexity: linear in the graph; memory is that of the graph and its small weights.
     """
     try:
-        data = _read_regular(path)
+        data, stamp = _read_regular(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"Cannot read {str(path)!r}: {_reason(error)}.") from None
-    return parse_model(data, repr(str(path)))
+    return ModelFile(*parse_model(data, repr(str(path))), stamp)
 
 
-def _read_regular(path: Path) -> bytes:
-    """The bytes of a model file without its large weights. Never waits for pipes or devices.
+def _read_regular(path: Path) -> tuple[bytes, FileStamp]:
+    """The bytes of a model file without its large weights, and its stamp. Never waits for pipes or devices.
 
     Raises:
         OSError, ValueError: the file cannot be read, is not a regular file, or is too large for a message.
+        SourceChangedError: it was written to meanwhile.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -82,11 +101,21 @@ def _read_regular(path: Path) -> bytes:
         )
     if status.st_size >= MESSAGE_LIMIT:
         raise ValueError(f"it has {status.st_size} bytes, and protobuf ends at 2 GiB")
-    return _without_weights(path) if status.st_size >= _READ_WHOLE else path.read_bytes()
+    if is_remote(path):
+        stamp = FileStamp.of(status)
+        return _without_weights(path, None, stamp) if stamp.size >= _READ_WHOLE else path.read_bytes(), stamp
+    with path.open("rb") as file:
+        stamp = FileStamp.of(os.fstat(file.fileno()))
+        data = _without_weights(path, file, stamp) if stamp.size >= _READ_WHOLE else file.read()
+        check_opened(file, path, stamp)
+    return data, stamp
 
 
 def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
-    """Parse, repair and check the bytes of a model file; messages call it ``label``. Returns as :func:`read_model`.
+    """Parse, repair and check the bytes of a model file; messages call it ``label``.
+
+    Returns:
+        The model, and what was repaired in sentences.
 
     Raises:
         ModelError: the bytes are not an ONNX model, or :mod:`onnxamp._model.wellformed` refuses it.
@@ -128,17 +157,18 @@ def _settle(tensor: TensorProto) -> None:
         embed(tensor, None)
 
 
-def _without_weights(path: Path) -> bytes:
+def _without_weights(path: Path, file: BinaryIO | None, stamp: FileStamp) -> bytes:
     """The bytes of a model file with locations in place of large weights; the whole file if its encoding is unusual.
 
-    Behind a URL, the bytes of these weights are not fetched.
+    Behind a URL, where no file is open, the bytes of these weights are not fetched.
     """
-    with _opened(path) as data:
+    with _seen(path, file, stamp.size) as data:
         try:
             spans = find_data(data, lambda start, stop: stop - start >= _LEFT_BEHIND)
         except ValueError:
-            return path.read_bytes()
-        places = [DataLocation(path.absolute(), span.data, span.end - span.data) for span in spans]
+            return path.read_bytes() if file is None else file.read()
+        where = path.absolute()
+        places = [DataLocation(where, span.data, span.end - span.data, stamp=stamp) for span in spans]
         tensors = [inside_tensor(p, was_default=span.default) for p, span in zip(places, spans, strict=True)]
         pieces, _, _ = replaced(data, spans, [(tensor.SerializeToString(), 0) for tensor in tensors])
         joined = b"".join(piece for _, piece in pieces)
@@ -148,12 +178,12 @@ def _without_weights(path: Path) -> bytes:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[mmap | Ranges]:
+def _seen(path: Path, file: BinaryIO | None, size: int) -> Iterator[mmap | Ranges]:
     """The bytes of a file, read where they are looked at."""
-    if is_remote(path):
-        yield Ranges(path.stat().st_size, partial(read_range, path))
+    if file is None:
+        yield Ranges(size, partial(read_range, path))
         return
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+    with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         yield data
 
 
@@ -173,11 +203,11 @@ def data_files(model: ModelProto, base_dir: Path | None) -> frozenset[Path]:
 
 def data_locations(model: ModelProto, base_dir: Path | None) -> dict[str, Path]:
     """:func:`data_files` by their names in the model."""
-    known: dict[str, tuple[Path, int]] = {}
+    known: dict[str, DataFile] = {}
     for tensor in tensors_of(model):
         if has_data_file(tensor):
             data_location(tensor, base_dir, known)
-    return {location: path for location, (path, _) in known.items()}
+    return {location: file.path for location, file in known.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,20 +218,37 @@ class StoredWeights:
     files: frozenset[Path]
 
 
-def locate_weights(model: ModelProto, base_dir: Path) -> StoredWeights:
+def find_data_files(model: ModelProto, base_dir: Path) -> dict[str, DataFile]:
+    """Look up the data files that a model refers to, by their names in the model; those that cannot be found are left
+    out.
+    """
+    known: dict[str, DataFile] = {}
+    for tensor in tensors_of(model):
+        if has_data_file(tensor):
+            with suppress(ExternalDataError):
+                data_location(tensor, base_dir, known)
+    return known
+
+
+def locate_weights(model: ModelProto, base_dir: Path, found: Mapping[str, DataFile]) -> StoredWeights:
     """Look up all weights once. ``model`` is changed: data in data files are found without a search from then on.
+
+    Args:
+        model: a model.
+        base_dir: the folder of its data files.
+        found: data files that were looked up when the model was read.
 
     Raises:
         ExternalDataError: a data file is missing, too short, or outside the model's folder.
     """
-    size, known = 0, dict[str, tuple[Path, int]]()
+    size, known = 0, dict(found)
     for tensor in tensors_of(model):
         size += stored_bytes(tensor)
         place = data_location(tensor, base_dir, known) if has_data_file(tensor) else None
         if place is not None:
             tensor.ClearField("external_data")
             tensor.MergeFrom(inside_tensor(place, was_default=True))
-    return StoredWeights(size, frozenset(path for path, _ in known.values()))
+    return StoredWeights(size, frozenset(file.path for file in known.values()))
 
 
 def load_external_data(model: ModelProto, base_dir: Path) -> None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp._errors import ModelError
-from onnxamp._model.external_data import data_location, forget_location
-from onnxamp._paths.paths import as_path, is_remote, read_range
+from onnxamp._model.external_data import DataLocation, data_location, forget_location
+from onnxamp._paths.paths import as_path, is_remote
 
 MAPPED: Final = 1 << 16
 """Elements from which on external data are memory-mapped; below, reading them is faster."""
@@ -38,7 +38,7 @@ def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
     place = data_location(tensor, None if base_dir is None else as_path(base_dir))
     if place is None:
         return
-    data = read_range(place.path, place.offset, place.length)
+    data = place.read()
     tensor.raw_data = times_power(np.frombuffer(data, "<f4"), place.exponent).tobytes() if place.exponent else data
     forget_location(tensor)
 
@@ -57,11 +57,9 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     count, kind = prod(shape), _stored_kind(tensor.data_type)
     if place is not None:
         if is_remote(place.path):
-            array = np.frombuffer(read_range(place.path, place.offset, place.length), kind).reshape(shape)
-        elif count < MAPPED:
-            array = np.fromfile(place.path, kind, count, offset=place.offset).reshape(shape)
+            array = np.frombuffer(place.read(), kind).reshape(shape)
         else:
-            array = np.asarray(np.memmap(place.path, kind, "r", place.offset, shape))
+            array = _stored(place, kind, shape)
         return times_power(array, place.exponent) if place.exponent else array
     if tensor.HasField("raw_data"):
         data = tensor.raw_data
@@ -70,6 +68,14 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     elif len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type))) == count:
         return numpy_helper.to_array(tensor)
     raise ModelError(f"The weight {tensor.name!r} does not hold the {count} elements that its shape {shape} says.")
+
+
+def _stored(place: DataLocation, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The elements in a file of this machine."""
+    with place.opened() as file:
+        if prod(shape) < MAPPED:
+            return np.fromfile(file, kind, prod(shape)).reshape(shape)
+        return np.asarray(np.memmap(file, kind, "r", place.offset, shape))
 
 
 @cache

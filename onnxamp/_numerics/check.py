@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp._numerics.sample_check import CheckedSample, CheckWork, SampleCheck, watched_run
@@ -45,6 +46,7 @@ class OpFilter:
             raise ArgumentError(f"No node of the model is of op type {', '.join(map(repr, unknown))}.")
 
 
+@unchanged_sources()
 def check_run(
     model: ModelSource,
     samples: SamplesLike | None = None,

@@ -9,6 +9,7 @@ from typing import Final, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.accept import Accept, AcceptLike
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import DiffMetric
@@ -42,6 +43,7 @@ from onnxamp._workers.place import Place
 _LOG: Final = logging.getLogger("onnxamp")
 
 
+@unchanged_sources()
 def diff_models(
     reference: ModelSource,
     result: ModelSource,

@@ -14,6 +14,7 @@ from onnxamp._convert.deciding import analyse_model
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import ModelSource
+from onnxamp._model.sources import confirm_sources, watched_sources
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._ops.custom import declared_ops
@@ -60,6 +61,7 @@ class PipelineArguments:
             raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
 
 
+@watched_sources()
 def tune_pipeline(
     pipeline: str | PathLike[str] | Mapping[str, ModelSource],
     function: str | Function | None = None,
@@ -128,6 +130,8 @@ def tune_pipeline(
     said = Settings(function, tolerance, metric, better, dtypes, levels, options)
     arguments = PipelineArguments(device, provider, runs, seconds, state, progress, budget, allow_slower)
     tuned = run_tuning(make_pipeline(pipeline, said), arguments, None if output is None else as_path(output))
+    if output is None:
+        confirm_sources()
     warn(tuned.warnings)
     return tuned
 

@@ -10,7 +10,7 @@ import math
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -288,7 +288,7 @@ def _listed(content: Any) -> Array:
     return single if np.array_equal(np.isinf(single), np.isinf(array)) else array
 
 
-def folder_readers(path: Path) -> list[Callable[[], Mapping[str, Any]]]:
+def folder_readers(path: Path) -> list[partial[Mapping[str, Any]]]:
     """What reads each sample of a folder, in natural order of the names of their files."""
     files = [file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file()]
     if not files:
@@ -312,7 +312,7 @@ def read_one(path: Path) -> Mapping[str, Any]:
     return readers[0]()
 
 
-def file_readers(path: Path) -> list[Callable[[], Mapping[str, Any]]]:
+def file_readers(path: Path) -> list[partial[Mapping[str, Any]]]:
     """What reads each sample of a file."""
     if not path.exists():
         raise ArgumentError(f"Cannot read inputs from {quoted(path)}: there is no such file.")

@@ -35,7 +35,8 @@ from onnx import ModelProto
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._paths.paths import as_path
+from onnxamp._model.sources import FileStamp, note_sources
+from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.dataset import is_dataset, row_readers
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import file_readers, folder_readers, quoted
@@ -221,7 +222,6 @@ def load_samples(path: str | PathLike[str]) -> Samples:
     if not isinstance(path, (str, PathLike)):
         raise ArgumentTypeError(f"path must be a string or a path, not {type(path).__name__}.")
     path = as_path(path)
-    readers: Sequence[Callable[[], Sample]]
     try:
         readers = folder_readers(path) if path.is_dir() else file_readers(path)
     except (OSError, ValueError) as error:
@@ -229,6 +229,9 @@ def load_samples(path: str | PathLike[str]) -> Samples:
             raise
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(f"Cannot read inputs from {quoted(path)}: {reason}.") from error
+    if not is_remote(path):
+        files = {reader.args[0].absolute() for reader in readers}
+        note_sources({file: FileStamp.of(file.stat()) for file in files})
     return Samples(f"{_count(len(readers), 'sample')} of {quoted(path)}", readers)
 
 

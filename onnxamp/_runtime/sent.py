@@ -1,7 +1,7 @@
 """What samples take in another process: models, and how a sample gets there."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from onnxamp._errors import OnnxAmpError
 from onnxamp._model.external_data import INSIDE
 from onnxamp._model.model import Model
 from onnxamp._model.protos import tensors_of
+from onnxamp._model.sources import FileStamp, check_same
 from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.dataset import read_row
 from onnxamp._runtime.engines import Progress
@@ -33,17 +34,25 @@ class SentModel:
     folder: Path | None
     inside: str
     """What marks a weight that was left in a model file; another process has another mark."""
+    stamps: Mapping[Path, FileStamp]
+    """What identifies the contents of the files that were read."""
 
     @classmethod
     def of(cls, model: Model) -> "SentModel":
         """A model to send."""
         data = model.proto.SerializeToString() if model.path is None else b""
-        return cls(model.path, data, model.folder, INSIDE)
+        return cls(model.path, data, model.folder, INSIDE, model.stamps)
 
     def opened(self, origin: Model | None = None) -> Model:
-        """The model, where it was sent."""
+        """The model, where it was sent.
+
+        Raises:
+            SourceChangedError: its files are not those that were read where it comes from.
+        """
         if self.path is not None:
-            return Model.read(self.path, origin)
+            model = Model.read(self.path, origin)
+            check_same(self.stamps, model.stamps)
+            return model
         proto = ModelProto.FromString(self.data)
         for item in (item for tensor in tensors_of(proto) for item in tensor.external_data):
             if item.key == "location" and item.value.startswith(self.inside):

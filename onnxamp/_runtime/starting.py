@@ -17,6 +17,7 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import has_external_data
+from onnxamp._model.sources import confirm_sources
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.custom_ops import register_libraries
@@ -74,6 +75,7 @@ def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
 
     Raises:
         ModelError: the model is not well formed, or its external data are not where they may be.
+        SourceChangedError: ONNX Runtime may have read other files than onnxamp.
     """
     if not isinstance(model, ModelProto):
         path = as_path(model)
@@ -84,7 +86,9 @@ def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
             if is_text(path):
                 model = Model.read(path).embedded()  # ONNX Runtime reads the binary form alone
     if not isinstance(model, ModelProto):
+        confirm_sources()
         yield fspath(model)
+        confirm_sources()
     elif not (is_large(model) or has_external_data(model)):
         yield model.SerializeToString()
     else:

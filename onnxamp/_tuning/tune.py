@@ -28,6 +28,7 @@ from onnxamp._convert.raising import reference_of
 from onnxamp._convert.rounding import MADE_UP
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.accept import Accept, AcceptLike
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.proof import UpgradeProof
@@ -79,6 +80,7 @@ _SINGLE_THREAD_BELOW: Final = 10**8
 """Floating-point operations of a run below which several threads per op do not pay off."""
 
 
+@unchanged_sources()
 def tune_model(
     model: ModelSource,
     tolerance: float = 1e-2,

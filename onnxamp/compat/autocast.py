@@ -18,6 +18,7 @@ from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
+from onnxamp._model.sources import unchanged_sources
 from onnxamp._options.checks import compiled
 from onnxamp._paths.paths import as_path
 from onnxamp._public import export
@@ -42,6 +43,7 @@ class NodeRule(Protocol):
         """Whether the node stays float32."""
 
 
+@unchanged_sources()
 def convert_to_mixed_precision(
     onnx_path: str | PathLike[str],
     low_precision_type: str = "fp16",
@@ -113,7 +115,7 @@ def convert_to_mixed_precision(
         raise ArgumentError(
             "max_depth_of_reduction is not supported: keep reductions by op type (op_types_to_exclude) or by name."
         )
-    model = Model.read(as_path(onnx_path))
+    model = Model.of(as_path(onnx_path))
     include, exclude = _patterns(nodes_to_include), _patterns(nodes_to_exclude)
     low_types = frozenset(op_types_to_include or ())
 
@@ -132,6 +134,7 @@ def convert_to_mixed_precision(
     )  # fmt: skip
 
 
+@unchanged_sources()
 def convert_to_f16(
     model: ModelSource,
     low_precision_type: str = "fp16",

@@ -10,6 +10,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.sources import unchanged_sources
 from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.flow import Flow, dtype_of
 from onnxamp._runtime.samples import SamplesLike
@@ -48,6 +49,7 @@ class LayerCheck:
         return "\n".join(["inputs", *map(str, self.inputs), "values", *map(str, self.values)])
 
 
+@unchanged_sources()
 def check_layer_numerics(
     model: ModelSource,
     layer: str | Iterable[str],

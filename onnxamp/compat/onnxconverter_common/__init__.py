@@ -17,6 +17,7 @@ from onnxamp._convert.convert import Sink, convert, convert_to_file
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.sources import unchanged_sources, watched_sources
 from onnxamp._numerics.accept import Accept
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
@@ -52,6 +53,7 @@ Judge: TypeAlias = Callable[[list[Any], list[Any]], bool]
 """A function of the outputs of the original and of a candidate, in the model's order."""
 
 
+@unchanged_sources()
 def convert_float_to_float16(
     model: ModelSource,
     min_positive_val: float = 1e-7,
@@ -182,6 +184,7 @@ def convert_tensor_float_to_float16(
     return tensor_to_float16(tensor, Range(min_positive_val, max_finite_val))
 
 
+@unchanged_sources()
 def auto_convert_mixed_precision(
     model: ModelSource,
     feed_dict: Mapping[str, Any],
@@ -227,6 +230,7 @@ def auto_convert_mixed_precision(
     return convert(opened, plan.options, plan).embedded()
 
 
+@watched_sources()
 def auto_convert_mixed_precision_model_path(
     source_model_path: str | PathLike[str],
     input_feed: Mapping[str, Any],
@@ -277,7 +281,7 @@ def auto_convert_mixed_precision_model_path(
         warn([f"location={location!r} is not obeyed: a data file would be called {target.name + '.data'!r}."])
     if verbose:
         warn(["verbose=True has no effect: nothing is printed."])
-    model = Model.read(as_path(source_model_path))
+    model = Model.of(as_path(source_model_path))
     if customized_validate_func is None:
         judge = _judge(model, None, 1e-3 if rtol is None else rtol, 1e-5 if atol is None else atol)
     else:

@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto
 
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.sources import unchanged_sources
 from onnxamp._public import export
 from onnxamp.compat._convert import convert_all_but
 from onnxamp.compat._numbers import Range, largest_change, tensor_to_float16, to_float16
@@ -39,6 +40,7 @@ _MOST: Final = 65504.0
 """What ONNX Runtime allows at most: the smallest and the largest positive number of float16."""
 
 
+@unchanged_sources()
 def convert_float_to_float16(
     model: ModelSource,
     min_positive_val: float = 5.96e-08,

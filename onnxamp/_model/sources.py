@@ -1,0 +1,192 @@
+"""The files that models come in must stay as they are while they are read.
+
+Weights of a large model are read long after its graph, several times, and by other processes. So what identifies a file
+is noted when it is first read. Whoever opens it later checks that it is the same one, and before anything is written or
+reported, all files of the models that came in are looked at once more (:func:`confirm_sources`).
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple, Self
+
+from onnxamp._context import active_within
+from onnxamp._errors import SourceChangedError
+
+
+class FileStamp(NamedTuple):
+    """What identifies the contents of a file without reading them.
+
+    The device is not part of it: each machine of a cluster numbers its own.
+    """
+
+    inode: int
+    size: int
+    modified: int
+    """Nanoseconds."""
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """The stamp of a file with that status."""
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a stamp that :func:`str` wrote."""
+        return cls(*map(int, text.split()))
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self))
+
+
+def changed_error(path: Path) -> SourceChangedError:
+    """Return the error to raise when a file is not the one that was read before."""
+    return SourceChangedError(f"{str(path)!r} changed while it was read: run again when nothing writes to it.")
+
+
+def check_opened(file: BinaryIO, path: Path, stamp: FileStamp | None) -> None:
+    """Check that an open file is the one that was stamped.
+
+    Raises:
+        SourceChangedError: it is another one, or was written to. OSError: its status cannot be read.
+    """
+    if stamp is not None and FileStamp.of(os.fstat(file.fileno())) != stamp:
+        raise changed_error(path)
+
+
+def check_same(before: Mapping[Path, FileStamp], now: Mapping[Path, FileStamp]) -> None:
+    """Check that files that were read again are those that were read before.
+
+    Raises:
+        SourceChangedError: one of them is another one, or was written to.
+    """
+    for path, stamp in before.items():
+        if now.get(path) != stamp:
+            raise changed_error(path)
+
+
+@contextmanager
+def opened_as(path: Path, stamp: FileStamp | None) -> Iterator[BinaryIO]:
+    """Open a file of this machine, and check that it is the one that was stamped.
+
+    Raises:
+        SourceChangedError: it is another one, was written to, or is gone. OSError: it cannot be opened.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        if stamp is None:
+            raise
+        raise changed_error(path) from None
+    with file:
+        check_opened(file, path, stamp)
+        yield file
+
+
+@dataclass(slots=True)
+class Sources:
+    """The files of the models that came in, as they were when they were first read."""
+
+    stamps: dict[Path, FileStamp] = field(default_factory=dict)
+
+    def note(self, stamps: Mapping[Path, FileStamp]) -> None:
+        """Add files that were read.
+
+        Raises:
+            SourceChangedError: one of them was read before, and was another one then.
+        """
+        for path, stamp in stamps.items():
+            if self.stamps.setdefault(path, stamp) != stamp:
+                raise changed_error(path)
+
+    def find_changed(self) -> Path | None:
+        """Return a file that is no longer the one that was read; None if all are."""
+        return next((path for path, stamp in self.stamps.items() if _stamp_now(path) != stamp), None)
+
+    def release(self, replaced: Iterable[Path]) -> None:
+        """Forget files that onnxamp itself has replaced or removed."""
+        gone = {path.resolve() for path in replaced}
+        self.stamps = {path: stamp for path, stamp in self.stamps.items() if path.resolve() not in gone}
+
+
+_SOURCES: Final[ContextVar[Sources | None]] = ContextVar("onnxamp sources", default=None)
+
+
+def _stamp_now(path: Path) -> FileStamp | None:
+    try:
+        return FileStamp.of(path.stat())
+    except OSError:
+        return None
+
+
+@contextmanager
+def watched_sources(*, apart: bool = False) -> Iterator[None]:
+    """Watch the files of models that come in within the block; a block inside another one belongs to it, unless it is
+    ``apart``, as one job of several is.
+
+    An error that is raised while one of them has changed says so: whatever went wrong may follow from that.
+
+    Raises:
+        SourceChangedError: something else was raised, and a file has changed.
+    """
+    if _SOURCES.get() is not None and not apart:
+        yield
+        return
+    with active_within(_SOURCES, Sources()) as sources:
+        assert sources is not None
+        try:
+            yield
+        except SourceChangedError:
+            raise
+        except Exception as error:
+            path = sources.find_changed()
+            if path is not None:
+                raise changed_error(path) from error
+            raise
+
+
+@contextmanager
+def unchanged_sources() -> Iterator[None]:
+    """As :func:`watched_sources`, for blocks that read but write nothing: at its end all files are looked at.
+
+    Raises:
+        SourceChangedError: a file has changed.
+    """
+    with watched_sources():
+        yield
+        confirm_sources()
+
+
+def note_sources(stamps: Mapping[Path, FileStamp]) -> None:
+    """Watch files from now on, where :func:`watched_sources` asks for it.
+
+    Raises:
+        SourceChangedError: one of them was read before, and was another one then.
+    """
+    sources = _SOURCES.get()
+    if sources is not None:
+        sources.note(stamps)
+
+
+def confirm_sources() -> None:
+    """Check that all files that are watched are still those that were read.
+
+    Raises:
+        SourceChangedError: one of them has changed.
+    """
+    sources = _SOURCES.get()
+    path = None if sources is None else sources.find_changed()
+    if path is not None:
+        raise changed_error(path)
+
+
+def release_sources(replaced: Iterable[Path] | None = None) -> None:
+    """Watch files no more: those that onnxamp itself has replaced, or all."""
+    sources = _SOURCES.get()
+    if sources is not None and replaced is None:
+        sources.stamps.clear()
+    elif sources is not None and replaced is not None:
+        sources.release(replaced)
