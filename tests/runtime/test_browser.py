@@ -8,8 +8,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import ml_dtypes
 import numpy as np
@@ -21,7 +26,7 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp import ArgumentError, BenchOptions, RuntimeFailure
-from onnxamp._runtime.browser.chromium import CHROMIUM, Chromium
+from onnxamp._runtime.browser.chromium import CHROMIUM, Chromium, _start_page
 from onnxamp._runtime.browser.messages import TYPES, pack, unpack
 from onnxamp._runtime.browser.server import Server
 from onnxamp._runtime.browser.session import Browser, open_browser, open_web
@@ -105,7 +110,7 @@ class TestFinding:
     def test_a_chromium_that_hangs_is_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is told to end by its pipe, as here, or killed with all that it started."""
         script = tmp_path / "hangs.py"
-        script.write_text("import os\nos.read(3, 1)\n")
+        script.write_text("import os\nwhile os.read(3, 1): pass\n")
         monkeypatch.setenv(CHROMIUM, f"{sys.executable} {script}")
         chromium = Chromium("about:blank")
         assert not chromium.ended()
@@ -186,14 +191,86 @@ class TestServer:
         server = Server(web)
         try:
             base, key, _ = server.url.rsplit("/", 2)
-            for path in ("page.html", "wrong/page.html", f"{key}/ort/../secret", f"{key}/models/0/0", f"{key}/ort/"):
+            for path in ("", "page.html", "wrong/page.html", f"{key}x/page.html", "next", "wrong/alive"):
+                with pytest.raises(urllib.error.HTTPError, match="403"):
+                    got(f"{base}/{path}")
+            for path in (f"{key}/ort/../secret", f"{key}/models/0/0", f"{key}/ort/"):
                 with pytest.raises(urllib.error.HTTPError, match="404"):
                     got(f"{base}/{path}")
-            with pytest.raises(urllib.error.HTTPError, match="404"):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
                 got(f"{base}/wrong/answer", b"false")
             assert server.answer(0) is None
         finally:
             server.close()
+
+    @pytest.mark.parametrize(
+        "headers",
+        [{"Origin": "https://example.com"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"},
+         {"Host": "example.com"}, {"Host": "localhost"}],
+        ids=str,
+    )  # fmt: skip
+    def test_other_pages_are_refused_even_if_they_know_the_key(self, web: Path, headers: dict[str, str]) -> None:
+        """As a page whose name leads to this machine by now, or one that an address leaked to."""
+        server = Server(web)
+        try:
+            server.ask(b"question")
+            for path, data in (("next", None), ("answer", b"false"), ("page.html", None)):
+                request = urllib.request.Request(server.url.replace("page.html", path), data, headers)
+                with pytest.raises(urllib.error.HTTPError, match="403"):
+                    urllib.request.urlopen(request, timeout=10)
+            assert server.answer(0) is None
+            own = urllib.request.Request(server.url, headers={"Origin": server.url.rsplit("/", 2)[0]})
+            with urllib.request.urlopen(own, timeout=10) as response:
+                assert response.status == 200
+        finally:
+            server.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_no_other_user_can_read_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments are public; what is told by the pipe is not."""
+    script = tmp_path / "prints.py"
+    script.write_text(
+        "import os, sys\nmessage = os.read(3, 4096)\nopen(sys.argv[1], 'wb').write(message)\nos.read(3, 1)\n"
+    )
+    monkeypatch.setenv(CHROMIUM, f"{sys.executable} {script} {tmp_path / 'message'}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    key = token_hex()
+    chromium = Chromium(f"http://127.0.0.1:1/{key}/page.html")
+    try:
+        while not (tmp_path / "message").exists() or not (tmp_path / "message").read_bytes():
+            time.sleep(0.01)
+        assert key.encode() not in b"".join(arguments_of_all())
+        assert key.encode() not in b"".join(readable_by_all(tmp_path, but="message"))
+    finally:
+        chromium.end()
+    message = (tmp_path / "message").read_bytes()
+    assert json.loads(message.removesuffix(b"\0"))["params"] == {"url": f"http://127.0.0.1:1/{key}/page.html"}
+
+
+def arguments_of_all() -> Iterator[bytes]:
+    """The command lines of all processes."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield entry.read_bytes()
+
+
+def readable_by_all(folder: Path, but: str = "") -> Iterator[bytes]:
+    """The files below a folder that every user can read."""
+    for path in folder.iterdir():
+        is_open = not path.is_symlink() and path.stat().st_mode & (0o005 if path.is_dir() else 0o004)
+        if is_open and path.is_dir():
+            yield from readable_by_all(path)
+        elif is_open and path.is_file() and path.name != but:
+            yield path.read_bytes()
+
+
+def test_a_page_that_leads_to_the_address_is_its_users_own(tmp_path: Path) -> None:
+    """As on Windows, where there is no such pipe."""
+    page = Path(url2pathname(urlsplit(_start_page(tmp_path, "http://127.0.0.1:1/secret/page.html")).path))
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert 'location.replace("http://127.0.0.1:1/secret/page.html")' in page.read_text()
 
 
 @pytest.mark.browser
@@ -247,6 +324,22 @@ class TestRuns:
             session.run({"x": np.zeros((2, 2), np.float32), "z": np.zeros((3, 2), np.float32)})
         both = session.run({"x": np.ones((2, 2), np.float32), "z": np.ones((2, 2), np.float32)})
         assert both["y"].tolist() == [[2, 2], [2, 2]]  # the browser goes on
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+    def test_the_key_is_in_no_command_line_and_no_file_that_others_can_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        browser = Browser()
+        try:
+            key = browser.server.key.encode()
+            found = list(arguments_of_all())
+            assert any(str(browser._chromium._profile).encode() in arguments for arguments in found)
+            assert key not in b"".join(found)
+            assert key not in b"".join(readable_by_all(tmp_path))
+        finally:
+            browser.end()
 
 
 @pytest.mark.browser

@@ -1,5 +1,10 @@
-"""Finding, starting and ending Chromium. ``_data/browser.toml`` holds its names and flags."""
+"""Finding, starting and ending Chromium. ``_data/browser.toml`` holds its names and flags.
 
+All users of a machine can read the arguments of a process. So Chromium is not started with the address of its page,
+which holds a key, but told it by its debugging pipe or, on Windows, by a file that only its own user can read.
+"""
+
+import json
 import os
 import shlex
 import shutil
@@ -78,11 +83,15 @@ class Chromium:
             RuntimeFailure: there is no Chromium, or it cannot be started.
         """
         command = _command(is_software=is_software)
-        self._profile = mkdtemp(prefix="onnxamp-browser-")
+        self._profile = Path(mkdtemp(prefix="onnxamp-browser-"))
         self._pipe: tuple[int, ...] = ()
-        command += [f"--user-data-dir={self._profile}", "--remote-debugging-pipe"][: 2 if os.name == "posix" else 1]
+        command.append(f"--user-data-dir={self._profile}")
         try:
-            self._process = self._piped([*command, url]) if os.name == "posix" else _silent([*command, url])
+            if os.name == "posix":
+                self._process = self._piped([*command, "--remote-debugging-pipe", "about:blank"])
+                self._show(url)
+            else:
+                self._process = _silent([*command, _start_page(self._profile, url)])
         except OSError as error:
             self._tidy()
             raise RuntimeFailure(f"Chromium ({command[0]}) cannot be started: {error.strerror}.") from error
@@ -100,6 +109,12 @@ class Chromium:
         finally:
             for number in (their_in, their_out, *theirs):
                 os.close(number)
+
+    def _show(self, url: str) -> None:
+        """Let it open a page, by a message of the DevTools protocol; one that has ended already reads none."""
+        message = {"id": 1, "method": "Target.createTarget", "params": {"url": url}}
+        with suppress(BrokenPipeError):
+            os.write(self._pipe[1], json.dumps(message).encode() + b"\0")
 
     def ended(self) -> bool:
         """Whether it has ended."""
@@ -123,6 +138,14 @@ class Chromium:
         for number in self._pipe:
             os.close(number)
         self._pipe = ()
+
+
+def _start_page(profile: Path, url: str) -> str:
+    """The address of a page that leads to another one; it is in the profile, which only this user can read."""
+    page = profile / "start.html"
+    page.touch(mode=0o600)
+    page.write_text(f"<!doctype html><script>location.replace({json.dumps(url)})</script>", encoding="utf-8")
+    return page.as_uri()
 
 
 def _silent(command: Sequence[str], **how: Any) -> "subprocess.Popen[bytes]":

@@ -1,6 +1,7 @@
 """What the page talks to: a server on this machine's own address, which hands out files and questions.
 
-Only who knows the key in its addresses is served: not other pages, nor other users.
+Only its own page is served: other pages and other users do not know the key in its addresses, which no command line
+holds (:mod:`onnxamp._runtime.browser.chromium`), and what another page sends is refused, whatever it knows.
 """
 
 import shutil
@@ -11,13 +12,15 @@ from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from queue import Empty, Queue
-from secrets import token_urlsafe
+from secrets import compare_digest, token_urlsafe
 from threading import Event, Thread
 from typing import BinaryIO, Final
 
 _TYPES: Final = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm", ".html": "text/html"}
 _WAIT: Final = 20.0
 """Seconds that the page waits for a question before it asks again."""
+_HOME: Final = "127.0.0.1"
+"""This machine's own address, which nothing else can reach."""
 _ISOLATED: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
@@ -49,9 +52,14 @@ class Server:
         self._thread.start()
 
     @property
+    def host(self) -> str:
+        """Where it listens, as requests name it."""
+        return f"{_HOME}:{self._server.server_port}"
+
+    @property
     def url(self) -> str:
         """The page."""
-        return f"http://127.0.0.1:{self._server.server_port}/{self.key}/page.html"
+        return f"http://{self.host}/{self.key}/page.html"
 
     def ask(self, question: bytes) -> None:
         """Put a question to the page."""
@@ -89,7 +97,7 @@ class _Http(ThreadingHTTPServer):
 
     def __init__(self, owner: Server) -> None:
         self.owner = owner
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__((_HOME, 0), _Handler)
 
     def handle_error(self, *_: object) -> None:
         """Say nothing of connections that break: who waits for an answer is told that the page is gone."""
@@ -103,14 +111,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self._name()
-        if name == "alive":
+        if name is None:
+            self._say(403)
+        elif name == "alive":
             self._wait_for_the_end()
         elif name == "next":
             with suppress(Empty):
                 self._send(self._owner.questions.get(timeout=_WAIT))
                 return
             self._say(204)
-        elif name is None or (found := self._owner.open(name)) is None:
+        elif (found := self._owner.open(name)) is None:
             self._say(404)
         else:
             with found[0] as stream:
@@ -118,17 +128,21 @@ class _Handler(BaseHTTPRequestHandler):
                 shutil.copyfileobj(stream, self.wfile, 1 << 20)
 
     def do_POST(self) -> None:
-        if self._name() != "answer":
+        name = self._name()
+        if name != "answer":
             self.close_connection = True  # nobody reads what it sends
-            self._say(404)
+            self._say(403 if name is None else 404)
             return
         self._owner.answers.put(self.rfile.read(int(self.headers["Content-Length"])))
         self._say(204)
 
     def _name(self) -> str | None:
-        """The part of the address behind the key; None if the key is wrong."""
-        _, key, *rest = self.path.split("/")
-        return "/".join(rest) if key == self._owner.key else None
+        """The part of the address behind the key; None if the key is wrong, or another page asks."""
+        _, key, *rest = self.path.split("/") if "/" in self.path else ("", "")
+        host, origin = self._owner.host, self.headers.get("Origin")
+        is_own = self.client_address[0] == _HOME and self.headers.get("Host") == host
+        is_own = is_own and origin in (None, f"http://{host}")
+        return "/".join(rest) if is_own and compare_digest(key.encode(), self._owner.key.encode()) else None
 
     def _wait_for_the_end(self) -> None:
         """The page holds this connection as long as it lives."""
