@@ -30,7 +30,7 @@ def as_data(item: Any, *, named: bool = True) -> Any:
 
 
 def from_data(kind: Any, data: Any) -> Any:
-    """The inverse of :func:`as_data` for a dataclass of dataclasses, mappings, tuples, texts and numbers.
+    """The inverse of :func:`as_data` for a dataclass of dataclasses, mappings, tuples, sets, texts and numbers.
 
     Raises:
         TypeError, KeyError, ValueError: the data are no such record.
@@ -55,8 +55,10 @@ def from_data(kind: Any, data: Any) -> Any:
 
 
 def _collection(kind: Any, data: Any) -> Any:
-    """A tuple or a mapping."""
+    """A tuple, a set or a mapping."""
     inside = get_args(kind)
+    if get_origin(kind) is frozenset:
+        return frozenset(from_data(inside[0], item) for item in data)
     if get_origin(kind) is tuple:
         kinds = inside[:1] * len(data) if inside[-1] is Ellipsis else inside
         return tuple(from_data(one, item) for one, item in zip(kinds, data, strict=True))

@@ -33,6 +33,10 @@ class CandidateSolver:
     problem: CutProblem = field(init=False)
     _variables: dict[str, list[int]] = field(init=False)
     """Node -> the precision variables of its low-precision ports."""
+    _places: dict[str, int] = field(init=False)
+    """Node -> its position in execution order."""
+    _work: tuple[int, int] = field(init=False)
+    """Arithmetic and elements of all tunable nodes."""
     _priced: tuple[float, ...] = ()
     _costs: dict[frozenset[str], tuple[list[int], int]] = field(default_factory=dict)
     """Choice -> values that are cast, and bytes of weights."""
@@ -48,6 +52,12 @@ class CandidateSolver:
             ]
             for unit in (*self.space.tunable, *self.space.followers)
         }
+        order = {index: place for place, index in enumerate(base.graph.order)}
+        self._places = {unit.key: order[unit.node] for unit in (*self.space.tunable, *self.space.followers)}
+        self._work = (
+            sum(unit.work.flops for unit in self.space.tunable) or 1,
+            sum(unit.work.elements for unit in self.space.tunable) or 1,
+        )
         self.problem = CutProblem(base.problem, base.pins)
 
     def choose(self, prices: Sequence[float], rate: float) -> frozenset[str]:
@@ -74,8 +84,7 @@ class CandidateSolver:
         finite = [price for price in prices if 0 < price < inf]
         if not finite:
             return self.choose(prices, 0.0)
-        gains = sum(unit.gain for unit in self.space.tunable)
-        low, high = 1 / sum(finite), 1e3 * gains / min(finite)
+        low, high = 1 / sum(finite), 1e3 * self.space.gains / min(finite)
         best = self._at(prices, 0.0)
         if self.predicted(best, prices) <= target:
             return best
@@ -101,14 +110,14 @@ class CandidateSolver:
         gains = {unit.key: unit.high - unit.low for unit in units}
         parts = [
             (sum(price.get(key, 0.0) for key in part), sum(gains.get(key, 0.0) for key in part), part)
-            for part in self._connected(above - low)
+            for part in self.connected(above - low)
         ]
         for cost, _, part in sorted(parts, key=lambda row: row[0] / row[1] if row[1] > 0 else inf):
             if cost <= left:
                 low, left = low | part, left - cost
         return low
 
-    def _connected(self, keys: frozenset[str]) -> list[frozenset[str]]:
+    def connected(self, keys: frozenset[str]) -> list[frozenset[str]]:
         """The parts of a choice that no value connects, in execution order."""
         graph, nodes = self.base.graph, (*self.space.tunable, *self.space.followers)
         inside = {unit.node: unit.key for unit in nodes if unit.key in keys}
@@ -132,16 +141,27 @@ class CandidateSolver:
         """The squared error of a choice: the sum of its prices."""
         return sum(price for unit, price in zip(self.space.tunable, prices, strict=True) if unit.key in low)
 
-    def candidate(self, low: frozenset[str], prices: Sequence[float], error: float | None) -> Candidate:
-        """A choice with its predicted and measured properties."""
+    def place(self, key: str) -> int:
+        """The position of a node in execution order."""
+        return self._places[key]
+
+    def work(self, unit: TunableNode) -> float:
+        """The share of arithmetic and float traffic that a node does."""
+        flops, traffic = self._work
+        return unit.work.flops / flops + unit.work.elements / traffic
+
+    def candidate(
+        self, low: frozenset[str], prices: Sequence[float], error: float | None, predicted: float | None = None
+    ) -> Candidate:
+        """A choice with its predicted and measured properties; the prices predict, unless they cannot."""
         units = self.space.tunable
         chosen = [unit for unit in units if unit.key in low]
         casts, weights = self._cost(low)
-        flops, traffic = sum(u.work.flops for u in units) or 1, sum(u.work.elements for u in units) or 1
+        flops, traffic = self._work
         return Candidate(
             low=low,
             nodes=len(chosen),
-            predicted=self.predicted(low, prices) ** 0.5,
+            predicted=self.predicted(low, prices) ** 0.5 if predicted is None else predicted,
             error=error,
             time=self.space.time(low, casts),
             flops=sum(u.work.flops for u in chosen) / flops,

@@ -11,6 +11,7 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._options.options import Options
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import Exponents, Tuned
+from onnxamp._tuning.verified import Outcome
 from onnxamp._tuning.worth import standing
 
 _LOG: Final = logging.getLogger("onnxamp")
@@ -19,8 +20,8 @@ _LEAST: Final = 1 / 4
 
 
 def tune_both(
-    options: Options, search: Search, once: Callable[[Options, Search], Tuned], measured: Callable[[Options], Options]
-) -> Tuned:
+    options: Options, search: Search, once: Callable[[Options, Search], Outcome], measured: Callable[[Options], Options]
+) -> Outcome:
     """Tune as the options say; where they leave it open, with exponents too if these bring values into range.
 
     With exponents comes first: if all can be low then, nothing without them can be faster. Else what holds the
@@ -36,22 +37,20 @@ def tune_both(
     if rescaled is None or rescaled.rescaling is None:
         return once(options, search)
     values, begin = len(rescaled.rescaling.scaled), monotonic()
-    asked = replace(search, pick=None)
-    with_them = once(rescaled, asked)
-    chosen = with_them.candidates[with_them.chosen]
+    with_them = once(rescaled, search)
+    first = with_them.tuned
     without = None
-    used = with_them.held and chosen.nodes == with_them.units and not rescaled.rescaling.unfit
+    used = first.held and first.candidates[first.chosen].nodes == first.units and not rescaled.rescaling.unfit
     if not used:
-        without = once(options, replace(asked, seconds=seconds_left(search, begin)))
-        used = rank(with_them, search) < rank(without, search)
+        without = once(options, replace(search, seconds=seconds_left(search, begin)))
+        used = rank(first, search) < rank(without.tuned, search)
     best = without if without is not None and not used else with_them
-    other = with_them if best is without else without
+    other = without if best is with_them else with_them
     _LOG.info("exponents of %d values are %s", values, "used" if used else "not used")
-    if search.pick is not None:
-        best = once(rescaled if used else options, search)
-    facts = Exponents(values, used, None if other is None else other.candidates[other.chosen],
-                      None if other is None else other.error)  # fmt: skip
-    return replace(best, exponents=facts)
+    left = None if other is None else other.tuned
+    facts = Exponents(values, used, None if left is None else left.candidates[left.chosen],
+                      None if left is None else left.error)  # fmt: skip
+    return replace(best, tuned=replace(best.tuned, exponents=facts))
 
 
 def _rescaled(options: Options, measured: Callable[[Options], Options]) -> Options | None:

@@ -82,12 +82,6 @@ class Race:
         )
         return self._written(tuned, best)
 
-    def picked(self, tuned: Tuned, number: int) -> Tuned:
-        """The outcome with a candidate of the user's choice."""
-        low = tuned.candidates[number].low
-        self.errors[low] = self.job.error(low, self.job.plan(low))
-        return replace(self._written(tuned, low), held=self.job.metric.holds(self.errors[low]))
-
     def _probes(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
         """What tells parts of the time apart: everything low, level O2, and products alone."""
         space, pins = self.job.space, self.job.pins
@@ -143,6 +137,10 @@ class Race:
                 self._enter(low)
                 target = self._aim(low) if low in self.errors else target
 
+    def _told(self, row: Candidate) -> Candidate:
+        """A candidate with the error of its converted model, if that was measured."""
+        return replace(row, error=self.errors[row.low], verified=True) if row.low in self.errors else row
+
     @property
     def _limit(self) -> float:
         """The squared error that is allowed."""
@@ -167,9 +165,9 @@ class Race:
     def _written(self, tuned: Tuned, best: frozenset[str]) -> Tuned:
         """The outcome with the best choice, and with the times that are known now."""
         job, corrected = self.job, self.times.corrected()
-        *lowered, nothing = (self.times.timed(row, corrected) for row in tuned.candidates)
+        *lowered, nothing = (self._told(self.times.timed(row, corrected)) for row in tuned.candidates)
         if best not in (NOTHING, *(row.low for row in lowered)):
-            lowered.append(replace(self._candidate(best), predicted=self.errors[best], error=self.errors[best]))
+            lowered.append(self._told(replace(self._candidate(best), predicted=self.errors[best])))
         rows = (*sorted(lowered, key=TIME), nothing)
         chosen = next(number for number, row in enumerate(rows) if row.low == best)
         if best == tuned.candidates[tuned.chosen].low:

@@ -11,7 +11,8 @@ class Candidate:
     """One choice of low-precision nodes.
 
     ``low``: keys of these nodes, exact ops included; ``nodes``: how many of them compute; ``predicted``: the error
-    predicted from sensitivities; ``error``: the error measured by a mask run, None without one; ``time``: estimated
+    predicted from sensitivities; ``error``: the error of the converted model on all samples if it is ``verified``, else
+    what a run with switches on some samples lets expect, None without one; ``time``: estimated
     microseconds per run, with launches and Casts; ``flops`` and ``bytes``: the shares of the model's arithmetic and of
     its float traffic that are in low precision; ``casts``: how many values are cast; ``weights``: bytes of weights.
     """
@@ -25,6 +26,7 @@ class Candidate:
     bytes: float
     casts: int = 0
     weights: int = 0
+    verified: bool = False
 
     @property
     def best_known_error(self) -> float:

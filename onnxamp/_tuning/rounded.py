@@ -11,6 +11,7 @@ from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.exponents import rank, seconds_left
 from onnxamp._tuning.results import Compensation, Tuned
+from onnxamp._tuning.verified import Outcome
 
 _LOG: Final = logging.getLogger("onnxamp")
 _FEWEST: Final = 4
@@ -24,11 +25,11 @@ def tune_rounded(
     options: Options,
     search: Search,
     samples: Samples,
-    tuned_with: Callable[[Options, Search], Tuned],
-    once: Callable[[Options, Search], Tuned],
+    tuned_with: Callable[[Options, Search], Outcome],
+    once: Callable[[Options, Search], Outcome],
     *,
     is_free: bool,
-) -> Tuned:
+) -> Outcome:
     """Tune as the options say; where they leave rounding open, with compensation too if the fastest candidate misses.
 
     What is rounded to nearest stays, unless compensation makes a faster candidate hold the tolerance.
@@ -41,22 +42,21 @@ def tune_rounded(
         once: tunes it with given exponents.
         is_free: whether weights can be rounded with compensation.
     """
+    begin, best = monotonic(), tuned_with(options, search)
+    nearest = best.tuned
     if options.rounding != "auto" or not is_free:
-        return replace(tuned_with(options, search), compensation=None)
-    asked, begin = replace(search, pick=None), monotonic()
-    nearest = tuned_with(options, asked)
-    facts, best, used = _untried(nearest, samples, search), nearest, False
+        return replace(best, tuned=replace(nearest, compensation=None))
+    facts = _untried(nearest, samples, search)
     if facts is not None and not facts.why:
         found = nearest.plan.options
         compensated = replace(options, rounding="compensated", rescale=found.rescale, rescaling=found.rescaling)
-        other = once(compensated, replace(asked, seconds=seconds_left(search, begin)))
-        used = rank(other, search)[:-1] < rank(nearest, search)[:-1]
-        best, left = (other, nearest) if used else (nearest, other)
+        other = once(compensated, replace(search, seconds=seconds_left(search, begin)))
+        used = rank(other.tuned, search)[:-1] < rank(nearest, search)[:-1]
+        left = nearest if used else other.tuned
+        best = other if used else best
         facts = replace(facts, used=used, other=left.candidates[left.chosen], error=left.error)
         _LOG.info("weights are rounded %s", "with compensation" if used else "to nearest")
-    if search.pick is not None:
-        best = once(compensated, search) if used else tuned_with(options, search)
-    return replace(best, exponents=nearest.exponents, compensation=facts)
+    return replace(best, tuned=replace(best.tuned, exponents=nearest.exponents, compensation=facts))
 
 
 def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | None:

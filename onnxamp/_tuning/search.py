@@ -1,4 +1,10 @@
-"""The search for candidates: error prices from block runs, choices by the cut, and a mask run to measure each."""
+"""The search for candidates: error prices from block runs, choices by the cut, and mask runs that look for the best.
+
+The prices, and so the choices (:mod:`onnxamp._tuning.frontier`), know nothing of the tolerance. It only decides where
+their list is halved: at each step the choice in the middle is measured, and the search goes on among better ones if it
+holds, else among those with smaller errors. As all tolerances walk the same tree, and look at the same number of
+better neighbours in the end, a wider one finds nothing worse than a narrower one.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,11 +15,12 @@ from time import monotonic
 from typing import Final
 
 from onnxamp._tuning.candidates import CandidateSolver
+from onnxamp._tuning.frontier import Aim, Choice, Frontier
 from onnxamp._tuning.masks import SharedMasks
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.runs import MaskedModel
-from onnxamp._tuning.sensitivity import Block, LocalError, Progress, error_prices, measure_blocks, split
+from onnxamp._tuning.sensitivity import Block, LocalError, Progress, error_prices, measure_blocks
 from onnxamp._tuning.space import TunableNode
 from onnxamp._tuning.state import TuningState
 from onnxamp._tuning.worth import is_worth
@@ -24,23 +31,29 @@ SENSITIVITY_RUNS: Final = 32
 CANDIDATE_RUNS: Final = 16
 """Mask runs that candidates may take. Two more go to the reference, and to the float32 model against itself."""
 
-_EXTENSION_RUNS: Final = 5
-"""Those of them that are reserved for extending the best candidate."""
-
 SECONDS: Final = 60.0
 """Time for all of them, by default; large models take some seconds for each."""
 
 _FOR_BLOCKS: Final = 0.4
 """Share of the time after which no further block is halved."""
 
-_UNTRIED: Final = 0.5
-"""Share of the tolerance that a candidate may be predicted to take for which no time or no run was left."""
+_FOR_CUTS: Final = 0.7
+"""Share of the time after which no further choices are looked for."""
 
-_REPEATS: Final = 12
-"""Cuts in a row that only find known candidates, after which the prices are exhausted."""
+_UNTRIED: Final = 0.5
+"""Share of the tolerance that a candidate may be predicted to take where nothing shows what predictions are worth."""
+
+_NEIGHBOURS: Final = 6
+"""Better choices that are measured beside the one that halving the list ends at: errors are not quite as predicted."""
+
+_MARGIN: Final = 1.1
+"""Factor on what converted models show of the errors of mask runs, once one of them missed the tolerance."""
+
+_MOST: Final = 1 / 0.3
+"""The largest step of that factor."""
 
 _PRIOR: Final = 1e-6
-"""Share of the squared tolerance that all local errors together cost where blocks show no error: it ranks ops."""
+"""Share of the squared error that all local errors together cost where blocks show no error: it ranks ops."""
 
 
 TIME: Final = attrgetter("time")
@@ -63,17 +76,24 @@ class CandidateSearch:
     subset: Sequence[int]
     runs: int
     progress: Progress
-    known: Mapping[frozenset[str], float] = field(default_factory=dict)
+    aim: Aim
+    known: Mapping[Choice, float] = field(default_factory=dict)
     seconds: float = inf
     """After so many, no further run is begun."""
-    candidates: list[Candidate] = field(default_factory=list)
-    blocks: list[Block] = field(default_factory=list)
-    measured: set[frozenset[str]] = field(default_factory=set)
+    tried: dict[Choice, Candidate] = field(default_factory=dict)
+    """What the search looked at."""
+    converted: dict[Choice, float] = field(default_factory=dict)
+    """Choice -> error of the converted model on all samples."""
+    choices: list[Candidate] | None = None
+    """The list that is searched; None until its prices are measured."""
+    measured: set[Choice] = field(default_factory=set)
     started: float = field(default_factory=monotonic)
     latest: list[float] = field(default_factory=list)
-    """Error prices of the last search."""
+    """The error prices of all tunable nodes."""
     stopped: bool = False
-    """Whether a search ended because the time was over."""
+    """Whether the search ended because the time was over."""
+    ratio: float = 1.0
+    """What errors of mask runs are multiplied by, after what converted models showed."""
 
     @property
     def left(self) -> int:
@@ -90,11 +110,21 @@ class CandidateSearch:
         """Whether all of it is."""
         return self.spent > 1
 
+    @property
+    def limit(self) -> float:
+        """The error that is allowed."""
+        return self.metric.amplitude(self.metric.tolerance)
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """What the search looked at, with the errors that are known best, in the order of its merit."""
+        return sorted(map(self._told, self.tried.values()), key=self.aim.merit)
+
     def measure(self, low: Iterable[str]) -> float:
         """The error of a choice on the subset of samples, by a mask run unless it is known."""
         return self.measure_all([frozenset(low)])[0]
 
-    def measure_all(self, choices: Sequence[frozenset[str]]) -> list[float]:
+    def measure_all(self, choices: Sequence[Choice]) -> list[float]:
         """:meth:`measure` of choices that do not depend on each other."""
         new = [low for low in dict.fromkeys(choices) if low not in self.known]
         found = self.state.errors_of(new, self.subset, partial(self.masked.errors, samples=self.subset))
@@ -106,120 +136,124 @@ class CandidateSearch:
             errors[low] = next(found)
         return [self.metric.amplitude(errors[low]) for low in choices]
 
-    def search(self, tolerance: float) -> list[float]:
-        """Add to ``candidates``; returns the error price of every tunable node, the ``latest``."""
-        self.latest = self._searched(tolerance)
-        return self.latest
-
-    def _searched(self, tolerance: float) -> list[float]:
+    def search(self) -> Candidate | None:
+        """The best choice that is expected to hold the tolerance once it is converted, after all that is known."""
         units = self.solver.space.tunable
+        self.latest = self.latest or [0.0] * len(units)
         free = [unit for unit in units if unit.seen and unit.key not in self.solver.pinned]
-        flat = [0.0] * len(units)
-        everything = self.solver.choose(flat, 0.0)
+        everything = self.solver.choose([0.0] * len(units), 0.0)
         if not free or not everything:
-            return flat
-        error = self.measure(everything)
-        if error <= tolerance:
-            candidate = self.solver.candidate(everything, flat, error)
-            self.candidates.append(replace(candidate, predicted=error))  # there are no prices to predict from
-            return flat
-        if not self.blocks:
-            self.blocks = measure_blocks(
-                len(free), partial(self.block_errors, free), self.runs, lambda: self.spent > _FOR_BLOCKS
-            )
-        prices = self.prices(free, tolerance)
-        self.candidates.append(self.solver.candidate(everything, prices, error))
-        prices = self.refine(free, prices, tolerance, everything)
-        self.extend(prices, tolerance)
-        self.stopped = self.is_over
-        if self.left <= 0 and self.best(tolerance) is None:  # the converted model shows whether the prediction holds
-            low = self.solver.within(prices, (self.trust(everything) * tolerance) ** 2)
-            self.candidates.append(self.solver.candidate(low, prices, None))
-        return prices
+            return None
+        if self.choices is None:
+            error = self.measure(everything)
+            whole = self.solver.candidate(everything, self.latest, error, error)
+            self.tried.setdefault(everything, whole)
+            if error <= self.limit and (found := self._unpriced(error)) is not None:
+                return found
+            self.latest = self.prices(free, error)
+            self.choices = Frontier(self.solver, self.aim, lambda: self.spent > _FOR_CUTS).choices(self.latest)
+            self.tried = {low: self.solver.candidate(low, self.latest, one.error) for low, one in self.tried.items()}
+        self._halve(self.choices)
+        self.stopped = self.stopped or self.is_over
+        return self.best()
 
-    def trust(self, everything: frozenset[str]) -> float:
-        """The share of the tolerance that a candidate may be predicted to take: what predictions were worth so far."""
-        tried = [item for item in self.candidates if item.error and item.low != everything]
-        if not tried:
+    def _unpriced(self, error: float) -> Candidate | None:
+        """The best choice that does not depend on errors, where everything holds; None if all of them miss."""
+        for one in Frontier(self.solver, self.aim).unpriced(error):
+            if self.converted.get(one.low, error) <= self.limit:
+                return self.tried.setdefault(one.low, one)
+        return None
+
+    def _halve(self, choices: Sequence[Candidate]) -> None:
+        """Measure what halving the list asks for, and the better neighbours of what it ends at."""
+        begin, end = 0, len(choices)
+        while begin < end:
+            middle = (begin + end) // 2
+            if self._holds(choices[middle]):
+                end = middle
+            else:
+                begin = middle + 1
+        for one in reversed(choices[max(0, end - _NEIGHBOURS) : end]):
+            if self.left > 0:
+                self._holds(one)
+        if end < len(choices):
+            self.tried.setdefault(choices[end].low, choices[end])
+
+    def _holds(self, one: Candidate) -> bool:
+        """Whether a choice is expected to hold the tolerance; it is measured, as long as runs are left."""
+        mine = self.tried.get(one.low, one)
+        is_known = mine.error is not None or one.low in self.converted
+        if not is_known and (self.left > 0 or one.low in self.known):
+            mine = self.tried[one.low] = replace(mine, error=self.measure(one.low))
+        return self.expected(mine) <= self.limit
+
+    def expected(self, one: Candidate) -> float:
+        """The error that the converted model has, or else may be expected to have."""
+        if one.low in self.converted:
+            return self.converted[one.low]
+        if one.low in self.known:
+            return one.best_known_error
+        if one.error is not None:
+            return one.error * self.ratio
+        return one.predicted / self.trust()
+
+    def trust(self) -> float:
+        """What errors are predicted as a share of what they are, as far as what was tried shows."""
+        pairs = [
+            (error, one.predicted / error)
+            for low, one in self.tried.items()
+            if low not in self.known and (error := self.converted.get(low, one.error)) and 0 < one.predicted < inf
+        ]
+        if not pairs:
             return _UNTRIED
-        nearest = min(tried, key=lambda item: item.best_known_error)
-        return min(1.0, nearest.predicted / nearest.best_known_error)
+        error, share = min(pairs)
+        return min(1.0, share if error <= self.limit else share / _MARGIN)
+
+    def note(self, low: Choice, error: float) -> None:
+        """Learn the error of a converted model: what mask runs said of it may be too little for others, too."""
+        self.converted[low] = error
+        seen = self.tried[low].error if low in self.tried and low not in self.known else None
+        if error > self.limit and seen:
+            self.ratio = max(self.ratio, min(_MOST * self.ratio, _MARGIN * error / seen))
+
+    def best(self, *, boldly: bool = False) -> Candidate | None:
+        """The best of what was tried that is expected to hold the tolerance; ``boldly`` believes mask runs."""
+        for one in sorted(self.tried.values(), key=self.aim.merit):
+            is_open = boldly and one.low not in self.converted
+            error = one.error if is_open and one.error is not None else self.expected(one)
+            if self.aim.admits(one) and error <= self.limit:
+                return one
+        return None
+
+    def _told(self, one: Candidate) -> Candidate:
+        """A candidate with what is known of its error."""
+        if one.low in self.converted:
+            return replace(one, error=self.converted[one.low], verified=True)
+        return replace(one, error=None if one.error is None else self.expected(one))
 
     def block_errors(self, free: Sequence[TunableNode], blocks: Sequence[range]) -> list[float]:
         """The errors with only a block of nodes lowered, for each of several."""
         return self.measure_all([frozenset(free[i].key for i in members) for members in blocks])
 
-    def prices(self, free: Sequence[TunableNode], tolerance: float) -> list[float]:
-        """Error prices of all tunable nodes, zero for pinned ones."""
+    def prices(self, free: Sequence[TunableNode], everything: float) -> list[float]:
+        """The error prices of all tunable nodes, zero for pinned ones; ``everything`` is the error with all lowered."""
+        blocks = measure_blocks(
+            len(free), partial(self.block_errors, free), self.runs, lambda: self.spent > _FOR_BLOCKS
+        )
         units = self.solver.space.tunable
         local = dict(zip((unit.key for unit in units), self.locals, strict=True))
         mine = [local[unit.key].error for unit in free]
-        prior = _PRIOR * tolerance**2 / (sum(error**2 for error in mine) or 1)
-        costs = [cost + prior * error**2 for cost, error in zip(error_prices(self.blocks, mine), mine, strict=True)]
+        prior = _PRIOR * _scale(blocks, everything) / (sum(error**2 for error in mine) or 1)
+        costs = [cost + prior * error**2 for cost, error in zip(error_prices(blocks, mine), mine, strict=True)]
         by_key = dict(zip((unit.key for unit in free), costs, strict=True))
         return [by_key.get(unit.key, 0.0) for unit in units]
 
-    def refine(
-        self, free: Sequence[TunableNode], prices: list[float], tolerance: float, everything: frozenset[str]
-    ) -> list[float]:
-        """Measure what prices predict: on a miss split a block, on a hit aim higher. Returns the refined prices."""
-        target, tried = (0.9 * tolerance) ** 2, {everything: False}
-        repeats, step = 0, 2.0
-        while self.left > _EXTENSION_RUNS and repeats < _REPEATS:
-            low = self.solver.within(prices, target)
-            if not low:
-                break
-            if low in tried:
-                target *= step if tried[low] else 1 / step
-                repeats, step = repeats + 1, step**0.8
-                continue
-            error = self.measure(low)
-            self.candidates.append(self.solver.candidate(low, prices, error))
-            ratio, tried[low] = (tolerance / error) ** 2 if error else inf, error <= tolerance
-            if tried[low]:
-                target *= min(4.0, max(1.25, 0.8 * ratio))
-                continue
-            target = self.solver.predicted(low, prices) * max(0.1, min(0.9, 0.8 * ratio))
-            worst = self.dominant_block(free, prices, low)
-            if worst is not None and self.left >= _EXTENSION_RUNS + 3:
-                self.blocks[worst : worst + 1] = split(self.blocks[worst], partial(self.block_errors, free))
-                prices = self.prices(free, tolerance)
-        return prices
 
-    def dominant_block(self, free: Sequence[TunableNode], prices: Sequence[float], low: frozenset[str]) -> int | None:
-        """The block that contributes most to a prediction, among those that can be halved."""
-        cost = dict(zip((unit.key for unit in self.solver.space.tunable), prices, strict=True))
-        shares = {
-            number: sum(cost[free[i].key] for i in range(block.start, block.end) if free[i].key in low)
-            for number, block in enumerate(self.blocks)
-            if block.end - block.start > 1
-        }
-        return max(shares, key=lambda number: shares[number], default=None)
-
-    def extend(self, prices: Sequence[float], tolerance: float) -> None:
-        """Lower more than the best candidate: all other nodes, or on a miss halves of them, and so on."""
-        best, units = self.best(tolerance), self.solver.space.tunable
-        low = best.low if best is not None else frozenset[str]()
-        order = sorted(zip(units, prices, strict=True), key=lambda pair: pair[1] / pair[0].gain)
-        pinned = self.solver.pinned
-        chunks = [[u.key for u, cost in order if u.key not in low and u.key not in pinned and cost < inf]]
-        while chunks and self.left:
-            chunk = chunks.pop()
-            if not chunk:
-                continue
-            more = low | set(chunk)
-            choice = self.solver.choose([0.0 if unit.key in more else inf for unit in units], 0.0)
-            error = self.measure(choice)
-            if error <= tolerance:
-                self.candidates.append(self.solver.candidate(choice, prices, error))
-                low = more
-            elif len(chunk) > 1:
-                chunks += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
-
-    def best(self, tolerance: float) -> Candidate | None:
-        """The candidate within the tolerance with the most in low precision."""
-        good = [item for item in self.candidates if item.error is not None and item.error <= tolerance]
-        return max(good, key=lambda item: (item.flops + item.bytes, -item.predicted), default=None)
+def _scale(blocks: Sequence[Block], everything: float) -> float:
+    """The squared error of the whole, of parts of it where that is broken, or else of anything."""
+    if everything < inf:
+        return everything**2
+    return sum(block.error**2 for block in blocks if block.error < inf) or 1.0
 
 
 def pareto_front(candidates: Iterable[Candidate], cost: Callable[[Candidate], float] = TIME) -> list[Candidate]:

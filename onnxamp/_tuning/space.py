@@ -143,6 +143,11 @@ class SearchSpace:
         return self.float32 + sum(self.parts(low, casts).values())
 
     @property
+    def gains(self) -> int:
+        """What all low precision saves, in cost units of the cut."""
+        return sum(unit.gain for unit in self.tunable)
+
+    @property
     def float32(self) -> float:
         """Microseconds per run with everything in float32."""
         return self.rest + sum(unit.high for unit in (*self.tunable, *self.followers))

@@ -54,6 +54,7 @@ from onnxamp._target.versions import AUTO
 from onnxamp._tuning.arguments import Search, meant_device, with_rounder
 from onnxamp._tuning.engine_times import measure_times
 from onnxamp._tuning.exponents import tune_both
+from onnxamp._tuning.frontier import Aim
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.masks import SharedMasks
 from onnxamp._tuning.metric import MetricLike
@@ -67,8 +68,9 @@ from onnxamp._tuning.sensitivity import Progress
 from onnxamp._tuning.shared import Judge, Shared
 from onnxamp._tuning.space import choose_samples, find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
+from onnxamp._tuning.table import TABLES, table_of
 from onnxamp._tuning.timed import whole_times
-from onnxamp._tuning.verified import checked_pick, verified
+from onnxamp._tuning.verified import Outcome, verified
 from onnxamp._warnings import warn
 from onnxamp._workers.place import Place
 
@@ -191,17 +193,26 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
     with (
         opened(search.state, renew=search.renews) as state,
         search.place.sharing(len(samples), gpus=backend.provider == "cuda") as workers,
+        TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder,
     ):
         given = {} if state is None else given_prints(model, search, samples)
         if state is not None and not search.renews:
-            for name in PARTS:
+            for name in (*PARTS, TABLES):
                 state.check(name, given)  # before ranges are added to it
+        table = None if state is None or search.renews else table_of(state, given, options, search, backend)
+        if table is not None and search.pick is not None and (known := table.picked(search.pick)) is not None:
+            return known
         shared = Shared(workers, judge, samples, rounder)
         ranges = RangeRun(samples, search.provider, None, workers, state)
         measured = partial(with_ranges, model, run=ranges)
-        once = partial(_tune_once, model, backend, shared, state, given)
+        once = partial(_tune_once, model, backend, shared, state, given, Path(folder))
         both = partial(tune_both, once=once, measured=measured)
-        return tune_rounded(measured(options), search, samples, both, once, is_free=rounder is not None)
+        found = tune_rounded(measured(options), search, samples, both, once, is_free=rounder is not None)
+        if search.pick is not None:
+            found = found.picked(search.pick)
+        if table is not None:
+            table.keep(found)
+        return found.tuned
 
 
 def _tune_once(
@@ -210,9 +221,10 @@ def _tune_once(
     shared: Shared,
     state: State | None,
     given: Facts,
+    folder: Path,
     options: Options,
     search: Search,
-) -> Tuned:
+) -> Outcome:
     """:func:`tune` with the exponents of the options."""
     device, samples, judge = device_called(search.device), shared.samples, shared.judge.made()
     usual = replace(options, level=Level.O2)
@@ -236,15 +248,15 @@ def _tune_once(
         changed = "" if graph.model is model.proto else model_print(ready)
         facts = {**given, "the options": options_print(changed, space, options, backend)}
         part = state.part(part_of(options), facts, renew=search.renews)
-    with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
-        job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, Path(folder), search.budget)
-        tuned = _tuned(job, search, live, device)
+    job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, folder, search.budget)
     told = (*upgraded.refused, *([MADE_UP] if options.compensates and samples.made_up else ()))
-    return replace(tuned, plan=replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))) if told else tuned
+    tuned, prices = _tuned(job, search, live, device)
+    plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))
+    return Outcome(replace(tuned, plan=plan), job, prices, told)
 
 
-def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Device) -> Tuned:
-    """Measure, search, and verify."""
+def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Device) -> tuple[Tuned, list[float]]:
+    """Measure, search, and verify; returns the error prices, too."""
     space, judge, progress = job.space, job.metric, search.progress or (lambda *_: None)
     work = sum(unit.work.flops for unit in space.tunable)
     threads = 1 if work < _SINGLE_THREAD_BELOW else 0
@@ -260,19 +272,18 @@ def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Dev
     timing = f"estimates for {device.name} and the shapes of the first sample, with launches and Casts"
     if search.times == "measured":
         timing = measure_times(job, device.name)
+    solver = job.solver()
+    aim = Aim(solver.candidate(frozenset(), [0.0] * len(job.space.tunable), 0.0), search.allow_slower)
     candidates = CandidateSearch(
-        job.solver(), masked, job.state, judge, job.locals, subset, search.runs, progress, job.everything_error(),
+        solver, masked, job.state, judge, job.locals, subset, search.runs, progress, aim, job.everything_error(),
         search.seconds,
     )  # fmt: skip
+    tuned = verified(job, candidates, noise, search, timing)
     is_timed = search.times == "measured" and not job.backend.emulated and bool(space.tunable)
-    times = whole_times(job) if is_timed else None
-    if times is None:
-        return verified(job, candidates, noise, search, timing)
-    tuned = verified(job, candidates, noise, replace(search, pick=None), timing)
-    progress("timing converted models", 0, 1)
-    race = Race(job, candidates, times)
-    tuned = race.confirmed(tuned, allow_slower=search.allow_slower)
-    return tuned if search.pick is None else race.picked(tuned, checked_pick(search.pick, tuned.candidates))
+    if is_timed and (times := whole_times(job)) is not None:
+        progress("timing converted models", 0, 1)
+        tuned = Race(job, candidates, times).confirmed(tuned, allow_slower=search.allow_slower)
+    return tuned, candidates.latest
 
 
 def _listed(model: Model, metric: MetricLike) -> frozenset[str]:

@@ -1,64 +1,130 @@
-"""The last step of a search: candidates are converted and judged on all samples, until one meets the tolerance."""
+"""The last step of a search: candidates are converted and judged on all samples, the best first, until one holds."""
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
+from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentError
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.metric import Metric
-from onnxamp._tuning.results import Candidate, Tuned
+from onnxamp._tuning.results import Candidate, KeptNode, Tuned
 from onnxamp._tuning.search import CandidateSearch, front_of, rejected
-from onnxamp._tuning.worth import standing
 
 _LOG: Final = logging.getLogger("onnxamp")
-_ATTEMPTS: Final = 4
-"""Searches per tuning: each aims for a smaller error than the last, if its converted models missed the tolerance."""
+_ATTEMPTS: Final = 12
+"""Candidates that may be converted, before the model stays as it is."""
 
-_MIN_STEP: Final = 0.3
-"""Smallest ratio between the errors that successive searches aim for."""
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A tuning, and what it takes to write another candidate.
+
+    ``prices`` are the error prices that the reasons are told by; ``told`` are warnings beside those of the plan.
+    """
+
+    tuned: Tuned
+    job: Job
+    prices: Sequence[float]
+    told: tuple[str, ...] = ()
+
+    def row(self, number: int) -> tuple[Plan, tuple[KeptNode, ...]]:
+        """The plan that writes a candidate, and the nodes that it keeps float32 because of measurements."""
+        low = self.tuned.candidates[number].low
+        kept = self.job.kept(low, self.prices)
+        plan = self.job.plan(low, kept)
+        return replace(plan, warnings=(*plan.warnings, *self.told)), tuple(kept)
+
+    def picked(self, number: int) -> "Outcome":
+        """The outcome with a candidate of the user's choice, converted and judged.
+
+        Raises:
+            ArgumentError: there is none.
+        """
+        tuned, job = self.tuned, self.job
+        candidate = tuned.candidates[checked_pick(number, tuned.candidates)]
+        error = job.error(candidate.low, job.plan(candidate.low))
+        rows = list(tuned.candidates)
+        rows[number] = replace(candidate, error=error, verified=True)
+        plan, kept = self.row(number)
+        tuned = replace(
+            tuned, plan=plan, candidates=tuple(rows), chosen=number, kept=kept, error=error,
+            held=job.metric.holds(error), conversions=len(job.errors),
+        )  # fmt: skip
+        return replace(self, tuned=tuned)
 
 
 def verified(job: Job, search: CandidateSearch, noise: float | None, asked: Search, times: str) -> Tuned:
     """Choose the best candidate whose converted model meets the tolerance on all samples."""
-    judge, pick = job.metric, asked.pick
-    tolerance = target = limit = judge.amplitude(judge.tolerance)
-    attempt = 0
-    while True:
-        attempt += 1
-        prices = search.search(target)
-        nothing = search.solver.candidate(frozenset(), prices, judge.amplitude(noise or 0.0))
-        front = front_of(search.candidates, nothing, allow_slower=asked.allow_slower)
-        able = [i for i, item in enumerate(front) if item.low and item.best_known_error <= limit]
-        if not asked.allow_slower:
-            able.sort(key=lambda i: standing(front[i], nothing))
-        order = [i for i in able if front[i].best_known_error <= target]
-        last = attempt == _ATTEMPTS or not order
-        if pick is not None:
-            order, last = [checked_pick(pick, front)], True
-        elif last:
-            order = [*able, len(front) - 1]
-        for number in order:
-            kept = job.kept(front[number].low, prices)
-            plan = job.plan(front[number].low, kept)
-            search.progress("verifying the converted model", len(job.errors) + 1, len(job.errors) + 1)
-            error = job.error(front[number].low, plan)
-            _LOG.info("candidate %d of %d, %d nodes low: error %.3g", number, len(front), front[number].nodes, error)
-            if judge.holds(error) or (last and number == order[-1]):
-                return Tuned(
-                    plan, judge.name, judge.tolerance, job.samples.summary, len(job.samples), noise,
-                    job.device_noise, error, job.backend.name(job.low.name), search.masked.runs,
-                    len(job.state.recalled), len(job.errors), len(job.space.tunable),
-                    tuple(unit.label for unit in job.space.tunable if not unit.seen),
-                    tuple(_in_metric_units(judge, item) for item in front), number, tuple(kept), asked.device, times,
-                    judge.holds(error), search.stopped, rejected(search.candidates, front, target),
-                    compensation=job.compensation(prices),
-                )  # fmt: skip
-        # Mask runs see some samples only: aim lower by the factor by which the worst of all samples is too high.
-        known, ratio = front[number].best_known_error, tolerance / judge.amplitude(error)
-        limit, target = min(limit, known * ratio), min(target, known) * max(_MIN_STEP, min(0.9, 0.9 * ratio))
+    judge, nothing = job.metric, search.aim.nothing
+    nothing = replace(nothing, error=judge.amplitude(noise or 0.0), verified=True)
+    best = _best(job, search)
+    low = nothing.low if best is None else best.low
+    kept = job.kept(low, search.latest)
+    plan = job.plan(low, kept)
+    error = _judged(job, search, low) if best is None else job.errors[low]
+    candidates = search.candidates
+    front = front_of(candidates, nothing, allow_slower=asked.allow_slower)
+    front = front if low in {item.low for item in front} else _with(front, candidates, low)
+    chosen = next(number for number, item in enumerate(front) if item.low == low)
+    return Tuned(
+        plan, judge.name, judge.tolerance, job.samples.summary, len(job.samples), noise,
+        job.device_noise, error, job.backend.name(job.low.name), search.masked.runs,
+        len(job.state.recalled), len(job.errors), len(job.space.tunable),
+        tuple(unit.label for unit in job.space.tunable if not unit.seen),
+        tuple(map(partial(_in_metric_units, judge), front)), chosen, tuple(kept), asked.device, times,
+        judge.holds(error), search.stopped, rejected(candidates, front, search.limit),
+        compensation=job.compensation(search.latest),
+    )  # fmt: skip
+
+
+def _best(job: Job, search: CandidateSearch) -> Candidate | None:
+    """The best candidate that holds once it is converted; None if that is none of those that may be tried.
+
+    Where one misses, what the search expects of others grows. Better ones that were passed over for this are converted
+    in the end: what mask runs showed to hold is not given up unseen.
+    """
+    found: Candidate | None = None
+    for attempt in range(_ATTEMPTS):
+        found = search.search()
+        if found is None or _holds(job, search, found.low):
+            break
+        _LOG.info("attempt %d: errors are taken to be %.2f times those of mask runs", attempt + 1, search.ratio)
+    else:
+        return None
+    for _ in range(len(job.errors), _ATTEMPTS):
+        better = search.best(boldly=True)
+        if better is None or (found is not None and better.low == found.low):
+            break
+        if _holds(job, search, better.low):
+            return better
+    return found
+
+
+def _holds(job: Job, search: CandidateSearch, low: frozenset[str]) -> bool:
+    """Whether a converted model meets the tolerance."""
+    if low not in search.converted:
+        search.note(low, job.metric.amplitude(_judged(job, search, low)))
+    return search.converted[low] <= search.limit
+
+
+def _judged(job: Job, search: CandidateSearch, low: frozenset[str]) -> float:
+    """The error of a converted model."""
+    plan = job.plan(low)
+    search.progress("verifying the converted model", len(job.errors) + 1, len(job.errors) + 1)
+    error = job.error(low, plan)
+    _LOG.info("%d nodes low: error %.3g", len(low), error)
+    return error
+
+
+def _with(front: Sequence[Candidate], candidates: Sequence[Candidate], low: frozenset[str]) -> list[Candidate]:
+    """The front with the candidate that is written, which another one may beat whose error is a guess."""
+    mine = next(number for number, item in enumerate(candidates) if item.low == low)
+    place = sum(item.low in {one.low for one in candidates[:mine]} for item in front)
+    return [*front[:place], candidates[mine], *front[place:]]
 
 
 def _in_metric_units(metric: Metric, candidate: Candidate) -> Candidate:

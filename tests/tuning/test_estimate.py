@@ -197,7 +197,8 @@ def test_what_there_was_no_time_to_try_is_verified() -> None:
     assert tuned.stopped
     assert tuned.held
     assert chosen.nodes > 0
-    assert chosen.error is None
+    assert (chosen.error, chosen.verified) == (tuned.error, True)
+    assert tuned.runs < 24, "blocks alone"
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "recurrent"])

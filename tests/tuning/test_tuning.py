@@ -203,9 +203,9 @@ def test_where_runs_are_over_smaller_errors_are_aimed_at_all_the_same() -> None:
     samples = given(*({"v0": array} for array in inputs))
     _, tuned = tune_model(model, 5e-3, samples=samples, provider="cpu", runs=4, hazards=False)
     chosen = tuned.candidates[tuned.chosen]
-    assert (tuned.held, tuned.runs, tuned.conversions > 1) == (True, 4 + 18, True)
+    assert (tuned.held, tuned.runs <= 4 + 18, tuned.conversions > 1) == (True, True, True)
     assert chosen.nodes > 0
-    assert chosen.error is None, "no mask run was left for it"
+    assert chosen.verified
 
 
 def test_samples_beyond_those_of_mask_runs_count() -> None:

@@ -1,0 +1,205 @@
+"""The choices among which tolerances decide: they depend on times and error prices, and on no tolerance.
+
+The minimum cut with errors charged at every rate gives a sequence of choices, from all that pays to nothing. Two that
+follow each other may differ by much, as by one product in every layer. What lies between them is a knapsack: parts of
+the difference, each with an error and a time that it saves. Added one by one, what saves most per error first, they fill
+the gap; a choice of this chain is at most one part away from the best.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import pairwise
+from math import inf, log
+from typing import Any, Final, TypeAlias
+
+from onnxamp._tuning.candidates import CandidateSolver
+from onnxamp._tuning.results import Candidate
+from onnxamp._tuning.space import CASTS, TunableNode
+from onnxamp._tuning.worth import is_worth, standing
+
+Choice: TypeAlias = frozenset[str]
+
+_CUTS: Final = 48
+"""Rates at most at which a cut is solved, for each way to price Casts."""
+
+_FEWEST: Final = 12
+"""Rates at which it is solved even where the time is over."""
+
+_CLOSE: Final = 1.02
+"""Ratio between errors, and between rates, below which nothing is looked for in between."""
+
+_FACTORS: Final = (1.0, 1 / 4, 4.0)
+"""What Casts are taken to cost, over the estimate: the cut counts the weights that they save, too."""
+
+_FILLED: Final = 96
+"""Choices at most that fill gaps."""
+
+_STEPS: Final = 8
+"""Choices at most that fill one gap."""
+
+_SHARE: Final = 1 / 8
+"""Share of the error of a gap above which one part of it is halved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What makes one choice better than another: ``nothing`` is that of float32."""
+
+    nothing: Candidate
+    allow_slower: bool
+
+    def merit(self, one: Candidate) -> tuple[Any, ...]:
+        """Orders candidates, the best first."""
+        if self.allow_slower:
+            return (-one.flops - one.bytes,)
+        return standing(one, self.nothing)
+
+    def admits(self, one: Candidate) -> bool:
+        """Whether a candidate is worth writing at all, whatever its error."""
+        return bool(one.low) and (self.allow_slower or is_worth(one, self.nothing))
+
+
+@dataclass(slots=True)
+class Frontier:
+    """Makes the list of choices. ``is_late`` says that there is no time to look for more of them."""
+
+    solver: CandidateSolver
+    aim: Aim
+    is_late: Callable[[], bool] = lambda: False
+    _solvers: list[CandidateSolver] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        solver, space = self.solver, self.solver.space
+        self._solvers = [solver]
+        if self.aim.allow_slower:
+            return
+        spaces = (space.corrected({CASTS: factor}, 1.0) for factor in _FACTORS)
+        self._solvers += (CandidateSolver(one, solver.base, solver.pinned) for one in spaces)
+
+    def unpriced(self, error: float) -> list[Candidate]:
+        """The choices that errors have no part in, best first; ``error`` is that with everything lowered."""
+        flat = [0.0] * len(self.solver.space.tunable)
+        found = dict.fromkeys(solver.choose(flat, 0.0) for solver in self._solvers)
+        return self._admitted(self.solver.candidate(low, flat, None, error) for low in found)
+
+    def choices(self, prices: Sequence[float]) -> list[Candidate]:
+        """The choices in the order of their merit; each is predicted to have a smaller error than all before it.
+
+        None is better than the best that errors have no part in: that is what a tolerance without end gives.
+
+        Complexity: some hundred cuts at most.
+        """
+        free = self.unpriced(inf)
+        if not free:
+            return []
+        lows = {item.low: None for item in free}
+        for number, solver in enumerate(self._solvers):
+            lows |= dict.fromkeys(_rated(solver, prices, 0 if number else _FEWEST, self.is_late))
+        found = [self._priced(low, prices) for low in lows]
+        found += self._between(self._front(found, free), prices)
+        return self._front(found, free)
+
+    def _priced(self, low: Choice, prices: Sequence[float]) -> Candidate:
+        return self.solver.candidate(low, prices, None)
+
+    def _admitted(self, items: Iterable[Candidate]) -> list[Candidate]:
+        return sorted(filter(self.aim.admits, items), key=self.aim.merit)
+
+    def _front(self, items: Iterable[Candidate], free: Sequence[Candidate]) -> list[Candidate]:
+        """Those that no better one beats in the predicted error, without any that are hardly different."""
+        least, known = self.aim.merit(free[0]), {item.low for item in free}
+        front, limit = list[Candidate](), inf
+        for item in sorted(self._admitted(items), key=lambda item: (self.aim.merit(item), item.predicted)):
+            if self.aim.merit(item) < least and item.low not in known:
+                continue
+            if not front or item.predicted * _CLOSE < limit or item.predicted == 0 < limit:
+                front.append(item)
+                limit = item.predicted
+        return front
+
+    def _between(self, front: Sequence[Candidate], prices: Sequence[float]) -> list[Candidate]:
+        """Choices that fill the gaps of a front, the widest first."""
+        ends = [*front, self.aim.nothing]
+        gaps = [
+            (_width(after.predicted, before.predicted), number, before, after)
+            for number, (before, after) in enumerate(pairwise(ends))
+        ]
+        found = list[Candidate]()
+        for width, _, before, after in sorted(gaps, key=lambda gap: (-gap[0], gap[1])):
+            if width <= log(_CLOSE) or len(found) >= _FILLED or (found and self.is_late()):
+                break
+            found += (self._priced(low, prices) for low in self._chain(before, after, prices))
+        return found
+
+    def _chain(self, before: Candidate, after: Candidate, prices: Sequence[float]) -> Iterator[Choice]:
+        """Choices from ``after`` to ``before``: with parts of the difference, what saves most per error first."""
+        units = self.solver.space.tunable
+        cost = dict(zip((unit.key for unit in units), prices, strict=True))
+        gains = {unit.key: self._gain(unit) for unit in units}
+        gap = before.low - after.low
+        most = _SHARE * sum(cost.get(key, 0.0) for key in gap)
+        parts = [
+            (sum(cost.get(key, 0.0) for key in part), sum(gains.get(key, 0.0) for key in part), part)
+            for whole in self.solver.connected(gap)
+            for part in _pieces(sorted(whole, key=self.solver.place), cost, most)
+        ]
+        low, spent, step = after.low, 0.0, sum(error for error, _, _ in parts) / _STEPS
+        for error, _, part in sorted(parts, key=lambda row: row[0] / row[1] if row[1] > 0 else inf)[:-1]:
+            low, spent = low | part, spent + error
+            if spent >= step:
+                spent = 0.0
+                yield low
+
+    def _gain(self, unit: TunableNode) -> float:
+        """What it is worth that a node is low."""
+        return self.solver.work(unit) if self.aim.allow_slower else unit.high - unit.low
+
+
+def _width(low: float, high: float) -> float:
+    """How far apart two errors are."""
+    if not 0 < low < inf or not 0 < high < inf:
+        return inf if low < high else 0.0
+    return log(high / low)
+
+
+def _pieces(keys: Sequence[str], cost: Mapping[str, float], most: float) -> Iterator[Choice]:
+    """Nodes in execution order, halved until no piece of several has more than ``most`` of the error."""
+    rest = [list(keys)]
+    while rest:
+        piece = rest.pop()
+        if len(piece) > 1 and sum(cost.get(key, 0.0) for key in piece) > most:
+            rest += [piece[len(piece) // 2 :], piece[: len(piece) // 2]]
+        else:
+            yield frozenset(piece)
+
+
+def _rated(
+    solver: CandidateSolver, prices: Sequence[float], fewest: int, is_late: Callable[[], bool]
+) -> Iterator[Choice]:
+    """The cuts at all rates, where their errors differ: the widest gap is halved until none is left.
+
+    So many of them are solved even where it is late.
+    """
+    finite = [price for price in prices if 0 < price < inf]
+    ends = [0.0] if not finite else [1 / sum(finite), 1e3 * (1 + solver.space.gains) / min(finite)]
+    rated = [(rate, solver.choose(prices, rate)) for rate in ends]
+    yield from (low for _, low in rated)
+    gaps = list[tuple[float, float, float, Choice, Choice]]()
+
+    def enter(low: tuple[float, Choice], high: tuple[float, Choice]) -> None:
+        errors = (solver.predicted(choice, prices) ** 0.5 for _, choice in (high, low))
+        if low[1] != high[1] and high[0] > _CLOSE * low[0] and (width := _width(*errors)) > log(_CLOSE):
+            heappush(gaps, (-width, low[0], high[0], low[1], high[1]))
+
+    for one, other in pairwise(rated):
+        enter(one, other)
+    for number in range(_CUTS):
+        if not gaps or (number >= fewest and is_late()):
+            return
+        _, slow, fast, more, less = heappop(gaps)
+        middle = (slow * fast) ** 0.5
+        choice = solver.choose(prices, middle)
+        yield choice
+        enter((slow, more), (middle, choice))
+        enter((middle, choice), (fast, less))
