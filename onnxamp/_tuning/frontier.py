@@ -2,20 +2,21 @@
 
 The minimum cut with errors charged at every rate gives a sequence of choices, from all that pays to nothing. Two that
 follow each other may differ by much, as by one product in every layer. What lies between them is a knapsack: parts of
-the difference, each with an error and a time that it saves. Added one by one, what saves most per error first, they fill
-the gap; a choice of this chain is at most one part away from the best.
+the difference, each with an error and a time that it saves. Added one by one, what saves most per error first, they
+fill the gap; a choice of this chain is at most one part away from the best.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from itertools import pairwise
 from math import inf, log
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.results import Candidate
-from onnxamp._tuning.space import CASTS, TunableNode
+from onnxamp._tuning.space import CASTS
 from onnxamp._tuning.worth import is_worth, standing
 
 Choice: TypeAlias = frozenset[str]
@@ -32,11 +33,20 @@ _CLOSE: Final = 1.02
 _FACTORS: Final = (1.0, 1 / 4, 4.0)
 """What Casts are taken to cost, over the estimate: the cut counts the weights that they save, too."""
 
+_NEAR: Final = 1e-3
+"""Share of the time of float32 that one choice must be better than another by."""
+
 _FILLED: Final = 96
 """Choices at most that fill gaps."""
 
 _STEPS: Final = 8
 """Choices at most that fill one gap."""
+
+_PARTS: Final = 32
+"""Parts at most that are tried between two choices that follow each other."""
+
+_FINE: Final = 1 / 16
+"""Share of the gap above which one of these is halved."""
 
 _SHARE: Final = 1 / 8
 """Share of the error of a gap above which one part of it is halved."""
@@ -49,11 +59,17 @@ class Aim:
     nothing: Candidate
     allow_slower: bool
 
-    def merit(self, one: Candidate) -> tuple[Any, ...]:
+    def merit(self, one: Candidate) -> tuple[bool, float]:
         """Orders candidates, the best first."""
         if self.allow_slower:
-            return (-one.flops - one.bytes,)
+            return False, -one.flops - one.bytes
         return standing(one, self.nothing)
+
+    def are_near(self, one: Candidate, other: Candidate) -> bool:
+        """Whether there is next to nothing between two candidates."""
+        (a, x), (b, y) = self.merit(one), self.merit(other)
+        unit = 1.0 if self.allow_slower or a else self.nothing.time
+        return a == b and abs(x - y) < _NEAR * unit
 
     def admits(self, one: Candidate) -> bool:
         """Whether a candidate is worth writing at all, whatever its error."""
@@ -100,6 +116,53 @@ class Frontier:
         found += self._between(self._front(found, free), prices)
         return self._front(found, free)
 
+    def refined(self, before: Candidate | None, after: Candidate, prices: Sequence[float]) -> list[Candidate]:
+        """Choices that are better than ``after`` and not as good as ``before``, in the order of their merit.
+
+        They add to ``after`` what saves most time per error, wherever it is, with the Casts that it takes there.
+
+        Complexity: some dozens of cuts.
+        """
+        best = self.unpriced(inf)
+        if before is None or not best or self.is_late():
+            return []
+        gap = before.predicted**2 - after.predicted**2
+        cost, gains = self._costs(prices), self._gains()
+        parts = [
+            (sum(map(cost.__getitem__, part)), sum(map(gains.__getitem__, part)), part)
+            for whole in self.solver.connected((before.low | best[0].low) - after.low)
+            for part in _pieces(sorted(whole, key=self.solver.place), cost, _FINE * gap)
+        ]
+        fitting = nsmallest(_PARTS, (row for row in parts if row[0] <= gap), key=_per_gain)
+        alone = [(error, self._saved(after, after.low | part, prices), part) for error, _, part in fitting]
+        low, found = after.low, list[Candidate]()
+        for _, saved, part in sorted(alone, key=_per_gain):
+            if saved > 0:
+                low |= part
+                found.append(self._priced(low, prices))
+        inside = [one for one in found if self.aim.merit(before) < self.aim.merit(one) < self.aim.merit(after)]
+        return self._front([one for one in inside if one.predicted < before.predicted], best)
+
+    def _saved(self, after: Candidate, low: Choice, prices: Sequence[float]) -> float:
+        """What a choice is better by than another one."""
+        one = self._priced(low, prices)
+        if self.aim.allow_slower:
+            return one.flops + one.bytes - after.flops - after.bytes
+        return after.time - one.time
+
+    def _costs(self, prices: Sequence[float]) -> Mapping[str, float]:
+        """The prices by node; exact ops have none."""
+        found: dict[str, float] = defaultdict(float)
+        found.update(zip((unit.key for unit in self.solver.space.tunable), prices, strict=True))
+        return found
+
+    def _gains(self) -> Mapping[str, float]:
+        """What it is worth that a node is low, without Casts; exact ops are worth nothing by themselves."""
+        found: dict[str, float] = defaultdict(float)
+        for unit in self.solver.space.tunable:
+            found[unit.key] = self.solver.work(unit) if self.aim.allow_slower else unit.high - unit.low
+        return found
+
     def _priced(self, low: Choice, prices: Sequence[float]) -> Candidate:
         return self.solver.candidate(low, prices, None)
 
@@ -116,7 +179,15 @@ class Frontier:
             if not front or item.predicted * _CLOSE < limit or item.predicted == 0 < limit:
                 front.append(item)
                 limit = item.predicted
-        return front
+        return self._apart(front)
+
+    def _apart(self, front: Sequence[Candidate]) -> list[Candidate]:
+        """The front without what is hardly better than the next one, which has a smaller error; the best stays."""
+        kept = list[Candidate]()
+        for number, item in reversed(list(enumerate(front))):
+            if not kept or not number or not self.aim.are_near(item, kept[-1]):
+                kept.append(item)
+        return kept[::-1]
 
     def _between(self, front: Sequence[Candidate], prices: Sequence[float]) -> list[Candidate]:
         """Choices that fill the gaps of a front, the widest first."""
@@ -134,26 +205,26 @@ class Frontier:
 
     def _chain(self, before: Candidate, after: Candidate, prices: Sequence[float]) -> Iterator[Choice]:
         """Choices from ``after`` to ``before``: with parts of the difference, what saves most per error first."""
-        units = self.solver.space.tunable
-        cost = dict(zip((unit.key for unit in units), prices, strict=True))
-        gains = {unit.key: self._gain(unit) for unit in units}
+        cost, gains = self._costs(prices), self._gains()
         gap = before.low - after.low
-        most = _SHARE * sum(cost.get(key, 0.0) for key in gap)
+        most = _SHARE * sum(map(cost.__getitem__, gap))
         parts = [
-            (sum(cost.get(key, 0.0) for key in part), sum(gains.get(key, 0.0) for key in part), part)
+            (sum(map(cost.__getitem__, part)), sum(map(gains.__getitem__, part)), part)
             for whole in self.solver.connected(gap)
             for part in _pieces(sorted(whole, key=self.solver.place), cost, most)
         ]
         low, spent, step = after.low, 0.0, sum(error for error, _, _ in parts) / _STEPS
-        for error, _, part in sorted(parts, key=lambda row: row[0] / row[1] if row[1] > 0 else inf)[:-1]:
+        for error, _, part in sorted(parts, key=_per_gain)[:-1]:
             low, spent = low | part, spent + error
             if spent >= step:
                 spent = 0.0
                 yield low
 
-    def _gain(self, unit: TunableNode) -> float:
-        """What it is worth that a node is low."""
-        return self.solver.work(unit) if self.aim.allow_slower else unit.high - unit.low
+
+def _per_gain(row: tuple[float, float, Choice]) -> float:
+    """The error of a part by what it saves."""
+    error, gain, _ = row
+    return error / gain if gain > 0 else inf
 
 
 def _width(low: float, high: float) -> float:
@@ -168,7 +239,7 @@ def _pieces(keys: Sequence[str], cost: Mapping[str, float], most: float) -> Iter
     rest = [list(keys)]
     while rest:
         piece = rest.pop()
-        if len(piece) > 1 and sum(cost.get(key, 0.0) for key in piece) > most:
+        if len(piece) > 1 and sum(cost[key] for key in piece) > most:
             rest += [piece[len(piece) // 2 :], piece[: len(piece) // 2]]
         else:
             yield frozenset(piece)

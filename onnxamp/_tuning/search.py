@@ -43,7 +43,7 @@ _FOR_CUTS: Final = 0.7
 _UNTRIED: Final = 0.5
 """Share of the tolerance that a candidate may be predicted to take where nothing shows what predictions are worth."""
 
-_NEIGHBOURS: Final = 6
+_NEIGHBOURS: Final = 4
 """Better choices that are measured beside the one that halving the list ends at: errors are not quite as predicted."""
 
 _MARGIN: Final = 1.1
@@ -86,6 +86,10 @@ class CandidateSearch:
     """Choice -> error of the converted model on all samples."""
     choices: list[Candidate] | None = None
     """The list that is searched; None until its prices are measured."""
+    frontier: Frontier | None = None
+    """What made it, and what lies between its choices."""
+    choices_between: dict[int, list[Candidate]] = field(default_factory=dict)
+    """Position -> choices between the one there and the next better one."""
     measured: set[Choice] = field(default_factory=set)
     started: float = field(default_factory=monotonic)
     latest: list[float] = field(default_factory=list)
@@ -151,9 +155,12 @@ class CandidateSearch:
             if error <= self.limit and (found := self._unpriced(error)) is not None:
                 return found
             self.latest = self.prices(free, error)
-            self.choices = Frontier(self.solver, self.aim, lambda: self.spent > _FOR_CUTS).choices(self.latest)
+            self.frontier = Frontier(self.solver, self.aim, lambda: self.spent > _FOR_CUTS)
+            self.choices = self.frontier.choices(self.latest)
             self.tried = {low: self.solver.candidate(low, self.latest, one.error) for low, one in self.tried.items()}
-        self._halve(self.choices)
+        end = self._halved(self.choices)
+        if not self._neighbours_hold(self.choices[:end]):
+            self._halved(self._between(self.choices, end))
         self.stopped = self.stopped or self.is_over
         return self.best()
 
@@ -164,8 +171,8 @@ class CandidateSearch:
                 return self.tried.setdefault(one.low, one)
         return None
 
-    def _halve(self, choices: Sequence[Candidate]) -> None:
-        """Measure what halving the list asks for, and the better neighbours of what it ends at."""
+    def _halved(self, choices: Sequence[Candidate]) -> int:
+        """The position of the best choice at which halving the list ends; what it asks for is measured."""
         begin, end = 0, len(choices)
         while begin < end:
             middle = (begin + end) // 2
@@ -173,11 +180,23 @@ class CandidateSearch:
                 end = middle
             else:
                 begin = middle + 1
-        for one in reversed(choices[max(0, end - _NEIGHBOURS) : end]):
-            if self.left > 0:
-                self._holds(one)
         if end < len(choices):
             self.tried.setdefault(choices[end].low, choices[end])
+        return end
+
+    def _neighbours_hold(self, better: Sequence[Candidate]) -> bool:
+        """Whether any of the nearest better choices holds, all of which are measured."""
+        near = reversed(better[-_NEIGHBOURS:])
+        return any([self._holds(one) for one in near if self.left > 0 or one.low in self.tried])
+
+    def _between(self, choices: Sequence[Candidate], end: int) -> list[Candidate]:
+        """Choices between the one that holds and the next better one."""
+        pair = self.choices_between
+        if end not in pair:
+            before = choices[end - 1] if end else None
+            after = choices[end] if end < len(choices) else self.aim.nothing
+            pair[end] = self.frontier.refined(before, after, self.latest) if self.frontier is not None else []
+        return pair[end]
 
     def _holds(self, one: Candidate) -> bool:
         """Whether a choice is expected to hold the tolerance; it is measured, as long as runs are left."""
