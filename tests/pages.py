@@ -147,7 +147,16 @@ def tuned(**changes: object) -> Tuned:
     """A tuning with four candidates: two beyond the tolerance, one that was written, and nothing."""
     errors = ((10.0, 4e-2), (14.0, 2e-2), (20.0, 8e-3), (40.0, 0.0))
     candidates = tuple(
-        Candidate(frozenset(map(str, range(30 - 10 * i))), 30 - 10 * i, 1.1 * error, error, time, 1 - i / 3, 1 - i / 3)
+        Candidate(
+            frozenset(map(str, range(30 - 10 * i))),
+            30 - 10 * i,
+            1.1 * error,
+            error,
+            time,
+            1 - i / 3,
+            1 - i / 3,
+            verified=i >= 2,
+        )
         for i, (time, error) in enumerate(errors)
     )
     kept = (

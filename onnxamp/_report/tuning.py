@@ -30,6 +30,10 @@ _WHY: Final = {
     "not worth its Casts": "Their Casts would take longer than they save",
     "not measured": "Their effect could not be measured",
 }
+_EXPECTED: Final = (
+    "≈ is what runs of one session with switches let expect on some samples; errors without it are those of converted"
+    " models on all samples."
+)
 _UNMEASURED: Final = frozenset(
     {"no kernel", "constant range", "mask", "index path", "float16 accumulator", "quantized unit", "runtime fusion"}
 )
@@ -85,6 +89,11 @@ def effort(tuned: Tuned) -> Iterator[str]:
         yield _exponents(tuned, tuned.exponents)
     if tuned.compensation is not None:
         yield _compensation(tuned, tuned.compensation)
+    if tuned.room is not None and tuned.chosen:
+        yield (
+            "Between the candidate that was written and faster ones that miss, a better use of the tolerance could save"
+            f" {percent(tuned.room, 1.0)} of the time at most."
+        )
     if tuned.stopped:
         yield "The search ended because its time was over: --search-time SECONDS gives it more."
     if tuned.noise:
@@ -159,9 +168,15 @@ def measured_error(tuned: Tuned, position: int) -> float | None:
     return tuned.error if position == tuned.chosen else tuned.candidates[position].error
 
 
+def is_expected(tuned: Tuned, position: int) -> bool:
+    """Whether the error of a candidate is not that of a converted model, but what the search expects of it."""
+    return not tuned.candidates[position].verified
+
+
 def _verdict(tuned: Tuned) -> parts.Verdict:
     written = tuned.candidates[tuned.chosen]
-    text = f"{tuned.metric} is {error_text(tuned, tuned.error)}; the tolerance is {tolerance_text(tuned)}."
+    verb = "is expected to be" if is_expected(tuned, tuned.chosen) else "is"
+    text = f"{tuned.metric} {verb} {error_text(tuned, tuned.error)}; the tolerance is {tolerance_text(tuned)}."
     status = tuning_status(tuned)
     if not tuned.held:
         return parts.Verdict(status, "The result does not meet the tolerance.", (text,))
@@ -215,6 +230,8 @@ def _sections(tuned: Tuned, state: Path | None) -> tuple[parts.Section, ...]:
     if tuned.timed:
         each = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in tuned.timed)
         told.append(parts.Item(f"Timed whole on {tuned.ran_on}: {each}.", parts.Level.NONE))
+    if any(candidate.nodes and not candidate.verified for candidate in tuned.candidates):
+        told.append(parts.Item(_EXPECTED, parts.Level.NONE))
     told += (
         [parts.Item(f"--pick K writes candidate K instead{free}.", parts.Level.NONE)]
         if len(tuned.candidates) > 1
@@ -238,9 +255,10 @@ def _candidates(tuned: Tuned) -> parts.Table:
 def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> parts.Row:
     measured, is_chosen = measured_error(tuned, position), position == tuned.chosen
     known = candidate.predicted if measured is None else measured
+    about = "≈ " if is_expected(tuned, position) else ""
     cells = (
         str(position), time_text(candidate.time), speedup_text(tuned, candidate),
-        "" if measured is None else error_text(tuned, measured), error_text(tuned, candidate.predicted),
+        "" if measured is None else about + error_text(tuned, measured), error_text(tuned, candidate.predicted),
         f"{candidate.nodes:,}", f"{candidate.casts:,}", percent(candidate.flops, 1.0), percent(candidate.bytes, 1.0),
         size(candidate.weights),
         "← written" if is_chosen else "",

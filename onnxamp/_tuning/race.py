@@ -77,6 +77,7 @@ class Race:
         timed = {"float32": NOTHING, "result": shown, "level O2": usual}
         tuned = replace(
             tuned,
+            room=None,
             times=f"{tuned.times}, corrected by {len(times.seconds)} models timed whole",
             timed=tuple((name, times.seconds[low]) for name, low in timed.items() if low or name == "float32"),
         )

@@ -11,10 +11,10 @@ class Candidate:
     """One choice of low-precision nodes.
 
     ``low``: keys of these nodes, exact ops included; ``nodes``: how many of them compute; ``predicted``: the error
-    predicted from sensitivities; ``error``: the error of the converted model on all samples if it is ``verified``, else
-    what a run with switches on some samples lets expect, None without one; ``time``: estimated
-    microseconds per run, with launches and Casts; ``flops`` and ``bytes``: the shares of the model's arithmetic and of
-    its float traffic that are in low precision; ``casts``: how many values are cast; ``weights``: bytes of weights.
+    predicted from sensitivities; ``error``: that of the converted model on all samples if it is ``verified``, else what
+    a mask run on some samples lets expect, None without one; ``time``: estimated microseconds per run, with launches
+    and Casts; ``flops`` and ``bytes``: the shares of the model's arithmetic and of its float traffic that are in low
+    precision; ``casts``: how many values are cast; ``weights``: bytes of weights.
     """
 
     low: frozenset[str]
@@ -103,6 +103,8 @@ class Tuned(Shown):
         timed: seconds per run of "float32", of the "result" and perhaps of "level O2", whole and in turns, where times
             were measured on the device that runs the model.
         exponents: what exponents came to; None where they were asked for or forbidden, or no value takes one.
+        room: the share of the estimated time that a better use of the tolerance could still save, at most, by the
+            errors of the candidates; None where time was not what was saved, or was measured on whole models.
         compensation: what rounding with compensation came to; None where it was asked for or forbidden, or where the
             fastest candidate was chosen, so that nothing was to be gained.
 
@@ -138,6 +140,7 @@ class Tuned(Shown):
     exponents: Exponents | None = None
     timed: tuple[tuple[str, float], ...] = ()
     compensation: Compensation | None = None
+    room: float | None = None
 
     @property
     def is_slower(self) -> bool:

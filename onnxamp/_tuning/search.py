@@ -186,8 +186,11 @@ class CandidateSearch:
 
     def _neighbours_hold(self, better: Sequence[Candidate]) -> bool:
         """Whether any of the nearest better choices holds, all of which are measured."""
-        near = reversed(better[-_NEIGHBOURS:])
-        return any([self._holds(one) for one in near if self.left > 0 or one.low in self.tried])
+        found = False
+        for one in reversed(better[-_NEIGHBOURS:]):
+            if self.left > 0 or one.low in self.tried:
+                found = self._holds(one) or found
+        return found
 
     def _between(self, choices: Sequence[Candidate], end: int) -> list[Candidate]:
         """Choices between the one that holds and the next better one."""

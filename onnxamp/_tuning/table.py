@@ -58,6 +58,7 @@ class Table:
         return replace(
             found, plan=plan, kept=kept, chosen=number, error=error, held=error <= found.tolerance, runs=0,
             recalled=found.recalled + found.runs, conversions=0,
+            room=found.room if number == found.chosen else None,
         )  # fmt: skip
 
     @property

@@ -9,6 +9,7 @@ from typing import Final
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentError
 from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.frontier import room
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Candidate, KeptNode, Tuned
@@ -52,7 +53,7 @@ class Outcome:
         plan, kept = self.row(number)
         tuned = replace(
             tuned, plan=plan, candidates=tuple(rows), chosen=number, kept=kept, error=error,
-            held=job.metric.holds(error), conversions=len(job.errors),
+            held=job.metric.holds(error), conversions=len(job.errors), room=None,
         )  # fmt: skip
         return replace(self, tuned=tuned)
 
@@ -60,12 +61,14 @@ class Outcome:
 def verified(job: Job, search: CandidateSearch, noise: float | None, asked: Search, times: str) -> Tuned:
     """Choose the best candidate whose converted model meets the tolerance on all samples."""
     judge, nothing = job.metric, search.aim.nothing
-    nothing = replace(nothing, error=judge.amplitude(noise or 0.0), verified=True)
     best = _best(job, search)
     low = nothing.low if best is None else best.low
     kept = job.kept(low, search.latest)
     plan = job.plan(low, kept)
     error = _judged(job, search, low) if best is None else job.errors[low]
+    is_same = job.space.all_low.options.keep_io_types is True  # else inputs and outputs are rounded
+    own = job.errors.get(nothing.low, noise or 0.0)
+    nothing = replace(nothing, error=judge.amplitude(own), verified=is_same or nothing.low in job.errors)
     candidates = search.candidates
     front = front_of(candidates, nothing, allow_slower=asked.allow_slower)
     front = front if low in {item.low for item in front} else _with(front, candidates, low)
@@ -78,6 +81,7 @@ def verified(job: Job, search: CandidateSearch, noise: float | None, asked: Sear
         tuple(map(partial(_in_metric_units, judge), front)), chosen, tuple(kept), asked.device, times,
         judge.holds(error), search.stopped, rejected(candidates, front, search.limit),
         compensation=job.compensation(search.latest),
+        room=None if asked.allow_slower else room(front[chosen], front, search.limit),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from math import ceil, floor, inf, log10
 from typing import Final
 
 from onnxamp._report.text import count, number, percent
-from onnxamp._report.tuning import error_text, measured_error, speedup_text, time_text, tolerance_text
+from onnxamp._report.tuning import error_text, is_expected, measured_error, speedup_text, time_text, tolerance_text
 from onnxamp._tuning.results import Tuned
 
 _TICKS: Final = 8
@@ -105,12 +105,12 @@ def _ticks(least: float, most: float) -> list[float]:
 
 def _point(tuned: Tuned, position: int, x: float, y: float) -> Point:
     candidate, error = tuned.candidates[position], _known_error(tuned, position)
-    is_chosen = position == tuned.chosen
+    is_chosen, expected = position == tuned.chosen, is_expected(tuned, position)
     flops, traffic = percent(candidate.flops, 1.0), percent(candidate.bytes, 1.0)
     read = (
         f"Candidate {position}" + (", written" if is_chosen else ""),
         f"{tuned.metric} {error_text(tuned, error)}"
-        + (", predicted" if measured_error(tuned, position) is None else ""),
+        + (", predicted" if measured_error(tuned, position) is None else ", expected" if expected else ""),
         f"{time_text(candidate.time)}, {speedup_text(tuned, candidate)} as fast as float32",
         f"{candidate.nodes:,} of {count(tuned.units, 'node')} low: {flops} of the arithmetic, {traffic} of the traffic",
     )

@@ -1,0 +1,272 @@
+"""A ladder of tolerances: a wider one writes nothing worse, all that is shown is so, and every row can be written."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from commands import report_of, run
+from graphs.case import parse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mask_runs import mask_runs
+from onnx import ModelProto, numpy_helper
+from repository import ROOT
+
+import onnxamp
+from onnxamp import Tuned, tune_model
+from onnxamp._tuning.frontier import room
+from onnxamp._tuning.results import Candidate
+from onnxamp._tuning.worth import standing
+
+TOLERANCES = (1e-4, 3e-4, 6e-4, 1e-3, 3e-3, 1e-2)
+ENCODER = ROOT / "models" / "encoder.onnx"
+SIZE = 256
+HOW: dict[str, Any] = {"provider": "cpu", "device": "Xeon-8480", "target": "any", "count": 1}
+
+
+def network(seed: int) -> ModelProto:
+    """Layers of products between ops of one input, of which some read what came before, and some cancel."""
+    random = np.random.default_rng(seed)
+    body, values, weights = [], ["x"], dict[str, Any]()
+    for number in range(int(random.integers(4, 12))):
+        one, other = (values[-int(random.integers(1, min(3, len(values)) + 1))] for _ in range(2))
+        kind, made = random.integers(6), f"v{number}"
+        if kind <= 2:
+            weights[f"w{number}"] = random.standard_normal((SIZE, SIZE)) / np.sqrt(SIZE)
+            body.append(f"{made} = MatMul ({one}, w{number})")
+        elif kind == 3:
+            body.append(f"{made} = {random.choice(['Tanh', 'Sigmoid', 'Softmax', 'Gelu'])} ({one})")
+        elif kind == 4:
+            body.append(f"{made} = {random.choice(['Add', 'Mul', 'Sub'])} ({one}, {other})")
+        else:
+            weights[f"w{number}"] = np.full(1, 2.0 ** random.integers(0, 6))
+            body.append(f"far{number} = Add ({one}, w{number}) {made} = Sub (far{number}, w{number})")
+        values.append(made)
+    body.append(f"y = Add ({values[-1]}, {values[-2]})")
+    model = parse(f"(float[4,{SIZE}] x) => (float[4,{SIZE}] y) {{ {' '.join(body)} }}", 20)
+    tensors = (numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items())
+    model.graph.initializer.extend(tensors)
+    return model
+
+
+def check_shown(tuned: Tuned) -> None:
+    """What is written holds, and nothing better is shown to hold."""
+    assert tuned.held
+    assert tuned.error <= tuned.tolerance
+    written = tuned.candidates[tuned.chosen]
+    assert (written.verified, written.error) == (True, tuned.error)
+    for number, one in enumerate(tuned.candidates):
+        if one.verified and number != tuned.chosen and one.error is not None and one.error <= tuned.tolerance:
+            assert merit(tuned, number) >= merit(tuned, tuned.chosen)
+        if one.best_known_error <= tuned.tolerance and one.nodes:
+            assert merit(tuned, number) >= merit(tuned, tuned.chosen), "what is shown to hold and is faster"
+
+
+def merit(tuned: Tuned, number: int) -> tuple[bool, float]:
+    return standing(tuned.candidates[number], tuned.candidates[-1])
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6), dtype=st.sampled_from(["float16", "bfloat16"]))
+def test_a_wider_tolerance_is_never_worse(seed: int, dtype: str) -> None:
+    model = network(seed)
+    found = [tune_model(model, limit, dtype=dtype, **HOW)[1] for limit in TOLERANCES]
+    for tuned in found:
+        check_shown(tuned)
+        assert tuned.runs <= 50
+    merits = [merit(tuned, tuned.chosen) for tuned in found]
+    assert merits == sorted(merits, reverse=True)
+    faster = [tuned.candidates[tuned.chosen].time for tuned in found if not tuned.is_slower]
+    assert all(after <= before for before, after in pairwise(faster))
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6))
+def test_a_wider_tolerance_never_lowers_less(seed: int) -> None:
+    model = network(seed)
+    shares = []
+    for limit in TOLERANCES[:-1]:
+        _, tuned = tune_model(model, limit, allow_slower=True, dtype="bfloat16", **HOW)
+        assert tuned.error <= limit
+        chosen = tuned.candidates[tuned.chosen]
+        shares.append(chosen.flops + chosen.bytes)
+    assert shares == sorted(shares)
+
+
+@pytest.mark.parametrize("name", ["unet", "classifier", "encoder"])
+def test_models_of_the_repository_get_no_worse(name: str) -> None:
+    """Where nothing is faster than float32, what counts is the share of the bytes that is saved, less that of time."""
+    found = [tune_model(ROOT / "models" / f"{name}.onnx", limit, **HOW)[1] for limit in TOLERANCES[1:]]
+    for tuned in found:
+        check_shown(tuned)
+    merits = [merit(tuned, tuned.chosen) for tuned in found]
+    assert merits == sorted(merits, reverse=True)
+
+
+# --- what is picked ---------------------------------------------------------------------------------------------
+
+
+class Sessions:
+    """Counts what ONNX Runtime is asked to run, whatever it is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs, outer = 0, self
+
+        class Session(ort.InferenceSession):
+            def run(self, *arguments: Any, **given: Any) -> Any:
+                outer.runs += 1
+                return super().run(*arguments, **given)
+
+            def run_with_ort_values(self, *arguments: Any, **given: Any) -> Any:
+                outer.runs += 1
+                return super().run_with_ort_values(*arguments, **given)
+
+        monkeypatch.setattr(ort, "InferenceSession", Session)
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0, 0.2])
+def test_every_candidate_is_written_from_a_state_and_nothing_runs(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, how = network(3), {**HOW, "state": tmp_path / "state", "dtype": "bfloat16", "seconds": seconds}
+    sessions = Sessions(monkeypatch)
+    written, shown = tune_model(model, 2e-3, **how)
+    assert sessions.runs > 0
+    assert shown.stopped or seconds
+    assert len(shown.candidates) > 1
+    sessions.runs = 0
+    for number, row in enumerate(shown.candidates):
+        result, picked = tune_model(model, 2e-3, pick=number, **how)
+        assert (picked.chosen, picked.runs, picked.conversions) == (number, 0, 0)
+        assert picked.candidates == shown.candidates
+        assert picked.error == row.best_known_error
+        assert picked.plan.options == shown.plan.options
+        assert onnxamp.apply_plan(model, picked.plan) == result
+        low = {entry.node for entry in picked.plan.rows if entry.low and entry.op not in ("initializer", "Constant")}
+        assert (not low) == (not row.nodes)
+        if number == shown.chosen:
+            assert (result, picked.plan, picked.kept) == (written, shown.plan, shown.kept)
+    assert sessions.runs == 0
+
+
+def test_a_picked_candidate_has_the_error_that_was_shown(tmp_path: Path) -> None:
+    model, samples = network(3), onnxamp.random_samples(network(3), 2)
+    how: dict[str, Any] = {**HOW, "samples": samples, "state": tmp_path / "state", "dtype": "bfloat16"}
+    _, shown = tune_model(model, 2e-3, **how)
+    assert any(not row.verified for row in shown.candidates)
+    for number, row in enumerate(shown.candidates):
+        result, _ = tune_model(model, 2e-3, pick=number, **how)
+        report = onnxamp.diff_models(model, result, samples, provider="cpu")
+        reached = max(output.rel_l2 for output in report.outputs)
+        assert reached == pytest.approx(row.best_known_error, rel=0.1, abs=1e-7)
+
+
+def test_the_command_picks_from_what_it_showed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("inputs.npz", **onnxamp.random_samples(onnx.load(ENCODER), 1)[0])
+    arguments = ("tune", ENCODER, "--inputs", "inputs.npz", "--tolerance", "5e-4", "--state", "s.json", "--provider",
+                 "cpu", "--search-time", 0, "--format", "json")  # fmt: skip
+    first = report_of(run(*arguments, "-o", "a.onnx"))["tuning"]
+    assert first["candidates"][first["chosen"]]["verified"]
+    sessions = Sessions(monkeypatch)
+    for number in range(len(first["candidates"])):
+        done = run(*arguments, "-o", f"{number}.onnx", "--pick", number)
+        again = json.loads(done.stdout)["tuning"]
+        assert (again["candidates"], again["chosen"]) == (first["candidates"], number)
+        assert done.exit_code == (0 if again["error"] <= 5e-4 else 1)
+    assert sessions.runs == 0
+    assert Path(f"{first['chosen']}.onnx").read_bytes() == Path("a.onnx").read_bytes()
+
+
+def test_a_candidate_of_other_arguments_is_refused(tmp_path: Path) -> None:
+    how = {**HOW, "state": tmp_path / "state"}
+    model = network(5)
+    tune_model(model, 1e-3, **how)
+    with pytest.raises(onnxamp.ArgumentError, match=r"those of tolerance 0\.001: a candidate is picked with the same"):
+        tune_model(model, 2e-3, pick=0, **how)
+    with pytest.raises(onnxamp.ArgumentError, match=r"those of device Xeon-8480 and other options"):
+        tune_model(model, 1e-3, pick=0, **{**how, "device": "T4", "target": "cuda"})
+    with pytest.raises(onnxamp.ArgumentError, match="There is no candidate 99"):
+        tune_model(model, 1e-3, pick=99, **how)
+
+
+def test_without_a_state_the_pick_is_converted_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runs = network(3), mask_runs(monkeypatch)
+    _, shown = tune_model(model, 2e-3, dtype="bfloat16", **HOW)
+    number = next(number for number, row in enumerate(shown.candidates) if not row.verified)
+    searched = len(runs.masks)
+    _, picked = tune_model(model, 2e-3, dtype="bfloat16", pick=number, **HOW)
+    assert len(runs.masks) == 2 * searched, "it is searched once"
+    assert picked.candidates[number].verified
+    assert (picked.candidates[number].error, picked.chosen) == (picked.error, number)
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_verified_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(network(3), "model.onnx")
+    arguments = ("tune", "model.onnx", "-o", "out.onnx", "--dtype", "bfloat16", "--tolerance", "2e-3", "--samples", 2,
+                 "--device", "Xeon-8480", "--target", "any", "--provider", "cpu", "--state", "s")  # fmt: skip
+    told = run(*arguments).output
+    rows = [line for line in told.splitlines() if line.strip().startswith(("✔ ", "✘ ")) and "×" in line]
+    assert any("≈ " in row for row in rows)
+    assert not any("≈ " in row for row in rows if "← written" in row)
+    assert "≈ is what runs of one session with switches let expect on some samples" in " ".join(told.split())
+    found = json.loads(run(*arguments, "--format", "json").stdout)["tuning"]
+    open_rows = [number for number, row in enumerate(found["candidates"]) if not row["verified"]]
+    picked = run(*arguments, "--pick", open_rows[0]).output
+    assert "rel-l2 is expected to be" in picked
+
+
+def test_errors_of_converted_models_replace_what_was_expected() -> None:
+    """Mask runs see four samples, and the fifth cancels more: what missed once converted is shown to miss."""
+    text = "(float[8] x) => (float[8] y) <float big = {256}> { s = Add (x, big) d = Sub (s, big) y = Mul (d, d) }"
+    random = np.random.default_rng(0)
+    samples = [{"x": random.uniform(60, 90, 8).astype(np.float32)} for _ in range(4)]
+    samples.append({"x": random.uniform(1, 2, 8).astype(np.float32)})
+    _, tuned = tune_model(parse(text), 1e-2, samples=samples, allow_slower=True, provider="cpu")
+    assert tuned.conversions > 1
+    assert tuned.held
+    assert all(row.best_known_error > 1e-2 for row in tuned.candidates[: tuned.chosen])
+
+
+def test_room_is_that_of_a_knapsack_with_one_part_cut() -> None:
+    def row(time: float, error: float) -> Candidate:
+        return Candidate(frozenset({str(time)}), 1, error, error, time, 0.0, 0.0)
+
+    assert room(row(100, 1.0), [row(80, 3.0), row(60, 9.0)], 2.0) == pytest.approx(0.2 * 3 / 8)
+    assert room(row(100, 1.0), [row(120, 3.0)], 2.0) == 0
+    assert room(row(100, 1.0), [row(50, np.inf)], 2.0) == 0
+
+
+def test_a_tolerance_is_filled() -> None:
+    """Equal products of one input: as many are low as the squared error has room for."""
+    size, kinds, random = 512, "abcdefgh", np.random.default_rng(0)
+    body = " ".join(f"{kind} = MatMul (x, w{kind})" for kind in kinds)
+    ends = ", ".join(f"float[4,{2 * size}] {kind}" for kind in kinds)
+    model = parse(f"(float[4,{size}] x) => ({ends}) {{ {body} }}", 20)
+    for kind in kinds:
+        weights = (random.standard_normal((size, 2 * size)) / np.sqrt(size)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weights, f"w{kind}"))
+    _, all_low = tune_model(model, 1e-1, dtype="bfloat16", metric=f"{__name__}:whole", **HOW)
+    assert all_low.candidates[all_low.chosen].nodes == len(kinds)
+    for share in (0.25, 0.5, 0.75):
+        limit = all_low.error * share**0.5
+        _, tuned = tune_model(model, limit, dtype="bfloat16", metric=f"{__name__}:whole", **HOW)
+        assert tuned.held
+        assert tuned.candidates[tuned.chosen].nodes >= share * len(kinds) - 1
+        assert tuned.room is not None
+        assert tuned.room < 0.1
+
+
+def whole(reference: dict[str, Any], result: dict[str, Any]) -> float:
+    """The relative error of all outputs together."""
+    squares = sum(float(np.sum((result[name] - value) ** 2)) for name, value in reference.items())
+    return (squares / sum(float(np.sum(value**2)) for value in reference.values())) ** 0.5
