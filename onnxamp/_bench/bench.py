@@ -265,6 +265,10 @@ def _named(label: str, path: Path | None = None) -> Iterator[None]:
 def _load(path: Path, label: str, how: BenchOptions, provider: Provider, inputs: _Inputs, clock: Clock) -> _Loaded:
     """Profile a model, then load it."""
     cuda_options, proto = how.cuda_options(), load_model(path)
+    if not proto.graph.output:
+        raise ArgumentError(
+            f"{label} has no outputs, so there is nothing to time: name a model that computes something."
+        )
     given = {tensor.name for tensor in proto.graph.initializer}
     takes = tuple(entry.name for entry in proto.graph.input if entry.name not in given)
     graph = Graph.of(proto)

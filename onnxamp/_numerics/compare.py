@@ -1,6 +1,6 @@
 """Comparing two tensors element by element, and merging the differences of several samples."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -13,12 +13,41 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 def compare_outputs(name: str, reference: Any, result: Any) -> Iterator[TensorDiff]:
-    """Compare an output of two models: an array, or the arrays of a sequence one by one."""
-    if isinstance(reference, list) and isinstance(result, list):
+    """Compare an output of two models.
+
+    An array is compared as it is, a map by its keys, and a sequence item by item; but a sequence of maps that share
+    their keys, as classifiers give it, is one table with a row for each map.
+    """
+    if isinstance(reference, Mapping) and isinstance(result, Mapping):
+        keys = [key for key in reference if key in result]
+        if keys or not (reference or result):
+            yield compare(name, _table([reference], keys)[0], _table([result], keys)[0])
+    elif isinstance(reference, list) and isinstance(result, list):
+        if keys := _shared_keys([*reference, *result]):
+            size = min(len(reference), len(result))
+            yield compare(name, _table(reference[:size], keys), _table(result[:size], keys))
+            return
         for position, (one, other) in enumerate(zip(reference, result, strict=False)):
             yield from compare_outputs(f"{name}[{position}]", one, other)
     elif isinstance(reference, np.ndarray) and isinstance(result, np.ndarray):
         yield compare(name, reference, result)
+
+
+def _shared_keys(items: Sequence[Any]) -> list[Any]:
+    """The keys of maps that all have the same; none where something else is among them."""
+    maps = [item for item in items if isinstance(item, Mapping)]
+    is_table = bool(maps) and len(maps) == len(items) and all(item.keys() == maps[0].keys() for item in maps)
+    return list(maps[0]) if is_table else []
+
+
+def _table(maps: Sequence[Mapping[Any, Any]], keys: Sequence[Any]) -> Array:
+    """The values of maps: a row for each map, a column for each key. Python has lost the precision of the numbers."""
+    table = np.array([[item[key] for key in keys] for item in maps])
+    if table.dtype != np.float64:
+        return table
+    with np.errstate(over="ignore"):
+        single = table.astype(np.float32)
+    return single if np.array_equal(single, table, equal_nan=True) else table
 
 
 def compare(name: str, reference: Array, result: Array) -> TensorDiff:
@@ -37,8 +66,8 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         "name": name,
         "reference_shape": reference.shape,
         "result_shape": result.shape,
-        "reference_dtype": str(reference.dtype),
-        "result_dtype": str(result.dtype),
+        "reference_dtype": _dtype_name(reference),
+        "result_dtype": _dtype_name(result),
         "size": result.size,
         **_counts("reference", a),
         **_counts("result", b),
@@ -71,6 +100,10 @@ _ERRORS: Final = ("mean_abs", "max_abs", "max_rel", "required_tolerance", "rel_l
 
 def _is_text(x: Array) -> bool:
     return x.dtype.kind in "USO"
+
+
+def _dtype_name(x: Array) -> str:
+    return "string" if _is_text(x) else str(x.dtype)
 
 
 def _is_float(x: Array) -> bool:

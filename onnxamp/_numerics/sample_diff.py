@@ -1,6 +1,6 @@
 """Comparing two models on one sample, here or in a worker process, and what that shows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -289,12 +289,17 @@ def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
 
 
 def _mismatches(walked: Walked) -> Iterator[str]:
-    """Differences between sequences and optionals as such; their elements are compared one by one."""
+    """Differences between sequences, maps and optionals as such; their elements are compared one by one."""
     for name, value in walked.reference.items():
         yield from (f"Output {name!r}: {text}" for text in _differences(value, walked.result[name]))
 
 
 def _differences(reference: Any, result: Any) -> list[str]:
+    if isinstance(reference, Mapping) and isinstance(result, Mapping):
+        lost = [key for key in reference if key not in result]
+        new = [key for key in result if key not in reference]
+        texts = [f"The map lacks the {_keys(lost)}."] if lost else []
+        return texts + ([f"Only the map of the result has the {_keys(new)}."] if new else [])
     if isinstance(reference, list) and isinstance(result, list):
         if len(reference) != len(result):
             return [f"The sequence has {len(result)} elements instead of {len(reference)}."]
@@ -302,3 +307,12 @@ def _differences(reference: Any, result: Any) -> list[str]:
     if type(reference) is not type(result):
         return [f"It is {type(result).__name__} instead of {type(reference).__name__}."]
     return []
+
+
+_MOST_KEYS: Final = 5
+"""Keys that a sentence names."""
+
+
+def _keys(keys: Sequence[Any]) -> str:
+    named = ", ".join(map(repr, keys[:_MOST_KEYS]))
+    return f"key {named}" if len(keys) == 1 else f"{len(keys)} keys {named}{', ...' if len(keys) > _MOST_KEYS else ''}"

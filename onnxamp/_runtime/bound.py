@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._runtime.session import Provider, memory_of, short_provider, stays_on_device
-from onnxamp._runtime.starting import session_failures
+from onnxamp._runtime.starting import failed, session_failures
 from onnxamp._runtime.values import Feed, as_typed, to_value
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int 
         for name, kind in made.items():
             binding.bind_output(name, device if stays_on_device(kind) else "cpu")
         session.run_with_iobinding(binding, None if graph is None else _options(ort, -1))
-        buffers = dict(zip(made, binding.get_outputs(), strict=True))
-        if all(value.is_tensor() for value in buffers.values()):
+        buffers = {}
+        if not any(kind.startswith("optional(") for kind in made.values()):  # to ask for an empty one would crash
+            buffers = dict(zip(made, binding.get_outputs(), strict=True))
+        if buffers and all(value.is_tensor() for value in buffers.values()):
             binding.clear_binding_outputs()
             for name, value in buffers.items():
                 binding.bind_ortvalue_output(name, value)
@@ -51,11 +53,14 @@ def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int 
     options = None if graph is None else _options(ort, graph)
 
     def run(_held: Any = (held, buffers)) -> None:  # keeps arrays and buffers alive
-        session.run_with_iobinding(binding, options)
+        try:  # which takes no time where nothing fails
+            session.run_with_iobinding(binding, options)
+        except Exception as error:
+            raise failed("run the model again", error) from error
 
     if graph is not None:
         with session_failures("record a CUDA graph"):
-            run()
+            session.run_with_iobinding(binding, options)
     return run
 
 

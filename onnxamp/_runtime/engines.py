@@ -31,7 +31,7 @@ _STEPS: Final = 1000
 """Steps of a part of the work."""
 
 Outputs: TypeAlias = Mapping[str, Any]
-"""Arrays by output; lists of arrays for sequences, None for empty optionals."""
+"""Arrays by output; lists for sequences, dicts for maps, None for empty optionals."""
 
 
 @dataclass(slots=True)
@@ -78,10 +78,20 @@ class OutputCache:
 
     def keep(self, number: int, outputs: Outputs) -> None:
         """Keep the outputs of a sample if they fit."""
-        parts = (part for output in outputs.values() for part in (output if isinstance(output, list) else [output]))
-        size = sum(np.asarray(part).nbytes for part in parts)
+        size = sum(map(_bytes_of, outputs.values()))
         if outputs and number not in self.kept and size <= self.room:
             self.kept[number], self.room = outputs, self.room - size
+
+
+_ENTRY: Final = 128
+"""Bytes that an entry of a dict takes, about, with its key and its number."""
+
+
+def _bytes_of(output: Any) -> int:
+    """The memory that an output takes, about."""
+    if isinstance(output, list):
+        return sum(map(_bytes_of, output))
+    return _ENTRY * len(output) if isinstance(output, Mapping) else int(np.asarray(output).nbytes)
 
 
 @dataclass(slots=True)

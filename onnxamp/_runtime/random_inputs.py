@@ -197,7 +197,10 @@ def _feed(generator: np.random.Generator, name: str, kind: TypeProto, use: Use, 
         return [_feed(generator, name, kind.sequence_type.elem_type, use, sizes) for _ in range(2)]
     elem = kind.tensor_type.elem_type
     if not kind.HasField("tensor_type") or elem == TensorProto.UNDEFINED:
-        raise ArgumentError(f"Cannot make up input {name!r}: it is no tensor, sequence or optional. Give inputs.")
+        raise ArgumentError(
+            f"Cannot make up input {name!r}: onnxamp runs models whose inputs are tensors, sequences or optionals, and"
+            " converts others without running them (--no-validate)."
+        )
     shape, dtype = _shape(name, kind, sizes), helper.tensor_dtype_to_np_dtype(elem)
     if prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES:  # numbers are drawn as eight bytes each
         raise _too_large(name, shape)

@@ -246,7 +246,8 @@ def run(
         outputs: names of the wanted outputs; None for all.
 
     Returns:
-        By output name, in the order of ``outputs``: arrays, lists of arrays for sequences, None for empty optionals.
+        By output name, in the order of ``outputs``: arrays, lists for sequences, dicts for maps, None for optionals
+        that are empty.
 
     Raises:
         RuntimeFailure: an input is missing or does not fit, or a node failed.

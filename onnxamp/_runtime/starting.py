@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto, TensorProto, helper
 
-from onnxamp._errors import RuntimeFailure
+from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import has_external_data
@@ -102,10 +102,17 @@ def session_failures(action: str, *, loaded: bool = True) -> Iterator[None]:
     """Turn ONNX Runtime's exceptions, which have no common base, into one sentence."""
     try:
         yield
+    except OnnxAmpError:
+        raise  # it is a sentence
     except Exception as error:
-        text = str(error) or type(error).__name__
-        hint = _UNKNOWN_OP[1] if _UNKNOWN_OP[0] in text else ""
-        raise RuntimeFailure(f"ONNX Runtime could not {action}: {reason(text)}.{hint}", loaded=loaded) from error
+        raise failed(action, error, loaded=loaded) from error
+
+
+def failed(action: str, error: Exception, *, loaded: bool = True) -> RuntimeFailure:
+    """What ONNX Runtime raised, in one sentence."""
+    text = str(error) or type(error).__name__
+    hint = _UNKNOWN_OP[1] if _UNKNOWN_OP[0] in text else ""
+    return RuntimeFailure(f"ONNX Runtime could not {action}: {reason(text)}.{hint}", loaded=loaded)
 
 
 _UNKNOWN_OP: Final = (

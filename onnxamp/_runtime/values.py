@@ -2,12 +2,13 @@
 
 import ctypes
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from onnxamp._dtypes import ELEM_NUMBERS, tensor_type
 from onnxamp._errors import RuntimeFailure
@@ -104,9 +105,13 @@ def as_typed(feed: Feed, kind: str | None) -> Feed:
 
 
 def from_value(value: "ort.OrtValue") -> Any:
-    """The array, list of arrays or None that a value holds. Arrays of NumPy's own dtypes share its memory."""
+    """The array, list, dict or None that a value holds. Arrays of NumPy's own dtypes share its memory."""
     if not value.has_value():
         return None
+    if value.is_sparse_tensor():
+        raise RuntimeFailure(f"A value of type {value.data_type()} cannot be read: onnxamp reads dense tensors.")
+    if not value.is_tensor() and not FOREIGN.search(value.data_type()):
+        return _passed(value)
     if value.is_tensor_sequence():
         element = _inner(value.data_type())
         length = int(_made("SequenceLength", {"s": value}, "tensor(int64)").numpy())
@@ -126,12 +131,37 @@ def typed(kind: str) -> TypeProto:
     """:func:`~onnxamp._graph.types.type_proto` of a value that passes from one session to another.
 
     Raises:
-        RuntimeFailure: the string names a kind that cannot (a map, a sparse tensor).
+        RuntimeFailure: the string names a kind that cannot (a sparse tensor).
     """
-    proto = type_proto(kind)
+    proto = type_proto(kind) or _map_proto(kind)
     if proto is None:
         raise RuntimeFailure(f"A value of type {kind} cannot pass from one piece of a model to the next.")
     return proto
+
+
+def _map_proto(kind: str) -> TypeProto | None:
+    """The type of a map, or of a sequence of maps, as ONNX Runtime writes it ("seq(map(string,tensor(float)))")."""
+    match = _MAP.fullmatch(kind)
+    if match is None or match["key"] not in _KEY_TYPES:
+        return None
+    item = type_proto(match["item"])
+    result = None if item is None else helper.make_map_type_proto(_KEY_TYPES[match["key"]], item)
+    return helper.make_sequence_type_proto(result) if match["seq"] and result is not None else result
+
+
+_MAP: Final = re.compile(r"(?P<seq>seq\()?map\((?P<key>\w+), ?(?P<item>tensor\(\w+\))\)(?(seq)\))")
+_KEY_TYPES: Final = {"int64": TensorProto.INT64, "string": TensorProto.STRING}
+"""What keys of maps are in ONNX Runtime (``data_types.cc``)."""
+
+
+def _passed(value: "ort.OrtValue") -> Any:
+    """What a sequence or a map holds. Only ``session.run`` reads these, so it goes through a model without nodes."""
+    kind = str(value.data_type())
+    entry = ValueInfoProto(name="y", type=typed(kind))
+    graph = helper.make_graph([], "pass", [entry], [entry])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with _failures(kind):
+        return _loaded(model).run(["y"], {"y": value})[0]
 
 
 def _inner(kind: str) -> str:
@@ -141,21 +171,32 @@ def _inner(kind: str) -> str:
 
 def _made(op: str, inputs: "Mapping[str, ort.OrtValue]", kind: str, **attributes: Any) -> "ort.OrtValue":
     """The output of a one-node model: ONNX Runtime's interface can construct only tensors of numbers."""
-    try:
+    with _failures(kind):
         session = _session(op, tuple((name, value.data_type()) for name, value in inputs.items()), kind, attributes)
         return session.run_with_ort_values(["y"], dict(inputs))[0]
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        text = str(error).strip().splitlines()[0]
+
+
+@contextmanager
+def _failures(kind: str) -> Iterator[None]:
+    """Say that ONNX Runtime cannot hold a value; its exceptions have no common base."""
+    try:
+        yield
+    except Exception as error:
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RuntimeFailure(f"ONNX Runtime cannot hold a value of type {kind}: {text}") from error
 
 
 def _session(
     op: str, inputs: Sequence[tuple[str, str]], kind: str, attributes: Mapping[str, Any]
 ) -> "ort.InferenceSession":
-    import onnxruntime as ort  # noqa: PLC0415
-
     node = helper.make_node(op, [name for name, _ in inputs], ["y"], **attributes)
     entries = [ValueInfoProto(name=name, type=typed(held)) for name, held in inputs]
     graph = helper.make_graph([node], op, entries, [ValueInfoProto(name="y", type=typed(kind))])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return _loaded(model)
+
+
+def _loaded(model: ModelProto) -> "ort.InferenceSession":
+    import onnxruntime as ort  # noqa: PLC0415
+
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -75,7 +75,8 @@ def make_metric(name: MetricLike, tolerance: float, selected: frozenset[str] = f
             the tolerance is the smallest; "top1": share of rows whose largest element changes; "detections": error of
             matched detections, and the relative L2 error of what is none; or a function, as it is or as
             "package:function" ("file.py:function"), called with the outputs of the reference and of the result, by
-            name. Of several outputs the worst counts.
+            name. Of several outputs the worst counts. Outputs that hold no floats count where no output does: by the
+            share of elements that differ, or by their relative L2 error if that is smaller.
         tolerance: the largest accepted error (for "snr": the smallest ratio).
         selected: outputs that list what an op selected: "auto" is "detections" if there are any, and else "rel-l2".
 
@@ -103,8 +104,10 @@ def make_metric(name: MetricLike, tolerance: float, selected: frozenset[str] = f
         _, diffs = compare_matched(reference, result, listed)
         if any(diff.alarm and diff.bad and diff.bad.kind != "zero" for diff in diffs):
             return inf
-        errors = (of_output(diff) if diff.detections is None else diff.detections for diff in diffs)
-        return max((error for diff, error in zip(diffs, errors, strict=True) if diff.is_float), default=0.0)
+        floats = [diff for diff in diffs if diff.is_float]
+        if not floats:  # labels, pixels or texts are all there is
+            return max((min(diff.differing, diff.rel_l2) for diff in diffs), default=0.0)
+        return max(of_output(diff) if diff.detections is None else diff.detections for diff in floats)
 
     return Metric(name, 10 ** (-tolerance / 20) if name == "snr" else tolerance, measure, squared=name == "cosine")
 
