@@ -124,7 +124,8 @@ class _Maker:
             return
         public = self.public(index)
         if self.is_constant(index):
-            self.copy(value, names, base_low=bool(public))
+            replaces_cast = own != value.name and index not in self.shadowed
+            self.copy(value, names, base_low=bool(public) or replaces_cast)
             return
         keeps_name_low = is_low if public is None else public
         reused = None if is_low or keeps_name_low else self.originals.reuse(value)
