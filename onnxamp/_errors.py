@@ -19,9 +19,14 @@
 Each message says what is wrong, where, and what to do. Files on disk are intact when one of them is raised.
 """
 
+from onnxamp._public import printable
+
 
 class OnnxAmpError(Exception):
     """Root of all errors raised by onnxamp."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ArgumentError(OnnxAmpError, ValueError):

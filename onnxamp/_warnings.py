@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from onnxamp._public import printable
+
 
 class OnnxAmpWarning(UserWarning):
     """Root of the warnings of conversions.
@@ -57,7 +59,7 @@ def warn(messages: Iterable[str], category: type[OnnxAmpWarning] = OptionWarning
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, _CONTEXTS)):
         level, frame = level + 1, frame.f_back
     for message in messages:
-        warnings.warn(message, category, stacklevel=level)
+        warnings.warn(printable(message), category, stacklevel=level)
 
 
 _CONTEXTS: Final = str(Path(sys.modules["contextlib"].__file__ or "contextlib"))

@@ -14,11 +14,11 @@ from onnxamp._cli.common import IN_FOLDER, show
 from onnxamp._cli.options import options_of, provider_of
 from onnxamp._cli.workers import place_of
 from onnxamp._errors import ArgumentError
+from onnxamp._public import printable
 from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import make_console
-from onnxamp._report.text import printable
 from onnxamp._runtime.custom_ops import active_libraries
 
 _SINGLE_MODEL: Final = {

@@ -15,9 +15,9 @@ from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, OutputError
 from onnxamp._model.sources import watched_sources
 from onnxamp._paths.paths import is_remote, made_folder
+from onnxamp._public import printable
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import fitted, print_report
-from onnxamp._report.text import printable
 from onnxamp._runtime.custom_ops import custom_ops
 
 if TYPE_CHECKING:

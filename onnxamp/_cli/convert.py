@@ -44,9 +44,9 @@ from onnxamp._numerics.validation import Validation, conversion_limits
 from onnxamp._options.auto import is_auto
 from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.options import COMMAND_LINE, Options
+from onnxamp._public import printable
 from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import Told, progress_bar
-from onnxamp._report.text import printable
 from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import choose_provider
@@ -239,4 +239,4 @@ def _finish(validation: DiffReport | None, target: Path, *, quiet: bool) -> None
         why = printable(validation.failure or next(iter(validation.warnings), ""))
         raise click.ClickException(f"The result failed its validation, and is in {printable(str(target))}: {why}")
     if quiet and validation is not None and validation.skipped:
-        click.echo(f"Not validated: {validation.skipped}", err=True)
+        click.echo(f"Not validated: {printable(validation.skipped)}", err=True)

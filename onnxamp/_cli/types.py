@@ -13,6 +13,7 @@ from onnxamp._dtypes import dtype_name
 from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError
 from onnxamp._options.opsets import check_opset
 from onnxamp._paths.paths import as_path, is_remote
+from onnxamp._public import printable
 from onnxamp._target.kernels import check_target
 
 
@@ -101,5 +102,5 @@ class Target(click.types.StringParamType):
         except ArgumentError as error:
             self.fail(str(error), param, ctx)
         for warning in caught:
-            click.echo(f"Warning: {warning.message}", err=True)
+            click.echo(f"Warning: {printable(str(warning.message))}", err=True)
         return target

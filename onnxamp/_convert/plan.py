@@ -16,7 +16,7 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
-from onnxamp._public import Shown
+from onnxamp._public import Shown, printable
 
 FORMAT: Final = 3
 """Version of the JSON format."""
@@ -121,10 +121,11 @@ class Plan(Shown):
 
     def __str__(self) -> str:
         head = f"{self.level} {self.dtype} for {self.target}: {self.casts} new Casts, cost {self.cost}"
-        width = max((len(row.key) for row in self.rows), default=0)
+        keys = {row.key: printable(row.key) for row in self.rows}
+        width = max(map(len, keys.values()), default=0)
         body = (
-            f"{row.key:<{width}}  {self.dtype if row.low else 'float32':<8}  {row.op}  {row.reason}"
-            + (f": {row.detail}" if row.detail else "")
+            f"{keys[row.key]:<{width}}  {self.dtype if row.low else 'float32':<8}  {printable(row.op)}  {row.reason}"
+            + (f": {printable(row.detail)}" if row.detail else "")
             for row in sorted(self.rows, key=lambda row: row.op in CONSTANTS)  # which follow from the others
         )
         return "\n".join([head, *body])

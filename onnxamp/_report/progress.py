@@ -9,8 +9,9 @@ from typing import Any, Final, TypeAlias
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from onnxamp._public import printable
 from onnxamp._report.terminal import make_console
-from onnxamp._report.text import percent, printable
+from onnxamp._report.text import percent
 
 Told: TypeAlias = Callable[..., None]
 """Takes what is being done ("measuring: sample 1 of 4"), how much of it is done, and how much there is (0: unknown)."""

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from onnxamp._public import printable
 from onnxamp._report.fitting import GAP, PROSE, Column, elided, fit, folded
 from onnxamp._report.parts import (
     Bars,
@@ -29,7 +30,6 @@ from onnxamp._report.parts import (
     shown_rows,
     table,
 )
-from onnxamp._report.text import printable
 
 _WIDTH: Final = 140
 """Columns of a report that goes to no terminal, where COLUMNS does not say otherwise."""

@@ -6,14 +6,11 @@ from collections.abc import Iterable
 from math import isfinite, isnan
 from typing import Final
 
+from onnxamp._public import printable
+
 _LONGEST_NAME: Final = 400
 """Characters of a name that the page shows; longer ones lose their middle."""
 _LONGEST_SENTENCE: Final = 2000
-
-
-def printable(text: str) -> str:
-    """Text with its control and direction characters (terminal escapes in names, say) written out."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:[kMG]?B|dB|[mµ]?s)\b|%)")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from onnxamp._errors import ArgumentError
+from onnxamp._public import printable
 from onnxamp.debugging._modes import DebugMode
 from onnxamp.debugging._tables import Cell, read_csv, write_table
 from onnxamp.debugging._tensors import TensorStats
@@ -73,7 +74,7 @@ class ValueRecord:
 
     def __str__(self) -> str:
         made = f"{self.op} {self.node!r}" if self.op else "given"
-        return f"{self.tensor!r} ({made}, {self.dtype}): {self.stats}"
+        return printable(f"{self.tensor!r} ({made}, {self.dtype}): {self.stats}")
 
 
 def counted(records: Sequence[ValueRecord]) -> str:

@@ -21,11 +21,12 @@ from markupsafe import Markup, escape
 
 from onnxamp._model.storage import write_file
 from onnxamp._paths.paths import as_path
+from onnxamp._public import printable
 from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.page import Page
 from onnxamp._report.html.plot import plot_of
 from onnxamp._report.parts import Part, Report
-from onnxamp._report.text import glued, named, printable, said
+from onnxamp._report.text import glued, named, said
 from onnxamp._tuning.results import Tuned
 
 _SCRIPTS: Final = ("data.js", "along.js", "tracks.js", "nodes.js", "candidates.js", "main.js")
