@@ -68,6 +68,7 @@ BFLOAT16: Final = LowType(
 )
 LOW_TYPES: Final = {low.name: low for low in (FLOAT16, BFLOAT16)}
 LOW_ELEMS: Final = frozenset(low.elem for low in LOW_TYPES.values())
+LOW_TENSORS: Final = frozenset(low.tensor for low in LOW_TYPES.values())
 """Element type numbers of the low-precision formats."""
 
 FLOAT_ELEMS: Final = LOW_ELEMS | {TensorProto.FLOAT, TensorProto.DOUBLE}

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.precision import DUPLICATE
+from onnxamp._dtypes import FLOAT, LOW_TENSORS
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.trips import loop_trips
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
 from onnxamp._target.costs import LAUNCH, costs_on
@@ -98,6 +100,31 @@ def purely_high(analysis: Analysis) -> set[int]:
     }
 
 
+def is_shield(view: Graph, value: int) -> bool:
+    """Whether the value is a Max of one input behind a Cast from a low type."""
+    maker = view.producer(value)
+    if maker is None or maker.key != "Max" or len(maker.inputs) != 1:
+        return False
+    cast = view.producer(maker.inputs[0])
+    return cast is not None and cast.key == "Cast" and view.types[cast.inputs[0]] in LOW_TENSORS
+
+
+def is_low_constant(analysis: Analysis, value: int) -> bool:
+    """Whether the value is stored in low precision, as a float32 constant is after a conversion."""
+    view = analysis.graph
+    maker = view.producer(value)
+    stored = view.values[value].origin is Origin.INITIALIZER if maker is None else maker.key == "Constant"
+    return stored and view.types[value] == analysis.options.low.tensor
+
+
+def was_exact(analysis: Analysis, node: Node, value: int) -> bool:
+    """Whether the node is exact in low precision, or a Cast or a shield of one that a conversion adds."""
+    view, low = analysis.graph, analysis.options.low.tensor
+    if node.key == "Cast":
+        return {view.types[value], view.types[node.inputs[0]]} == {FLOAT, low}
+    return is_shield(view, value) or (view.types[value] == low and node.index in view.exact)
+
+
 def reached(analysis: Analysis) -> dict[int, tuple[bool, set[str]]]:
     """float32 values -> whether exact ops alone stand behind sources, and the kinds of these sources."""
     view, ports, pins = analysis.graph, analysis.ports, analysis.pins
@@ -111,12 +138,16 @@ def reached(analysis: Analysis) -> dict[int, tuple[bool, set[str]]]:
             heavy = not computed and value not in analysis.problem.unfit
             heavy = heavy and costs.stored(2 * elements(view.shapes[value])) > LAUNCH
             sources[value] = {"heavy" if heavy else "light"}
-        elif variable == HIGH or (pin is not None and not pin.low):
+        elif (variable == HIGH and not is_shield(view, value)) or (pin is not None and not pin.low):
             sources[value] = {"float32"}
+        elif is_low_constant(analysis, value):
+            sources[value] = {"heavy" if costs.stored(2 * elements(view.shapes[value])) > LAUNCH else "light"}
     found = dict.fromkeys(sources, False)
     for node in (view.nodes[index] for index in view.order):
         for value in node.outputs if node.key not in op_facts().control_flow else ():
-            exact = value != ABSENT and ports.root(ports.produced[value]) in pins.exact
+            exact = value != ABSENT and (
+                ports.root(ports.produced[value]) in pins.exact or was_exact(analysis, node, value)
+            )
             reaching = set().union(*(sources.get(v, set()) for v in node.inputs))
             if exact and value not in sources and reaching:
                 sources[value], found[value] = reaching, True

@@ -13,7 +13,7 @@ from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.held_back import HeldBack, held_back
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import prepared as raised
-from onnxamp._dtypes import FLOAT
+from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
@@ -116,7 +116,9 @@ class _Choice:
         for opset in candidates:
             if opset > reach.opset:
                 continue
-            if (lost := lost_kernel(self.base.graph, opset, self.options.target)) is not None:
+            lost = lost_kernel(self.base.graph, opset, self.options.target)
+            lost = lost or lost_low_kernel(self.base.graph, opset, self.options.target)
+            if lost is not None:
                 obstacle = lost
                 continue
             found = self.attempt(opset, before, held)
@@ -224,4 +226,21 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         if before and (not lost.isdisjoint(("cpu", *BUILDERS)) or not after):
             where = "TensorRT does not take it" if target in BUILDERS else "ONNX Runtime has no kernel for it"
             return Obstacle(opset, node.label, key, f"{where} there")
+    return None
+
+
+def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
+    """A node that is low precision already, and that the target runs only as long as the opset stays."""
+    current = graph.book.opsets[""]
+    for key, indices in graph.by_key.items():
+        steps = steps_of(key, current, opset)
+        newer = lookup("", steps[-1].op, opset) if steps else None
+        for node in (graph.nodes[index] for index in indices) if newer is not None else ():
+            values = (*node.inputs, *node.outputs)
+            if node.signature is None or all(v == ABSENT or graph.types[v] not in LOW_TENSORS for v in values):
+                continue
+            bound = bind(node.signature, [None if value == ABSENT else graph.types[value] for value in node.inputs])
+            is_run = runs_on(target, key, node.signature, bound, node.proto)
+            if is_run and not runs_on(target, steps[-1].op, newer, bound, node.proto):
+                return Obstacle(opset, node.label, key, f"{target} has no kernel for its types there")
     return None

@@ -8,10 +8,10 @@ from onnx import NodeProto
 
 from onnxamp._decide.list_names import absent_names, nearest, taken_off
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import FLOAT
+from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._options.options import Options
 
 
@@ -50,7 +50,7 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
     overrides: dict[int, Override] = {}
     if options.keep_nodes or options.keep_patterns or options.low_patterns or options.rule is not None:
         for node in graph.nodes:
-            matching = [*_from_patterns(node, options, matched), *_from_rule(node, options)]
+            matching = [*_from_patterns(graph, node, options, matched), *_from_rule(node, options)]
             if not matching:
                 continue
             first = overrides[node.index] = matching[0]
@@ -76,8 +76,20 @@ def forced_hazards(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
         yield f"{detail} lowers {label!r}{more} although that is known to break: {reason.value}: {first.detail}."
 
 
-def _from_patterns(node: Node, options: Options, matched: set[str]) -> list[Override]:
-    names = {node.proto.name, *node.proto.output} - {""}
+def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
+    """Public names of the node's outputs that a conversion gave to Casts between the node and the model's outputs."""
+    for value in node.outputs:
+        for reader, _ in graph.uses[value] if value != ABSENT else ():
+            cast = graph.nodes[reader]
+            if cast.key != "Cast" or cast.outputs[0] == ABSENT or not graph.results[cast.outputs[0]]:
+                continue
+            kinds = {graph.types[value], graph.types[cast.outputs[0]]}
+            if FLOAT in kinds and kinds & LOW_TENSORS:
+                yield cast.proto.output[0]
+
+
+def _from_patterns(graph: Graph, node: Node, options: Options, matched: set[str]) -> list[Override]:
+    names = {node.proto.name, *node.proto.output, *_cast_names(graph, node)} - {""}
     literal = names.intersection(options.keep_nodes)
     matched |= literal
     overrides = [Override(False, Reason.PATTERN, f"keep_nodes (--keep-node) {name!r}") for name in sorted(literal)]

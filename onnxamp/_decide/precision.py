@@ -7,7 +7,7 @@ that is stored. Unpinned ops that gain by low precision cost their gain where th
 See :mod:`onnxamp._decide.mincut` for the solver.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxamp._decide.decision import Decision, Prices
@@ -15,11 +15,11 @@ from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.problem import Problem
-from onnxamp._dtypes import FLOAT, element_name, is_lossless
+from onnxamp._dtypes import FLOAT, LowType, element_name, is_lossless
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.trips import loop_trips
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
 from onnxamp._target.costs import LAUNCH, MAX_ELEMENTS, Costs, costs_on
@@ -36,6 +36,16 @@ _SETTLED = frozenset({LOW, HIGH})
 _WORTH = 1.5
 """Pairs of Casts that a white-listed product is worth in low precision, where sums have a price. Alone between
 float32 nodes it is low precision up to half of the bearable squared error, and among others up to all of it."""
+
+
+def low_constants(graph: Graph, low: LowType) -> frozenset[int]:
+    """Constants that are stored in the low type, and Casts to it from what either type holds: converted, perhaps."""
+    free = op_facts().free_sources["Cast"]
+    casts = (node for node in graph.nodes_of({"Cast"}) if node.input(0) != ABSENT)
+    made = {node.outputs[0] for node in casts if graph.types[node.inputs[0]] in free}
+    made |= {node.outputs[0] for node in graph.nodes_of({"Constant"}) if node.outputs}
+    made |= {value.index for value in graph.values if value.origin is Origin.INITIALIZER}
+    return frozenset(value for value in made if value != ABSENT and graph.types[value] == low.tensor)
 
 
 @dataclass(slots=True)
@@ -266,16 +276,19 @@ class CutProblem:
         In low precision, such a path would round a float32 value on its way to a float32 reader, so its up-casts carry
         an accuracy charge. Sources are constants, graph inputs that keep their type, and producers pinned to float32;
         they carry none. Nor does a path of constants alone, if one of them takes more memory than a Cast is worth: it
-        is rounded once and stored, as any weight.
+        is rounded once and stored, as any weight. What is low precision already counts as if it were float32, or a
+        second conversion would charge for less than the first one.
         """
         made = [*(self.roots[variable] for variable in self.ports.produced), NONE]  # the last entry is that of ABSENT
         high = {HIGH, *(root for root, pin in self.pins.verdicts.items() if not pin.low)}
-        computed = {value for value, root in enumerate(made) if root in high} - self.ports.free
-        stored, heavy = set(self.ports.free), {value for value in self.ports.free if self.is_heavy(value)}
+        shielded = {self.graph.nodes[index].outputs[0] for index in self.graph.shields}  # an up-cast of a low value
+        computed = {value for value, root in enumerate(made) if root in high} - self.ports.free - shielded
+        stored = {*self.ports.free, *self.graph.ask(low_constants, self.problem.options.low)}
+        heavy = {value for value in stored if self.is_heavy(value)}
         reached: set[int] = set()
         for index in self.graph.order:
             node = self.graph.nodes[index]
-            found = [value for value in node.outputs if made[value] in self.pins.exact and value not in computed]
+            found = [value for value in node.outputs if value not in computed and self.is_moved(node, value, made)]
             if not found or node.key in op_facts().control_flow:
                 continue
             sources = [source for source in (computed, stored, heavy) if not source.isdisjoint(node.inputs)]
@@ -284,7 +297,23 @@ class CutProblem:
             reached.update(found if sources else ())
         return computed | stored, (reached & computed) | ((reached & stored) - heavy)
 
+    def is_moved(self, node: Node, value: int, made: Sequence[int]) -> bool:
+        """Whether an exact op makes the value, now or before a conversion, or a Cast to or from the low type."""
+        if value == ABSENT:
+            return False
+        index, kinds = node.index, (FLOAT, self.problem.options.low.tensor)
+        if made[value] in self.pins.exact or index in self.graph.shields:
+            return True
+        if node.key == "Cast":
+            return node.input(0) != ABSENT and {self.graph.types[value], self.graph.types[node.inputs[0]]} == {*kinds}
+        return index in self.graph.exact and self.graph.types[value] == kinds[1]
+
     def is_heavy(self, value: int) -> bool:
         """Whether a constant saves more than the launch of a Cast in low precision, which can hold it."""
         saves = self.costs.stored(2 * elements(self.graph.shapes[value])) > LAUNCH
-        return saves and self.is_constant(value) and value not in self.problem.unfit
+        return saves and value not in self.problem.unfit and self.is_stored(value)
+
+    def is_stored(self, value: int) -> bool:
+        """Whether the value is an initializer or a Constant, of either precision."""
+        producer = self.graph.producer(value)
+        return producer is None or producer.key != "Cast"

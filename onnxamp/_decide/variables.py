@@ -168,7 +168,8 @@ class _Finder:
 
     def node(self, node: Node) -> None:
         key = node.key
-        if node.signature is None or self.graph.scopes[node.scope].opaque or unknown_floats(self.graph, node):
+        is_opaque = node.signature is None or self.graph.scopes[node.scope].opaque
+        if is_opaque or unknown_floats(self.graph, node) or node.index in self.graph.shields:
             self.fixed(node)
         elif key in self.facts.control_flow:
             self.control_flow(node)
@@ -180,7 +181,10 @@ class _Finder:
             self.plain(node)
 
     def fixed(self, node: Node) -> None:
-        """Keep a node in float32 on all sides: one without a schema, or beside a value that may be any float."""
+        """Keep a node in float32 on all sides.
+
+        That is one without a schema, beside a value that may be any float, or that shields an up-cast from a fusion.
+        """
         for port, value in enumerate(node.inputs):
             if self.is_float(value):
                 self.consumed[node.index][port] = HIGH

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._dtypes import FLOAT
+from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._model.shards import known_stats
@@ -20,6 +20,9 @@ from onnxamp._ops.facts import attribute, op_facts
 
 _MAKERS = ("Constant", "ConstantOfShape")
 """Ops whose output has constant elements."""
+
+_FLOATS = LOW_TENSORS | {FLOAT}
+"""Types of what elements are moved from: a conversion changes no value's source."""
 
 _FEW = 64
 """Elements up to which a constant may be a number, axes or sizes."""
@@ -72,7 +75,7 @@ class Constants:
             if nodes[index].key not in carriers:
                 continue
             source = nodes[index].input(0)
-            if source != ABSENT and self.types[source] == FLOAT:
+            if source != ABSENT and self.types[source] in _FLOATS:
                 self._sources |= dict.fromkeys(nodes[index].outputs, self.source(source))
         self._sources.pop(ABSENT, None)
 
@@ -107,9 +110,9 @@ class Constants:
         return source in self.tensors or source in self._makers
 
     def feed(self, node: Node, *, whole: bool = False) -> bool:
-        """Whether the node has float32 inputs, and all of them (with ``whole`` all inputs) are constants."""
+        """Whether the node has float inputs, low ones among them, and all (with ``whole`` all inputs) are constants."""
         present = [value for value in node.inputs if value != ABSENT]
-        values = [value for value in present if self.types[value] == FLOAT]
+        values = [value for value in present if self.types[value] in _FLOATS]
         return bool(values) and all(self.is_constant(value) for value in (present if whole else values))
 
     def uniform(self, value: int) -> float | None:

@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from onnx import ModelProto
 
-from onnxamp._dtypes import FLOAT
+from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.resolve import resolve
 from onnxamp._graph.shapes import Shape, read_shapes, with_shapes
@@ -92,6 +92,21 @@ class Graph(View, Asked):
             ends = node.input(0), node.outputs[0]
             return ABSENT not in ends and self.types[ends[0]] == self.types[ends[1]]
         return node.key == "Identity" or len(node.inputs) == 1
+
+    @cached_property
+    def shields(self) -> frozenset[int]:
+        """Nodes that keep an up-cast from a fusion: the Max of one input right behind a Cast from a low type."""
+        known = (
+            (index, self.producer(self.nodes[index].inputs[0]))
+            for index in self.by_key.get("Max", ())
+            if index in self.passing
+        )
+        return frozenset(index for index, maker in known if maker is not None and self._raises(maker))
+
+    def _raises(self, node: Node) -> bool:
+        ends = node.input(0), node.outputs[0]
+        is_cast = node.key == "Cast" and ABSENT not in ends
+        return is_cast and self.types[ends[0]] in LOW_TENSORS and self.types[ends[1]] == FLOAT
 
     def passed_on(self, value: int) -> int:
         """The value that is passed on as this one; itself where it is none."""
