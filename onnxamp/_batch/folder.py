@@ -27,6 +27,7 @@ from onnxamp._runtime.session import Provider, is_plugin
 from onnxamp._warnings import warn
 from onnxamp._workers.executor import Crash, Failed, Work, run
 from onnxamp._workers.place import Place
+from onnxamp._workers.signals import cleaned_up
 
 _LOG: Final = logging.getLogger("onnxamp")
 _OF_FILES: Final = ("external_data", "shard_bytes")
@@ -193,7 +194,10 @@ def run_folder(
     paged, used, saved = _pages().write_job_page if index is not None else None, 1, time.monotonic()
     work, mixes = partial(jobs_of, options, paged), options.provider is not None and is_plugin(options.provider)
     try:
-        with closing(_work(work, waiting, place, len(rows), told, once=mixes)) as results:
+        with (
+            cleaned_up(partial(_save, target, state, waiting)),
+            closing(_work(work, waiting, place, len(rows), told, once=mixes)) as results,
+        ):
             for result, count in results:
                 used = count
                 rows[result.row.name] = result.row
@@ -208,12 +212,17 @@ def run_folder(
                     save_state(target, state)
                     saved = time.monotonic()
     finally:
-        if waiting:
-            save_state(target, state)
+        _save(target, state, waiting)
     report = FolderReport(source, target, used, time.perf_counter() - start, tuple(rows[job.name] for job in found))
     if index is not None:
         _pages().write_index(report, index)
     return report
+
+
+def _save(target: Path, state: Mapping[str, Entry], waiting: Sequence[Job]) -> None:
+    """Save what is known of models, if any was to be converted."""
+    if waiting:
+        save_state(target, state)
 
 
 def _pages() -> Any:
@@ -281,8 +290,13 @@ def _work(
         running[position] = jobs[position].name
         tell()
 
+    def swept() -> None:
+        for position in running:
+            sweep(jobs[position].target)
+
     try:
         with (
+            cleaned_up(swept),
             place.workers(len(jobs), once=once) as workers,
             closing(run(workers, work, jobs, started=started)) as results,
         ):
@@ -293,8 +307,7 @@ def _work(
                 yield result, workers.count
                 tell(result.row)
     finally:
-        for position in running:
-            sweep(jobs[position].target)
+        swept()
 
 
 def _result(job: Job, found: JobResult | Failed | Crash) -> JobResult:

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -42,6 +41,7 @@ from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.spill import save_spilled, unfolded
 from onnxamp._runtime.values import Feed
+from onnxamp._workers.folders import temporary_folder
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -225,7 +225,7 @@ def _leading_dimension(proto: ModelProto) -> str:
 @contextmanager
 def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
     """Each model as a file, with its name in reports: the path, or the name of the graph."""
-    with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
+    with temporary_folder() as folder:
         files = []
         for number, model in enumerate(models):
             path, label = (None, "") if isinstance(model, ModelProto) else (as_path(model), fspath(model))

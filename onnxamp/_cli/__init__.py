@@ -1,10 +1,9 @@
 """The command line: one module per command, imported when the command is called."""
 
-import signal
 import sys
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import Final
 
 import click
 
@@ -67,16 +66,9 @@ def group() -> None:
     """Mixed precision for ONNX models: choose the precision of every floating-point value."""
 
 
-def _terminate(number: int, frame: Any) -> NoReturn:
-    """Exit as on an interrupt, so that nothing half-written is left."""
-    del frame
-    raise SystemExit(128 + number)
-
-
 def main() -> None:
-    """Entry point of the ``onnxamp`` command."""
+    """Read the command line, and do what it says."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # not every terminal can print every name
-    signal.signal(signal.SIGTERM, _terminate)
     group(prog_name="onnxamp")

@@ -28,6 +28,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
@@ -35,6 +36,7 @@ from typing import Final
 from onnxamp._errors import OutputError
 from onnxamp._paths.locks import CAN_LOCK, lock
 from onnxamp._state.state import Part
+from onnxamp._workers.signals import cleaned_up
 
 _KEPT: Final = "kept"
 """A file in the folder of a stage that an interrupted run leaves to the next one."""
@@ -216,13 +218,19 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
                     (stage.folder / _KEPT).touch()
                     kept[_key(path)] = stage.token
                     stage.recall()
-                yield stage
+                with cleaned_up(partial(_leave, stage, kept)):
+                    yield stage
                 return
         finally:
-            if kept is not None and stage.main.exists() and (stage.folder / _KEPT).exists():
-                stage.recall()
-            else:
-                _clear(stage)
+            _leave(stage, kept)
+
+
+def _leave(stage: Stage, kept: Part | None) -> None:
+    """Remove what the stage leaves, but for what the next one goes on with."""
+    if kept is not None and stage.main.exists() and (stage.folder / _KEPT).exists():
+        stage.recall()
+    else:
+        _clear(stage)
 
 
 def _key(path: Path) -> str:

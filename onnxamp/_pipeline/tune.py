@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final, Unpack
 
 from onnxamp._convert.convert import Conversion, Sink
@@ -38,6 +37,7 @@ from onnxamp._tuning.metric import MetricLike, make_metric
 from onnxamp._tuning.runs import Backend, choose_backend
 from onnxamp._tuning.tune import tune
 from onnxamp._warnings import warn
+from onnxamp._workers.folders import temporary_folder
 
 _LOG: Final = logging.getLogger("onnxamp")
 
@@ -151,7 +151,7 @@ def run_tuning(
     with ExitStack() as stack:
         for member in pipeline.members:
             stack.enter_context(declared_ops(member.asked(Level.O2, "float16").custom_ops))
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True)))
+        folder = stack.enter_context(temporary_folder())
         kept = stack.enter_context(opened(asked.state))
         job = _Job.of(pipeline, asked, folder, kept)
         search = job.searched()

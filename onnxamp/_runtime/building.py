@@ -3,13 +3,10 @@
 Networks are strongly typed: the types in the file decide, and TensorRT refuses what they do not agree with.
 """
 
-import atexit
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +18,9 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import opset_imports
 from onnxamp._runtime.child import Child
 from onnxamp._runtime.spill import save_spilled
+from onnxamp._workers.folders import temporary_folder
 from onnxamp._workers.once import Once
+from onnxamp._workers.signals import at_end
 
 _SHAPE_LIKE: Final = 64
 """Elements up to which an integer input may be a shape, whose numbers TensorRT wants to know."""
@@ -71,8 +70,8 @@ class EngineBuilder:
             "shapes": {name: array.shape for name, array in arrays.items()},
             "values": {name: array.ravel().tolist() for name, array in arrays.items() if _may_be_shape(array)},
         }
-        with TemporaryDirectory(prefix="onnxamp-") as folder:
-            path = save_spilled(model, Path(folder))
+        with temporary_folder() as folder:
+            path = save_spilled(model, folder)
             try:
                 answer = self._child.ask({"path": str(path), **question}, seconds=seconds)
             except OSError as error:
@@ -158,5 +157,5 @@ def _may_be_shape(array: "np.ndarray[Any, Any]") -> bool:
 def the_builder() -> EngineBuilder:
     """The builder of this process: what one import costs serves all models."""
     builder = EngineBuilder()
-    atexit.register(builder.end)
+    at_end(builder.end)
     return builder

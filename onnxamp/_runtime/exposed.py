@@ -6,13 +6,13 @@ optimisations: the nodes that run are those of an ordinary session.
 
 from collections.abc import Container
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import onnx
 from onnx import ModelProto
 
 from onnxamp._runtime.session import Provider, make_session
+from onnxamp._workers.folders import temporary_folder
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -34,7 +34,7 @@ def expose(
     Raises:
         RuntimeFailure: ONNX Runtime cannot load the model.
     """
-    with TemporaryDirectory(prefix="onnxamp-") as folder:
+    with temporary_folder() as folder:
         path = Path(folder, "optimized.onnx")
         make_session(model, provider, optimized_to=path)
         optimized = onnx.load(path)

@@ -4,10 +4,8 @@ Loading has two steps. The first resolves the graph: names, types, shapes, alike
 kernels, which only the provider that the model is meant for has to have.
 """
 
-import atexit
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from onnx import ModelProto
@@ -20,7 +18,9 @@ from onnxamp._runtime.child import Child
 from onnxamp._runtime.session import Provider, provider_options
 from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.starting import reason
+from onnxamp._workers.folders import temporary_folder
 from onnxamp._workers.once import Once
+from onnxamp._workers.signals import at_end
 
 _LARGE: Final = 16 << 20
 """Bytes from which on a file is large."""
@@ -85,7 +85,7 @@ def load_file(model: Model, provider: Provider | None, *, in_text: bool = False)
     is_here = not is_remote(model.path)
     if not in_text and is_here and (provider is not None or model.path.stat().st_size < _LARGE):
         return the_loader().load(model.path, provider)
-    with TemporaryDirectory(prefix="onnxamp-") as folder:
+    with temporary_folder() as folder:
         path = Path(folder, "model.onnx")
         path.write_bytes((model.proto if in_text else _without_weights(model)).SerializeToString())
         return the_loader().load(path, provider if is_here else None)
@@ -104,5 +104,5 @@ def _without_weights(model: Model) -> ModelProto:
 def the_loader() -> Loader:
     """The loader of this process: what one import costs serves all models."""
     loader = Loader()
-    atexit.register(loader.end)
+    at_end(loader.end)
     return loader

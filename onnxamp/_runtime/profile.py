@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import onnx
@@ -31,6 +30,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._runtime.profiled_run import profiled_run
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import Feed
+from onnxamp._workers.folders import temporary_folder
 
 _OF_NODE: Final = "_kernel_time"
 _OF_ENGINE: Final = "parent_ort_event_name"
@@ -64,7 +64,7 @@ def node_times(
     """
     if runs < 1:
         raise ArgumentError(f"runs must be at least 1, not {runs}.")
-    with TemporaryDirectory(prefix="onnxamp-") as folder:
+    with temporary_folder() as folder:
         if provider == "cuda" and os.environ.get(_BLOCKING) != "1":
             path = Path(folder, "model.onnx") if isinstance(model, ModelProto) else Path(model)
             if isinstance(model, ModelProto):

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from onnxamp._runtime.custom_ops import active_libraries, custom_ops
 from onnxamp._runtime.device import device_memory_used
 from onnxamp._runtime.session import Provider, cuda_available, make_session
 from onnxamp._runtime.values import Feed
+from onnxamp._workers.folders import temporary_folder
 
 _PACKAGES: Final = Path(__file__).parents[2]
 
@@ -58,7 +58,7 @@ def profiled_run(
     Raises:
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
     """
-    with TemporaryDirectory(prefix="onnxamp-") as folder:
+    with temporary_folder() as folder:
         spec, given, result = (Path(folder, name) for name in ("spec.json", "feeds.npz", "result.json"))
         np.savez(given, **{str(number): _array(name, feed) for number, (name, feed) in enumerate(feeds.items())})
         task = {

@@ -7,7 +7,6 @@ much memory as a few.
 import pickle
 import shutil
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final, overload
 import numpy as np
 
 from onnxamp._errors import OutputError
+from onnxamp._workers.signals import when_gone
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed
@@ -106,7 +106,7 @@ class Spool(Sequence[Callable[[], "Mapping[str, Feed]"]]):
             return partial(dict, {name: _copied(feed) for name, feed in sample.items()})
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="onnxamp-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            when_gone(self, partial(shutil.rmtree, self._folder, ignore_errors=True))
         path = self._folder / f"{len(self._readers)}.sample"
         try:
             with path.open("wb") as stream:

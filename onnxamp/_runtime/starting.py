@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto, TensorProto, helper
@@ -22,6 +20,7 @@ from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.custom_ops import register_libraries
 from onnxamp._runtime.spill import is_large, save_spilled, unfolded
+from onnxamp._workers.folders import temporary_folder
 from onnxamp._workers.threads import thread_limit
 
 if TYPE_CHECKING:
@@ -93,8 +92,8 @@ def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
         yield model.SerializeToString()
     else:
         # The session may still map the file, which Windows cannot delete then.
-        with TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder:
-            yield fspath(save_spilled(model, Path(folder)))
+        with temporary_folder() as folder:
+            yield fspath(save_spilled(model, folder))
 
 
 @contextmanager

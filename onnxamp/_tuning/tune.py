@@ -14,8 +14,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final, Unpack
 
 from onnx import ModelProto
@@ -72,6 +70,7 @@ from onnxamp._tuning.table import TABLES, table_of
 from onnxamp._tuning.timed import whole_times
 from onnxamp._tuning.verified import Outcome, verified
 from onnxamp._warnings import warn
+from onnxamp._workers.folders import temporary_folder
 from onnxamp._workers.place import Place
 
 _LOG: Final = logging.getLogger("onnxamp")
@@ -193,7 +192,7 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
     with (
         opened(search.state, renew=search.renews) as state,
         search.place.sharing(len(samples), gpus=backend.provider == "cuda") as workers,
-        TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder,
+        temporary_folder() as folder,
     ):
         given = {} if state is None else given_prints(model, search, samples)
         if state is not None and not search.renews:

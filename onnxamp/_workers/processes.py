@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._workers.executor import Crash, Station, Work
+from onnxamp._workers.signals import HANGUP, Watch
 from onnxamp._workers.threads import THREADS
 
 _GRACE: Final = 10.0
@@ -171,8 +172,9 @@ def _end(workers: Sequence[_Worker], *, terminated: bool) -> None:
 
 def _serve(pipe: Connection, threads: int) -> None:
     """What a worker does: work on one item after the other until the main process closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems that cannot block it
-    signal.signal(signal.SIGTERM, _leave)
+    for number in {signal.SIGINT, HANGUP} - {signal.SIGTERM}:  # the main process decides what ends
+        signal.signal(number, signal.SIG_IGN)
+    watch = Watch([signal.SIGTERM])
     os.environ[THREADS] = str(threads)
     station = Station()
     try:
@@ -185,9 +187,4 @@ def _serve(pipe: Connection, threads: int) -> None:
     except (EOFError, OSError):  # the main process closed the pipe, or died
         pass
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what runs at exit must not be unwound
-
-
-def _leave(*_: object) -> NoReturn:
-    """Unwind the stack, which removes temporary files."""
-    raise SystemExit(128 + signal.SIGTERM)
+        watch.close()

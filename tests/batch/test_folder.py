@@ -535,11 +535,12 @@ def test_ctrl_c_ends_workers_and_leaves_what_is_done() -> None:
     for number in range(10):
         shutil.copy(encoder, f"in/{number}.onnx")
     # whoever runs tests in the background ignores SIGINT, and children would, too
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import onnxamp.__main__"
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    program += "from onnxamp.__main__ import main; main()"
     command = [sys.executable, "-c", program, "convert", "in", "-o", "out", "--jobs", "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("[1/10] ")
+        assert any(line.startswith("[1/10] ") for line in process.stderr)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
         rest = process.stderr.read()  # to its end: no worker is left that could write there
         assert process.wait() == 130

@@ -198,7 +198,7 @@ def test_two_at_once(sources: Path) -> None:
 TERMINATED = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
-from onnxamp._cli import main
+from onnxamp.__main__ import main
 def stuck(handle):
     print("here", flush=True)
     time.sleep(60)

@@ -1,6 +1,5 @@
 """Models in a browser: sessions of onnxruntime-web on WebGPU, in a Chromium that this process starts once."""
 
-import atexit
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from onnxamp._runtime.browser.web import BUNDLE, find_web
 from onnxamp._runtime.starting import reason, source_of
 from onnxamp._runtime.values import Array, Feed, as_typed
 from onnxamp._workers.once import Once
+from onnxamp._workers.signals import at_end
 
 _STARTING: Final = 60.0
 """Seconds that Chromium and its page may take to start, ..."""
@@ -165,7 +165,7 @@ def open_browser() -> Browser:
         As :class:`Browser`.
     """
     browser = Browser()
-    atexit.register(browser.end)
+    at_end(browser.end)
     return browser
 
 

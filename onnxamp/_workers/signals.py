@@ -1,0 +1,195 @@
+"""Signals that end a process, whatever it does, and what is cleaned up before.
+
+Python calls a handler when the main thread is back from native code, which may take minutes. So a thread watches: what
+the handler could not begin in time, or unwinding the stack did not end in time, is ended there. Then what waits for the
+end of a ``with`` block does not happen; :func:`cleaned_up` has it done nevertheless.
+
+It imports little, to be there soon.
+"""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from time import monotonic
+from types import FrameType
+from typing import Any, Final
+
+INTERRUPTED: Final = 128
+"""What a shell adds to the number of the signal that ended a process."""
+
+HANGUP: Final = getattr(signal, "SIGHUP", signal.SIGTERM)
+"""What a terminal sends when it closes."""
+
+_NATIVE: Final = 3.0
+"""Seconds in which native code may return to the interpreter."""
+_UNWINDING: Final = 20.0
+"""Seconds in which the stack may unwind: more than workers get to end."""
+_CHILDREN: Final = 5.0
+"""Seconds that worker processes get where nothing unwinds."""
+_CLEANING: Final = 10.0
+"""Seconds that the last acts get, children included."""
+_AGAIN: Final = 1.0
+"""Seconds after which the same signal once more means at once. What is sent twice, as by a terminal and by a parent, is
+one.
+"""
+
+_ACTS: Final[dict[object, Callable[[], object]]] = {}
+"""What is still to be done where this process is ended from aside, as ``atexit`` keeps it for its usual end."""
+
+
+@contextmanager
+def cleaned_up(act: Callable[[], object]) -> Iterator[None]:
+    """Let something be done if the process is ended from aside within the block, whose end does it otherwise."""
+    key = object()
+    _ACTS[key] = act
+    try:
+        yield
+    finally:
+        _ACTS.pop(key, None)
+
+
+def at_end(act: Callable[[], object]) -> None:
+    """Let something be done when the process ends, also from aside."""
+    atexit.register(act)
+    _ACTS[object()] = act
+
+
+def when_gone(owner: object, act: Callable[[], object]) -> None:
+    """Let something be done when an object is gone, or the process ends, also from aside."""
+    key = object()
+    _ACTS[key] = act
+    weakref.finalize(owner, _done, key, act)
+
+
+def _done(key: object, act: Callable[[], object]) -> None:
+    _ACTS.pop(key, None)
+    act()
+
+
+class Ended(SystemExit):
+    """A signal is to end this process; raised in the main thread, which unwinds the stack."""
+
+
+class Watch:
+    """Ends this process on signals. Signals that are ignored when it begins stay so, as ``nohup`` wants it.
+
+    Attributes:
+        number: the signal that came first; 0 if none did.
+    """
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        """Begin to watch, in the main thread."""
+        self.number = 0
+        self._is_closed = False
+        self._handled = threading.Event()
+        self._ours, theirs = os.pipe()
+        os.set_blocking(theirs, False)
+        if sys.platform != "win32":  # there, only sockets can be woken
+            signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+        self._numbers = [number for number in {*numbers} if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in self._numbers:
+            signal.signal(number, self._handle)
+        sys.unraisablehook = self._unraisable
+        threading.Thread(target=self._watch, name="onnxamp signals", daemon=True).start()
+
+    def close(self) -> None:
+        """End at once on further signals: there is nothing left to unwind."""
+        self._is_closed = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Unwind the stack, once: what cleans up must not be interrupted."""
+        del frame
+        if self._is_closed:
+            os._exit(INTERRUPTED + (self.number or number))
+        if self.number and self._handled.is_set():
+            return
+        self.number = self.number or number
+        self._handled.set()
+        raise Ended(INTERRUPTED + number)
+
+    def _unraisable(self, what: Any) -> None:
+        """Raise again what was raised in a callback, where Python prints errors and forgets them."""
+        if isinstance(what.exc_value, Ended):
+            self._handled.clear()
+            threading.Thread(target=signal.raise_signal, args=(self.number,), daemon=True).start()
+        else:
+            sys.__unraisablehook__(what)
+
+    def _watch(self) -> None:
+        """Wait for signals in a thread of its own."""
+        number = self._next()
+        begun = monotonic()
+        threading.Thread(target=self._await_next, args=(number, begun), daemon=True).start()
+        if self._handled.wait(_NATIVE):
+            threading.Event().wait(_UNWINDING)
+        end_now(number)
+
+    def _await_next(self, first: int, begun: float) -> None:
+        """End at once when a signal comes again."""
+        while True:
+            self._next()
+            if monotonic() - begun > _AGAIN:
+                end_now(first)
+
+    def _next(self) -> int:
+        while True:
+            for number in os.read(self._ours, 1):
+                if number in self._numbers:
+                    return number
+
+
+def end_now(number: int) -> None:
+    """End this process as a signal does, from any thread, after the last acts. Its worker processes end before."""
+    threading.Thread(target=_exit_after, args=(_CLEANING, INTERRUPTED + number), daemon=True).start()
+    with suppress(Exception):
+        _end_children()
+    while _ACTS:
+        with suppress(Exception):
+            _ACTS.popitem()[1]()
+    os._exit(INTERRUPTED + number)
+
+
+def _exit_after(seconds: float, code: int) -> None:
+    threading.Event().wait(seconds)
+    os._exit(code)
+
+
+def _end_children() -> None:
+    """End the processes of multiprocessing, if it is in use; they clean up after themselves."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is None:
+        return
+    children = multiprocessing.active_children()
+    for child in children:
+        child.terminate()
+    deadline = monotonic() + _CHILDREN
+    for child in children:
+        child.join(max(0.0, deadline - monotonic()))
+        if child.exitcode is None:
+            child.kill()
+
+
+def obey(command: Callable[[], object]) -> None:
+    """Run what a program is for. Interrupts, requests to terminate and hang-ups end it within seconds.
+
+    Raises:
+        SystemExit: with 128 and the number of the signal that came. Whatever the command raises, if none did.
+    """
+    watch = Watch((signal.SIGINT, signal.SIGTERM, HANGUP))
+    try:
+        command()
+    except BaseException:
+        if not watch.number:
+            raise
+    finally:
+        watch.close()
+    if watch.number:
+        with suppress(OSError, ValueError):  # the terminal may be gone
+            sys.stderr.write("Aborted!\n")
+            sys.stderr.flush()
+        raise SystemExit(INTERRUPTED + watch.number)

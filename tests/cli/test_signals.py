@@ -1,0 +1,132 @@
+"""Signals end every command at any moment, native code included, and nothing is left behind."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs.case import parse
+from onnx import numpy_helper
+from repository import MODELS
+
+from onnxamp._workers.signals import INTERRUPTED
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has other signals")
+
+ENCODER = next(path for path in MODELS if path.stem == "encoder")
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDED = {INTERRUPTED + number for number in NUMBERS}
+PROGRAM = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
+from onnxamp.__main__ import main
+{before}
+main()
+"""
+TELLS = """
+import sys, threading, time
+main_thread, ENGINE = threading.get_ident(), ("run", "run_with_ort_values", "invoke")
+def tell():
+    frame = None
+    while frame is None or "onnxruntime" not in frame.f_code.co_filename or frame.f_code.co_name not in ENGINE:
+        time.sleep(0.05)
+        frame = sys._current_frames()[main_thread]
+    print("native", flush=True)
+threading.Thread(target=tell, daemon=True).start()
+"""
+"""Tells when the main thread is in a run of ONNX Runtime."""
+COMMANDS = {
+    "convert": ("convert", "encoder.onnx", "-o", "out/low.onnx", "--external-data", "always"),
+    "diff": ("diff", "encoder.onnx", "encoder.onnx", "--provider", "cpu"),
+    "tune": ("tune", "encoder.onnx", "-o", "out/low.onnx", "--provider", "cpu"),
+    "bench": ("bench", "encoder.onnx", "--provider", "cpu"),
+    "folder": ("convert", "in", "-o", "out", "--jobs", "2"),
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with models, and folders for results and temporary files."""
+    for name in ("in", "out", "tmp"):
+        (tmp_path / name).mkdir()
+    for target in ("encoder.onnx", *(f"in/{number}.onnx" for number in range(6))):
+        (tmp_path / target).write_bytes(ENCODER.read_bytes())
+    return tmp_path
+
+
+@contextmanager
+def started(place: Path, *arguments: str, before: str = "") -> Iterator["subprocess.Popen[str]"]:
+    """A command in a process group of its own, of which nothing is left at the end."""
+    command = [sys.executable, "-c", PROGRAM.format(before=before), *arguments]
+    environment = os.environ | {"TMPDIR": str(place / "tmp"), "ONNXAMP_THREADS": "1"}
+    with subprocess.Popen(
+        command,
+        cwd=place,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        yield process
+        with pytest.raises(ProcessLookupError):  # else a worker is left
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def left(place: Path) -> list[str]:
+    """Half-written files, and temporary ones."""
+    temporary = [path.name for path in (place / "tmp").glob("onnxamp-*")]  # ONNX Runtime leaves files of its own
+    return temporary + [path.name for path in (place / "out").rglob("*") if ".tmp" in path.name]
+
+
+def span(place: Path, command: str) -> float:
+    begun = time.monotonic()
+    with started(place, *COMMANDS[command]) as process:
+        process.communicate()
+        assert process.returncode == 0
+    return time.monotonic() - begun
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_signals_at_any_moment(place: Path, command: str) -> None:
+    rng, whole, ended = random.Random(command), span(place, command), 0
+    for turn in range(9):
+        for path in (place / "out").iterdir():
+            path.unlink()
+        number = NUMBERS[turn % 3]
+        with started(place, *COMMANDS[command]) as process:
+            time.sleep(rng.uniform(0.1, whole))
+            process.send_signal(number)
+            _, said = process.communicate()
+        assert process.returncode in (0, INTERRUPTED + number, -number)  # before Python runs, and when it ends
+        assert "Traceback" not in said or process.returncode == -number
+        assert left(place) == []
+        ended += process.returncode != 0
+    assert ended > 3
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_native_code_ends(place: Path, number: signal.Signals) -> None:
+    """A product that takes minutes, in the middle of a conversion with its files and its temporary ones."""
+    text = "(float[8,4000] X) => (float[8,4000] Y) { Y = Loop (M, go, X) <body = b (int64 i, bool c, float[8,4000] p)"
+    text += " => (bool d, float[8,4000] q) { d = Identity (c) q = MatMul (p, w) }> }"
+    model = parse(text)
+    weights = {"M": np.array(10**6), "go": np.array(True), "w": np.eye(4000, dtype=np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    onnx.save(model, place / "long.onnx")
+    with started(place, "convert", "long.onnx", "-o", "out/low.onnx", before=TELLS) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "native\n"
+        process.send_signal(number)
+        process.communicate()
+    assert process.returncode == INTERRUPTED + number
+    assert left(place) == []
