@@ -3,6 +3,7 @@
     python scripts/ask_types.py tensorrt --answers FILE    ask what FILE does not hold yet, and write the table
     python scripts/ask_types.py openvino --answers FILE    ask a plugin provider
     python scripts/ask_types.py ENGINE --answers FILE --disagreements    show forms that alone are refused
+    python scripts/ask_types.py ENGINE --answers FILE --op Conv --op Gemm    ask about these ops again, and keep others
 
 TensorRT-RTX (``pip install tensorrt-rtx-cu12``) builds engines without a GPU. A plugin provider that compiles what it
 takes is asked whether it leaves the op to the CPU. How an engine computes is asked by ask_engine.py. Each question is a
@@ -22,7 +23,7 @@ import itertools
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -32,7 +33,19 @@ from typing import Any
 import onnx
 from make_kernel_tables import TABLES, merge
 from onnx import ModelProto
-from op_forms import ASKED, FLOATS, Form, Types, body_forms, elem, newest_of, node_forms, random_forms, versions
+from op_forms import (
+    ASKED,
+    FLOATS,
+    Form,
+    Types,
+    body_forms,
+    elem,
+    newest_of,
+    node_forms,
+    random_forms,
+    runtime_forms,
+    versions,
+)
 
 from onnxamp import OnnxAmpError
 from onnxamp._ops.facts import op_facts
@@ -47,6 +60,8 @@ OTHER = "other"
 """A type that is no float, in a mixture."""
 FORMS, OLDER = 60, 6
 """Forms that are asked of the newest version of an op, and of each older one."""
+LEAN = 2
+"""Forms that are asked of the newest version for each thing to leave out, and of older ones where no other is built."""
 
 
 class TensorRT:
@@ -132,15 +147,15 @@ class Answer:
     refusals: Mapping[frozenset[tuple[str, str]], str]
 
 
-def ask(form: Form, answers: Answers) -> Answer | None:
-    """All answers about a form; None if it is refused as it is."""
+def ask(form: Form, answers: Answers, asked: Sequence[str] = ASKED) -> Answer | None:
+    """The answers about a form in mixtures of types; None if it is refused as it is."""
     bound = form.bound()
     if answers.of(form.model({})):
         return None
     params = [name for name, kind in bound.items() if kind in ASKED]
     others = frozenset((name, OTHER) for name, kind in bound.items() if kind not in ASKED)
     refusals = {}
-    for choice in itertools.product(ASKED, repeat=len(params)):
+    for choice in itertools.product(asked, repeat=len(params)):
         types = dict(zip(params, choice, strict=True))
         if all(kind in allowed(form.signature, name) for name, kind in types.items()):
             refusals[others.union(types.items())] = answers.of(form.model(types))
@@ -191,12 +206,16 @@ def _types(signature: Signature, name: str, kind: str) -> frozenset[str]:
     return frozenset(kind for kind in allowed(signature, name) if kind.startswith("tensor(") and kind not in ASKED)
 
 
-def table(engine: TensorRT | Plugin, found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> str:
-    """The text of a table."""
-    kernels: dict[str, list[tuple[int, int | None, Mapping[str, frozenset[str]]]]] = {}
-    for op, by_version in sorted(found.items()):
+Kernels = dict[str, list[tuple[int, int | None, Mapping[str, frozenset[str]]]]]
+"""Op -> since, until, and types by parameter."""
+
+
+def kernels_of(target: str, found: Mapping[str, Mapping[int, Sequence[Answer]]]) -> Kernels:
+    """The rows of the ops that were asked."""
+    kernels: Kernels = {}
+    for op, by_version in found.items():
         ranges: list[list[Any]] = []
-        refused = refused_types(engine.target, (answer for answers in by_version.values() for answer in answers))
+        refused = refused_types(target, (answer for answers in by_version.values() for answer in answers))
         for since in versions(op):
             source = next((later for later in versions(op) if later >= since and later in by_version), None)
             if source is None:
@@ -207,17 +226,37 @@ def table(engine: TensorRT | Plugin, found: Mapping[str, Mapping[int, Sequence[A
             else:
                 ranges.append([since, newest_of(op, since), made])
         kernels[op] = [(since, until, row) for since, until, made in ranges for row in made]
+    return kernels
+
+
+def kernels_in(data: Mapping[str, Any], but: Collection[str]) -> Kernels:
+    """The rows of a table, without those of some ops."""
+    return {
+        op: [
+            (
+                since,
+                until,
+                {param: frozenset(data["types"][index] for index in indices) for param, indices in row.items()},
+            )
+            for since, until, row in made
+        ]
+        for op, made in data["kernels"].items()
+        if op not in but
+    }
+
+
+def table(head: Mapping[str, Any], kernels: Kernels) -> str:
+    """The text of a table."""
     every = [row for made in kernels.values() for _, _, row in made]
     names = sorted({kind for row in every for kinds in row.values() for kind in kinds})
     index = {name: position for position, name in enumerate(names)}
     lines = [
         f"{_json(op)}:" + _json([[since, until, {param: sorted(index[kind] for kind in row[param])
                                                  for param in sorted(row)}] for since, until, row in made])
-        for op, made in kernels.items()
+        for op, made in sorted(kernels.items())
     ]  # fmt: skip
-    forms = sum(len(answers) for by_version in found.values() for answers in by_version.values())
     today = datetime.now(UTC).date().isoformat()
-    head = {**engine.head(), "onnx": onnx.__version__, "date": today, "forms": forms, "types": names}
+    head = {**head, "onnx": onnx.__version__, "date": today, "types": names}
     return _json(head)[:-1] + ',\n"kernels":{\n' + ",\n".join(lines) + "}}\n"
 
 
@@ -246,13 +285,11 @@ def ask_all(forms: Iterable[Form], answers: Answers) -> dict[str, dict[int, list
     found: dict[str, dict[int, list[Answer]]] = defaultdict(lambda: defaultdict(list))
     for form in forms:
         known = found[form.op][form.signature.since]
-        kinds = {kind for kind, _, _ in form.inputs.values()}
-        has_floats = not kinds.isdisjoint(FLOATS) or form.op in op_facts().dtype_attribute
-        most = FORMS if form.signature.since == versions(form.op)[-1] else OLDER
-        if len(known) >= (most if has_floats else 1):
+        if _is_enough(form, known):
             continue
+        is_whole = any(not answer.form.lean for answer in known)
         try:
-            answer = ask(form, answers)
+            answer = ask(form, answers, FLOATS if form.lean and is_whole else ASKED)
         except onnx.checker.ValidationError as error:
             print(f"{form.name}: {error}", file=sys.stderr)
             continue
@@ -262,6 +299,21 @@ def ask_all(forms: Iterable[Form], answers: Answers) -> dict[str, dict[int, list
     return {op: rows for op, rows in built.items() if rows}
 
 
+def _is_enough(form: Form, known: Sequence[Answer]) -> bool:
+    """Whether enough forms like this one were built in its version of the op."""
+    kinds = {kind for kind, _, _ in form.inputs.values()}
+    has_floats = not kinds.isdisjoint(FLOATS) or form.op in op_facts().dtype_attribute
+    is_newest = form.signature.since == versions(form.op)[-1]
+    alike = sum(answer.form.lean == form.lean for answer in known)
+    if not has_floats:
+        return bool(known)
+    if not form.lean:
+        return alike >= (FORMS if is_newest else OLDER)
+    if is_newest:
+        return alike >= LEAN
+    return any(not answer.form.lean for answer in known) or len(known) >= OLDER
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Ask, and write the table; the exit code is 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -269,16 +321,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--answers", type=Path, required=True, metavar="FILE", help="the answers so far, and new ones")
     parser.add_argument("--to", type=Path, default=TABLES, metavar="DIR", help="write the table into DIR")
     parser.add_argument("--disagreements", action="store_true", help="show them, and write nothing")
-    parser.add_argument("--op", help="ask about this op alone, and write nothing")
+    parser.add_argument("--op", action="append", default=[], help="ask about this op, and keep the rows of others")
     options = parser.parse_args(argv)
-    every = itertools.chain(body_forms(), node_forms(), random_forms())
-    forms = (form for form in every if options.op in (None, form.op))
+    every = itertools.chain(body_forms(), runtime_forms(), node_forms(), random_forms())
+    forms = (form for form in every if not options.op or form.op in options.op)
     engine = TensorRT() if options.engine == TensorRT.target else Plugin(options.engine)
     found = ask_all(forms, Answers(options.answers, engine))
-    if options.disagreements or options.op:
+    if options.disagreements:
         print("\n".join(disagreements(engine.target, found)))
-    else:
-        (options.to / f"{engine.target}.json").write_text(table(engine, found), encoding="utf-8", newline="\n")
+        return 0
+    path = options.to / f"{engine.target}.json"
+    kept = kernels_in(json.loads(path.read_text(encoding="utf-8")), options.op) if options.op else {}
+    text = table(engine.head(), kept | kernels_of(engine.target, found))
+    path.write_text(text, encoding="utf-8", newline="\n")
     return 0
 
 

@@ -1,14 +1,15 @@
 """Forms of ops to ask an engine about: models of one node, for ask_types.py.
 
 They come from onnx's node tests, at every version of the op whose schema admits them, and from the generator of random
-models in tests/strategies, which knows old versions.
+models in tests/strategies, which knows old versions. The tests have all outputs, inputs and attributes: each is also
+asked with fewer of them, as exporters write it.
 """
 
 import itertools
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -27,7 +28,7 @@ from strategies.table import CONTROL_FLOW, all_ops, schemas  # noqa: E402
 from onnxamp._dtypes import ELEM_NUMBERS  # noqa: E402
 from onnxamp._graph.graph import Graph  # noqa: E402
 from onnxamp._graph.types import bind  # noqa: E402
-from onnxamp._ops.facts import op_facts  # noqa: E402
+from onnxamp._ops.facts import op_facts, op_key  # noqa: E402
 from onnxamp._ops.signature import Signature, lookup  # noqa: E402
 
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
@@ -46,20 +47,22 @@ class Form:
         node: the node.
         opset: the opset of the model.
         inputs: name -> its type, shape, and its numbers where it is a constant.
+        lean: what was left out of another form, "" if nothing was.
     """
 
     name: str
     node: NodeProto
     opset: int
     inputs: Mapping[str, tuple[str, Sequence[int], Any]]
+    lean: str = ""
 
     @property
     def op(self) -> str:
-        return self.node.op_type
+        return op_key(self.node)
 
     @property
     def signature(self) -> Signature:
-        found = lookup("", self.op, self.opset)
+        found = lookup(self.node.domain, self.node.op_type, 1 if self.op in runtime_ops() else self.opset)
         assert found is not None
         return found
 
@@ -98,14 +101,18 @@ class Form:
                 initializers.append(stored(name, kind, np.asarray(data)))
             else:
                 inputs.append(helper.make_tensor_value_info(name, ELEM_NUMBERS[elem(kind)], shape))
-        _set_attributes(node, signature, types, onnx.defs.get_schema(self.op, self.opset))
+        if self.op not in runtime_ops():
+            _set_attributes(node, signature, types, onnx.defs.get_schema(self.op, self.opset))
         for item in node.attribute:
             for info in (*item.g.input, *item.g.output):
                 if info.type.tensor_type.elem_type == TensorProto.FLOAT and "V" in types:
                     info.type.tensor_type.elem_type = ELEM_NUMBERS[elem(types["V"])]
         outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
         graph = helper.make_graph([node], "form", inputs, outputs, initializers)
-        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
+        opsets = [helper.make_opsetid("", self.opset)]
+        if self.node.domain:
+            opsets.append(helper.make_opsetid(self.node.domain, 1))
+        made = helper.make_model(graph, opset_imports=opsets, ir_version=10)
         inferred = Graph.of(made)
         for info in made.graph.output:
             kind = inferred.types[inferred.visible(info.name, 0)]
@@ -180,6 +187,53 @@ def array(item: Any) -> Any:
 
 
 def variants(name: str, node: NodeProto, opset: int, inputs: Mapping[str, Any]) -> Iterator[Form]:
+    """A form for each choice of what is constant and left out, at each version of the op that admits it."""
+    yield from constant_choices(name, node, opset, inputs)
+    seen = {node.SerializeToString(deterministic=True)}
+    for label, lean in leaner(node, opset):
+        serialized = lean.SerializeToString(deterministic=True)
+        if serialized not in seen:
+            seen.add(serialized)
+            for form in constant_choices(f"{name}{label}", lean, opset, inputs):
+                yield replace(form, lean=label)
+
+
+def leaner(node: NodeProto, opset: int) -> Iterator[tuple[str, NodeProto]]:
+    """The node with what is optional left out, as exporters do: outputs, inputs, and attributes at their default."""
+    schema = onnx.defs.get_schema(node.op_type, opset)
+    outputs, inputs = list(node.output), list(node.input)
+    for count in range(max(1, schema.min_output), len(outputs)):
+        yield f", {count} of {len(outputs)} outputs", _changed(node, output=outputs[:count])
+    if schema.min_output == 0:  # any output alone
+        for position in range(1, len(outputs)):
+            yield f", output {position} alone", _changed(node, output=[""] * position + [outputs[position]])
+    for count in range(max(1, schema.min_input), len(inputs)):
+        yield f", {count} of {len(inputs)} inputs", _changed(node, input=inputs[:count])
+    if schema.inputs and schema.inputs[-1].option != onnx.defs.OpSchema.FormalParameterOption.Variadic:
+        for position in range(schema.min_input, len(inputs) - 1):
+            left = [*inputs[:position], "", *inputs[position + 1 :]]
+            yield f", without input {position}", _changed(node, input=left)
+    if any(not schema.attributes[item.name].required for item in node.attribute if item.name in schema.attributes):
+        bare = _changed(node)
+        del bare.attribute[:]
+        bare.attribute.extend(
+            item for item in node.attribute
+            if item.name not in schema.attributes or schema.attributes[item.name].required
+        )  # fmt: skip
+        yield ", attributes at their default", bare
+
+
+def _changed(node: NodeProto, **fields: Sequence[str]) -> NodeProto:
+    """A copy of the node with other inputs or outputs."""
+    made = NodeProto()
+    made.CopyFrom(node)
+    for name, values in fields.items():
+        made.ClearField(name)
+        getattr(made, name).extend(values)
+    return made
+
+
+def constant_choices(name: str, node: NodeProto, opset: int, inputs: Mapping[str, Any]) -> Iterator[Form]:
     """A form for each choice of what is constant, at each version of the op that admits it."""
     order = list(dict.fromkeys(filter(None, node.input)))
     choices = {
@@ -201,11 +255,15 @@ def variants(name: str, node: NodeProto, opset: int, inputs: Mapping[str, Any]) 
 
 @cache
 def versions(op: str) -> tuple[int, ...]:
+    if op in runtime_ops():
+        return (1,)
     return tuple(row.since_version for row in schemas()[op] if not row.deprecated)
 
 
-def newest_of(op: str, since: int) -> int:
-    """The newest opset with this version of the op."""
+def newest_of(op: str, since: int) -> Any:
+    """The newest opset with this version of the op; that of ONNX Runtime's own ops has no end."""
+    if op in runtime_ops():
+        return None
     later = [row.since_version - 1 for row in schemas()[op] if row.since_version > since]
     return min(later, default=onnx.defs.onnx_opset_version())
 
@@ -252,18 +310,89 @@ def body_forms() -> Iterator[Form]:
     for op, text in BODIES.items():
         graph = onnx.parser.parse_model(text).graph
         node = next(node for node in graph.node if node.op_type == op)
-        inputs: dict[str, Any] = {
-            info.name: (kind_of(info.type.tensor_type.elem_type),
-                        [dim.dim_value for dim in info.type.tensor_type.shape.dim], None)
-            for info in graph.input
-        }  # fmt: skip
-        inputs |= {
-            made.output[0]: (kind_of(made.attribute[0].t.data_type), (), array(made.attribute[0].t))
-            for made in graph.node if made.op_type == "Constant"
-        }  # fmt: skip
         for since in versions(op):
             if since >= 11:
-                yield Form(f"body {op}, opset {newest_of(op, since)}", node, newest_of(op, since), inputs)
+                yield Form(f"body {op}, opset {newest_of(op, since)}", node, newest_of(op, since), _read(graph))
+
+
+def _read(graph: onnx.GraphProto) -> dict[str, Any]:
+    """The inputs and constants of a graph, as forms have them."""
+    inputs = {
+        info.name: (kind_of(info.type.tensor_type.elem_type),
+                    [dim.dim_value for dim in info.type.tensor_type.shape.dim], None)
+        for info in graph.input
+    }  # fmt: skip
+    constants = {
+        made.output[0]: (kind_of(made.attribute[0].t.data_type), list(made.attribute[0].t.dims),
+                         array(made.attribute[0].t))
+        for made in graph.node if made.op_type == "Constant"
+    }  # fmt: skip
+    return inputs | constants
+
+
+RUNTIME_OPSET = 21
+RUNTIME = (
+    "(float[2,8] x, float[8] s) => (float[2,8] y) { y = SimplifiedLayerNormalization <axis = -1> (x, s) }",
+    """(float[1,2,8] x, float[1,2,8] z, float[8] s) => (float[1,2,8] y) {
+        y = com.microsoft.SkipSimplifiedLayerNormalization (x, z, s)
+    }""",
+    """(float[1,2,8] x, float[1,2,8] z, float[8] s) => (float[1,2,8] y, float[1,2,8] t) {
+        y, , , t = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-6> (x, z, s)
+    }""",
+    """(float[1,2,8] x, float[1,2,8] z, float[8] s, float[8] b) => (float[1,2,8] y) {
+        y = com.microsoft.SkipSimplifiedLayerNormalization (x, z, s, b)
+    }""",
+    "(float[1,2,8] x) => (float[1,2,8] y) { y = com.microsoft.Gelu (x) }",
+    """(float[1,2,8] q, float[1,2,8] k, float[1,2,8] v) => (float[1,2,8] y) {
+        y = com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, v)
+    }""",
+    """(float[1,2,8] q, float[1,2,8] k, float[1,2,8] v, float[1,2,2,2] m) => (float[1,2,8] y) {
+        y = com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, v, , , m)
+    }""",
+    """(float[1,1,8] q, float[1,1,8] k, float[1,1,8] v, float[1,2,4,4] p, float[1,2,4,4] r)
+        => (float[1,1,8] y, float[1,2,5,4] s, float[1,2,5,4] t) {
+        y, s, t = com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, v, , , , p, r)
+    }""",
+    """(float[1,2,64] q, float[1,2,32] k, float[1,2,32] v, float[1,1,8,32] p, float[1,1,8,32] r)
+        => (float[1,2,64] y, float[1,1,8,32] s, float[1,1,8,32] t) {
+        l = Constant <value = int32[1] {1}> ()
+        n = Constant <value = int32 {2}> ()
+        y, s, t = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1, scale = 0.25> (
+            q, k, v, p, r, l, n
+        )
+    }""",
+    """(float[1,2,2,8] x) => (float[1,2,2,8] y) {
+        i = Constant <value = int64[1,2] {0, 1}> ()
+        c = Constant <value = float[4,4] {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}> ()
+        s = Constant <value = float[4,4] {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}> ()
+        y = com.microsoft.RotaryEmbedding (x, i, c, s)
+    }""",
+    """(float[1,2,32] x) => (float[1,2,2] y) {
+        w = Constant <value = uint8[2,1,16] {1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8}> ()
+        s = Constant <value = float[2] {1,1}> ()
+        y = com.microsoft.MatMulNBits <K = 32, N = 2, bits = 4, block_size = 32> (x, w, s)
+    }""",
+)
+"""Models of one op of ONNX Runtime's own that other engines may know."""
+
+
+@cache
+def runtime_ops() -> frozenset[str]:
+    """The ops of ONNX Runtime's own that are asked about."""
+    return frozenset(op_key(node) for _, node in _runtime_nodes())
+
+
+def _runtime_nodes() -> Iterator[tuple[onnx.GraphProto, NodeProto]]:
+    for text in RUNTIME:
+        opsets = f'"" : {RUNTIME_OPSET}, "com.microsoft" : 1'
+        graph = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{opsets}]> agraph {text}").graph
+        yield graph, next(node for node in graph.node if node.op_type != "Constant")
+
+
+def runtime_forms() -> Iterator[Form]:
+    """ONNX Runtime's own ops."""
+    for graph, node in _runtime_nodes():
+        yield Form(f"runtime {op_key(node)}", node, RUNTIME_OPSET, _read(graph))
 
 
 def random_forms() -> Iterator[Form]:

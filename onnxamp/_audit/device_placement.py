@@ -21,7 +21,7 @@ from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import computes_low
-from onnxamp._target.kernels import carries, kernel_table, runs_on
+from onnxamp._target.kernels import carries, fails, kernel_table, runs_on
 from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of, device_of, version_of
 
 NONE: Final = "none"
@@ -153,12 +153,12 @@ def _io_types(graph: Graph, node: Node) -> set[str]:
 def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
     """What decides where a node runs.
 
-    Attributes and optional inputs count only if a function body may run instead, or the target's kernel has limits.
+    Attributes, optional inputs and outputs count only if a function body may run instead, or kernels have limits.
     """
-    counts = (node.signature is not None and node.signature.has_function) or has_kernel_limits(
-        device_of(target), node.key
-    )
-    present = tuple(bool(name) for name in node.proto.input) if counts else ()
+    limited = any(has_kernel_limits(device, node.key) for device in map(device_of, (target, cpu_of(target))))
+    counts = limited or (node.signature is not None and node.signature.has_function)
+    ports = (node.proto.input, node.proto.output) if counts else ()
+    present = tuple(tuple(bool(name) for name in names) for names in ports)
     body = tuple(item.SerializeToString() for item in node.proto.attribute) if counts else ()
     return node.key, id(node.signature), tuple(sorted(bound.items())), present, body
 
@@ -175,9 +175,15 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
     providers = tuple(dict.fromkeys((target, cpu_of(target))))
     version = f", ONNX Runtime {version_of(target)}" if version_of(target) else ""
     at = f"op version {signature.since}, {_precision(flowing)}{version}"
-    refused = kernel_limit(device_of(target), node.proto, bound)
+    refused = (
+        None if fails(target, key, signature, bound, node.proto) else kernel_limit(device_of(target), node.proto, bound)
+    )
     for provider in providers if refused is None else (cpu_of(target),):
         if any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
+            failing = fails(provider, key, signature, bound, node.proto)
+            if failing is not None:
+                text = f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
+                return Place(home(provider), "error", "kernel", text, cure(target, node, bound))
             return _runs(provider, target, node, bound, at, refused)
     has_body = signature.has_function and any(runs_on(p, key, signature, bound, node.proto) for p in providers)
     if has_body or signature.declared:

@@ -28,7 +28,7 @@ from onnxamp._ops.signature import Signature
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._target.freedom import Freedom, freedom
-from onnxamp._target.versions import device_of
+from onnxamp._target.versions import cpu_of, device_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +219,13 @@ class _Collector:
         """What the target's kernels leave to the node."""
         target, signature, proto, low = self.options.target, node.signature, node.proto, self.options.low
         assert signature is not None
-        has_say = node.key in op_facts().dtype_attribute or has_kernel_limits(device_of(target), node.key)
+        devices = (device_of(target), device_of(cpu_of(target)))
+        has_say = node.key in op_facts().dtype_attribute or any(has_kernel_limits(one, node.key) for one in devices)
         if not signature.has_function and not has_say:
             found = self.freedoms[layout] = _by_types(target, node.key, signature, layout, low)
             return found
-        key = (layout, tuple(map(bool, proto.input[:])), tuple(item.SerializeToString() for item in proto.attribute))
+        present = tuple(tuple(map(bool, names)) for names in (proto.input[:], proto.output[:]))
+        key = (layout, present, tuple(item.SerializeToString() for item in proto.attribute))
         if key not in self.freedoms:
             self.freedoms[key] = freedom(target, node.key, signature, layout.bound, layout.params, low, proto)
         return self.freedoms[key]

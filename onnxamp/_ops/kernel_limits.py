@@ -1,16 +1,19 @@
-"""What a provider leaves to CPU although it has a kernel: conditions that are in its code, not in its registry.
+"""What a provider leaves to CPU, or fails to run, although it has a kernel: conditions that its registry does not hold.
 
 ``_data/kernels/placement.toml`` lists them, each with its source.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from onnx import NodeProto
 
+from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._ops.facts import attribute, op_key
 from onnxamp._ops.tables import read_table
+
+_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 
 
 @cache
@@ -27,10 +30,26 @@ def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
 
 def kernel_limit(provider: str, node: NodeProto, bound: Mapping[str, str]) -> str | None:
     """Why the provider does not run the node with these types by parameter, None where it does."""
-    for rule in _rules().get((provider, op_key(node)), ()):
-        if ("types" not in rule or not rule["types"].isdisjoint(bound.values())) and _holds(rule, node):
-            return str(rule["because"])
-    return None
+    rule = _rule_of(provider, node, bound)
+    return None if rule is None else str(rule["because"])
+
+
+def kernel_failure(provider: str, node: NodeProto, bound: Mapping[str, str]) -> str | None:
+    """Why the provider takes the node with these types by parameter, and fails to run it; None where it does not."""
+    rule = _rule_of(provider, node, bound)
+    return None if rule is None or not rule.get("fails") else str(rule["because"])
+
+
+def _rule_of(provider: str, node: NodeProto, bound: Mapping[str, str]) -> Mapping[str, Any] | None:
+    rules = _rules().get((provider, op_key(node)), ())
+    return next((rule for rule in rules if _is_of_types(rule, bound) and _holds(rule, node, bound)), None)
+
+
+def _is_of_types(rule: Mapping[str, Any], bound: Mapping[str, str]) -> bool:
+    if "types" not in rule:
+        return True
+    types = (bound.get(rule["parameter"], ""),) if "parameter" in rule else bound.values()
+    return not rule["types"].isdisjoint(types)
 
 
 def has_kernel_limits(provider: str, key: str) -> bool:
@@ -38,17 +57,26 @@ def has_kernel_limits(provider: str, key: str) -> bool:
     return (provider, key) in _rules()
 
 
-def _holds(rule: Mapping[str, Any], node: NodeProto) -> bool:
-    if "asymmetric" in rule:
-        numbers = attribute(node, rule["asymmetric"]) or []
-        return bool(numbers[: len(numbers) // 2] != numbers[len(numbers) // 2 :])
+def _holds(rule: Mapping[str, Any], node: NodeProto, bound: Mapping[str, str]) -> bool:
+    if "differ" in rule:
+        return len({bound[name] for name in rule["differ"] if name in bound} & _FLOATS) > 1
     if "present" in rule:
         return any(item.name in rule["present"] for item in node.attribute)
     if "input" in rule:
-        return len(node.input) > rule["input"] and bool(node.input[rule["input"]])
-    value = attribute(node, rule["attribute"])
+        return any(node.input[rule["input"] : rule["input"] + 1])
+    if "outputs" in rule:
+        return any(node.output[rule["outputs"] :])
+    if "asymmetric" in rule:
+        numbers = attribute(node, rule["asymmetric"]) or []
+        return bool(numbers[: len(numbers) // 2] != numbers[len(numbers) // 2 :])
+    return _is_other(rule, attribute(node, rule["attribute"]))
+
+
+def _is_other(rule: Mapping[str, Any], value: Any) -> bool:
+    """Whether the value of an attribute is among those of a rule, or differs from the one that is taken."""
+    value = value.decode() if isinstance(value, bytes) else value
     if "among" in rule:
-        return bool(value is not None and value.decode() in rule["among"])
+        return value in rule["among"]
     if "beyond" in rule:
         names = [name.decode().lower() for name in value or ()]
         return bool(names != rule["beyond"][: len(names)])

@@ -1,7 +1,7 @@
 """Which precisions of a node the target's kernels leave open, as pins and implications for the cut."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnx import NodeProto
@@ -9,7 +9,7 @@ from onnx import NodeProto
 from onnxamp._dtypes import BFLOAT16, LowType, retyped
 from onnxamp._ops.facts import op_facts, type_giver
 from onnxamp._ops.signature import Signature
-from onnxamp._target.kernels import Binding, runs_on
+from onnxamp._target.kernels import Binding, agrees, fails, runs_on
 from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of
 
 
@@ -53,10 +53,22 @@ def freedom(
     if cpu_of(target) != target and (not legal or (target in UNLIMITED and typed_by_attribute)):
         # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
         if low is not BFLOAT16 and not typed_by_attribute:
-            return Freedom(falls_back=True)
+            wrapped = _legal(cpu_of(target), key, signature, bound, params, low, proto, asked=_may_be_wrapped)
+            return _described(params, wrapped | {everything_high}, falls_back=True)
         legal = _legal(cpu_of(target), key, signature, bound, params, low, proto)
     only_low = falls_back and any(any(choice) for choice in legal)
-    legal = legal | {everything_high}
+    return _described(params, legal | {everything_high}, falls_back=falls_back, only_low=only_low)
+
+
+def _may_be_wrapped(cpu: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
+    """Whether the CPU runs a float16 node, or a Cast before and behind it in float32."""
+    return fails(cpu, key, signature, bound, proto) is None and agrees(key, signature, bound, proto)
+
+
+def _described(
+    params: Sequence[str], legal: frozenset[tuple[bool, ...]], *, falls_back: bool, only_low: bool = False
+) -> Freedom:
+    """The pins and implications that leave the legal choices."""
     high = frozenset(p for i, p in enumerate(params) if not any(choice[i] for choice in legal))
     implies = tuple(
         (params[i], params[j])
@@ -74,13 +86,14 @@ def _legal(
     params: Sequence[str],
     low: LowType,
     proto: NodeProto,
+    asked: Callable[[str, str, Signature, Binding, NodeProto], bool] = runs_on,
 ) -> frozenset[tuple[bool, ...]]:
     given = _given(key, signature, proto)
     choices = itertools.product((False, True), repeat=len(params))
     return frozenset(
         choice
         for choice in choices
-        if runs_on(provider, key, signature, _choose(bound, params, choice, low, given), proto)
+        if asked(provider, key, signature, _choose(bound, params, choice, low, given), proto)
     )
 
 

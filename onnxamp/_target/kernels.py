@@ -25,7 +25,7 @@ from onnxamp._graph.types import bind, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.copying import copied
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.kernel_limits import kernel_limit
+from onnxamp._ops.kernel_limits import kernel_failure, kernel_limit
 from onnxamp._ops.signature import Signature, lookup
 from onnxamp._target.versions import (
     AUTO,
@@ -139,13 +139,31 @@ def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto
         return True
     if provider in UNLIMITED:
         if not signature.has_function or any(kernel_table(name).get(key) for name in PROVIDERS):
-            return True
+            return agrees(key, signature, bound, proto)
     elif any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
         return kernel_limit(device_of(provider), proto, bound) is None
     if not signature.has_function or provider in BUILDERS:  # these do not expand functions
         return False
-    types = tuple(_input_type(signature, bound, position, name) for position, name in enumerate(proto.input))
-    return _body_runs(provider, key, signature, types, proto.SerializeToString())
+    return _body_runs(provider, key, signature, _input_types(signature, bound, proto), proto.SerializeToString())
+
+
+def agrees(key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
+    """Whether an op's types agree with each other: a kernel takes their mixture, or its function body does.
+
+    A schema may admit mixtures that the op's own function body, which defines it, multiplies or adds up.
+    """
+    if len(_FLOATS.intersection(bound.values())) < 2 or not signature.has_function:
+        return True
+    if any(kernel.takes(signature, bound) for name in PROVIDERS for kernel in kernel_table(name).get(key, ())):
+        return True
+    return _body_agrees(signature, _input_types(signature, bound, proto), proto.SerializeToString())
+
+
+def fails(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> str | None:
+    """Why the provider's kernel takes these types and fails all the same; None if it does not."""
+    if any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
+        return kernel_failure(device_of(provider), proto, bound)
+    return None
 
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
@@ -157,6 +175,10 @@ def carries(target: str, key: str, signature: Signature, type_name: str) -> bool
         if rows:
             return any(row.takes(signature, {"V": type_name}) for row in rows)
     return True
+
+
+def _input_types(signature: Signature, bound: Binding, proto: NodeProto) -> tuple[str | None, ...]:
+    return tuple(_input_type(signature, bound, position, name) for position, name in enumerate(proto.input))
 
 
 def _input_type(signature: Signature, bound: Binding, position: int, name: str) -> str | None:
@@ -188,6 +210,23 @@ def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str |
         if not is_consistent(inner.signature, bound, inputs):
             return False
         if not runs_on(provider, inner.key, inner.signature, bound, inner.proto):
+            return False
+    return True
+
+
+@cache
+def _body_agrees(signature: Signature, types: tuple[str | None, ...], serialized: bytes) -> bool:
+    """Whether every node of the op's function body has consistent types, where there is a body for these types."""
+    node = NodeProto.FromString(serialized)
+    if any(name and _elem(kind or "") not in ELEM_NUMBERS for name, kind in zip(node.input, types, strict=True)):
+        return True
+    view = _expanded(node, signature, types)
+    if view is None:
+        return True
+    inferred = infer_types(view)
+    for inner in view.nodes:
+        inputs = [None if value == ABSENT else inferred[value] for value in inner.inputs]
+        if inner.signature is not None and not is_consistent(inner.signature, bind(inner.signature, inputs), inputs):
             return False
     return True
 

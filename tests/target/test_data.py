@@ -151,7 +151,7 @@ def test_the_table_of_tensorrt_says_what_was_asked_and_when():
     table = kernels("tensorrt")
     assert version(table["tensorrt_rtx"]) >= (1, 7)
     assert table["date"] >= "2026-11-22"
-    assert table["forms"] > 1000
+    assert len(table["kernels"]) > 150
     for rule in tomllib.loads((DATA / "targets" / "tensorrt.toml").read_text(encoding="utf-8"))["rules"]:
         assert set(rule) - {"cure"} == {"says", "rule", "source"}
 

@@ -1,0 +1,119 @@
+"""What the tables of kernels call good runs: ONNX Runtime's CPU is asked, and results are run."""
+
+import importlib
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs.case import add_weights, parse
+from onnx import ModelProto, helper, shape_inference
+from repository import ROOT
+
+import onnxamp
+from onnxamp._runtime.session import make_session, run
+
+FORMS = 150
+"""Forms of ops that are run in each test; scripts/ask_runs.py runs them all."""
+SCATTERS = ("ScatterND", "ScatterElements")
+SCATTER = """(float[4,4] x, float[2,4] u) => (float[4,4] y) {
+    i = Constant <value = int64INDEX> ()
+    h = Relu (x)
+    v = Relu (u)
+    z = OP <reduction = "REDUCTION"> (h, i, v)
+    y = Relu (z)
+}"""
+INDEX = {"ScatterND": "[2,1] {0,1}", "ScatterElements": "[2,4] {0,1,0,1,0,1,0,1}"}
+ATTENTION = "(float[1,2,4,8] q) => (float[1,2,4,8] y) { h = Relu (q) y = Attention (h, KEYS, VALUES) }"
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    before = list(sys.path)
+    sys.path.insert(0, str(ROOT / "scripts"))
+    yield importlib.import_module("ask_runs")
+    sys.path[:] = before
+
+
+def scatter(op: str, reduction: str) -> ModelProto:
+    return parse(SCATTER.replace("INDEX", INDEX[op]).replace("OP", op).replace("REDUCTION", reduction), 18)
+
+
+def numbers(model: ModelProto) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    return {
+        info.name: random.uniform(0, 1, [dim.dim_value for dim in info.type.tensor_type.shape.dim]).astype(
+            helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+        )
+        for info in model.graph.input
+    }
+
+
+def types_of(model: ModelProto, op: str) -> list[int]:
+    """Element types of the inputs of the first node of an op."""
+    graph = shape_inference.infer_shapes(model).graph
+    infos = [*graph.value_info, *graph.input, *graph.output]
+    known = {info.name: info.type.tensor_type.elem_type for info in infos}
+    known |= {item.name: item.data_type for item in graph.initializer}
+    node = next(node for node in graph.node if node.op_type == op)
+    return [known[name] for name in node.input if known.get(name) != 7]
+
+
+@pytest.mark.parametrize("low", ["float16", "bfloat16"])
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "min", "max"])
+@pytest.mark.parametrize("op", SCATTERS)
+def test_scatters_run_on_the_cpu(op: str, reduction: str, low: str) -> None:
+    model = scatter(op, reduction)
+    result = onnxamp.convert_model(model, "O3", target="cpu", dtype=low)
+    is_low = set(types_of(result, op)) != {1}
+    assert is_low == (
+        reduction == "none" or (op == "ScatterElements" and low == "float16" and reduction in ("min", "max"))
+    )
+    assert "fails" not in str(onnxamp.audit_model(result, "cpu").findings)
+    if is_low or low == "float16":
+        run(make_session(result, "cpu"), numbers(result))
+
+
+@pytest.mark.parametrize("op", SCATTERS)
+def test_an_audit_says_that_a_kernel_fails(op: str) -> None:
+    everything_low = onnxamp.convert_model(scatter(op, "add"), "O3", target="any")
+    assert set(types_of(everything_low, op)) == {10}
+    findings = str(onnxamp.audit_model(everything_low, "cpu").findings)
+    assert "its kernel on CPU fails when it runs" in findings
+
+
+@pytest.mark.webgpu
+def test_webgpu_leaves_no_scatter_that_it_fails_at() -> None:
+    result = onnxamp.convert_model(scatter("ScatterND", "add"), "O3", target="webgpu")
+    assert set(types_of(result, "ScatterND")) == {1}
+    run(make_session(result, "webgpu"), numbers(result))
+
+
+@pytest.mark.parametrize("target", ["any", "webgpu", "openvino"])
+@pytest.mark.parametrize("preset", ["mindspore", "default"])
+@pytest.mark.parametrize("constants", ["v", "kv"])
+def test_attention_has_one_precision_where_its_body_has(constants: str, preset: str, target: str) -> None:
+    keys, values = ("k" if "k" in constants else "h"), ("v" if "v" in constants else "h")
+    model = parse(ATTENTION.replace("KEYS", keys).replace("VALUES", values), 23)
+    add_weights(model, dict.fromkeys(constants, (1, 2, 4, 8)))
+    for level, low in itertools.product(("O1", "O2", "O3"), ("float16", "bfloat16")):
+        result = onnxamp.convert_model(model, level, target=target, lists=preset, dtype=low)
+        assert len(set(types_of(result, "Attention"))) == 1, (level, low)
+        if low == "float16":
+            run(make_session(result, "cpu"), numbers(result))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_forms_that_the_table_takes_run_on_the_cpu(script: ModuleType, seed: int, tmp_path: Path) -> None:
+    every = [*script.node_forms(), *script.random_forms()]
+    reinterpreted = {"BitCast"}  # no number of it is ever low: its widths are part of what it computes
+    forms = Random(seed).sample([form for form in every if form.op not in reinterpreted], FORMS)
+    forms += [form for form in every if form.op in ("QuantizeLinear", "Resize", *SCATTERS)][seed::20]
+    answers = script.Answers(tmp_path / "answers.jsonl", script.Runner("cpu"))
+    assert list(script.failures(forms, answers)) == []
+    assert len(answers.known) > FORMS
