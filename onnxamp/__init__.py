@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from onnxamp._runtime.samples import load_samples as load_samples
     from onnxamp._runtime.samples import random_samples as random_samples
     from onnxamp._tuning.results import Tuned as Tuned
+    from onnxamp._tuning.results import TunedModel as TunedModel
     from onnxamp._tuning.tune import tune_model as tune_model
     from onnxamp._warnings import HazardWarning as HazardWarning
     from onnxamp._warnings import OnnxAmpWarning as OnnxAmpWarning
@@ -103,7 +104,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_rewrite.casts": ("remove_redundant_casts",),
     "_runtime.custom_ops": ("custom_ops",),
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
-    "_tuning.results": ("Tuned",),
+    "_tuning.results": ("Tuned", "TunedModel"),
     "_tuning.tune": ("tune_model",),
     "_warnings": ("HazardWarning", "OnnxAmpWarning", "OptionWarning"),
     "amp": ("auto_cast", "auto_mixed_precision", "custom_mixed_precision", "get_black_list", "get_white_list"),

@@ -7,6 +7,7 @@ from onnxamp._batch.job import FolderOptions, Job
 from onnxamp._convert.convert import EXTERNAL_DATA
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._numerics.accept import Accept
+from onnxamp._numerics.limits import make_limits
 from onnxamp._options.auto import is_auto
 from onnxamp._options.levels import Level
 from onnxamp._paths.paths import walk
@@ -45,7 +46,9 @@ def check_options(options: FolderOptions) -> None:
         raise ArgumentError("A rule is a function, and cannot be compared with that of an earlier run: use patterns.")
     if options.validate and options.provider is not None:
         choose_provider(options.provider)
-    is_auto(options.conversion.level, options.tolerance, None, options.metric)
+    is_auto(options.conversion.level, options.tolerance, None, options.metric, validates=options.validate)
+    if options.tolerance is not None:
+        make_limits({"rel_l2": options.tolerance})  # checks it
     if options.accept is None:
         return
     if not isinstance(options.accept, str):

@@ -97,7 +97,7 @@ def convert_folder(
     cluster: str | None = None,
     external_data: str = "auto",
     shard_bytes: int | None = None,
-    tolerance: float = 1e-2,
+    tolerance: float | None = None,
     metric: str = "auto",
     validate: bool = True,
     inputs: str | PathLike[str] | None = None,
@@ -128,7 +128,8 @@ def convert_folder(
             must see the folders. None for processes of this machine, without Ray.
         external_data: "auto", "always" or "never".
         shard_bytes: bytes per data file.
-        tolerance: for level "auto" only: the largest error to accept.
+        tolerance: the largest error to accept. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
+            bfloat16), and what level "auto" tunes to (1e-2).
         metric: for level "auto" only: how errors are measured.
         validate: run originals and results, and compare their outputs.
         inputs: folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the path of the

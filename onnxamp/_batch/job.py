@@ -27,6 +27,7 @@ from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._numerics.validation import Validation, conversion_limits
+from onnxamp._options.auto import TOLERANCE
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.custom_ops import custom_ops
@@ -59,7 +60,7 @@ class FolderOptions:
     conversion: Options = field(default_factory=Options)
     external_data: str = "auto"
     shard_bytes: int | None = None
-    tolerance: float = 1e-2
+    tolerance: float | None = None
     metric: str = "auto"
     validate: bool = True
     samples: int | None = None
@@ -179,9 +180,7 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     measures = measures or options.conversion.compensates
     comparison, samples = None, None
     if options.validate:
-        limits = replace(
-            conversion_limits(options.conversion.dtype, options.tolerance if is_auto else None), accept=options.judge
-        )
+        limits = conversion_limits(options.conversion.dtype, options.tolerance, options.judge, is_tuned=is_auto)
         comparison = Comparison.of(
             reference_of(model, options.conversion), partial(_samples, options, job, model), limits, options.provider,
             target=options.conversion.target,
@@ -220,8 +219,8 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
 def _search(options: FolderOptions, samples: Samples | None, state: Path | None = None) -> Search:
     """How level auto measures."""
     return Search(
-        options.tolerance, options.metric, samples, provider=options.provider, state=state, accept=options.judge,
-        renews=True,
+        TOLERANCE if options.tolerance is None else options.tolerance, options.metric, samples,
+        provider=options.provider, state=state, accept=options.judge, renews=True,
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._numerics.validation import Validation, conversion_limits
-from onnxamp._options.auto import is_auto
+from onnxamp._options.auto import TOLERANCE, is_auto
 from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.options import COMMAND_LINE, Options
 from onnxamp._public import printable
@@ -63,8 +63,9 @@ if TYPE_CHECKING:
 @in_place_option
 @click.option("--level", type=LevelChoice(get_args(LevelName)), default="O2", show_default=True,
               help="How much to convert to low precision.")  # fmt: skip
-@click.option("--tolerance", type=float, default=1e-2, show_default=True,
-              help="Level auto: largest relative L2 error; 'onnxamp tune' has more options.")  # fmt: skip
+@click.option("--tolerance", type=float,
+              help="Largest relative L2 error: the limit of the validation [float16 1e-2, bfloat16 5e-2] and, at level"
+              " auto, what is tuned to [1e-2]; 'onnxamp tune' has more options.")  # fmt: skip
 @conversion_options
 @click.option("--plan", "plan_file", type=FILE, help="Repeat the decisions of a saved plan.")
 @metric_option
@@ -111,7 +112,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         raise ArgumentError("--accept judges the validation, which --no-validate leaves out: drop one of the two.")
     plan = load_plan(given["plan_file"]) if given["plan_file"] else None
     if plan is None:
-        is_auto(given["level"], given["tolerance"], None, "auto")
+        is_auto(given["level"], given["tolerance"], None, "auto", validates=validates)
     options = plan.options if plan else options_of(given)
     provider = choose_provider(provider_of(given)) if validates else None  # fails before anything is written
     model = Model.of(path)
@@ -120,9 +121,10 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     needs_samples = options.level == Level.AUTO or options.lacks_ranges or options.compensates
     draw, comparison, samples = partial(samples_of, model, given, options.target), None, None
     if validates:
-        limits = conversion_limits(options.dtype, given["tolerance"] if _is_tuned(options, plan) else None)
+        is_tuned = _is_tuned(options, plan)
+        limits = conversion_limits(options.dtype, given["tolerance"], given["accept"], is_tuned=is_tuned)
         comparison = Comparison.of(
-            reference_of(model, options), draw, replace(limits, accept=given["accept"]), provider,
+            reference_of(model, options), draw, limits, provider,
             metric=given["metric"], target=options.target,
         )  # fmt: skip
         samples = comparison.samples
@@ -213,8 +215,8 @@ def _search(samples: Samples | None, given: dict[str, Any], progress: Told, stat
 
     metric = "rel-l2" if given["metric"] == "elements" else given["metric"]
     return Search(
-        given["tolerance"], metric, samples, provider=provider_of(given), progress=progress, accept=given["accept"],
-        state=state, place=place_of(given),
+        TOLERANCE if given["tolerance"] is None else given["tolerance"], metric, samples, provider=provider_of(given),
+        progress=progress, accept=given["accept"], state=state, place=place_of(given),
     )  # fmt: skip
 
 
@@ -223,7 +225,7 @@ def _overridden() -> list[str]:
     context = click.get_current_context()
     given = [
         parameter.opts[0] for parameter in context.command.params
-        if parameter.name in (*COMMAND_LINE, "level", "tolerance")
+        if parameter.name in (*COMMAND_LINE, "level")
         and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     ]  # fmt: skip
     return [f"The plan replaces {', '.join(given)}: it repeats its decisions."] if given else []

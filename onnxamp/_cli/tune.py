@@ -65,7 +65,12 @@ from onnxamp._tuning.tune import tune
               help="Runs that may measure how sensitive the outputs are to each op; candidates take up to"
               f" {CANDIDATE_RUNS + 2} more.")  # fmt: skip
 @state_option
-@click.option("--pick", type=click.IntRange(0), metavar="K", help="Write candidate K instead of the chosen one.")
+@click.option(
+    "--pick",
+    type=click.IntRange(0),
+    metavar="K",
+    help="Write candidate K instead of the best one; with the --state of an earlier run, without searching again.",
+)
 @click.option("--times", type=click.Choice(TIMES), default=TIMES[0], show_default=True,
               help="Op times: estimated for the device, or measured with ONNX Runtime's profiler. On CUDA and plugin"
                    " providers whole models are then timed, and decide what is written.")  # fmt: skip

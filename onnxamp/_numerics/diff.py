@@ -11,7 +11,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.accept import Accept, AcceptLike
-from onnxamp._numerics.limits import Limits
+from onnxamp._numerics.limits import LimitLike, Limits, with_tolerance
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rows import listed_outputs
@@ -51,6 +51,7 @@ def diff_models(
     *,
     layers: bool = False,
     limits: Limits | None = None,
+    tolerance: LimitLike | None = None,
     provider: Provider | None = None,
     whole: bool | None = None,
     seed: int = 0,
@@ -82,6 +83,8 @@ def diff_models(
         limits: what is accepted; the default is a relative L2 error of 1e-5 if both models are float32 (twice what
             float32 itself is off on the device, if that is more, up to 1e-2), 1e-2 if one holds float16, 5e-2 if one
             holds bfloat16.
+        tolerance: the largest relative L2 error, as ``diff --tolerance`` takes it: a number, numbers by output, or
+            texts such as "NAME=0.01". It joins the ``limits`` of other metrics.
         provider: "cuda", "cpu", "webgpu", the package of another plugin provider, or "browser", which compares no
             layers; None for CUDA if there is a device.
         whole: run each model in one session; None for False on CPU alone, where only float32 models can be compared so.
@@ -118,6 +121,8 @@ def diff_models(
     if not isinstance(limits, Limits | None):
         raise ArgumentTypeError(f"limits must be Limits, as make_limits returns, not {type(limits).__name__}.")
     limits = limits or Limits()
+    if tolerance is not None:
+        limits = with_tolerance(limits, tolerance)
     if accept is not None:
         limits = replace(limits, accept=Accept.of(accept))
     one, other = Model.of(reference), Model.of(result)

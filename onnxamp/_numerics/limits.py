@@ -149,6 +149,17 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
     return Limits(made)
 
 
+def with_tolerance(limits: Limits, tolerance: LimitLike) -> Limits:
+    """Limits, and one of the relative L2 error, in the forms that :func:`make_limits` takes.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: as :func:`make_limits`, or there is such a limit already.
+    """
+    if "rel_l2" in limits.of:
+        raise ArgumentError("tolerance is the limit of rel_l2, which limits have, too: leave it out of one of them.")
+    return replace(limits, of={**limits.of, **make_limits({"rel_l2": tolerance}).of})
+
+
 def _by_output(metric: str, given: LimitLike) -> Iterator[tuple[str, float]]:
     """(output, limit) pairs; the output is "" for all."""
     if isinstance(given, (int, float)):

@@ -16,14 +16,16 @@ from onnxamp._convert.plan import Plan
 from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
+from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.limits import Limits
+from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._numerics.whole import as_float16
 from onnxamp._ops.profiles import computes_low
+from onnxamp._options.auto import TOLERANCE
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.building import build_engine, can_build
@@ -73,9 +75,27 @@ class Validation:
     tune: Tune | None = None
 
 
-def conversion_limits(dtype: str, tolerance: float | None = None) -> Limits:
-    """The limits of a conversion, or, of a model that was tuned, what was asked for or is usual, if that is more."""
-    return Limits(margin=_MARGIN) if tolerance is None else Limits(tolerance=max(tolerance, TOLERANCES[dtype]))
+def conversion_limits(
+    dtype: str, tolerance: float | None = None, accept: Accept | None = None, *, is_tuned: bool = False
+) -> Limits:
+    """The limits of a conversion.
+
+    Args:
+        dtype: the low-precision type.
+        tolerance: the largest error that is asked for; None for what is usual.
+        accept: judges outputs in place of what is usual; a tolerance holds besides.
+        is_tuned: whether the model was tuned to the tolerance: then what is usual is accepted, too.
+
+    Raises:
+        ArgumentError: the tolerance can never hold.
+    """
+    if is_tuned:
+        asked = TOLERANCE if tolerance is None else tolerance
+        return Limits(tolerance=max(asked, TOLERANCES[dtype]), accept=accept)
+    if tolerance is None:
+        return Limits(margin=_MARGIN, accept=accept)
+    asked = make_limits({"rel_l2": tolerance})  # checks it, too
+    return replace(asked, accept=accept) if accept is not None else Limits(tolerance=tolerance)
 
 
 def _casts(model: Model) -> int:

@@ -31,8 +31,8 @@ _WHY: Final = {
     "not measured": "Their effect could not be measured",
 }
 _EXPECTED: Final = (
-    "≈ is what runs of one session with switches let expect on some samples; errors without it are those of converted"
-    " models on all samples."
+    "≈ marks an estimate from a mask run on a subset of the samples. Errors without it were measured on the converted"
+    " model with all samples."
 )
 _UNMEASURED: Final = frozenset(
     {"no kernel", "constant range", "mask", "index path", "float16 accumulator", "quantized unit", "runtime fusion"}
@@ -91,8 +91,8 @@ def effort(tuned: Tuned) -> Iterator[str]:
         yield _compensation(tuned, tuned.compensation)
     if tuned.room is not None and tuned.chosen:
         yield (
-            "Between the candidate that was written and faster ones that miss, a better use of the tolerance could save"
-            f" {percent(tuned.room, 1.0)} of the time at most."
+            "Going by the errors of the faster candidates, using up the rest of the tolerance would save at most"
+            f" {percent(tuned.room, 1.0)} of the time."
         )
     if tuned.stopped:
         yield "The search ended because its time was over: --search-time SECONDS gives it more."

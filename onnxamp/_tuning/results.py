@@ -1,6 +1,9 @@
 """What tuning returns."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from onnx import ModelProto
 
 from onnxamp._convert.plan import Plan
 from onnxamp._public import Shown
@@ -156,3 +159,28 @@ class Tuned(Shown):
     def float32_nodes(self) -> tuple[str, ...]:
         """Nodes of the written model that stay float32, for whatever reason; ``kept`` has what was measured."""
         return self.plan.float32_nodes
+
+
+class TunedModel(NamedTuple):
+    """What :func:`tune_model` returns: a pair that shows the tuning as a report in shells and notebooks.
+
+    Attributes:
+        model: the converted model.
+        tuned: the outcome of the search.
+
+    Example:
+        >>> import onnxamp
+        >>> result = onnxamp.tune_model("models/classifier.onnx", 1e-2, count=1, provider="cpu")
+        >>> model16, tuned = result
+        >>> result.tuned is tuned
+        True
+    """
+
+    model: ModelProto
+    tuned: Tuned
+
+    def __repr__(self) -> str:
+        return repr(self.tuned)
+
+    def _repr_html_(self) -> str:
+        return self.tuned._repr_html_()

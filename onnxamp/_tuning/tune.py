@@ -3,11 +3,12 @@
 1. One instrumented pass per sample measures every op's local error, and the error with everything lowered
    (:mod:`onnxamp._tuning.sensitivity`). If that is within the tolerance, the search is over.
 2. Mask runs of one session lower blocks of ops, and measure what they do to the outputs.
-3. The minimum cut with errors charged at a rate finds the most low precision that is predicted to stay within the
-   tolerance (:mod:`onnxamp._tuning.candidates`). A mask run measures it: a miss halves the block that dominates, a hit
-   aims higher (:mod:`onnxamp._tuning.search`).
+3. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
+   (:mod:`onnxamp._tuning.frontier`). Mask runs bisect it (:mod:`onnxamp._tuning.search`).
 4. The best candidate is converted and compared on all samples, on CUDA if there is a device
-   (:mod:`onnxamp._tuning.verified`). A miss starts a search for a smaller error.
+   (:mod:`onnxamp._tuning.verified`). If it misses, the bisection is repeated with larger errors expected.
+5. A state file keeps the candidates with their plans, so that any of them can be written later
+   (:mod:`onnxamp._tuning.table`).
 """
 
 import logging
@@ -15,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, Unpack
-
-from onnx import ModelProto
 
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import convert
@@ -58,7 +57,7 @@ from onnxamp._tuning.masks import SharedMasks
 from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.prints import given_prints, options_print
 from onnxamp._tuning.race import Race
-from onnxamp._tuning.results import Tuned
+from onnxamp._tuning.results import Tuned, TunedModel
 from onnxamp._tuning.rounded import tune_rounded
 from onnxamp._tuning.runs import Backend, MaskedModel, choose_backend
 from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, CandidateSearch
@@ -105,7 +104,7 @@ def tune_model(
     jobs: int | None = None,
     cluster: str | None = None,
     **options: Unpack[OptionKeywords],
-) -> tuple[ModelProto, Tuned]:
+) -> TunedModel:
     """Convert as much of a model to low precision as its measured accuracy allows.
 
     Args:
@@ -126,9 +125,10 @@ def tune_model(
         provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
             is a device.
         runs: mask runs that may measure sensitivities; candidates take up to 18 more.
-        state: a file that keeps measurements, so that an interrupted tuning resumes, and ``pick`` or another tolerance
-            need few runs or none.
-        pick: return this candidate instead of the chosen one, whatever its error.
+        state: a file that keeps measurements and candidates, so that an interrupted tuning resumes, another tolerance
+            needs few runs, and ``pick`` needs none.
+        pick: return this candidate instead of the best one, whatever its error. If the state holds the candidates of an
+            earlier tuning with the same arguments, nothing is measured.
         progress: called with the current activity, the steps done, and their number.
         budget: bytes of values and weights that a run on the CPU holds at a time, besides the model itself.
         seconds: after so many, no further mask run is begun: candidates are those that were found until then. With a
@@ -143,7 +143,8 @@ def tune_model(
         options: those of :func:`onnxamp.convert_model`, except level and lists, which measurements replace.
 
     Returns:
-        The converted model, and the outcome of the search. If no candidate meets the tolerance, nothing is lowered.
+        The converted model, and the outcome of the search, as a pair. If no candidate meets the tolerance, nothing is
+        lowered.
 
     Raises:
         RuntimeFailure: the model does not run, or misses the tolerance in float32 already.
@@ -164,7 +165,8 @@ def tune_model(
     with declared_ops(settings.custom_ops):
         search, rounder = with_rounder(opened, settings, search)
         tuned = tune_warned(opened, settings, search, rounder)
-        return convert(opened, tuned.plan.options, tuned.plan, rounder=rounder).embedded(), tuned
+        made = convert(opened, tuned.plan.options, tuned.plan, rounder=rounder)
+        return TunedModel(made.embedded(), tuned)
 
 
 def tune_warned(model: Model, options: Options, search: Search, rounder: WeightRounder | None = None) -> Tuned:

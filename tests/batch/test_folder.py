@@ -283,6 +283,18 @@ def test_level_auto() -> None:
 
 
 @pytest.mark.usefixtures("forked")
+def test_a_tolerance_is_the_limit_of_the_validation() -> None:
+    Path("in").mkdir()
+    saved(NORM, "in/norm.onnx")
+    (plain,) = convert(samples=2).rows
+    assert plain.error
+    (row,) = convert(samples=2, tolerance=plain.error * 0.9).rows
+    assert (row.outcome, row.healed != "") == ("converted", True)
+    assert row.error is not None
+    assert row.error <= plain.error * 0.9
+
+
+@pytest.mark.usefixtures("forked")
 def test_no_search_of_level_auto_is_repeated() -> None:
     """Where a result is gone, what was measured makes it again."""
     Path("in").mkdir()
@@ -500,7 +512,8 @@ WRONG = {
     "plan": (["-o", "out", "--plan", "x.json"], "--plan is for a single model"),
     "saved plan": (["-o", "out", "--save-plan", "x.json"], "--save-plan is for a single model"),
     "pattern": (["-o", "out", "--keep-fp32", "("], "is not a regular expression"),
-    "tolerance": (["-o", "out", "--tolerance", "0.1"], "tolerance is only for level 'auto'"),
+    "tolerance": (["-o", "out", "--no-validate", "--tolerance", "0.1"], "tolerance is only for level 'auto'"),
+    "tolerance that never holds": (["-o", "out", "--tolerance", "-1"], "can never hold"),
     "inputs": (["-o", "out", "--inputs", "in/a.onnx"], "are not a folder"),
     "inputs of others": (["-o", "out", "--inputs", "in"], "those of a.onnx would be in a.npz"),
     "jobs": (["-o", "out", "--jobs", "0"], "0 is not in the range"),

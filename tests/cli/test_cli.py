@@ -238,7 +238,25 @@ def test_level_auto() -> None:
     result = run("convert", path, "--level", "auto", "--tolerance", "0.005", "--samples", "2")
     assert result.exit_code == 0, result.output
     assert "auto float16 for cuda" in result.output
-    assert run("convert", path, "--level", "O2", "--tolerance", "0.005").exit_code == 2
+
+
+def test_a_tolerance_is_the_limit_of_the_validation() -> None:
+    """At any level: what misses it is cured, or kept apart; and there is none without a validation."""
+    plain = report_of(run("convert", CLASSIFIER, "-o", "a.onnx", "--samples", "2", "--format", "json"))["validation"]
+    reached = max(row["rel_l2"] for row in plain["outputs"])
+    for factor, code in ((1.1, 0), (0.9, 1)):
+        options = ("--samples", "2", "--no-cure", "--tolerance", reached * factor, "--format", "json")
+        done = run("convert", CLASSIFIER, "-o", "b.onnx", *options)
+        judged = json.loads(done.stdout)["validation"]["judgements"]
+        assert (done.exit_code, {row["limit"] for row in judged}) == (code, {reached * factor})
+    cured = run(
+        "convert", CLASSIFIER, "-o", "c.onnx", "--samples", "2", "--tolerance", reached * 0.9, "--format", "json"
+    )
+    assert cured.exit_code == 0
+    assert max(row["rel_l2"] for row in report_of(cured)["validation"]["outputs"]) <= reached * 0.9
+    refused = run("convert", CLASSIFIER, "-o", "d.onnx", "--no-validate", "--tolerance", "0.005")
+    assert (refused.exit_code, "tolerance is only for level 'auto'" in refused.output) == (2, True)
+    assert run("convert", CLASSIFIER, "-o", "d.onnx", "--tolerance", "-1").exit_code == 2
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------

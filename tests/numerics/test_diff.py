@@ -197,6 +197,26 @@ def test_usual_tolerances():
     assert report.warnings[0].startswith("Output 'Y': relative L2 error is ")
 
 
+def test_a_tolerance_is_a_limit_of_the_relative_error():
+    """As on the command line: a number, numbers by output, or texts; and other metrics beside it."""
+    model, result = CLASSIFIER, convert_model(CLASSIFIER)
+    reached = diff_models(model, result, provider="cpu").outputs[0].rel_l2
+    for tolerance in (reached * 1.01, {"": reached * 1.01}, [f"{reached * 1.01}"]):
+        assert diff_models(model, result, tolerance=tolerance, provider="cpu").passed
+    missed = diff_models(model, result, tolerance=reached * 0.99, provider="cpu")
+    assert not missed.passed
+    onnx.save(result, "low.onnx")
+    asked = run("diff", model, "low.onnx", "--tolerance", reached * 0.99, "--provider", "cpu", "--no-cure", "--format",
+                "json")  # fmt: skip
+    assert [row["limit"] for row in json.loads(asked.stdout)["judgements"]] == [one.limit for one in missed.judgements]
+    both = diff_models(model, result, limits=make_limits({"cosine": 0.9}), tolerance=1.0, provider="cpu")
+    assert {one.metric for one in both.judgements} == {"cosine", "rel_l2"}
+    with pytest.raises(ArgumentError, match="tolerance is the limit of rel_l2, which limits have, too"):
+        diff_models(model, result, limits=make_limits({"rel_l2": 1.0}), tolerance=1.0)
+    with pytest.raises(ArgumentError, match="can never hold"):
+        diff_models(model, result, tolerance=-1.0)
+
+
 def test_limits_for_one_output_and_for_the_others():
     report = diff_models(parse(EXP), shifted(0.5))
     limits = make_limits({"max_abs": ["0.1", "Y=1"]})

@@ -218,7 +218,7 @@ def test_what_is_not_verified_is_marked(tmp_path: Path, monkeypatch: pytest.Monk
     rows = [line for line in told.splitlines() if line.strip().startswith(("✔ ", "✘ ")) and "×" in line]
     assert any("≈ " in row for row in rows)
     assert not any("≈ " in row for row in rows if "← written" in row)
-    assert "≈ is what runs of one session with switches let expect on some samples" in " ".join(told.split())
+    assert "≈ marks an estimate from a mask run on a subset of the samples." in " ".join(told.split())
     found = json.loads(run(*arguments, "--format", "json").stdout)["tuning"]
     open_rows = [number for number, row in enumerate(found["candidates"]) if not row["verified"]]
     picked = run(*arguments, "--pick", open_rows[0]).output
@@ -270,3 +270,11 @@ def whole(reference: dict[str, Any], result: dict[str, Any]) -> float:
     """The relative error of all outputs together."""
     squares = sum(float(np.sum((result[name] - value) ** 2)) for name, value in reference.items())
     return (squares / sum(float(np.sum(value**2)) for value in reference.values())) ** 0.5
+
+
+def test_the_result_shows_itself() -> None:
+    result = tune_model(ROOT / "models" / "classifier.onnx", 1e-2, **HOW)
+    model, tuned = result
+    assert (result.model, result.tuned) == (model, tuned)
+    assert repr(result) == repr(tuned)
+    assert result._repr_html_().lstrip().startswith('<div class="onnxamp-report">')
