@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from onnxamp._errors import ExternalDataError as ExternalDataError
     from onnxamp._errors import GradientError as GradientError
     from onnxamp._errors import InternalError as InternalError
+    from onnxamp._errors import MissingDataError as MissingDataError
+    from onnxamp._errors import MissingFileError as MissingFileError
+    from onnxamp._errors import MissingModelError as MissingModelError
     from onnxamp._errors import MissingPackageError as MissingPackageError
     from onnxamp._errors import ModelError as ModelError
     from onnxamp._errors import NumericsError as NumericsError
@@ -86,7 +89,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_convert.plan": ("Plan", "load_plan"),
     "_errors": (
         "ArgumentError", "ArgumentTypeError", "CallOrderError", "ContradictionError", "ExternalDataError",
-        "GradientError", "InternalError", "MissingPackageError", "ModelError", "NumericsError",
+        "GradientError", "InternalError", "MissingDataError", "MissingFileError", "MissingModelError",
+        "MissingPackageError", "ModelError", "NumericsError",
         "OnnxAmpError", "OpsetError", "OutputError",
         "RuntimeFailure", "SourceChangedError",
     ),

@@ -2,10 +2,13 @@
 
     OnnxAmpError
     ├── ArgumentError (ValueError)         an argument has an impossible value
-    │   └── ContradictionError             two options exclude each other
+    │   ├── ContradictionError             two options exclude each other
+    │   └── MissingFileError               it names a file that does not exist (FileNotFoundError)
     ├── ArgumentTypeError (TypeError)      an argument has the wrong type
     ├── ModelError                         the model cannot be read, or is not valid
+    │   ├── MissingModelError              its file does not exist (FileNotFoundError)
     │   ├── ExternalDataError              its weights are missing, or outside its folder
+    │   │   └── MissingDataError           their file does not exist (FileNotFoundError)
     │   ├── SourceChangedError             its file was replaced or written to while it was read
     │   └── OpsetError                     its opset is too old or too new
     ├── GradientError                      a loss cannot be differentiated: an op has no rule
@@ -37,6 +40,10 @@ class ContradictionError(ArgumentError):
     """Two options or overrides exclude each other; the message names both."""
 
 
+class MissingFileError(ArgumentError, FileNotFoundError):
+    """An argument names a file that does not exist: inputs, a plan, a manifest, a comparison, ..."""
+
+
 class ArgumentTypeError(OnnxAmpError, TypeError):
     """An argument has a type that the function does not take."""
 
@@ -45,8 +52,16 @@ class ModelError(OnnxAmpError):
     """The model cannot be read, or breaks a rule of ONNX that onnxamp depends on."""
 
 
+class MissingModelError(ModelError, FileNotFoundError):
+    """The file of the model does not exist."""
+
+
 class ExternalDataError(ModelError):
     """Weights stored outside the model file are missing, too short, or outside the model's folder."""
+
+
+class MissingDataError(ExternalDataError, FileNotFoundError):
+    """A data file that the model names does not exist."""
 
 
 class SourceChangedError(ModelError):

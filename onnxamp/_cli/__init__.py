@@ -3,10 +3,11 @@
 import sys
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
+from onnxamp._cli.door import door, note_words
 from onnxamp._graph.collecting import no_collections
 
 _COMMANDS: Final = {
@@ -52,6 +53,16 @@ class _LazyGroup(click.Group):
         if near and not args[0].startswith("-"):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what stands before the command."""
+        note_words(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Parse the command's own words, and run it."""
+        with door():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands in ``--help``, without importing them."""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from onnxamp._cli.door import door, note_report
 from onnxamp._cli.grouped import GroupedCommand
 from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, OutputError
+from onnxamp._errors import ArgumentError, OutputError
 from onnxamp._model.sources import watched_sources
 from onnxamp._paths.paths import is_remote, made_folder
 from onnxamp._public import printable
@@ -28,35 +29,19 @@ if TYPE_CHECKING:
     from onnxamp._tuning.results import Tuned
 
 
-_INTERRUPTED: Final = 130
-"""Exit code of a process that Ctrl-C ends: 128 and the number of the signal."""
-
-
 IN_FOLDER: Final = "*"
 """Stands for the name of a result that goes into a folder, under a name of its own."""
 
 
 def new_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
-    """A command that prints errors of onnxamp as one sentence, and exits with 2 for wrong usage, else with 1.
-
-    ``--verbose`` shows the traceback instead.
-    """
+    """A command with the custom ops that its options name. Errors leave by :func:`onnxamp._cli.door.door`."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @wraps(function)
         def guarded(*arguments: Any, **options: Any) -> None:
-            try:
-                with watched_sources(), custom_ops(options.get("custom_ops"), library=options.get("libraries", ())):
-                    function(*arguments, **options)
-            except KeyboardInterrupt:
-                click.echo("Aborted!", err=True)
-                raise click.exceptions.Exit(_INTERRUPTED) from None
-            except OnnxAmpError as error:
-                if options.get("verbose"):
-                    raise
-                is_usage = isinstance(error, (ArgumentError, ArgumentTypeError))
-                kind = click.UsageError if is_usage else click.ClickException
-                raise kind(fitted(printable(str(error)), "Error: ")) from None
+            custom = custom_ops(options.get("custom_ops"), library=options.get("libraries", ()))
+            with door(), watched_sources(), custom:
+                function(*arguments, **options)
 
         return click.command(name, cls=GroupedCommand)(guarded)
 
@@ -79,7 +64,9 @@ def show(options: dict[str, Any], report: Callable[[], Report], as_json: Callabl
         return
     try:
         if options["format"] == "json":
-            click.echo(as_json())
+            text = as_json()
+            note_report()
+            click.echo(text)
         else:
             print_report(report(), verbose=options.get("verbose", False), brief=options["format"] == "line")
     except BrokenPipeError:

@@ -82,7 +82,8 @@ def command(reference: Path, result: Path | None, **options: Any) -> None:
 
     REFERENCE may be a comparison written with --save: it is then judged by new limits without running anything.
 
-    Exit codes: 0 all outputs are within their limits; 1 they are not, or a model does not run; 2 wrong usage.
+    Exit codes, as those of diff(1): 0 all outputs are within their limits; 1 they are not; 2 nothing was compared,
+    because of wrong usage, or a model that cannot be read or does not run.
     """
     limits = make_limits({metric: options[name] for name, (metric, _) in _LIMITS.items()})
     limits = replace(limits, accept=options["accept"])
@@ -97,7 +98,7 @@ def command(reference: Path, result: Path | None, **options: Any) -> None:
         write_page(diff_page(report, audit_model(models[-1]) if models else None), options["html"])
     show(options, partial(diff_report, report), partial(diff_json, report))
     if not report.passed:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(1 if report.was_compared else 2)
 
 
 def _judged_again(saved: Path, limits: Limits, options: dict[str, Any]) -> DiffReport:

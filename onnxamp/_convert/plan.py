@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.decision import explain
@@ -16,7 +16,11 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
+from onnxamp._paths.reading import cannot_read, reason_of
 from onnxamp._public import Shown, printable
+from onnxamp._state.plain import from_data
+
+T = TypeVar("T")
 
 FORMAT: Final = 3
 """Version of the JSON format."""
@@ -172,10 +176,43 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it did not. ArgumentError: its options make no sense.
     """
-    rows = tuple(PlanRow(**row) for row in data["rows"])
-    hazards = tuple(HazardRow(**row) for row in data["hazards"])
-    options, warnings = Options.from_json(data["options"]), tuple(data["warnings"])
-    return Plan(options, int(data["opset"]), rows, hazards, int(data["casts"]), int(data["cost"]), warnings)
+    return Plan(
+        options=Options.from_json(data["options"]),
+        opset=_number(data, "opset"),
+        rows=_records(PlanRow, data, "rows"),
+        hazards=_records(HazardRow, data, "hazards"),
+        casts=_number(data, "casts"),
+        cost=_number(data, "cost"),
+        warnings=_records(str, data, "warnings"),
+    )
+
+
+def _number(data: Mapping[str, Any], name: str) -> int:
+    """A field that holds a whole number.
+
+    Raises:
+        ValueError: it holds something else. KeyError: it is missing.
+    """
+    if type(data[name]) is not int:
+        raise ValueError(f"{name} is {data[name]!r:.40}, not a whole number")
+    return data[name]
+
+
+def _records(kind: type[T], data: Mapping[str, Any], name: str) -> tuple[T, ...]:
+    """A field that holds a list of records of a kind.
+
+    Raises:
+        TypeError, ValueError: it holds something else. KeyError: it is missing.
+    """
+    if not isinstance(data[name], list):
+        raise TypeError(f"{name} is {data[name]!r:.40}, not a list")
+    found = []
+    for number, record in enumerate(data[name]):
+        try:
+            found.append(from_data(kind, record))
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{name}[{number}] is damaged: {json.dumps(record):.80}") from None
+    return tuple(found)
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:
@@ -201,12 +238,15 @@ def load_plan(path: str | PathLike[str]) -> Plan:
     """
     try:
         data: Mapping[str, Any] = json.loads(as_path(path).read_text(encoding="utf-8"))
+        if not isinstance(data, dict) or "format" not in data:
+            raise ArgumentError(f"{str(path)!r} is not an onnxamp plan: write one with --save-plan.")
         if data["format"] != FORMAT:
             raise ArgumentError(f"The plan {str(path)!r} has format {data['format']!r}; this onnxamp reads {FORMAT}.")
         return plan_of(data)
     except OSError as error:
-        raise ArgumentError(f"Cannot read the plan {str(path)!r}: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-        if isinstance(error, ArgumentError) and "format" in str(error):
+        raise cannot_read(f"the plan {str(path)!r}", error) from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        if isinstance(error, ArgumentError) and str(path) in str(error):
             raise
-        raise ArgumentError(f"{str(path)!r} is not an onnxamp plan: write one with --save-plan.") from None
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else reason_of(error)
+        raise ArgumentError(f"{str(path)!r} is not an onnxamp plan ({what}): write one with --save-plan.") from None

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 from onnx import TensorProto
 
-from onnxamp._errors import ExternalDataError
+from onnxamp._errors import ExternalDataError, MissingDataError
 from onnxamp._model.protos import stored_bytes
 from onnxamp._model.sources import FileStamp, opened_as
 from onnxamp._paths.paths import as_path, is_remote, read_range
@@ -133,8 +133,10 @@ def _data_file(name: str, location: str, base_dir: Path | None) -> DataFile:
             f"The weight {name!r} points to {location!r}, outside the model's folder {str(base_dir)!r}: refused."
         )
     if not path.is_file():
-        what = "is not a regular file" if path.exists() else "is missing: copy it there, by that name"
-        raise ExternalDataError(f"The data file {str(path)!r} of the weight {name!r} {what}.")
+        file = f"The data file {str(path)!r} of the weight {name!r}"
+        if path.exists():
+            raise ExternalDataError(f"{file} is not a regular file.")
+        raise MissingDataError(f"{file} is missing: copy it there, by that name.")
     return DataFile(path, FileStamp.of(path.stat()))
 
 

@@ -257,6 +257,8 @@ def copy_file(source: Path, target: Path, keep: frozenset[Path], approve: Callab
             _approved(stage, approve)
             stage.commit(lambda: _outdated(target, keep))
     except OSError as error:
+        if isinstance(error, ModelError):  # a data file is missing
+            raise
         raise unwritable(target, error) from None
 
 

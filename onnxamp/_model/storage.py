@@ -17,7 +17,7 @@ from typing import BinaryIO, Final, NamedTuple
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
-from onnxamp._errors import ExternalDataError, ModelError, OutputError
+from onnxamp._errors import ExternalDataError, MissingModelError, ModelError, OutputError
 from onnxamp._model.external_data import (
     INSIDE,
     DataFile,
@@ -35,6 +35,7 @@ from onnxamp._model.staging import staging
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import Ranges, find_data, replaced
 from onnxamp._paths.paths import is_remote, read_range
+from onnxamp._paths.reading import reason_of
 
 INLINE_LIMIT: Final = 1_900_000_000
 """Bytes of weights up to which a model is saved as one file; a protobuf message cannot hold 2 GiB."""
@@ -82,7 +83,8 @@ def read_model(path: Path) -> ModelFile:
     try:
         data, stamp = _read_regular(path)
     except (OSError, ValueError) as error:
-        raise ModelError(f"Cannot read {str(path)!r}: {_reason(error)}.") from None
+        kind = MissingModelError if isinstance(error, FileNotFoundError) else ModelError
+        raise kind(f"Cannot read {str(path)!r}: {reason_of(error)}.") from None
     return ModelFile(*parse_model(data, repr(str(path))), stamp)
 
 
@@ -283,8 +285,4 @@ def unwritable(path: Path, error: Exception) -> OutputError:
     """The error to raise when ``error`` kept a file from being written."""
     if not is_remote(path) and not path.parent.is_dir():
         return OutputError(f"Cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it.")
-    return OutputError(f"Cannot write {str(path)!r}: {_reason(error)}. What was there before is untouched.")
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error).rstrip(".")
+    return OutputError(f"Cannot write {str(path)!r}: {reason_of(error)}. What was there before is untouched.")

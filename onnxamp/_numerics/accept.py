@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._paths.reading import reason_of
 from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.fingerprints import source_print
 from onnxamp._state.state import fingerprint
@@ -63,13 +64,32 @@ class Accept:
         return False
 
     def _answer(self, reference: Outputs, result: Outputs) -> bool:
-        answer = self.function(dict(reference), dict(result))
+        answer = called("accept", self.name, self.function, reference, result)
         if not isinstance(answer, (bool, np.bool_)):
             raise ArgumentError(
                 f"accept: {self.name!r} must return True or False, not {answer!r:.80}; what returns an error is a"
                 " metric (--metric)."
             )
         return bool(answer)
+
+
+def called(what: str, name: str, function: Callable[..., Any], reference: Outputs, result: Outputs) -> Any:
+    """What a function of the user returns. One that was named, and not passed, raises nothing but sentences.
+
+    Raises:
+        ArgumentError: it raises something. Whatever a function that was passed raises goes through.
+    """
+    try:
+        return function(dict(reference), dict(result))
+    except Exception as error:
+        if ":" not in name:
+            raise
+        raise ArgumentError(f"{what}: {name!r} failed: {_told(error)}.") from error
+
+
+def _told(error: Exception) -> str:
+    """What was raised, and why."""
+    return f"{type(error).__name__}: {reason_of(error)}"
 
 
 def imported(what: str, name: str) -> Callable[..., Any]:
@@ -81,8 +101,8 @@ def imported(what: str, name: str) -> Callable[..., Any]:
     module, _, attribute = name.rpartition(":")
     try:
         function = getattr(_from_file(Path(module)) if module.endswith(".py") else import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
-        raise ArgumentError(f"The {what} {name!r} cannot be imported: {error}.") from None
+    except Exception as error:  # its module runs, and may raise anything
+        raise ArgumentError(f"The {what} {name!r} cannot be imported: {_told(error)}.") from error
     if not callable(function):
         raise ArgumentError(f"The {what} {name!r} is not a function.")
     found: Callable[..., Any] = function

@@ -13,7 +13,7 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.accept import Accept, AcceptLike
 from onnxamp._numerics.limits import LimitLike, Limits, with_tolerance
 from onnxamp._numerics.metrics import DiffMetric
-from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.results import DOES_NOT_RUN, DiffReport
 from onnxamp._numerics.rows import listed_outputs
 from onnxamp._numerics.sample_diff import DiffWork, SampleDiff, SampleRun, reference_on, result_on
 from onnxamp._numerics.tally import Tally, finished
@@ -262,7 +262,7 @@ class Comparison:
                     text = input_failure("The reference does not run", found.error, samples, number, one.model)
                     return replace(report, skipped=text)
                 if found.failure is not None:
-                    return replace(report, failure=f"The result does not run: {found.failure}")
+                    return replace(report, failure=f"{DOES_NOT_RUN}{found.failure}")
                 if found.noise is not None:
                     report = replace(report, noise=max(found.noise, report.noise or 0.0))
                 tally.add(number, found)

@@ -1,6 +1,8 @@
 """Results of comparisons and checks: frozen records for reports to print, save and draw."""
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.measure import Measurement
@@ -79,6 +81,12 @@ class Cure:
     casts: tuple[int, int] | None = None
 
 
+DOES_NOT_RUN: Final = "The result does not run: "
+"""How a failure begins that left nothing to compare."""
+_CRASHED: Final = re.compile(r"Sample \d+ could not be compared\.")
+"""Likewise, where a worker process died."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class DiffReport(Shown):
     """Two models compared on the same inputs; :func:`onnxamp.diff_models` returns it.
@@ -133,6 +141,12 @@ class DiffReport(Shown):
         """Whether the models were compared and all outputs are within their limits."""
         within = all(judgement.passed for judgement in self.judgements)
         return self.failure is None and self.skipped is None and within
+
+    @property
+    def was_compared(self) -> bool:
+        """Whether both models ran, so that their outputs agree or differ."""
+        failure = self.failure or ""
+        return self.skipped is None and not failure.startswith(DOES_NOT_RUN) and not _CRASHED.match(failure)
 
 
 @dataclass(frozen=True, slots=True)

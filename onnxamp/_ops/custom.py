@@ -17,6 +17,7 @@ from onnxamp._dtypes import ELEM_NUMBERS
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.signature import DECLARED, Port, Signature
 from onnxamp._paths.paths import as_path
+from onnxamp._paths.reading import cannot_read
 
 _MANY: Final = 1 << 31
 """More ports than a node can have."""
@@ -156,7 +157,7 @@ def _read(path: Path) -> tuple[CustomOp, ...]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ArgumentError(f"Cannot read the custom ops {str(path)!r}: {error.strerror}.") from None
+        raise cannot_read(f"the custom ops {str(path)!r}", error) from None
     except ValueError as error:  # of TOML, or of UTF-8
         raise ArgumentError(f"{str(path)!r} is not TOML: {error}.") from None
     rows = data.get("op")

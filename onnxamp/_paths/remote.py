@@ -4,7 +4,7 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +17,7 @@ from secrets import token_hex
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 from onnxamp._errors import ArgumentError, ExternalDataError, MissingPackageError
+from onnxamp._paths.reading import reason_of
 
 _LOCAL: Final[type[Path]] = type(Path())
 if TYPE_CHECKING:
@@ -137,12 +138,7 @@ class RemotePath(_Base):
             OSError: there is none, or it cannot be asked for.
         """
         del follow_symlinks
-        info = self._ask(lambda: self.file_system.info(self.key))
-        mode = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
-        when = next((info[name] for name in ("mtime", "LastModified", "updated", "created") if info.get(name)), 0)
-        seconds = when.timestamp() if isinstance(when, datetime) else float(when) if not isinstance(when, str) else 0.0
-        times = (int(seconds),) * 3 + (seconds,) * 3 + (int(seconds * 1e9),) * 3
-        return os.stat_result((mode | 0o644, 0, 0, 1, 0, 0, int(info["size"] or 0), *times))
+        return self._ask(lambda: _status(self.file_system.info(self.key)))
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
         """Whether there is a file or a folder."""
@@ -273,6 +269,15 @@ class RemotePath(_Base):
             raise
 
 
+def _status(info: Mapping[str, Any]) -> os.stat_result:
+    """What a file system knows of a file."""
+    mode = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
+    when = next((info[name] for name in ("mtime", "LastModified", "updated", "created") if info.get(name)), 0)
+    seconds = when.timestamp() if isinstance(when, datetime) else float(when) if not isinstance(when, str) else 0.0
+    times = (int(seconds),) * 3 + (seconds,) * 3 + (int(seconds * 1e9),) * 3
+    return os.stat_result((mode | 0o644, 0, 0, 1, 0, 0, int(info["size"] or 0), *times))
+
+
 @dataclass(frozen=True, slots=True)
 class _Upload:
     """A file that is being written."""
@@ -301,11 +306,20 @@ def file_system(scheme: str) -> Any:
     try:
         return fsspec.filesystem(scheme)
     except ImportError as error:
-        needed = str(error).rstrip(".")
-        raise MissingPackageError(
-            f"{scheme}://... needs a package that is not installed ({needed}): install it with 'pip install"
-            f" {_PACKAGES.get(scheme, 'PACKAGE')}'."
-        ) from None
-    except ValueError:
+        needed, package = str(error).rstrip("."), _PACKAGES.get(scheme)
+        how = f"install it with 'pip install {package}'" if package else "install it"
+        raise MissingPackageError(f"{scheme}://... needs a package that is not installed ({needed}): {how}.") from None
+    except ValueError as error:
+        if scheme in fsspec.available_protocols():
+            raise _unusable(scheme, error) from error
         known = ", ".join(sorted(fsspec.available_protocols()))
         raise ArgumentError(f"No file system is known for {scheme}://...: choose one of {known}.") from None
+    except Exception as error:  # each is a package of its own
+        raise _unusable(scheme, error) from error
+
+
+def _unusable(scheme: str, error: Exception) -> ArgumentError:
+    return ArgumentError(
+        f"The file system of {scheme}://... cannot be used as it is ({reason_of(error)}): set it up in fsspec's"
+        " configuration, or copy the file here."
+    )

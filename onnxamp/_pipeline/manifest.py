@@ -33,6 +33,7 @@ from onnxamp._options.checks import meant
 from onnxamp._options.levels import Level, check_level
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
+from onnxamp._paths.reading import cannot_read
 
 BETTER: Final = ("lower", "higher")
 """Which of two numbers is the better one."""
@@ -140,7 +141,7 @@ def _read(path: Path) -> tuple[Settings, dict[str, Any]]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ArgumentError(f"{where} cannot be read: {error.strerror}.") from None
+        raise cannot_read(f"the manifest {str(path)!r}", error) from None
     except ValueError as error:
         raise ArgumentError(f"{where} is not TOML: {error}.") from None
     known = [item.name for item in fields(Settings)]

@@ -8,6 +8,7 @@ from typing import Any, Final
 from onnxamp._errors import ArgumentError
 from onnxamp._numerics.metrics import LOWNESS
 from onnxamp._numerics.results import DiffReport
+from onnxamp._paths.reading import cannot_read
 from onnxamp._report.comparison import status_of
 from onnxamp._state.plain import as_data, from_data
 
@@ -35,7 +36,7 @@ def load_diff(path: Path) -> DiffReport:
         found: DiffReport = from_data(DiffReport, data)
         _check(found)
     except OSError as error:
-        raise ArgumentError(f"Cannot read the comparison {str(path)!r}: {error.strerror}.") from None
+        raise cannot_read(f"the comparison {str(path)!r}", error) from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise

@@ -6,8 +6,10 @@ bytes that exist.
 
 import base64
 import json
+import lzma
 import math
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +21,8 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, MissingFileError
+from onnxamp._paths.reading import cannot_read, reason_of
 
 Array: TypeAlias = npt.NDArray[Any]
 Span: TypeAlias = tuple[int, int]
@@ -32,7 +35,8 @@ _SUFFIXES: Final = frozenset({".npz", ".json"})
 """Of files that hold samples."""
 
 _READ_FAILURES: Final = (
-    OSError, EOFError, ValueError, MemoryError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error,
+    OSError, EOFError, ValueError, TypeError, KeyError, MemoryError, OverflowError, RuntimeError, zipfile.BadZipFile,
+    zlib.error, struct.error, lzma.LZMAError,
 )  # fmt: skip
 """What broken files make NumPy, zipfile and json raise; an encrypted member is a RuntimeError."""
 
@@ -76,8 +80,7 @@ def read_npz(path: Path) -> dict[str, Array]:
     except ArgumentError:  # a ValueError too
         raise
     except _READ_FAILURES as error:
-        ask = "" if isinstance(error, FileNotFoundError) else " Is it a complete .npz file?"
-        raise ArgumentError(f"Cannot read {quoted(path)}: {_reason(error)}.{ask}") from error
+        raise cannot_read(quoted(path), error, "Is it a complete .npz file?") from error
 
 
 def _check_growth(path: Path, claimed: int) -> None:
@@ -99,15 +102,8 @@ def _member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name:
 
 
 def _broken_array(path: Path, name: str, error: BaseException) -> ArgumentError:
-    text = f"Cannot read the array {name!r} of {quoted(path)}: {_reason(error)}. Save it again as a plain array."
+    text = f"Cannot read the array {name!r} of {quoted(path)}: {reason_of(error)}. Save it again as a plain array."
     return ArgumentError(text)
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, MemoryError):
-        return "there is not enough memory for it"
-    text = str(getattr(error, "strerror", None) or error).strip()
-    return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
 
 
 def _read_npy(stream: BinaryIO, size: int) -> Array:
@@ -120,6 +116,8 @@ def _read_npy(stream: BinaryIO, size: int) -> Array:
     if version not in _HEADERS:
         raise ValueError(f"its format version {version} is unknown")
     shape, _, dtype = _HEADERS[version](stream)
+    if not all(type(size) is int for size in shape):
+        raise ValueError(f"its shape {shape} is not made of whole numbers")
     if dtype.hasobject or dtype.names is not None:
         raise ValueError("it holds Python objects or records, which are not read")
     claimed, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
@@ -164,7 +162,7 @@ def json_samples(path: Path) -> list[Span]:
 
 def _broken_json(path: Path, error: BaseException) -> ArgumentError:
     return ArgumentError(
-        f"Cannot read {quoted(path)}: {_reason(error)}. Inputs are .npz files, or JSON: a list of objects, one per"
+        f"Cannot read {quoted(path)}: {reason_of(error)}. Inputs are .npz files, or JSON: a list of objects, one per"
         " sample, of arrays by name, which are nested lists of numbers, or as Polygraphy saves them (--save-inputs)."
     )
 
@@ -315,7 +313,7 @@ def read_one(path: Path) -> Mapping[str, Any]:
 def file_readers(path: Path) -> list[partial[Mapping[str, Any]]]:
     """What reads each sample of a file."""
     if not path.exists():
-        raise ArgumentError(f"Cannot read inputs from {quoted(path)}: there is no such file.")
+        raise MissingFileError(f"Cannot read inputs from {quoted(path)}: there is no such file.")
     if not path.is_file():
         raise ArgumentError(f"Cannot read inputs from {quoted(path)}: it is neither a file nor a folder.")
     with path.open("rb") as stream:

@@ -37,6 +37,7 @@ from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import FileStamp, note_sources
 from onnxamp._paths.paths import as_path, is_remote
+from onnxamp._paths.reading import cannot_read
 from onnxamp._runtime.dataset import is_dataset, row_readers
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import file_readers, folder_readers, quoted
@@ -227,8 +228,7 @@ def load_samples(path: str | PathLike[str]) -> Samples:
     except (OSError, ValueError) as error:
         if isinstance(error, ArgumentError):
             raise
-        reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(f"Cannot read inputs from {quoted(path)}: {reason}.") from error
+        raise cannot_read(f"inputs from {quoted(path)}", error) from error
     if not is_remote(path):
         files = {reader.args[0].absolute() for reader in readers}
         note_sources({file: FileStamp.of(file.stat()) for file in files})

@@ -2,8 +2,8 @@
 
 A state file holds one JSON object a line. The first says what the file is. Then each line tells of a *part*, which is
 what one kind of work keeps: what it depends on, or one thing that was done. Lines are added and never changed, so a
-process that is killed leaves one incomplete line at most, which the next run cuts off. Values stay in the file until
-they are asked for.
+process that is killed leaves one incomplete line at most, which the next run cuts off. Each line ends with a checksum,
+so that nothing is taken for a measurement that was changed since. Values stay in the file until they are asked for.
 
 A part belongs to the work that began it: where anything that it depends on has changed since, that is an error which
 says what.
@@ -12,7 +12,7 @@ says what.
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
@@ -20,12 +20,15 @@ from os import PathLike
 from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO, Final, TypeAlias
+from zlib import crc32
 
 from onnxamp._errors import ArgumentError, OutputError
 from onnxamp._paths.locks import lock
 from onnxamp._paths.paths import as_path, is_remote
 
-_HEAD: Final = b'{"onnxamp": "state", "format": 1}\n'
+_HEAD: Final = b'{"onnxamp": "state", "format": 2}\n'
+_SUM: Final = b', "sum": "%08x"}\n'
+"""How a line ends: with the CRC-32 of what stands before."""
 _SAVE_EVERY: Final = 5.0
 """Seconds between two uploads of a state behind a URL, which cannot be added to: what a killed job loses at most."""
 
@@ -125,7 +128,7 @@ class State:
         return json.loads(self._file.read(place[1]))
 
     def _add(self, line: Any) -> _Place:
-        data = json.dumps(line).encode() + b"\n"
+        data = _summed(json.dumps(line).encode())
         try:
             self._file.seek(self._end)
             self._file.write(data)
@@ -146,20 +149,22 @@ class State:
         """Find all lines, and cut off what a killed process left of one.
 
         Raises:
-            ValueError: the file is no state.
+            ValueError: the file is no state, or a line that others follow is damaged.
         """
         self._file.seek(0)
         head = self._file.readline()
         if head != _HEAD and not _HEAD.startswith(head):
             raise ValueError("it does not begin as one")
         self._end = len(head) if head == _HEAD else 0
-        for data in self._file if self._end else ():
+        for number, data in enumerate(self._file if self._end else (), 2):
+            if not _is_whole(data):
+                if any(map(_is_whole, self._file)):
+                    raise ValueError(f"line {number} is damaged")
+                break
             try:
                 self._know(json.loads(data), (self._end, len(data)))
-            except (ValueError, KeyError, TypeError):
-                break
-            if not data.endswith(b"\n"):
-                break
+            except (KeyError, TypeError):
+                raise ValueError(f"line {number} belongs to another state") from None
             self._end += len(data)
         if self._file.seek(0, os.SEEK_END) > self._end:
             self._file.truncate(self._end)
@@ -176,6 +181,16 @@ class State:
                 self._parts[line["part"]] = Part(line["part"], dict(line["facts"]), self)
         else:
             self._parts[line["of"]]._places[line["key"]] = place
+
+
+def _summed(line: bytes) -> bytes:
+    """A line with its checksum, in place of the brace that ends its object."""
+    return line[:-1] + _SUM % crc32(line)
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether a line is as it was written."""
+    return data == _summed(data[: -len(_SUM % 0)] + b"}")
 
 
 StateLike: TypeAlias = State | str | PathLike[str] | None
@@ -202,15 +217,16 @@ def opened(given: StateLike, *, renew: bool = False) -> Iterator[State | None]:
         file = _remote(path) if is_remote(path) else os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
     except OSError as error:
         raise _unwritable(path, error) from None
-    with file:
+    with _closed(path, file):
         state = State(path, file)
         _lock(path, file, wait=renew)
         try:
             state._load()
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             if not renew:
                 raise ArgumentError(
-                    f"{str(path)!r} is not a state that this version of onnxamp reads ({error}): name another file."
+                    f"{str(path)!r} is not a state that this version of onnxamp reads ({error}): delete it to begin"
+                    " anew, or name another file."
                 ) from None
             file.truncate(0)
             state._load()
@@ -220,7 +236,33 @@ def opened(given: StateLike, *, renew: bool = False) -> Iterator[State | None]:
             yield state
         finally:
             if isinstance(file, BytesIO):
-                state._upload()
+                _uploaded(state)
+
+
+def _uploaded(state: State) -> None:
+    try:
+        state._upload()
+    except OSError as error:
+        raise _unwritable(state.path, error) from None
+
+
+@contextmanager
+def _closed(path: Path, file: BinaryIO) -> Iterator[None]:
+    """Close the file at the end, which writes what could not be written before once more.
+
+    Raises:
+        OutputError: it cannot be written now either.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # it is known what is wrong
+            file.close()
+        raise
+    try:
+        file.close()
+    except OSError as error:
+        raise _unwritable(path, error) from None
 
 
 def _remote(path: Path) -> BytesIO:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._numerics.accept import Accept, imported
+from onnxamp._numerics.accept import Accept, called, imported
 from onnxamp._numerics.detections import compare_matched
 from onnxamp._numerics.metrics import TensorDiff
 from onnxamp._runtime.engines import Outputs
@@ -124,7 +124,7 @@ def _measured(name: str, function: Callable[..., Any]) -> Measure:
     """The error that a function of the user returns."""
 
     def measure(reference: Outputs, result: Outputs) -> float:
-        error = function(dict(reference), dict(result))
+        error = called("metric", name, function, reference, result)
         if isinstance(error, (bool, np.bool_)):
             raise ArgumentError(
                 f"The metric {name!r} returned {error}, but a metric returns an error, which is 0 for equal outputs:"

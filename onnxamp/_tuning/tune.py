@@ -15,6 +15,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final, Unpack
 
 from onnxamp._convert.analysis import analyse
@@ -206,7 +207,7 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
         shared = Shared(workers, judge, samples, rounder)
         ranges = RangeRun(samples, search.provider, None, workers, state)
         measured = partial(with_ranges, model, run=ranges)
-        once = partial(_tune_once, model, backend, shared, state, given, Path(folder))
+        once = partial(_tune_once, model, backend, shared, state, given, folder)
         both = partial(tune_both, once=once, measured=measured)
         found = tune_rounded(measured(options), search, samples, both, once, is_free=rounder is not None)
         if search.pick is not None:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 from onnxamp._errors import ArgumentError
 from onnxamp._model.storage import write_file
 from onnxamp._paths.paths import as_path
+from onnxamp._paths.reading import cannot_read
 
 Cell: TypeAlias = str | int | float | None
 """None for an empty cell."""
@@ -78,7 +79,7 @@ def read_csv(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
     try:
         lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
     except OSError as error:
-        raise ArgumentError(f"Cannot read the table {str(path)!r}: {error.strerror}.") from None
+        raise cannot_read(f"the table {str(path)!r}", error) from None
     except (ValueError, csv.Error) as error:
         raise ArgumentError(f"{str(path)!r} is not a table that onnxamp wrote: {error}.") from None
     if not lines or any(len(line) != len(lines[0]) for line in lines):

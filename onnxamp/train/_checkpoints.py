@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._errors import ArgumentError, MissingModelError, ModelError
 from onnxamp._model.storage import write_file
+from onnxamp._paths.reading import reason_of
 
 
 def write_checkpoint(path: Path, state: Mapping[str, NDArray[Any]]) -> None:
@@ -34,7 +35,8 @@ def read_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
     try:
         return dict(safetensors.numpy.load(path.read_bytes()))
     except OSError as error:
-        raise ModelError(f"Cannot read {str(path)!r}: {error.strerror}.") from None
+        kind = MissingModelError if isinstance(error, FileNotFoundError) else ModelError
+        raise kind(f"Cannot read {str(path)!r}: {reason_of(error)}.") from None
     except safetensors.SafetensorError as error:
         raise ModelError(f"{str(path)!r} is not a checkpoint, or is truncated: {error}.") from None
 

@@ -1,0 +1,137 @@
+"""The door of the command line: whatever a command raises leaves as one sentence, or as one JSON object."""
+
+import errno
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import click
+
+from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError
+from onnxamp._paths.reading import reason_of
+from onnxamp._public import printable
+
+_INTERRUPTED: Final = 130
+"""Exit code of a process that Ctrl-C ends: 128 and the number of the signal."""
+
+_USAGE: Final = 2
+"""Exit code of wrong usage."""
+
+_TROUBLE: Final = {"diff": 2}
+"""Command -> exit code of other errors, where it is not 1: that of ``diff`` means that the models differ."""
+
+_WORDS: Final = "onnxamp words"
+"""Where a context keeps the command line."""
+
+_REPORTED: Final = "onnxamp report"
+"""Where a context notes that standard output holds a report."""
+
+
+def note_words(context: click.Context, words: Sequence[str]) -> None:
+    """Note the command line: what it asks for counts even where it cannot be parsed."""
+    context.meta[_WORDS] = tuple(words)
+
+
+def note_report() -> None:
+    """Note that a report was printed: an object of JSON would not be the only one on standard output."""
+    click.get_current_context().meta[_REPORTED] = True
+
+
+@contextmanager
+def door() -> Iterator[None]:
+    """Print whatever is raised: a sentence on standard error or, with ``--format json``, JSON on standard output.
+
+    ``-v`` prints the traceback before it.
+
+    Raises:
+        click.exceptions.Exit: something was raised; it holds the exit code.
+    """
+    try:
+        yield
+    except (click.exceptions.Exit, click.Abort):
+        raise
+    except KeyboardInterrupt:
+        click.echo("Aborted!", err=True)
+        raise click.exceptions.Exit(_INTERRUPTED) from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.EPIPE:  # nobody reads what is printed
+            raise
+        raise click.exceptions.Exit(_shown(error)) from None
+
+
+def _shown(error: Exception) -> int:
+    """Print an error; returns the exit code."""
+    context = click.get_current_context()
+    words: Sequence[str] = context.meta.get(_WORDS, ())
+    is_clicks = isinstance(error, click.ClickException)
+    is_usage = isinstance(error, (click.UsageError, ArgumentError, ArgumentTypeError))
+    code = _USAGE if is_usage else _TROUBLE.get(words[0] if words else "", 1)
+    if _shows_trace(words) and not is_clicks:
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    if _asks_json(words) and _REPORTED not in context.meta:
+        from onnxamp._report.machine import document  # noqa: PLC0415 - few commands fail
+
+        note_report()
+        click.echo(document("error", {"kind": _kind(error), "message": _sentence(error), "exit_code": code}))
+    elif isinstance(error, click.ClickException):
+        error.show()
+    else:
+        from onnxamp._report.terminal import fitted  # noqa: PLC0415
+
+        text = fitted(printable(_sentence(error)), "Error: ")
+        (click.UsageError(text, context) if is_usage else click.ClickException(text)).show()
+    return code
+
+
+def _kind(error: Exception) -> str:
+    """What programs tell errors apart by: our class, or what else there is."""
+    if isinstance(error, OnnxAmpError):
+        return type(error).__name__
+    if isinstance(error, click.ClickException):
+        return "UsageError" if isinstance(error, click.UsageError) else "Failure"
+    return "SystemError" if isinstance(error, (OSError, MemoryError)) else "UnexpectedError"
+
+
+def _sentence(error: Exception) -> str:
+    """What is wrong, where, and what to do."""
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, OnnxAmpError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return (
+            "There is not enough memory. Take smaller inputs (--dim), fewer worker processes (--jobs), or a machine"
+            " with more."
+        )
+    if isinstance(error, OSError):
+        file = "a file" if error.filename is None else repr(str(error.filename))
+        return f"Cannot read or write {file}: {reason_of(error)}. Check the disk, its room and its permissions."
+    return (
+        f"{type(error).__name__}{_place(error)}: {reason_of(error)}. This may be a bug of onnxamp: run it again with -v"
+        " for the trace, and report it."
+    )
+
+
+def _place(error: Exception) -> str:
+    """The last place of onnxamp on the way to where it was raised."""
+    package = Path(__file__).parents[1]
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
+    return f" in {Path(ours[-1].filename).relative_to(package.parent).as_posix()}:{ours[-1].lineno}" if ours else ""
+
+
+def _asks_json(words: Sequence[str]) -> bool:
+    """Whether the last ``--format`` is JSON."""
+    formats = [
+        after if word == "--format" else word.partition("=")[2]
+        for word, after in pairwise([*words, ""])
+        if word == "--format" or word.startswith("--format=")
+    ]
+    return formats[-1:] == ["json"]
+
+
+def _shows_trace(words: Sequence[str]) -> bool:
+    return not {"-v", "--verbose", "-qv", "-vq"}.isdisjoint(words)
