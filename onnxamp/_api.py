@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from onnxamp._convert.convert import CONVERSION, Conversion, Converted, Sink, begun, convert, convert_to_file
 from onnxamp._convert.deciding import analyse_model
+from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.collecting import no_collections
@@ -121,6 +122,8 @@ def convert_model(
             convolutions and recurrent ops on ``samples`` stay near; "auto" is the former, and at level "auto" what
             pays. See :doc:`/how-to/rounding`.
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
+        strict_options: raise an ArgumentError for a name or a pattern that matches nothing in the model, as the command
+            line does, instead of a warning.
         tolerance: level "auto" only: the largest error to accept, in units of the metric.
         samples: level "auto", ``rescale``, ``data_max`` and ``rounding`` only: the inputs on which errors, ranges and
             products are measured; random ones by default, which reach other ranges than real ones.
@@ -327,6 +330,8 @@ def _measured(
 
     Samples are made up where none are given, but not to repeat a plan: it was made for others, perhaps.
     """
+    if plan is None:
+        refuse_misspelt(model, options)
     asks = options.compensates and (plan is None or samples is not None)
     if not options.lacks_ranges and not asks:
         return options, None

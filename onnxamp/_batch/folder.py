@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple, Unpack
 from onnxamp._batch.find import check_options, find_jobs, index_of, page_of, size_of
 from onnxamp._batch.job import FolderOptions, Job, JobResult, failed, jobs_of, read_before
 from onnxamp._batch.state import Entry, Row, fingerprint, load_state, save_state
+from onnxamp._convert.misspelt import everywhere, refuse_or_warn
+from onnxamp._decide.unmatched import Unmatched
 from onnxamp._model.staging import sweep
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level, LevelName
@@ -62,6 +64,11 @@ class FolderReport(Shown):
     jobs: int
     seconds: float
     rows: tuple[Row, ...]
+
+    @property
+    def unmatched(self) -> tuple[Unmatched, ...]:
+        """Names in options that match nothing in any model that was looked at."""
+        return everywhere(row.unmatched for row in self.rows if row.unmatched is not None)
 
     def count(self, outcome: str) -> int:
         """Number of models with that outcome: "converted", "up to date", "failed" or "failed before"."""
@@ -150,13 +157,14 @@ def convert_folder(
         What became of each model.
 
     Raises:
-        ArgumentError: an argument is wrong, there is no model, or results could replace originals.
+        ArgumentError: an argument is wrong, there is no model, or results could replace originals. With
+            ``strict_options``, at the end: a name matches nothing in any model.
         ArgumentTypeError: ``accept`` is no text.
         OutputError: ``dst`` cannot be created.
         RuntimeFailure: CUDA is asked for, and cannot be used.
 
     Warns:
-        OptionWarning: an option matches nothing in a model, or cannot be obeyed.
+        OptionWarning: a name matches nothing in any model, or an option cannot be obeyed in one.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -173,6 +181,7 @@ def convert_folder(
     data, page = (as_path(path) if path is not None else None for path in (inputs, html))
     report = run_folder(asked, as_path(src), as_path(dst), Place(jobs, cluster), data, told, retry=retry, html=page)
     warn(f"{row.name}: {warning}" for row in report.rows for warning in row.warnings)
+    refuse_or_warn(report.unmatched, [asked.conversion])
     return report
 
 

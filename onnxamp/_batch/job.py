@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,8 +13,10 @@ from onnx import ModelProto
 
 from onnxamp._batch.state import Entry, Row, Stamp, stamps
 from onnxamp._convert.convert import Conversion, Sink, convert_to_file
+from onnxamp._convert.misspelt import misspelt
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import reference_of
+from onnxamp._decide.unmatched import Unmatched
 from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError, SourceChangedError
 from onnxamp._model.model import Model
 from onnxamp._model.sources import release_sources, watched_sources
@@ -176,6 +178,7 @@ def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) ->
 def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     model = Model.of(job.source)
     read = {**stamps(model.stock.files, job.home), **read_before(job)}
+    unmatched = (*misspelt(model, options.conversion), *_absent_dims(options, model.proto))
     is_auto, measures = options.conversion.level == Level.AUTO, options.conversion.lacks_ranges
     measures = measures or options.conversion.compensates
     comparison, samples = None, None
@@ -205,6 +208,7 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
         row = replace(_row(job.name, made), inputs=samples.description if samples else "")
     else:
         made, diff, row = _validated(options, job, model, comparison, sink, plan, rounder)
+    row = _noting(row, unmatched)
     release_sources()  # the result is in its place
     if paged is not None and job.page is not None:
         paged(made, diff, tuned, job.page)
@@ -251,6 +255,19 @@ def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
     """The given sizes of those dimensions that the model has."""
     named = Sizes.of(model.graph.input).formulas
     return {name: size for name, size in options.dims.items() if name in named}
+
+
+def _absent_dims(options: FolderOptions, model: ModelProto) -> Iterator[Unmatched]:
+    """The given dimensions that the model lacks."""
+    for name in sorted(options.dims.keys() - _dims(options, model).keys()):
+        yield Unmatched("dims", name, f"The inputs have no dimension {name!r}.")
+
+
+def _noting(row: Row, unmatched: tuple[Unmatched, ...]) -> Row:
+    """The row with the names that match nothing in its model, which may match in others, apart from its warnings."""
+    texts = {one.text for one in unmatched}
+    warnings = tuple(text for text in row.warnings if text not in texts)
+    return replace(row, warnings=warnings, unmatched=unmatched)
 
 
 def _sampling(options: FolderOptions, job: Job, model: Model) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from onnxamp._decide.unmatched import Unmatched
 from onnxamp._model.storage import write_file
 from onnxamp._paths.paths import as_path, is_remote
 
@@ -53,7 +54,8 @@ class Row:
         kept: the nodes that had to.
         cure: the command that converts the model alone in that way.
         trace: traceback of an unexpected error.
-        warnings: about options that match nothing in the model or cannot be obeyed, in sentences.
+        warnings: about options that cannot be obeyed, in sentences.
+        unmatched: names in options that match nothing in this model; None where it was not looked at.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Row:
     cure: str = ""
     trace: str = ""
     warnings: tuple[str, ...] = ()
+    unmatched: tuple[Unmatched, ...] | None = None
 
     @property
     def has_failed(self) -> bool:
@@ -163,7 +166,14 @@ def load_state(folder: Path) -> dict[str, Entry]:
 
 
 def _row(data: Mapping[str, Any]) -> Row:
-    return Row(**{**data, **{name: tuple(data.get(name, ())) for name in ("warnings", "kept")}})
+    unmatched = data.get("unmatched")
+    return Row(
+        **{
+            **data,
+            **{name: tuple(data.get(name, ())) for name in ("warnings", "kept")},
+            "unmatched": None if unmatched is None else tuple(Unmatched(**one) for one in unmatched),
+        }
+    )
 
 
 def save_state(folder: Path, entries: Mapping[str, Entry]) -> None:

@@ -13,6 +13,7 @@ from onnxamp._batch.job import FolderOptions
 from onnxamp._cli.common import IN_FOLDER, show
 from onnxamp._cli.options import options_of, provider_of
 from onnxamp._cli.workers import place_of
+from onnxamp._convert.misspelt import refuse
 from onnxamp._errors import ArgumentError
 from onnxamp._public import printable
 from onnxamp._report.batch import batch_report, row_line
@@ -55,6 +56,7 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
         for row in failed if options["quiet"] else ():
             click.echo(printable(f"{row.name}: {row.message}"), err=True)
         raise click.ClickException(f"{len(failed)} of {len(report.rows)} models failed.")
+    refuse(report.unmatched)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import numpy as np
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, new_command, show, write_page
 from onnxamp._cli.options import (
+    check_dims,
     custom_ops_option,
     model_argument,
     provider_of,
@@ -69,6 +70,7 @@ def command(model: Path, **options: Any) -> None:
         raise click.UsageError(f"--build needs --target {' or '.join(BUILDERS)}: others build no engines.")
     opened = Model.of(model)
     check_outputs([*files_of(opened), options["inputs"]], [options["html"], options["state"]])
+    check_dims(opened, options)
     samples = None if options["static"] and not options["build"] else samples_of(opened, options)
     feeds = _first(samples)
     shapes = {name: feed.shape for name, feed in feeds.items()}

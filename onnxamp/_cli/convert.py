@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from onnxamp._cli.common import failed_name, new_command, show, target_of, tell, write_conversion_page
 from onnxamp._cli.options import (
     accept_option,
+    check_dims,
     conversion_options,
     in_place_option,
     metric_option,
@@ -29,7 +30,8 @@ from onnxamp._cli.presets import preset_options
 from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._convert.convert import CONVERSION, Conversion, Sink, begun, convert_to_file
-from onnxamp._convert.plan import Plan, load_plan
+from onnxamp._convert.misspelt import early_warnings
+from onnxamp._convert.plan import Plan, load_plan, strict
 from onnxamp._convert.raising import reference_of
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
@@ -47,7 +49,6 @@ from onnxamp._options.options import COMMAND_LINE, Options
 from onnxamp._public import printable
 from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import Told, progress_bar
-from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import choose_provider
 from onnxamp._state.state import State, opened
@@ -110,13 +111,14 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     validates = not given["no_validate"]
     if given["accept"] is not None and not validates and given["level"] != Level.AUTO:
         raise ArgumentError("--accept judges the validation, which --no-validate leaves out: drop one of the two.")
-    plan = load_plan(given["plan_file"]) if given["plan_file"] else None
+    plan = strict(load_plan(given["plan_file"])) if given["plan_file"] else None
     if plan is None:
         is_auto(given["level"], given["tolerance"], None, "auto", validates=validates)
     options = plan.options if plan else options_of(given)
     provider = choose_provider(provider_of(given)) if validates else None  # fails before anything is written
     model = Model.of(path)
-    early = unmatched(model, options) if plan is None else _overridden()
+    check_dims(model, given)
+    early = early_warnings(model, options) if plan is None else _overridden()
     tell([*early, *(unlike_target(given, options.target) if validates and plan is None else ())])
     needs_samples = options.level == Level.AUTO or options.lacks_ranges or options.compensates
     draw, comparison, samples = partial(samples_of, model, given, options.target), None, None

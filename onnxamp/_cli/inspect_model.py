@@ -13,6 +13,7 @@ from onnxamp._cli.types import LevelChoice
 from onnxamp._convert.causes import cost_sentences
 from onnxamp._convert.deciding import analyse_model
 from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
+from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
 from onnxamp._errors import OpsetError
@@ -48,6 +49,7 @@ def command(model: Path, **options: Any) -> None:
             progress("analysing", number, len(levels))
             asked = options_of(options, level)
             try:
+                refuse_misspelt(opened, asked)
                 ready, analysis = analyse_model(opened, asked)
             except OpsetError:
                 if level == "O0":

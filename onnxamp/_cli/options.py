@@ -22,6 +22,7 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider, is_plugin
+from onnxamp._runtime.sizes import Sizes
 from onnxamp._target.kernels import TARGETS
 from onnxamp._target.versions import device_of
 
@@ -203,6 +204,16 @@ def samples_of(
     return samples
 
 
+def check_dims(model: Model, options: dict[str, Any]) -> None:
+    """Check the names of ``--dim`` where no sample does.
+
+    Raises:
+        ArgumentError: the model has no such dimension.
+    """
+    if options["dims"]:
+        Sizes.of(model.proto.graph.input).resolve(options["dims"])
+
+
 # --- what is written and printed ----------------------------------------------------------------------------------
 
 
@@ -305,8 +316,10 @@ conversion_options: Final = option_group(*(_conversion_option(*item) for item in
 def options_of(given: dict[str, Any], level: str | None = None) -> Options:
     """The :class:`Options` that the command line spells, at ``level`` or the one that is given.
 
+    They are strict about names that match nothing.
+
     Raises:
         ArgumentError, ContradictionError: a value is wrong.
     """
     keywords = {name: spelled.meaning(given[name]) for name, spelled in COMMAND_LINE.items()}
-    return Options.of(level or given.get("level", Level.O2), keywords)
+    return Options.of(level or given.get("level", Level.O2), keywords | {"strict_options": True})

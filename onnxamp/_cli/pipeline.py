@@ -93,7 +93,7 @@ def _settings(options: dict[str, Any], given: frozenset[str]) -> Settings:
         tolerance=options["tolerance"] if "tolerance" in given else None,
         metric=options["metric"] if "metric" in given else None,
         dtypes=(options["dtype"],) if "dtype" in given else None,
-        options=keywords,
+        options=keywords | {"strict_options": True},
     )
 
 

@@ -1,5 +1,6 @@
 """``onnxamp train``."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from onnxamp._cli.options import (
 from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._graph.nearest import suggestion
 from onnxamp._model.converter import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
@@ -182,7 +184,7 @@ def _network(model: Model, batches: Batches, options: dict[str, Any]) -> TrainNe
     """The network that the options describe.
 
     Raises:
-        ArgumentError: the data lack an input of the model, or hold an unknown one.
+        ArgumentError: the data lack an input of the model, or hold an unknown one, or a pattern matches no weight.
     """
     decay = {} if options["weight_decay"] is None else {"weight_decay": options["weight_decay"]}
     optimizer = OPTIMIZERS[options["optimizer"]](
@@ -200,6 +202,10 @@ def _network(model: Model, batches: Batches, options: dict[str, Any]) -> TrainNe
         loss_scale_manager=options["scale"], dtype=options["dtype"],
         provider=provider_of(options), seed=options["seed"],
     )  # fmt: skip
+    for pattern in options["weights"]:
+        if not any(re.fullmatch(pattern, name) for name in net.plan.weights):
+            near = suggestion((tensor.name for tensor in model.proto.graph.initializer), pattern)
+            raise ArgumentError(f"--weights {pattern!r} matches no weight that can be trained.{near}")
     if wrong := set(net.plan.data) ^ set(batches.arrays):
         raise ArgumentError(
             f"The data hold {', '.join(batches.arrays)}; training needs {', '.join(net.plan.data)}: {min(wrong)!r} is"

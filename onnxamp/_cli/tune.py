@@ -25,6 +25,7 @@ from onnxamp._cli.options import (
 from onnxamp._cli.presets import preset_options
 from onnxamp._cli.workers import place_of, place_options
 from onnxamp._convert.convert import Sink, convert_to_file
+from onnxamp._convert.misspelt import early_warnings
 from onnxamp._model.model import Model
 from onnxamp._model.sources import release_sources
 from onnxamp._numerics.diff import Comparison
@@ -33,7 +34,6 @@ from onnxamp._numerics.rounding import rounder_of
 from onnxamp._options.levels import Level
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
-from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.side import BUDGET
@@ -102,7 +102,7 @@ def command(model: Path, **options: Any) -> None:
 def _tune(model: Path, options: dict[str, Any]) -> None:
     asked, opened = options_of(options, Level.AUTO), Model.of(model)
     target = target_of(opened, options, asked.dtype, also=options["state"])
-    early, samples = unmatched(opened, asked), samples_of(opened, options)
+    early, samples = early_warnings(opened, asked), samples_of(opened, options)
     tell([*early, *unlike_target(options, asked.target)])
     with progress_bar(quiet=options["quiet"]) as progress:
         search = Search(

@@ -19,7 +19,8 @@ from onnxamp._cli.options import (
 )
 from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._convert.convert import preview
-from onnxamp._convert.plan import load_plan
+from onnxamp._convert.misspelt import refuse_misspelt
+from onnxamp._convert.plan import load_plan, strict
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
@@ -49,7 +50,7 @@ def command(model: Path, **options: Any) -> None:
 
     Exit codes: 0 the page was written; 1 the model cannot be read or converted; 2 wrong usage.
     """
-    plan = load_plan(options["plan_file"]) if options["plan_file"] else None
+    plan = strict(load_plan(options["plan_file"])) if options["plan_file"] else None
     asked = plan.options if plan else options_of(options)
     if asked.lacks_ranges:
         flag = "--rescale" if asked.data_max is None else "--data-max"
@@ -59,6 +60,8 @@ def command(model: Path, **options: Any) -> None:
     if page.is_dir():
         page /= f"{model.stem}.html"
     check_outputs([*files_of(opened), options["plan_file"]], [page])
+    if plan is None:
+        refuse_misspelt(opened, asked)
     target = model.with_name(f"{model.stem}_{low_type(asked.dtype).suffix}.onnx")
     made, result = preview(opened, target, asked, plan)
     custom = custom_arguments(options)

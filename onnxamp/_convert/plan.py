@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from typing import Any, Final, TypeVar
 
@@ -11,9 +11,10 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.decision import explain
 from onnxamp._decide.variable_names import variable_names
 from onnxamp._decide.verdicts import Hazard
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
+from onnxamp._options.checks import meant
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._paths.reading import cannot_read, reason_of
@@ -105,6 +106,10 @@ class Plan(Shown):
         """Variable key -> whether it is low."""
         return {row.key: row.low for row in self.rows}
 
+    def of_nodes(self) -> dict[str, bool]:
+        """Variable key -> whether it is low, without constants, which follow from their readers."""
+        return {row.key: row.low for row in self.rows if row.op not in CONSTANTS}
+
     @property
     def float32_nodes(self) -> tuple[str, ...]:
         """Nodes that stay float32 though they could be in low precision, wholly or in part; in execution order."""
@@ -170,6 +175,10 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_KEYS: Final = ("format", "options", "opset", "rows", "hazards", "casts", "cost", "warnings")
+"""Keys of a plan."""
+
+
 def plan_of(data: Mapping[str, Any]) -> Plan:
     """The plan that :func:`plan_json` made values of.
 
@@ -215,6 +224,18 @@ def _records(kind: type[T], data: Mapping[str, Any], name: str) -> tuple[T, ...]
     return tuple(found)
 
 
+def _check_keys(data: Mapping[str, Any]) -> None:
+    if data["format"] != FORMAT:
+        raise ArgumentError(f"it has format {data['format']!r}, and this onnxamp reads {FORMAT}.")
+    if unknown := sorted(data.keys() - _KEYS):
+        raise ArgumentError(f"plans have no key {unknown[0]!r}: {meant(unknown[0], _KEYS)}")
+
+
+def strict(plan: Plan) -> Plan:
+    """Return the plan, to be refused for a model that lacks something that it decides."""
+    return replace(plan, options=replace(plan.options, strict_options=True))
+
+
 def load_plan(path: str | PathLike[str]) -> Plan:
     """Read a plan that :meth:`Plan.save` wrote.
 
@@ -239,14 +260,13 @@ def load_plan(path: str | PathLike[str]) -> Plan:
     try:
         data: Mapping[str, Any] = json.loads(as_path(path).read_text(encoding="utf-8"))
         if not isinstance(data, dict) or "format" not in data:
-            raise ArgumentError(f"{str(path)!r} is not an onnxamp plan: write one with --save-plan.")
-        if data["format"] != FORMAT:
-            raise ArgumentError(f"The plan {str(path)!r} has format {data['format']!r}; this onnxamp reads {FORMAT}.")
+            raise ArgumentError("it is not an onnxamp plan: write one with --save-plan.")
+        _check_keys(data)
         return plan_of(data)
+    except (ArgumentError, ArgumentTypeError) as error:
+        raise ArgumentError(f"The plan {str(path)!r} cannot be used: {error}") from None
     except OSError as error:
         raise cannot_read(f"the plan {str(path)!r}", error) from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        if isinstance(error, ArgumentError) and str(path) in str(error):
-            raise
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else reason_of(error)
         raise ArgumentError(f"{str(path)!r} is not an onnxamp plan ({what}): write one with --save-plan.") from None

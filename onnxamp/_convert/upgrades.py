@@ -43,13 +43,13 @@ def at_best_opset(
     prepared = raised(model, options)
     current = prepared.graph.book.opsets[""]
     if options.opset != "auto" or options.level == Level.O0:
-        return prepared, analyse(prepared.graph, options, plan.decisions() if plan else None)
+        return prepared, analyse(prepared.graph, options, plan.of_nodes() if plan else None)
     if plan is not None:
         if plan.opset > current:
             note = f"Upgraded from opset {current} to {plan.opset}, as the plan says."
             prepared = _Choice(prepared, options, proof).at(plan.opset)
             prepared = replace(prepared, notes=(*prepared.notes, note))
-        return prepared, analyse(prepared.graph, options, plan.decisions())
+        return prepared, analyse(prepared.graph, options, plan.of_nodes())
     choice = _Choice(prepared, options, proof)
     needed = max(options.low.min_opset, least)
     if current < needed:

@@ -1,9 +1,8 @@
 """What to say of the names in the user's lists: unknown ones, absent ones, and those on a preset's black list."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
-from heapq import nlargest
-from typing import Final
 
 import onnx.defs
 
@@ -14,42 +13,40 @@ from onnxamp._options.options import Options
 from onnxamp._target.kernels import PROVIDERS, kernel_table
 
 
-def absent_names(graph: Graph, options: Options) -> tuple[list[str], list[str]]:
-    """What to say of names in the user's lists that mean no op of the model: of unknown ones, and of known ones.
+@dataclass(frozen=True, slots=True)
+class AbsentNames:
+    """Names in the user's lists that mean no op of the model -> what to say of them.
 
-    Known are the ops of ONNX's standard, those that ONNX Runtime has kernels for, those of the presets, and the names
-    of the presets' frameworks.
+    Attributes:
+        unknown: those that are probably misspelt.
+        known: those of ops that exist, or may exist in a domain of which nothing is known.
+    """
+
+    unknown: Mapping[str, str]
+    known: Mapping[str, str]
+
+
+def absent_names(graph: Graph, options: Options) -> AbsentNames:
+    """Return the names in the user's lists that mean no op of the model.
+
+    Known are the ops of ONNX's standard, those that ONNX Runtime has kernels for, those of the presets, the names of
+    the presets' frameworks, and custom ops that are declared.
     """
     present = {node.key for node in graph.nodes}
     names = dict.fromkeys((*options.white_list, *options.black_list))
     absent = sorted(name for name in names if present.isdisjoint(ops_named(name)))
-    known = _known_ops() if absent else frozenset[str]()
-    says = {name: f"The op type {name!r} of your lists does not occur in the model." for name in absent}
-    is_known = {name: known.issuperset(ops_named(name)) for name in absent}
+    declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
+    known = _known_ops() | declared if absent else frozenset[str]()
     # Of names that differ in capitals alone, the last counts: frameworks' yield to ONNX's, and these to the model's.
     spelt = {name.lower(): name for names in (framework_names(), known, present) for name in sorted(names)}
+    found: tuple[dict[str, str], dict[str, str]] = {}, {}
     for name in absent:
-        near = [] if is_known[name] else get_close_matches(name.lower(), sorted(spelt), 1)
-        says[name] += f" Did you mean {spelt[near[0]]!r}?" if near else ""
-    unknown = [says[name] for name in absent if not is_known[name]]
-    return unknown, [says[name] for name in absent if is_known[name]]
-
-
-_LIKELY: Final = 20
-"""Names that are compared letter by letter."""
-
-
-def nearest(names: Iterable[str], text: str) -> str | None:
-    """The name that a text is likely meant to be; None if there is none. Linear in names."""
-    wanted = _triples(text)
-    likely = nlargest(_LIKELY, names, key=lambda name: len(wanted & _triples(name)))
-    return next(iter(get_close_matches(text, likely, 1)), None)
-
-
-def _triples(text: str) -> frozenset[str]:
-    """All runs of three letters."""
-    small = text.lower()
-    return frozenset(small[at : at + 3] for at in range(len(small) - 2))
+        is_known = known.issuperset(ops_named(name))
+        near = [] if is_known else get_close_matches(name.lower(), sorted(spelt), 1)
+        text = f"The op type {name!r} of your lists does not occur in the model."
+        text += f" Did you mean {spelt[near[0]]!r}?" if near else ""
+        found[is_known or (not near and "::" in name)][name] = text
+    return AbsentNames(*found)
 
 
 def _known_ops() -> frozenset[str]:

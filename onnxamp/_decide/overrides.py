@@ -1,12 +1,12 @@
 """Overrides of single nodes, by name patterns and by a rule, with warnings about names that match nothing."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from onnxamp._decide.list_names import absent_names, nearest, taken_off
+from onnxamp._decide.list_names import absent_names, taken_off
+from onnxamp._decide.unmatched import unmatched_names
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._errors import ArgumentError, ContradictionError
@@ -46,20 +46,19 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
 
     Complexity: nodes times patterns.
     """
-    matched: set[str] = set()
     overrides: dict[int, Override] = {}
     if options.keep_nodes or options.keep_patterns or options.low_patterns or options.rule is not None:
         for node in graph.nodes:
-            matching = [*_from_patterns(graph, node, options, matched), *_from_rule(node, options)]
+            matching = [*_from_patterns(graph, node, options), *_from_rule(node, options)]
             if not matching:
                 continue
             first = overrides[node.index] = matching[0]
             second = next((override for override in matching if override.low != first.low), None)
             if second is not None:
                 raise ContradictionError(f"Node {node.label!r}: {first.detail} contradicts {second.detail}; drop one.")
-    unknown, absent = absent_names(graph, options)
-    weights = _weights(graph, options, matched) if options.weight_patterns else frozenset[int]()
-    return Overrides(overrides, weights, [*_unmatched(graph, options, matched), *unknown, *taken_off(options)], absent)
+    weights = _weights(graph, options) if options.weight_patterns else frozenset[int]()
+    warnings = [*(one.text for one in unmatched_names(graph, options)), *taken_off(options)]
+    return Overrides(overrides, weights, warnings, [*absent_names(graph, options).known.values()])
 
 
 def forced_hazards(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]) -> Iterator[str]:
@@ -88,32 +87,29 @@ def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
                 yield cast.proto.output[0]
 
 
-def _from_patterns(graph: Graph, node: Node, options: Options, matched: set[str]) -> list[Override]:
+def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]:
     names = {node.proto.name, *node.proto.output, *_cast_names(graph, node)} - {""}
     literal = names.intersection(options.keep_nodes)
-    matched |= literal
     overrides = [Override(False, Reason.PATTERN, f"keep_nodes (--keep-node) {name!r}") for name in sorted(literal)]
     for low, option, patterns in (
         (False, "keep_high (--keep-fp32)", options.keep_patterns),
         (True, "force_low (--force-low)", options.low_patterns),
     ):
-        for pattern in patterns:
-            if any(pattern.fullmatch(name) for name in names):
-                matched.add(pattern.pattern)
-                overrides.append(Override(low, Reason.PATTERN, f"{option} {pattern.pattern!r}"))
+        matching = (pattern.pattern for pattern in patterns if any(map(pattern.fullmatch, names)))
+        overrides += [Override(low, Reason.PATTERN, f"{option} {text!r}") for text in matching]
     return overrides
 
 
-def _weights(graph: Graph, options: Options, matched: set[str]) -> frozenset[int]:
+def _weights(graph: Graph, options: Options) -> frozenset[int]:
     """Float32 constants whose name matches a pattern, or that of a node that reads them. Nodes times patterns."""
     found = set()
     for value in graph.constants.tensors:
         readers = (node.proto.name for node, _ in graph.consumers(value))
         names = {graph.values[value].name, *readers} - {""}
-        for pattern in options.weight_patterns if graph.types[value] == FLOAT else ():
-            if any(pattern.fullmatch(name) for name in names):
-                matched.add(pattern.pattern)
-                found.add(value)
+        if graph.types[value] == FLOAT and any(
+            pattern.fullmatch(name) for pattern in options.weight_patterns for name in names
+        ):
+            found.add(value)
     return frozenset(found)
 
 
@@ -126,44 +122,3 @@ def _from_rule(node: Node, options: Options) -> list[Override]:
     if opinion not in ("low", "high", None):
         raise ArgumentError(f"rule returned {opinion!r} for node {node.label!r}: return 'low', 'high' or None.")
     return [] if opinion is None else [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
-
-
-def _unmatched(graph: Graph, options: Options, matched: set[str]) -> list[str]:
-    """Warnings about patterns and names that match nothing, and so are probably misspelt."""
-    patterns = (*options.keep_patterns, *options.low_patterns)
-    warnings = [_no_match(graph, pattern) for pattern in patterns if pattern.pattern not in matched]
-    weights = [pattern.pattern for pattern in options.weight_patterns if pattern.pattern not in matched]
-    warnings += [f"The pattern {text!r} matches no weight, and no node that reads one." for text in weights]
-    warnings += [_no_node(graph, name) for name in options.keep_nodes if name not in matched]
-    if not isinstance(options.keep_io_types, bool):
-        proto = graph.model.graph
-        known = [entry.name for entry in (*proto.input, *proto.output)]
-        warnings += [_no_end(known, name) for name in sorted(options.keep_io_types.difference(known))]
-    return warnings
-
-
-def _no_end(known: Sequence[str], name: str) -> str:
-    near = nearest(known, name)
-    text = f"keep_io_types (--io-types): the model has no input or output {name!r}."
-    return f"{text} Did you mean {near!r}?" if near else text
-
-
-def _no_node(graph: Graph, name: str) -> str:
-    near = nearest(_node_names(graph), name)
-    return f"No node is called {name!r}, nor is its output." + (f" Did you mean {near!r}?" if near else "")
-
-
-def _node_names(graph: Graph) -> list[str]:
-    """Names of nodes and of their outputs."""
-    return sorted({name for node in graph.nodes for name in (node.proto.name, *node.proto.output) if name})
-
-
-def _no_match(graph: Graph, pattern: re.Pattern[str]) -> str:
-    """What to say of a pattern that matches no node, with the names that may be meant."""
-    text = f"The pattern {pattern.pattern!r} matches no node name."
-    names = _node_names(graph)
-    if parts := [name for name in names if pattern.search(name)]:
-        more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
-        return f"{text} It matches a part of {parts[0]!r}{more}: write {f'.*{pattern.pattern}.*'!r}."
-    near = nearest(names, pattern.pattern)
-    return f"{text} Did you mean {near!r}?" if near else text

@@ -20,6 +20,7 @@ from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._dtypes import LowType
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.nearest import suggestion
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits
@@ -288,9 +289,16 @@ class _Collector:
             if variable.node == ABSENT or self.graph.nodes[variable.node].key == "Constant":
                 continue
             if key not in decisions:
-                raise ArgumentError(f"The plan does not know {key!r}: it was made for another model.")
+                near = suggestion(decisions, key)
+                raise ArgumentError(f"The plan does not know {key!r}: it was made for another model.{near}")
             low = decisions[key]
             self.claims.pin(variable.index, Verdict(variable.index, low, Reason.PLAN, "as the plan says"))
+        if unknown := sorted(decisions.keys() - set(keys)):
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            text = f"The plan decides {unknown[0]!r}{more}, which the model lacks: it was made for another model."
+            if self.options.strict_options:
+                raise ArgumentError(text)
+            self.claims.warnings.append(text)
 
     def finish(self) -> Pins:
         """The pins that win."""

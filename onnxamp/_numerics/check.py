@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._graph.nearest import suggestion
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.statistics import SENTINEL
@@ -43,7 +44,8 @@ class OpFilter:
     def check(self, seen: Collection[str]) -> None:
         """Raise ArgumentError if no node of the model is of one of these op types."""
         if unknown := sorted((self.only | self.skip).difference(seen)):
-            raise ArgumentError(f"No node of the model is of op type {', '.join(map(repr, unknown))}.")
+            text = f"No node of the model is of op type {', '.join(map(repr, unknown))}."
+            raise ArgumentError(text + suggestion(seen, unknown[0]))
 
 
 @unchanged_sources()

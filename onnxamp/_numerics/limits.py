@@ -6,6 +6,7 @@ from math import isnan
 from typing import TypeAlias
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._graph.nearest import suggestion
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import AT_LEAST, AT_MOST, TOLERANCES, TensorDiff, metric_name
 from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
@@ -88,7 +89,8 @@ class Limits:
             for name in limits:
                 if name and name.partition("[")[0] not in names:
                     known = ", ".join(sorted(names))
-                    raise ArgumentError(f"The limit for {metric} names {name!r}; the outputs are {known}.")
+                    text = f"The limit for {metric} names {name!r}; the outputs are {known}."
+                    raise ArgumentError(text + suggestion(names, name))
 
     def _judge(self, diff: TensorDiff, tolerance: float) -> list[Judgement]:
         chosen = self._given(diff)

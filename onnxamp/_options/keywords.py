@@ -49,3 +49,4 @@ class OptionKeywords(TypedDict, total=False):
     split_k: bool
     rounding: Rounding
     rule: Rule | None
+    strict_options: bool

@@ -133,6 +133,7 @@ class Options:
         " inputs stay near; auto is to nearest, and at level auto what pays.", get_args(Rounding),
     )  # fmt: skip
     rule: Rule | None = None
+    strict_options: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         values: dict[str, Any] = {
@@ -238,6 +239,12 @@ class Options:
         return self.preset.folds_batch_norm and "BatchNormalization" not in self.user_black
 
     @property
+    def has_names(self) -> bool:
+        """Whether names or patterns are given that a model may lack."""
+        listed = self.white_list, self.black_list, self.keep_high, self.force_low, self.keep_nodes, self.low_weights
+        return any(listed) or not isinstance(self.keep_io_types, bool)
+
+    @property
     def folds(self) -> bool:
         """Whether all patterns are folded: those of normalisations hold squares, which fit nothing."""
         return bool(self.fold or self.rescale)
@@ -305,8 +312,9 @@ class Options:
         return tuple(argument for name, value in said.items() for argument in COMMAND_LINE[name].arguments(value))
 
     def as_json(self) -> dict[str, Any]:
-        """All options except ``rule`` as JSON values, for :meth:`from_json`."""
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "rule"}
+        """The options that decide anything, except ``rule``, as JSON values, for :meth:`from_json`."""
+        left_out = "rule", "strict_options"
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}
         values |= {name: sorted(value) for name, value in values.items() if isinstance(value, frozenset)}
         values["rescaling"] = None if self.rescaling is None else self.rescaling.as_json()
         return values | {

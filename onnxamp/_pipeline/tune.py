@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Final, Unpack
@@ -26,6 +26,7 @@ from onnxamp._pipeline.results import TunedMember, TunedPipeline
 from onnxamp._pipeline.runs import PipelineRuns
 from onnxamp._pipeline.search import RUNS, SECONDS, PipelineSearch, Told
 from onnxamp._pipeline.state import PART, PipelineState, facts_of
+from onnxamp._pipeline.unmatched import UnmatchedNames, find_unmatched
 from onnxamp._pipeline.write import check_targets, write_pipeline
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
@@ -151,9 +152,11 @@ def run_tuning(
     with ExitStack() as stack:
         for member in pipeline.members:
             stack.enter_context(declared_ops(member.asked(Level.O2, "float16").custom_ops))
+        unmatched = find_unmatched(pipeline)
         folder = stack.enter_context(temporary_folder())
         kept = stack.enter_context(opened(asked.state))
         job = _Job.of(pipeline, asked, folder, kept)
+        job.unmatched = unmatched
         search = job.searched()
         if output is None:
             return job.outcome(search, {}, None, None, "nothing was written")
@@ -176,6 +179,7 @@ class _Job:
     state: PipelineState
     noise: float = 0.0
     order: tuple[str, ...] = ()
+    unmatched: UnmatchedNames = field(default_factory=lambda: UnmatchedNames({}, ()))
 
     @classmethod
     def of(cls, pipeline: Pipeline, asked: PipelineArguments, folder: Path, kept: State | None) -> "_Job":
@@ -297,7 +301,13 @@ class _Job:
         )
         lowest = next((one.plan.dtype for one in chosen.values() if not one.is_float32), "float32")
         metric = "" if runs.value is not None else runs.metric.name
-        said = (f"{name}: {text}" for name, one in chosen.items() for text in one.plan.warnings)
+        said = (
+            *(one.text for one in self.unmatched.anywhere),
+            *(
+                f"{name}: {text}" for name, one in chosen.items() for text in one.plan.warnings
+                if text not in self.unmatched.by_model[name]
+            ),
+        )  # fmt: skip
         return TunedPipeline(
             members, self.order, pipeline.path, output, pipeline.called, metric, pipeline.better,
             self.tolerance, runs.value, last.value, last.error, last.error <= self.tolerance, self.noise,

@@ -83,21 +83,6 @@ def prepare(model: Model, options: Options) -> Prepared:
     return replace(ready, graph=bare.graph, requested=ready.requested or casts > 0, pairs=freed.pairs, casts=casts)
 
 
-def unmatched(model: Model, options: Options) -> list[str]:
-    """Warnings about names that match nothing, as the analysis finds them: to give them before anything takes time.
-
-    Raises:
-        As :func:`prepare`; ContradictionError: two overrides of a node exclude each other.
-    """
-    named = (options.white_list, options.black_list, options.keep_high, options.force_low)
-    if not any(named) and isinstance(options.keep_io_types, bool):
-        return []
-    asked = options
-    if options.lacks_ranges:  # which nothing has measured yet
-        asked = replace(options, rescale=False, data_max=None)
-    return list(find_overrides(prepare(model, asked).graph, asked).warnings)
-
-
 def _kept(graph: Graph, options: Options) -> set[int]:
     """Nodes that the user wants in float32, or decides for one by one, and Casts that the target needs."""
     listed = (node.index for node in graph.nodes if node.key in options.black)

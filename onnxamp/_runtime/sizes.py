@@ -27,6 +27,7 @@ from typing import Final
 from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
 from onnxamp._errors import ArgumentError
+from onnxamp._graph.nearest import suggestion
 
 BATCH: Final = 1
 OTHER: Final = 8
@@ -78,7 +79,8 @@ class Sizes:
         for name, size in dims.items():
             if name not in self.formulas:
                 listed = ", ".join(map(repr, sorted(self.formulas))) or "no named dimensions"
-                raise ArgumentError(f"The model's inputs have no dimension {name!r}; they have {listed}.")
+                text = f"The model's inputs have no dimension {name!r}; they have {listed}."
+                raise ArgumentError(text + suggestion(self.formulas, name))
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise ArgumentError(f"Dimension {name!r} cannot have the size {size!r}.")
         sizes = {name: BATCH if name in self.batches else OTHER for name in self.plain} | dict(dims)

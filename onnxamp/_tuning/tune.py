@@ -22,6 +22,7 @@ from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import convert
 from onnxamp._convert.deciding import analyse_model
 from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
+from onnxamp._convert.misspelt import early_warnings
 from onnxamp._convert.raising import reference_of
 from onnxamp._convert.rounding import MADE_UP
 from onnxamp._errors import RuntimeFailure
@@ -38,7 +39,6 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
-from onnxamp._rewrite.prepare import unmatched
 from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import SamplesLike
@@ -172,7 +172,7 @@ def tune_model(
 
 def tune_warned(model: Model, options: Options, search: Search, rounder: WeightRounder | None = None) -> Tuned:
     """:func:`tune` that warns: of names that match nothing before anything runs, and of the rest at the end."""
-    early = unmatched(model, options)
+    early = early_warnings(model, options)
     warn(early)
     tuned = tune(model, options, search, rounder)
     warn(text for text in tuned.plan.warnings if text not in early)
@@ -184,6 +184,7 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
 
     ``rounder`` is what :func:`with_rounder` gives.
     """
+    options = replace(options, strict_options=False)  # names were checked, and plans repeat what was measured
     search = replace(search, device=meant_device(search.device, options.target))
     backend = choose_backend(search.provider, options.target)
     judge = Judge(search.metric, search.tolerance, _listed(model, search.metric), search.accept)

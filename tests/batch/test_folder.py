@@ -273,6 +273,34 @@ def test_a_dimension_counts_for_models_that_have_it() -> None:
 
 
 @pytest.mark.usefixtures("forked")
+def test_a_name_has_to_match_in_one_of_the_models() -> None:
+    """Else it is a mistake, told at the end: the results are there. Results that are up to date count, too."""
+    Path("in").mkdir()
+    for name in ("a", "b"):
+        text = f"(float[{name},2] X) => (float[{name},2] Y) <float[2,2] w = {{1, 2, 3, 4}}>"
+        saved(f"{text} {{ [in_{name}] Y = MatMul (X, w) }}", f"in/{name}.onnx")
+    arguments = ("convert", "in", "-o", "out", "--no-validate", "-q", "--dim", "a=3", "--keep-node")
+    for _ in range(2):
+        result = run(*arguments, "in_b")
+        assert (result.exit_code, result.stderr) == (0, "")
+    for _ in range(2):
+        result = run(*arguments, "in_c", "--dim", "c=3", "--black", "MatMull")
+        assert result.exit_code == 2
+        said = " ".join(result.stderr.split())
+        for text in (
+            "No node is called 'in_c', nor is its output.",
+            "The inputs have no dimension 'c'.",
+            "Did you mean 'MatMul'?",
+        ):
+            assert said.count(text) == 1
+        assert files("out") == {"a.onnx", "b.onnx", NAME}
+    with pytest.warns(onnxamp.OptionWarning, match="^No node is called 'in_c'"):
+        assert convert(keep_nodes=["in_c"]).count("converted") == 2
+    with pytest.raises(onnxamp.ArgumentError, match="No node is called 'in_c'"):
+        convert(keep_nodes=["in_c"], strict_options=True)
+
+
+@pytest.mark.usefixtures("forked")
 def test_level_auto() -> None:
     Path("in").mkdir()
     saved(NORM, "in/norm.onnx")

@@ -145,28 +145,96 @@ MISTAKES = {
     "spelling": (("--force-low", "layer/atention/Softmax_1"), "Did you mean 'layer/attention/Softmax_1'?"),
     "nothing": (("--keep-fp32", "nosuchnode"), "The pattern 'nosuchnode' matches no node name."),
     "op type": (("--black", "softmaxx"), "Did you mean 'Softmax'?"),
+    "white op type": (("--white", "Sofmax"), "Did you mean 'Softmax'?"),
+    "node": (("--keep-node", "layer/attention/MatMul"), "Did you mean 'layer/attention/MatMul_1'?"),
+    "weight": (("--low-weight", "v"), "The pattern 'v' matches no float32 weight, and no node that reads one."),
+    "end": (("--io-types", "keep:Z"), "the model has no input or output 'Z'. It has 'X', 'Y'."),
+    "near end": (("--io-types", "keep:X,y"), "the model has no input or output 'y'."),
 }
 
 
 @pytest.mark.parametrize(("options", "said"), MISTAKES.values(), ids=MISTAKES)
-@pytest.mark.parametrize("command", ["convert", "inspect", "tune"])
-def test_mistakes_are_told_at_once(command: str, options: tuple[str, str], said: str) -> None:
-    """On standard error, before what takes time: here that ends with an error. And once, -q or not."""
+@pytest.mark.parametrize("command", ["convert", "inspect", "tune", "view"])
+def test_names_that_match_nothing_are_wrong_usage(command: str, options: tuple[str, str], said: str) -> None:
+    """Told before what takes time: here that would end with another error."""
     named()
-    if command == "inspect":
+    if command in ("inspect", "view"):
         result = run(command, "model.onnx", *options)
     else:
         np.savez("bad.npz", X=np.full((1, 4), np.nan, np.float32))
         result = run(command, "model.onnx", *options, "-q", "--inputs", "bad.npz")
-    assert result.stderr.startswith("Warning: ")
-    assert result.stderr.count(said) == 1
-    assert said not in result.stdout
+    assert result.exit_code == 2
+    assert " ".join(result.stderr.split()).count(said) == 1
+    assert not Path("model_fp16.onnx").exists()
 
 
-def test_mistakes_beside_what_is_to_be_measured() -> None:
-    result = run("convert", named(), "--keep-fp32", "nosuchnode", "--rescale", "-q")
-    assert result.exit_code == 0, result.output
-    assert result.stderr.startswith("Warning: The pattern 'nosuchnode' matches no node name.\n")
+def test_op_types_that_the_model_lacks_are_no_mistake() -> None:
+    result = run("convert", named(), "--no-validate", "-q", "--white", "LSTM", "--black", "com.example::Own")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_names_that_folding_removes_are_no_mistake() -> None:
+    shutil.copy(CLASSIFIER.parent / "encoder.onnx", "encoder.onnx")
+    square = ("--keep-node", "embeddings/norm/square")
+    assert run("convert", "encoder.onnx", "--no-validate", "-q", *square, "--fold").exit_code == 0
+    assert run("convert", "encoder.onnx", "--no-validate", "-q", *square).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [
+    ("convert", "model.onnx"), ("convert", "model.onnx", "--no-validate"), ("check", "model.onnx", "--static"),
+    ("check", "model.onnx"), ("diff", "model.onnx", "model.onnx"), ("tune", "model.onnx"), ("bench", "model.onnx"),
+    ("extract", "model.onnx", "--around", ".*MatMul_1"),
+])  # fmt: skip
+def test_dimensions_that_the_inputs_lack_are_wrong_usage(command: tuple[str, ...]) -> None:
+    named()
+    result = run(*command, "--dim", "M=3")
+    assert result.exit_code == 2
+    assert "The model's inputs have no dimension 'M'; they have 'N'." in " ".join(result.stderr.split())
+
+
+def test_other_names_that_match_nothing_are_wrong_usage() -> None:
+    shutil.copy(CLASSIFIER, "model.onnx")
+    for arguments, said in {
+        ("diff", "model.onnx", "model.onnx", "--atol", "logit=1"): "Did you mean 'logits'?",
+        ("check", "model.onnx", "--skip-op", "Convv"): "Did you mean 'Conv'?",
+        ("extract", "model.onnx", "--around", "stem/con"): "similar names are 'stem/conv'",
+    }.items():
+        result = run(*arguments)
+        assert result.exit_code == 2, arguments
+        assert said in " ".join(result.stderr.split())
+
+
+def test_names_that_match_nothing_in_python() -> None:
+    model = onnx.load(named())
+    wrong = {"keep_nodes": ["layer/attention/MatMul"]}
+    with pytest.warns(onnxamp.OptionWarning, match="Did you mean 'layer/attention/MatMul_1'"):
+        onnxamp.convert_model(model, **wrong)
+    for function in (onnxamp.convert_model, onnxamp.plan_model, onnxamp.tune_model):
+        with pytest.raises(onnxamp.ArgumentError, match="Did you mean 'layer/attention/MatMul_1'"):
+            function(model, **wrong, strict_options=True)
+    with pytest.raises(onnxamp.ArgumentError, match="Did you mean 'layer/attention/MatMul_1'"):
+        onnxamp.convert_file("model.onnx", "low.onnx", **wrong, strict_options=True)
+
+
+def test_plans_with_keys_that_match_nothing() -> None:
+    """Entries of nodes that the model lacks, options and keys that are misspelt."""
+    named()
+    assert run("convert", "model.onnx", "-q", "--save-plan", "plan.json").exit_code == 0
+    data = json.loads(Path("plan.json").read_text(encoding="utf-8"))
+    more = data["rows"][0] | {"key": "layer/attention/Gone:T", "node": "layer/attention/Gone", "op": "MatMul"}
+    for changed, said in (
+        (data | {"rows": [*data["rows"], more]}, "The plan decides 'layer/attention/Gone:T', which the model lacks"),
+        (data | {"options": data["options"] | {"keep_nods": []}}, "did you mean 'keep_nodes'?"),
+        (data | {"row": []}, "did you mean 'rows'?"),
+    ):
+        Path("wrong.json").write_text(json.dumps(changed), encoding="utf-8")
+        for command in ("convert", "view"):
+            result = run(command, "model.onnx", "--plan", "wrong.json", "-q")
+            assert result.exit_code == 2, result.output
+            assert said in " ".join(result.stderr.split())
+    Path("wrong.json").write_text(json.dumps(data | {"rows": [*data["rows"], more]}), encoding="utf-8")
+    with pytest.warns(onnxamp.OptionWarning, match="which the model lacks"):
+        onnxamp.apply_plan("model.onnx", onnxamp.load_plan("wrong.json"))
 
 
 def test_mistakes_are_told_at_once_in_python() -> None:
@@ -201,13 +269,6 @@ def test_one_line(command: tuple[str, ...]) -> None:
     result = run(command[0], path, *rest, "--format", "line")
     assert result.exit_code == 0, result.output
     assert len(result.stdout.splitlines()) == 1
-
-
-def test_slips_are_mentioned() -> None:
-    result = run("convert", small(), "--keep-fp32", "nobody", "--white", "Convv")
-    assert result.exit_code == 0
-    assert "The pattern 'nobody' matches no node name." in result.output
-    assert "The op type 'Convv' of your lists does not occur in the model." in result.output
 
 
 def test_lists_that_cannot_be_obeyed_are_mentioned() -> None:

@@ -135,16 +135,16 @@ def test_files_warn_as_models_do(tmp_path: Any) -> None:
     assert [text.split()[0] for text in found] == ["The", "Your", "Pow"]
 
 
-def test_folders_warn_by_model(tmp_path: Any) -> None:
+def test_folders_warn_of_names_that_no_model_has(tmp_path: Any) -> None:
     (tmp_path / "in").mkdir()
     onnx.save(parse(ELEMENTWISE.format(op="Sigmoid")), tmp_path / "in" / "one.onnx")
     found = said(
         onnxamp.convert_folder, tmp_path / "in", tmp_path / "out", jobs=1, validate=False, white_list=["Sigmoi"]
     )
-    sentence = "one.onnx: The op type 'Sigmoi' of your lists does not occur in the model. Did you mean 'Sigmoid'?"
+    sentence = "The op type 'Sigmoi' of your lists does not occur in the model. Did you mean 'Sigmoid'?"
     assert found == [sentence]
     again = onnxamp.convert_folder(tmp_path / "in", tmp_path / "out", jobs=1, validate=False, white_list=["Sigmoi"])
-    assert (again.count("up to date"), len(again.rows[0].warnings)) == (1, 1)
+    assert (again.count("up to date"), len(again.unmatched)) == (1, 1)
 
 
 def test_tuning_warns() -> None:

@@ -106,7 +106,7 @@ def test_a_low_weight_that_the_model_returns_keeps_the_name_of_the_output(io: bo
 
 
 def test_weights_that_are_named_in_vain() -> None:
-    assert said(low_weights="z+") == ["The pattern 'z+' matches no weight, and no node that reads one."]
+    assert said(low_weights="z+") == ["The pattern 'z+' matches no float32 weight, and no node that reads one."]
     assert onnxamp.convert_model(model(), "O0", low_weights=".*") == model()
 
 

@@ -415,7 +415,13 @@ def test_an_interrupted_tuning_resumes() -> None:
 
 def test_a_state_is_that_of_another_process_as_well() -> None:
     """Sets have another order there."""
-    manifest = pipeline(CHAIN, "one", dtypes='["float16"]')
+    manifest = pipeline(CHAIN.replace("(x,) =", "x, *_ ="), "one", dtypes='["float16"]')
+    model = onnx.load("one.onnx")
+    for name in "abcd":
+        model.graph.node.add(op_type="Identity", input=["y"], output=[name])
+        model.graph.output.add().CopyFrom(model.graph.output[0])
+        model.graph.output[-1].name = name
+    onnx.save(model, "one.onnx")
     arguments = ["tune", str(manifest), "--provider", "cpu", "--allow-slower", "--state", "state.json"]
     arguments += ["--io-types", "keep:x,y,a,b,c,d", "--format", "json"]
     runs = []
@@ -498,8 +504,21 @@ def test_calls_are_sampled_and_counted() -> None:
 
 
 def test_warnings_name_their_model() -> None:
-    with pytest.warns(onnxamp.OptionWarning, match="m: .*nothing"):
-        tuned({"m": product()}, 1e-2, keep_high=["nothing"])
+    with pytest.warns(onnxamp.OptionWarning, match="m: Your white list takes Pow off"):
+        tuned({"m": product()}, 1e-2, white_list=["Pow"])
+
+
+def test_a_name_has_to_match_in_one_of_the_models_whose_options_hold_it() -> None:
+    other = product()
+    other.graph.node[0].name = "other"
+    members = {"m": product(), "n": other}
+    shared = {"keep_high": ["other"], "strict_options": True}
+    assert not tuned(members, 1e-2, **shared).warnings
+    with pytest.warns(onnxamp.OptionWarning, match="^The pattern 'nothing' matches no node name.$"):
+        found = tuned(members, 1e-2, keep_high=["nothing"])
+    assert found.warnings == ("The pattern 'nothing' matches no node name.",)
+    with pytest.raises(onnxamp.ArgumentError, match="Did you mean 'other'"):
+        tuned(members, 1e-2, keep_high=["othr"], strict_options=True)
 
 
 def test_every_error_of_the_command_is_a_sentence() -> None:

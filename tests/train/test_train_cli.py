@@ -134,3 +134,13 @@ def test_a_wrong_loss_scale_is_wrong_usage(scale: str) -> None:
     result = run("train", "net.onnx", "--data", "data.npz", "-o", "out.onnx", "--loss-scale", scale)
     assert result.exit_code == 2
     assert "write fixed:128, dynamic:65536 or none" in " ".join(result.output.split()).replace("│ ", "")
+
+
+def test_weights_that_are_named_in_vain() -> None:
+    arguments = ("train", "net.onnx", "--data", "data.npz", "-o", "out.onnx", "-q", "--weights", "c0.w")
+    result = run(*arguments, "--weights", "c0.ww")
+    assert result.exit_code == 2
+    assert "--weights 'c0.ww' matches no weight that can be trained. Did you mean 'c0.w'?" in " ".join(
+        result.stderr.split()
+    )
+    assert not Path("out.onnx").exists()
