@@ -224,7 +224,14 @@ def _records(kind: type[T], data: Mapping[str, Any], name: str) -> tuple[T, ...]
     return tuple(found)
 
 
-def _check_keys(data: Mapping[str, Any]) -> None:
+def _check_keys(data: Any) -> None:
+    """Refuse what is no plan, or one of another format.
+
+    Raises:
+        ArgumentError: it is.
+    """
+    if not isinstance(data, dict) or "format" not in data:
+        raise ArgumentError("it is not an onnxamp plan; --save-plan writes one.")
     if data["format"] != FORMAT:
         raise ArgumentError(f"it has format {data['format']!r}, and this onnxamp reads {FORMAT}.")
     if unknown := sorted(data.keys() - _KEYS):
@@ -259,8 +266,6 @@ def load_plan(path: str | PathLike[str]) -> Plan:
     """
     try:
         data: Mapping[str, Any] = json.loads(as_path(path).read_text(encoding="utf-8"))
-        if not isinstance(data, dict) or "format" not in data:
-            raise ArgumentError("it is not an onnxamp plan: write one with --save-plan.")
         _check_keys(data)
         return plan_of(data)
     except (ArgumentError, ArgumentTypeError) as error:
