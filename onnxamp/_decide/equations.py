@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 
 from onnxamp._decide.relations import ZERO, Problem, Relation
 from onnxamp._dtypes import FLOAT
+from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import body_sources, body_targets, carried, inner_type
+from onnxamp._graph.types import inner_type
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.statistics import ConstantStats
 from onnxamp._ops.exponents import ALL, ExponentRule, ScaledAttribute, Sum, exponent_rules, moving_rule, power_rule

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._graph.bodies import transfers
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import transfers
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 

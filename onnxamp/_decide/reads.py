@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnxamp._dtypes import LOW_TYPES
+from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import body_sources, body_targets, carried
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import Profile

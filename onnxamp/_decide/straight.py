@@ -10,8 +10,8 @@ from itertools import product
 from onnxamp._decide.dequantized import dequantized_values, integer_factors, shared_factors, split_scales
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.reads import Read, data_movement, moved_from, own_casts, straight_reads
+from onnxamp._graph.bodies import body_targets, carried
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import body_targets, carried
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.profiles import Profile
 

@@ -8,8 +8,8 @@ from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, Variab
 from onnxamp._decide.signature import unfit_defaults
 from onnxamp._decide.straight import uncast_values
 from onnxamp._dtypes import FLOAT, LowType, holds_float, retyped
+from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import body_sources, body_targets, carried
 from onnxamp._graph.view import ABSENT, Node, Origin, Value
 from onnxamp._ops.facts import OpFacts, attribute, op_facts
 from onnxamp._ops.profiles import profile_of

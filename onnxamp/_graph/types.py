@@ -12,6 +12,7 @@ from typing import Final
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
 from onnxamp._dtypes import ELEM_NUMBERS, tensor_type
+from onnxamp._graph.bodies import body_sources, body_targets, transfers
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature
@@ -131,17 +132,6 @@ def _enter(view: View, index: int, entered: set[int], types: list[str | None], d
                 types[value] = kind or declared.get(value)
 
 
-def body_sources(node: Node, body_inputs: int) -> list[int]:
-    """For each input of the node's body, the position of the node input that feeds it (ABSENT: a counter).
-
-    Loop passes (iteration, condition, state...), Scan and SequenceMap pass their inputs as they stand.
-    """
-    if node.key == "Loop":
-        return [ABSENT, 1, *range(2, body_inputs)][:body_inputs]
-    offset = len(node.inputs) - body_inputs if node.key == "Scan" else 0  # Scan-8 has a leading sequence_lens
-    return [position + offset for position in range(body_inputs)]
-
-
 _ATTRIBUTED = frozenset({"Constant", "Optional"})
 """Ops whose output types depend on attributes that no table of facts has."""
 
@@ -163,23 +153,6 @@ def _control_flow(view: View, node: Node, types: Sequence[str | None]) -> list[s
                 continue
             result[target] = f"seq({types[value]})" if node.key == "SequenceMap" else types[value]
     return result
-
-
-def body_targets(node: Node, body_outputs: int) -> list[int]:
-    """For each output of the node's body, the node output that it becomes (ABSENT for Loop's condition)."""
-    return [position - 1 if node.key == "Loop" else position for position in range(body_outputs)]
-
-
-def carried(view: View, node: Node) -> list[tuple[int, int]]:
-    """(node input, node output) pairs that are the initial and the final value of a loop-carried state."""
-    if node.key == "Loop":
-        return [(2 + k, k) for k in range(max(len(node.inputs) - 2, 0))]
-    if node.key == "Scan":
-        scans = int(attribute(node.proto, "num_scan_inputs") or 0)
-        body_inputs = len(view.scopes[node.bodies[0][1]].inputs) if node.bodies else 0
-        offset = len(node.inputs) - body_inputs
-        return [(offset + k, k) for k in range(body_inputs - scans)]
-    return []
 
 
 def _settle(view: View, types: list[str | None]) -> None:
@@ -247,28 +220,6 @@ def _passed(view: View, node: Node, types: Sequence[str | None]) -> Iterator[tup
         if ABSENT not in (source, result):
             kind = types[source] or types[result]
             yield from ((source, kind), (result, kind))
-
-
-def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
-    """Pairs (source, result) of values, ABSENT for none, that If, Loop or Scan passes on: into bodies and out of them,
-    and from one turn of a loop to the next.
-    """
-    states = carried(view, node)
-    for source, target in states:
-        yield node.input(source), _at(node.outputs, target)
-    for _, body in node.bodies:
-        scope = view.scopes[body]
-        sources = body_sources(node, len(scope.inputs))
-        targets = body_targets(node, len(scope.outputs))
-        entering = {source: inner for inner, source in zip(scope.inputs, sources, strict=True)}
-        leaving = {target: inner for inner, target in zip(scope.outputs, targets, strict=True)}
-        yield from ((node.input(source), inner) for source, inner in entering.items() if source >= 0)
-        yield from ((inner, _at(node.outputs, target)) for target, inner in leaving.items())
-        yield from ((leaving.get(target, ABSENT), entering.get(source, ABSENT)) for source, target in states)
-
-
-def _at(values: Sequence[int], position: int) -> int:
-    return values[position] if 0 <= position < len(values) else ABSENT
 
 
 def output_types(

@@ -12,9 +12,10 @@ from onnx import ModelProto, ValueInfoProto
 
 from onnxamp._dtypes import retyped
 from onnxamp._errors import InternalError, ModelError
+from onnxamp._graph.bodies import body_sources
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inference import Types, inference_fault, typing_of
-from onnxamp._graph.types import bind, body_sources, declared_type
+from onnxamp._graph.types import bind, declared_type
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature

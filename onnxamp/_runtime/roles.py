@@ -8,10 +8,10 @@ from typing import Final
 
 from onnx import TensorProto, numpy_helper
 
+from onnxamp._graph.bodies import body_sources, body_targets
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.types import body_sources, body_targets
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import Lookup, attribute, op_facts
 
