@@ -10,10 +10,10 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 from onnx import ModelProto
 
 from onnxamp._convert.convert import CONVERSION, Conversion, Converted, Sink, begun, convert, convert_to_file
-from onnxamp._convert.deciding import analyse_model
+from onnxamp._convert.deciding import analyse_model, in_float32
 from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._errors import ArgumentTypeError
+from onnxamp._errors import ArgumentTypeError, InternalError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
@@ -264,7 +264,10 @@ def plan_model(
         if is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
             return tune_warned(source, settings, Search(tolerance, metric, samples)).plan
         settings, _ = _measured(source, settings, samples)
-        return make_plan(analyse_model(source, settings)[1])
+        try:
+            return make_plan(analyse_model(source, settings)[1])
+        except InternalError as error:
+            return make_plan(in_float32(source, settings, error)[1])
 
 
 @overload

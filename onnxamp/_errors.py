@@ -117,7 +117,10 @@ class NumericsError(OnnxAmpError, RuntimeError):
 
 
 class InternalError(OnnxAmpError):
-    """onnxamp found a bug of its own before it could do harm; please report the model."""
+    """onnxamp found a bug of its own before it could do harm; please report the model.
+
+    Conversions catch it: the model stays float32, and a warning says why.
+    """
 
 
 for _error in [value for value in list(globals().values()) if isinstance(value, type)]:

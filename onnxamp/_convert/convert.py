@@ -18,7 +18,7 @@ from onnx import ModelProto
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.causes import Cause, find_causes
-from onnxamp._convert.deciding import analyse_model
+from onnxamp._convert.deciding import analyse_model, in_float32
 from onnxamp._convert.estimate import SpeedUp, expected_speed_up
 from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan, plan_json
@@ -26,7 +26,7 @@ from onnxamp._convert.raising import low_note
 from onnxamp._convert.rounding import RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._convert.upgrades import Proof
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, InternalError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.converter import WeightConverter
@@ -96,10 +96,22 @@ def convert(
 
     Raises:
         ArgumentError: the level is "auto", and there is no plan. Others as :func:`onnxamp.convert_model`.
+
+    A result that would be wrong is a bug; then the model stays float32, and a warning says so.
     """
     if options.level == Level.AUTO and plan is None:
         raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
-    ready, analysis = analyse_model(model, options, plan, proof)
+    try:
+        return _converted(model, options, *analyse_model(model, options, plan, proof), rounder, deferred=deferred)
+    except InternalError as error:
+        safe, (ready, analysis) = replace(options, level=Level.O0), in_float32(model, options, error)
+        return _converted(model, safe, ready, analysis, None, deferred=deferred)
+
+
+def _converted(
+    model: Model, options: Options, ready: Prepared, analysis: Analysis, rounder: Rounder | None, *, deferred: bool
+) -> Converted:
+    """The conversion that an analysis decides."""
     analysis, rounded = with_rounding(analysis, rounder)
     _LOG.info(
         "decided at level %s: %d of %d variables are %s, %d new Casts", options.level, sum(analysis.decision.low),

@@ -11,8 +11,10 @@ from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.upgrades import Proof, at_best_opset
 from onnxamp._decide.overrides import find_overrides
+from onnxamp._errors import InternalError
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
+from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.fold.fold import output_of
 from onnxamp._rewrite.fold.search import find_folds
@@ -53,6 +55,17 @@ def analyse_model(
         return unfolded
     refused = f"Not folded into single ops: {why}."
     return replace(unfolded[0], refused=(*unfolded[0].refused, refused)), unfolded[1]
+
+
+def in_float32(model: Model, options: Options, error: InternalError) -> tuple[Prepared, Analysis]:
+    """Return the model as level O0 leaves it, with a warning that a bug is why.
+
+    Raises:
+        As :func:`analyse_model`.
+    """
+    prepared, analysis = analyse_model(model, replace(options, level=Level.O0))
+    pins = replace(analysis.pins, warnings=(*analysis.pins.warnings, f"The whole model stays float32: {error}"))
+    return prepared, replace(analysis, pins=pins)
 
 
 def _folded(model: Model, unfolded: Analysis, least: int) -> tuple[Prepared, Analysis] | None:

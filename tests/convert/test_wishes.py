@@ -18,6 +18,7 @@ from properties import Way, check_onnx, check_runs, graphs, op_key
 from strategies import random_model
 
 import onnxamp
+from onnxamp._decide.mincut import Cut, Network
 from onnxamp._errors import OpsetError
 
 CASTS = {
@@ -91,3 +92,41 @@ def wishes(model: onnx.ModelProto, rng: Random) -> dict[str, Any]:
         "hazards": rng.random() < 0.7,
         "strict": rng.random() < 0.3,
     }
+
+
+# --- bugs ---------------------------------------------------------------------------------------------------
+
+
+PRODUCT = """(float[2,2] X) => (float[2,2] Y) <float[2,2] w = {1, 2, 3, 4}> { h = MatMul (X, w) Y = Relu (h) }"""
+WRONG = "The converted model would be wrong: here. This is a bug: please report the model."
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_io_types": False}, {"opset": 18}, {"dtype": "bfloat16", "fold": True}])
+def test_a_result_that_would_be_wrong_stays_float32(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*arguments: object) -> None:
+        raise onnxamp.InternalError(WRONG)
+
+    model = parse(PRODUCT)
+    plan = onnxamp.plan_model(model, **options)
+    monkeypatch.setattr("onnxamp._convert.convert.verify", wrong)
+    with pytest.warns(onnxamp.OptionWarning, match=f"The whole model stays float32: {WRONG}"):
+        result = onnxamp.convert_model(model, **options)
+    assert list(result.graph.node) == list(model.graph.node)
+    assert {info.type.tensor_type.elem_type for info in (*result.graph.input, *result.graph.output)} == {1}
+    with pytest.warns(onnxamp.OptionWarning, match="The whole model stays float32"):
+        assert onnxamp.apply_plan(model, plan) == result
+
+
+def test_a_problem_that_cannot_be_solved_stays_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve, failed = Network.solve, list[bool]()
+
+    def once(network: Network, *rest: int) -> Cut:
+        if failed:
+            return solve(network, *rest)
+        failed.append(True)
+        raise onnxamp.InternalError("The precision problem has no solution.")
+
+    monkeypatch.setattr(Network, "solve", once)
+    plan = onnxamp.plan_model(parse(PRODUCT))
+    assert plan.level == "O0"
+    assert plan.warnings == ("The whole model stays float32: The precision problem has no solution.",)
