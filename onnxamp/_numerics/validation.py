@@ -90,8 +90,8 @@ def conversion_limits(
         ArgumentError: the tolerance can never hold.
     """
     if is_tuned:
-        asked = TOLERANCE if tolerance is None else tolerance
-        return Limits(tolerance=max(asked, TOLERANCES[dtype]), accept=accept)
+        tuned_to = TOLERANCE if tolerance is None else tolerance
+        return Limits(tolerance=max(tuned_to, TOLERANCES[dtype]), accept=accept)
     if tolerance is None:
         return Limits(margin=_MARGIN, accept=accept)
     asked = make_limits({"rel_l2": tolerance})  # checks it, too

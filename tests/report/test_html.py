@@ -254,7 +254,9 @@ def test_fronts_of_any_shape(errors: tuple[float, ...]) -> None:
 def test_a_tuning_that_does_not_hold() -> None:
     page = conversion_page(pages.conversion(), None, None, pages.tuned(chosen=0, error=4e-2, held=False))
     assert page.report.verdict == Verdict(
-        Status.FAILED, "The result does not meet the tolerance.", ("rel-l2 is 0.04; the tolerance is 0.01 or less.",)
+        Status.FAILED,
+        "The result does not meet the tolerance.",
+        ("rel-l2 is expected to be 0.04; the tolerance is 0.01 or less.",),
     )
     nothing = conversion_page(pages.conversion(), None, None, pages.tuned(chosen=3, error=0.0))
     assert nothing.report.verdict.sentence.startswith("Nothing was converted")
