@@ -73,7 +73,7 @@ def missed(analysis: Analysis, node: Node, trips: Sequence[int], low: Sequence[b
     if widens_exactly(analysis, node) and low[sides[0]]:
         lost += 64 * costs.cast(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope])
     if node.key == "Cast" and len(sides) == 2 and low[sides[0]] != low[sides[1]]:
-        lost += costs.cast(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope])
+        lost += costs.cast(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope]) - 1
     return lost
 
 

@@ -177,10 +177,10 @@ class CutProblem:
         return next((self.roots[variable] for variable in (*outputs, *variables.values()) if variable >= 0), NONE)
 
     def idle_cast(self, node: Node) -> None:
-        """An original Cast from float32 to float32 becomes a real one if its two sides differ."""
+        """An original Cast from float32 to float32 becomes a real one, rather than a new one, if its sides differ."""
         sides = self.ports.of_node.get(node.index, {})
         if len(sides) == 2:
-            cost = self.costs.cast(elements(self.graph.shapes[node.inputs[0]]), self.trips[node.scope])
+            cost = self.costs.cast(elements(self.graph.shapes[node.inputs[0]]), self.trips[node.scope]) - 1
             one, other = (self.ports.root(side) for side in sides.values())
             self.network.arc(one, other, cost)
             self.network.arc(other, one, cost)

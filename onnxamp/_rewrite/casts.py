@@ -72,6 +72,8 @@ class Uncast:
 def remove_idle_casts(graph: Graph, kept: Callable[[Graph], Container[int]]) -> Uncast:
     """Remove Casts that change no type, that nothing reads, and all but one of those of one value to one type.
 
+    A Cast that changes no type and that a graph returns stays, for that graph alone.
+
     Args:
         graph: the model.
         kept: tells which nodes to leave as they are; asked only if there are Casts to remove.
@@ -81,10 +83,11 @@ def remove_idle_casts(graph: Graph, kept: Callable[[Graph], Container[int]]) -> 
 
     Complexity: linear in nodes.
     """
-    if not _find_removal(graph, graph.types, chains=False).removed:
+    first = _find_removal(graph, graph.types, chains=False)
+    if not first.alias and not first.removed:
         return Uncast(graph)
     removal = _find_removal(graph, graph.types, chains=False, kept=kept(graph))
-    if not removal.removed:
+    if not removal.alias and not removal.removed:
         return Uncast(graph)
     result = copied(graph.model)
     for scope, proto in reversed(list(zip(graph.scopes, scope_graphs(graph, result), strict=True))):
@@ -134,7 +137,10 @@ class _Removal:
             if target is None:
                 continue
             key = (source, target, node.scope)
-            if not self.is_returned(node):
+            is_returned = self.is_returned(node)
+            if is_returned and not self.chains and self.types[source] == target and self.view.uses[node.outputs[0]]:
+                self.bypass(node, source)
+            elif not is_returned:
                 if self.types[source] == target:
                     self.drop(node, source)
                     continue
@@ -187,6 +193,11 @@ class _Removal:
     def drop(self, node: Node, replacement: int) -> None:
         if replacement not in self.hidden:
             self.removed.add(node.index)
+            self.alias[node.outputs[0]] = replacement
+
+    def bypass(self, node: Node, replacement: int) -> None:
+        """Leave a Cast to the graph that returns its output: once that is of another type, it is a Cast in earnest."""
+        if replacement not in self.hidden:
             self.alias[node.outputs[0]] = replacement
 
     def apply(self, index: int, graph: GraphProto) -> None:
