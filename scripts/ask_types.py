@@ -119,7 +119,7 @@ class Answers:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         self.known: dict[str, str] = dict(json.loads(line) for line in lines)
         if self.open.exists():  # the question at which the last run ended
-            self.known.setdefault(self.open.read_text(encoding="utf-8"), "it crashes")
+            self._keep(self.open.read_text(encoding="utf-8"), "it crashes")
         self.asked = 0
 
     def of(self, model: ModelProto) -> str:
@@ -128,15 +128,18 @@ class Answers:
         key = hashlib.sha1(data, usedforsecurity=False).hexdigest()
         if key not in self.known:
             self.open.write_text(key, encoding="utf-8")
-            self.known[key] = self.engine.refuses(model)
-            self.open.unlink()
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([key, self.known[key]]) + "\n")
+            self._keep(key, self.engine.refuses(model))
             self.asked += 1
             if self.asked % 200 == 0:
                 self.engine.rest()
                 print(f"{self.asked} questions", file=sys.stderr, flush=True)
         return self.known[key]
+
+    def _keep(self, key: str, answer: str) -> None:
+        self.known[key] = answer
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([key, answer]) + "\n")
+        self.open.unlink()
 
 
 @dataclass(frozen=True)
