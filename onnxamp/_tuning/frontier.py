@@ -21,7 +21,7 @@ from onnxamp._tuning.worth import is_worth, standing
 
 Choice: TypeAlias = frozenset[str]
 
-_CUTS: Final = 32
+_CUTS: Final = 24
 """Rates at most at which a cut is solved, for each way to price Casts."""
 
 _FEWEST: Final = 12
@@ -36,13 +36,13 @@ _FACTORS: Final = (1.0, 1 / 4, 4.0)
 _NEAR: Final = 1e-3
 """Share of the time of float32 that one choice must be better than another by."""
 
-_FILLED: Final = 96
+_FILLED: Final = 48
 """Choices at most that fill gaps."""
 
 _STEPS: Final = 8
 """Choices at most that fill one gap."""
 
-_PARTS: Final = 32
+_PARTS: Final = 24
 """Parts at most that are tried between two choices that follow each other."""
 
 _FINE: Final = 1 / 16
@@ -84,6 +84,8 @@ class Frontier:
     aim: Aim
     is_late: Callable[[], bool] = lambda: False
     _solvers: list[CandidateSolver] = field(default_factory=list)
+    _free: list[Choice] | None = None
+    """The choices that errors have no part in."""
 
     def __post_init__(self) -> None:
         solver, space = self.solver, self.solver.space
@@ -96,8 +98,9 @@ class Frontier:
     def unpriced(self, error: float) -> list[Candidate]:
         """The choices that errors have no part in, best first; ``error`` is that with everything lowered."""
         flat = [0.0] * len(self.solver.space.tunable)
-        found = dict.fromkeys(solver.choose(flat, 0.0) for solver in self._solvers)
-        return self._admitted(self.solver.candidate(low, flat, None, error) for low in found)
+        if self._free is None:
+            self._free = list(dict.fromkeys(solver.choose(flat, 0.0) for solver in self._solvers))
+        return self._admitted(self.solver.candidate(low, flat, None, error) for low in self._free)
 
     def choices(self, prices: Sequence[float]) -> list[Candidate]:
         """The choices in the order of their merit; each is predicted to have a smaller error than all before it.
