@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import check_outputs, files_of, new_command, show, write_page
+from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show, write_page
 from onnxamp._cli.options import (
     check_dims,
     custom_ops_option,
@@ -69,7 +69,7 @@ def command(model: Path, **options: Any) -> None:
     if options["build"] and options["target"] not in BUILDERS:
         raise click.UsageError(f"--build needs --target {' or '.join(BUILDERS)}: others build no engines.")
     opened = Model.of(model)
-    check_outputs([*files_of(opened), options["inputs"]], [options["html"], options["state"]])
+    check_outputs([*files_of(opened), *given_files(options)], [options["html"], options["state"]])
     check_dims(opened, options)
     samples = None if options["static"] and not options["build"] else samples_of(opened, options)
     feeds = _first(samples)

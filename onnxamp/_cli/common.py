@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -14,6 +14,7 @@ from onnxamp._cli.door import door, note_report
 from onnxamp._cli.grouped import GroupedCommand
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, OutputError
+from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.sources import watched_sources
 from onnxamp._paths.paths import is_remote, made_folder
 from onnxamp._public import printable
@@ -97,15 +98,15 @@ def write_conversion_page(
     write_page(conversion_page(made, validation, audit_model(result, made.plan.target), tuned, layers), path)
 
 
-def target_of(
-    model: "Model", options: dict[str, Any], dtype: str, *read: Path | None, also: Path | None = None
-) -> Path:
+def target_of(model: "Model", options: dict[str, Any], dtype: str, *, may_fail: bool = False) -> Path:
     """Where the converted model goes. It may replace the original if that is said, and nothing else that is read.
+
+    With ``may_fail``, a result that fails its validation gets another name, which is checked, too.
 
     Raises:
         ArgumentError: it would replace the original, and nothing says so, or it should, and is another file. Others as
             :func:`check_outputs`.
-        OutputError: a folder that is asked for cannot be made, or as :func:`check_outputs`.
+        OutputError: as :func:`check_outputs`.
     """
     path = model.path or Path("model.onnx")
     name = f"{path.stem}_{low_type(dtype).suffix}.onnx"
@@ -113,7 +114,7 @@ def target_of(
     if output is None:
         target = path if options["in_place"] else path.parent / name
     elif output.name == IN_FOLDER:
-        target = made_folder(output.parent) / name
+        target = output.parent / name
     else:
         target = output / name if output.is_dir() else output
     if not target.suffix:
@@ -123,7 +124,8 @@ def target_of(
     if options["in_place"] and not is_same_file(path, target):
         raise ArgumentError(f"--in-place replaces {str(path)!r}, and -o names {str(target)!r}: drop one of the two.")
     files = [file for file in files_of(model) if not (file == path and is_same_file(path, target))]
-    check_outputs([*read, *files, options["inputs"]], [target, options["save_plan"], options["html"], also])
+    outputs = [target, options["save_plan"], options["html"], options["state"]]
+    check_outputs([*files, *given_files(options)], [*outputs, *([failed_name(target)] if may_fail else [])])
     return target
 
 
@@ -142,30 +144,56 @@ def files_of(model: "Model") -> list[Path]:
     return [] if model.path is None else [model.path, *model.stock.files]
 
 
+def given_files(options: dict[str, Any]) -> list[Path]:
+    """The files besides models that the options of a command name to be read."""
+    names = [options.get(name) for name in ("inputs", "plan_file", "data", "custom_ops")]
+    files = [Path(name) for name in (*names, *options.get("libraries", ())) if name is not None]
+    folders = [file for file in files if not is_remote(file) and file.is_dir()]
+    code = getattr(options.get("accept"), "name", "").rpartition(":")[0]
+    return [*files, *(file for folder in folders for file in folder.iterdir()), *([Path(code)] if code else [])]
+
+
 def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None]) -> None:
-    """Before anything runs, check that outputs can be written, and replace neither an input nor each other.
+    """Before anything runs, check that outputs can be written, and replace neither an input nor each other, and make
+    their folders.
 
     Raises:
-        ArgumentError: an output is an input, another output, a standard stream or no regular file.
-        OutputError: its folder is missing or read-only.
+        ArgumentError: an output is an input, another output or its data file, the data file of a model, a standard
+            stream or no regular file.
+        OutputError: its folder is read-only, or cannot be made.
     """
     taken = {path.resolve() for path in inputs if path is not None}
-    for path in (path for path in outputs if path is not None):
-        target, folder = path.resolve(), path.absolute().parent
-        is_here = not is_remote(path)
+    wanted = [path for path in outputs if path is not None]
+    for path in wanted:
+        target = path.resolve()
         if target in taken:
             raise ArgumentError(f"{str(path)!r} is read or written already: choose another name for the output.")
         if target.is_dir():
             raise ArgumentError(f"The output {str(path)!r} is a folder: name a file.")
-        if is_here and _is_printed_to(path):
+        if not is_remote(path) and _is_printed_to(path):
             raise ArgumentError(f"{str(path)!r} is where reports and warnings go: name another file.")
         if path.exists() and not path.is_file():
             raise ArgumentError(f"The output {str(path)!r} is not a regular file: choose another name.")
-        if is_here and not folder.is_dir():
-            raise OutputError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} does not exist; create it.")
-        if is_here and not os.access(folder, os.W_OK):
-            raise OutputError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} is read-only.")
         taken.add(target)
+    _check_data_files([path.resolve() for path in wanted if not is_remote(path)])
+    for path in (path for path in wanted if not is_remote(path)):
+        folder = made_folder(path.parent)
+        if not os.access(folder, os.W_OK):
+            raise OutputError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} is read-only.")
+
+
+def _check_data_files(outputs: Sequence[Path]) -> None:
+    """Check that no output takes the place of a data file that another one may get, or that a model refers to.
+
+    Raises:
+        ArgumentError: one does.
+    """
+    for path in outputs:
+        for other in outputs:
+            if path.parent == other.parent and is_data_name(path.name, other.name):
+                raise ArgumentError(f"{str(path)!r} may be the data file of {str(other)!r}: choose another name.")
+        if path.exists() and (user := referring_models(path.parent, [path.name], path).get(path.name)):
+            raise ArgumentError(f"{str(path)!r} holds weights of {str(user)!r}: choose another name for the output.")
 
 
 def _is_printed_to(path: Path) -> bool:

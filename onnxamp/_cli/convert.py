@@ -132,7 +132,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         samples = comparison.samples
     elif needs_samples:
         samples = draw()
-    target = target_of(model, given, options.dtype, given["plan_file"], also=given["state"])
+    target = target_of(model, given, options.dtype, may_fail=validates)
     sink = Sink(target, given["external_data"], given["shard_size"])
     with (
         progress_bar(quiet=given["quiet"]) as progress,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import check_outputs, files_of, new_command, show, write_page
+from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show, write_page
 from onnxamp._cli.options import (
     accept_option,
     custom_ops_option,
@@ -88,7 +88,7 @@ def command(reference: Path, result: Path | None, **options: Any) -> None:
     limits = make_limits({metric: options[name] for name, (metric, _) in _LIMITS.items()})
     limits = replace(limits, accept=options["accept"])
     models = () if result is None else (Model.of(reference), Model.of(result))
-    read = [reference, *(file for model in models for file in files_of(model)), options["inputs"]]
+    read = [reference, *(file for model in models for file in files_of(model)), *given_files(options)]
     check_outputs(read, [options["save"], options["html"], options["state"]])
     report = _run(*models, limits, options) if models else _judged_again(reference, limits, options)
     confirm_sources()

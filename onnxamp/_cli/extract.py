@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from onnxamp._cli.common import check_outputs, files_of, new_command, show
+from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show
 from onnxamp._cli.options import (
     custom_arguments,
     custom_ops_option,
@@ -49,7 +49,7 @@ def command(model: Path, **options: Any) -> None:
     """
     opened = Model.of(model)
     files = region_files(options["output"] or model.with_name(f"{model.stem}_region.onnx"))
-    check_outputs([*files_of(opened), options["inputs"]], files)
+    check_outputs([*files_of(opened), *given_files(options)], files)
     with progress_bar(quiet=options["quiet"]) as progress:
         region = extract_region(
             opened, options["around"], before=options["before"], after=options["after"],

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from onnxamp._cli.common import IN_FOLDER, check_outputs, files_of, show, tell, write_page
+from onnxamp._cli.common import IN_FOLDER, check_outputs, files_of, given_files, show, tell, write_page
 from onnxamp._cli.options import provider_of
 from onnxamp._convert.convert import Sink
 from onnxamp._errors import ArgumentError
@@ -110,16 +110,19 @@ def _folder(manifest: Path, output: Path | None) -> Path:
 def _check(pipeline: Pipeline, manifest: Path, folder: Path, options: dict[str, Any]) -> None:
     """Before anything runs, check that all can be written, and that nothing that is read is replaced."""
     targets = [folder / member.file for member in pipeline.members]
-    for target in targets:
-        made_folder(target.parent)
-    read = [manifest, *(file for member in pipeline.members for file in files_of(member.model))]
-    check_outputs(read, [*targets, options["html"], options["state"]])
     plans = options["save_plan"]
     if plans is not None and plans.exists() and not plans.is_dir():
         raise ArgumentError(f"--save-plan {str(plans)!r} is a file: the plans of a pipeline go to a folder.")
+    saved = [] if plans is None else [_plan_file(plans, member.name) for member in pipeline.members]
+    models = [file for member in pipeline.members for file in files_of(member.model)]
+    check_outputs([manifest, *models, *given_files(options)], [*targets, *saved, options["html"], options["state"]])
 
 
 def _save_plans(tuned: TunedPipeline, folder: Path) -> None:
     made_folder(folder)
     for model in tuned.models:
-        model.plan.save(folder / f"{model.name}.json")
+        model.plan.save(_plan_file(folder, model.name))
+
+
+def _plan_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from onnxamp._cli.common import check_outputs, files_of, new_command, show
+from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show
 from onnxamp._cli.options import (
     custom_ops_option,
     library_option,
@@ -121,7 +121,7 @@ def command(model: Path, **options: Any) -> None:
     Exit codes: 0 the trained model was written; 1 training failed; 2 wrong usage.
     """
     opened = Model.of(model)
-    check_outputs([*files_of(opened), options["data"]], [options["output"], options["checkpoint"]])
+    check_outputs([*files_of(opened), *given_files(options)], [options["output"], options["checkpoint"]])
     batches = Batches(read_npz(options["data"]), options["batch_size"], options["seed"])
     net = _network(opened, batches, options)
     confirm_sources()

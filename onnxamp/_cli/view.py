@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import check_outputs, files_of, new_command, show, tell, write_page
+from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show, tell, write_page
 from onnxamp._cli.options import (
     conversion_options,
     custom_arguments,
@@ -59,7 +59,7 @@ def command(model: Path, **options: Any) -> None:
     page = options["output"] or model.with_suffix(".html")
     if page.is_dir():
         page /= f"{model.stem}.html"
-    check_outputs([*files_of(opened), options["plan_file"]], [page])
+    check_outputs([*files_of(opened), *given_files(options)], [page])
     if plan is None:
         refuse_misspelt(opened, asked)
     target = model.with_name(f"{model.stem}_{low_type(asked.dtype).suffix}.onnx")

@@ -31,15 +31,17 @@ from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.converter import WeightConverter
 from onnxamp._model.copying import copied
+from onnxamp._model.data_files import referring_models
 from onnxamp._model.formats import is_text
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
 from onnxamp._model.saving import copy_file, save_model
 from onnxamp._model.shards import measured
-from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data, weight_bytes
+from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data, unwritable, weight_bytes
 from onnxamp._ops.tables import read_table
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._paths.paths import is_remote
 from onnxamp._public import Shown
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.prepare import Prepared
@@ -189,7 +191,7 @@ class Sink:
         kept: keeps what is measured and written, for a run that is interrupted to go on; see :func:`begun`.
 
     Raises:
-        ArgumentError: a value is unknown, or the target is a folder.
+        ArgumentError: a value is unknown, or the target is a folder. OutputError: its folder does not exist.
     """
 
     target: Path
@@ -212,16 +214,22 @@ class Sink:
             raise ArgumentError("shard_bytes splits external data: it excludes external_data='never'.")
         if self.target.is_dir():
             raise ArgumentError(f"The output {str(self.target)!r} is a folder: name a file.")
+        if not is_remote(self.target) and not self.target.parent.is_dir():
+            raise unwritable(self.target, FileNotFoundError())
 
     def destination(self, stored: StoredWeights) -> Path:
         """The target, with a symbolic link resolved.
 
         Raises:
-            ArgumentError: the model that is converted stores weights there.
+            ArgumentError: the model that is converted stores weights there, or another one beside the target.
         """
         target = self.target.resolve() if self.target.is_symlink() else self.target
         if target.resolve() in stored.files:
             raise ArgumentError(f"{str(target)!r} holds weights of the model: give the output another name.")
+        others = referring_models(target.parent, [target.name] if target.exists() else [], target)
+        if others:
+            user = str(others[target.name])
+            raise ArgumentError(f"{str(target)!r} holds weights of {user!r}: give the output another name.")
         return target
 
     def is_external(self, stored: StoredWeights, low_bytes: int) -> bool:

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from commands import CLASSIFIER, MODELS, NORM, is_one_sentence, report_of, run, saved, small
 from graphs.case import parse
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 import onnxamp
 
@@ -502,10 +502,74 @@ def test_a_folder_is_no_model() -> None:
 
 
 def test_an_output_in_no_folder() -> None:
-    result = run("convert", small(), "-o", "nowhere/model.onnx")
+    """It is made, as those of other outputs are."""
+    model = small()
+    made = run("convert", model, "-o", "a/b/low.onnx", "--html", "c/page.html", "--save-plan", "d/plan.json")
+    assert made.exit_code == 0, made.output
+    tuned = run("tune", model, "-o", "e/low.onnx", "--state", "f/state.json", "--samples", 1)
+    assert tuned.exit_code == 0, tuned.output
+    assert run("diff", model, "a/b/low.onnx", "--save", "g/diff.json", "--html", "h/page.html").exit_code == 0
+    assert run("check", model, "--html", "i/page.html", "--state", "j/state").exit_code == 0
+    assert run("extract", model, "--around", "first", "-o", "k/region.onnx").exit_code == 0
+    assert run("view", model, "-o", "l/page.html").exit_code == 0
+    written = (
+        "a/b/low.onnx c/page.html d/plan.json e/low.onnx f/state.json g/diff.json h/page.html i/page.html j/state"
+        " k/region.onnx k/region.npz l/page.html"
+    )
+    assert [name for name in written.split() if not Path(name).is_file()] == []
+
+
+def test_an_output_in_what_is_no_folder() -> None:
+    result = run("convert", small(), "-o", "model.onnx/low.onnx")
     assert result.exit_code == 1
     assert is_one_sentence(result)
-    assert "nowhere' does not exist; create it." in " ".join(result.output.split())
+    assert "Cannot make the folder" in result.output
+    assert [path.name for path in Path().iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("convert", "-o", "o.onnx", "--save-plan", "o.onnx.data"),
+        ("convert", "-o", "o.onnx", "--html", "o.onnx-00001-of-00002.data"),
+        ("convert", "-o", "o.onnx", "--state", "o.onnx_data"),
+        ("convert", "-o", "o.onnx", "--html", "o.failed.onnx"),
+        ("convert", "-o", "o.onnx", "--html", "p", "--save-plan", "./p"),
+        ("convert", "-o", "o.onnx", "--custom-ops", "ops.toml", "--save-plan", "ops.toml"),
+        ("convert", "-o", "o.onnx", "--accept", "judge.py:takes", "--html", "judge.py"),
+        ("convert", "-o", "others.data"),
+        ("tune", "-o", "o.onnx", "--save-plan", "o.onnx.data"),
+        ("tune", "-o", "o.onnx", "--state", "others.data"),
+        ("check", "--html", "inputs/1.npz", "--inputs", "inputs"),
+        ("check", "--html", "others.data"),
+        ("diff", "other.onnx", "--save", "others.data"),
+        ("view", "-o", "others.data"),
+        ("extract", "--around", "first", "-o", "others.data"),
+    ],
+    ids=" ".join,
+)
+def test_each_output_has_a_file_of_its_own(command: tuple[str, ...], tmp_path: Path) -> None:
+    """Neither that of an input, nor the data file of another output, nor of any model beside it."""
+    small()
+    weight = np.eye(2, dtype=np.float32)
+    other = parse("(float[1,2] X) => (float[1,2] Y) { [first] Y = MatMul (X, w) }")
+    other.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    onnx.save(other, "other.onnx", save_as_external_data=True, location="others.data", size_threshold=0)
+    Path("ops.toml").write_text("")
+    Path("judge.py").write_text("def takes(reference, result):\n    return True\n")
+    Path("inputs").mkdir()
+    np.savez("inputs/1.npz", X=np.ones((1, 2), np.float32))
+    before = {path: path.read_bytes() for path in Path().rglob("*.*") if path.is_file()}
+    result = run(command[0], "model.onnx", *command[1:])
+    assert result.exit_code == 2, result.output
+    after = {path: path.read_bytes() for path in Path().rglob("*.*") if path.is_file()}
+    assert {path: data for path, data in after.items() if "pycache" not in str(path)} == before
+
+
+def test_a_result_that_could_fail_over_its_model(tmp_path: Path) -> None:
+    small().rename("m.failed.onnx")
+    result = run("convert", "m.failed.onnx", "-o", "m.onnx")
+    assert (result.exit_code, "'m.failed.onnx' is read or written already" in result.output) == (2, True)
 
 
 @pytest.mark.parametrize(

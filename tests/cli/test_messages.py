@@ -168,9 +168,9 @@ class TestFiles:
         Path("file").touch()
         outputs = [
             ("-o", "file/sub/"),
-            ("-o", "none/x.onnx"),
-            ("--html", "none/x.html"),
-            ("--save-plan", "none/x.json"),
+            ("-o", "file/x.onnx"),
+            ("--html", "file/x.html"),
+            ("--save-plan", "file/x.json"),
         ]
         for option in outputs:
             assert message("convert", path, *option, code=1).startswith("Cannot ")

@@ -626,7 +626,7 @@ class TestCommand:
 
     def test_failures_end_with_one(self):
         assert is_one_sentence(extract("none.onnx", "--around", "x"))
-        assert extract("bad.onnx", "--around", "mean", "-o", "no/where.onnx").exit_code == 1
+        assert extract("bad.onnx", "--around", "mean", "-o", "bad.onnx/where.onnx").exit_code == 1
 
     def test_names_cannot_confuse_the_terminal(self):
         model = parse(CHAIN)
