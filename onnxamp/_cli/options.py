@@ -110,7 +110,8 @@ provider_option: Final = click.option(
 
 library_option: Final = click.option(
     "--custom-ops-library", "libraries", type=FILE, metavar="FILE", multiple=True,
-    help="A shared library with kernels of custom ops, for ONNX Runtime. Repeatable.",
+    help="A shared library with kernels of custom ops, for ONNX Runtime. Its code runs as you: name only libraries that"
+    " you trust. Repeatable.",
 )  # fmt: skip
 """The option that registers custom ops with what runs."""
 
@@ -240,7 +241,7 @@ def _accept(_: click.Context, parameter: click.Parameter, name: str | None) -> A
 accept_option: Final = click.option(
     "--accept", metavar="PACKAGE:FUNCTION", callback=_accept,
     help="Let this function judge: it takes the outputs of the original and of the result as dicts of arrays, and"
-    " returns True or False. FILE.py:FUNCTION works, too.",
+    " returns True or False. FILE.py:FUNCTION works, too. Its module runs as you: name only code that you trust.",
 )  # fmt: skip
 """The option that lets a function of the user judge outputs."""
 

@@ -86,7 +86,8 @@ def command(model: Path, **options: Any) -> None:
     """Convert as much of MODEL to low precision as its measured accuracy allows.
 
     If MODEL is a manifest (NAME.toml) of models that work together, and of a function that runs them, all are converted
-    to the folder OUTPUT, under one tolerance. --save-plan is then a folder, too.
+    to the folder OUTPUT, under one tolerance. --save-plan is then a folder, too. The code that a manifest names runs as
+    you: tune only manifests that you trust.
 
     Exit codes: 0 the result was written and meets the tolerance; 1 it could not be made or exceeds the tolerance;
     2 wrong usage.
@@ -101,7 +102,7 @@ def command(model: Path, **options: Any) -> None:
 
 def _tune(model: Path, options: dict[str, Any]) -> None:
     asked, opened = options_of(options, Level.AUTO), Model.of(model)
-    target = target_of(opened, options, asked.dtype, also=options["state"])
+    target = target_of(opened, options, asked.dtype)
     early, samples = early_warnings(opened, asked), samples_of(opened, options)
     tell([*early, *unlike_target(options, asked.target)])
     with progress_bar(quiet=options["quiet"]) as progress:

@@ -90,7 +90,8 @@ def tune_pipeline(
     the tolerance allows. See :doc:`/how-to/pipelines`.
 
     Args:
-        pipeline: a manifest in TOML, or a dict of models by name (ModelProtos, paths, onnx-graphsurgeon Graphs).
+        pipeline: a manifest in TOML, or a dict of models by name (ModelProtos, paths, onnx-graphsurgeon Graphs). The
+            function that a manifest names is imported and called: name only manifests that you trust.
         function: called with the models by name, each with a method ``run(output_names, feeds)`` as sessions of ONNX
             Runtime have it. It returns a number, or a dict of arrays by name, and must do the same in every call: seed
             what is random. A name is "package:function" or "file.py:function". None for the manifest's.

@@ -30,7 +30,8 @@ def custom_ops(declared: CustomOpsLike | None = None, *, library: LibrariesLike 
         declared: what their types are: a TOML file, a :class:`CustomOp`, a dict of its attributes, or a list of these.
             Ops that are not declared stay float32.
         library: shared libraries with their kernels, built for ONNX Runtime (``RegisterCustomOps``). All sessions in
-            the block register them, those of worker processes, too.
+            the block register them, those of worker processes, too. Their code runs in these processes as soon as they
+            are named: name only libraries that you trust.
 
     Raises:
         ArgumentError: a declaration is wrong, or a library cannot be loaded.

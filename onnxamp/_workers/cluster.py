@@ -7,10 +7,12 @@ Ray starts processes, moves data, and notices what dies. Whom an item goes to is
 import logging
 import os
 import pickle
+import sys
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, MissingPackageError, RuntimeFailure
@@ -207,6 +209,8 @@ def connect(
     Raises:
         MissingPackageError: Ray is not installed. RuntimeFailure: there is no cluster, or it has no processors.
     """
+    if address == LOCAL:
+        _ask_for_a_token()
     ray = _ray()
     is_own = not ray.is_initialized()
     if is_own:
@@ -223,6 +227,16 @@ def connect(
     count = max(1, min(jobs or total, most or total))
     threads = max(1, min(total // (jobs or total), largest))
     return Cluster(ray, count, threads, gpus, once, is_own)
+
+
+def _ask_for_a_token() -> None:
+    """Let a cluster of this machine serve this process and its workers alone.
+
+    A cluster runs code for whoever reaches its ports, which are open on all networks. Ray reads the token when it is
+    imported; versions before 2.52 know none.
+    """
+    if "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
 
 
 def _ray() -> Any:

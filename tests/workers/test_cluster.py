@@ -238,3 +238,28 @@ def test_ctrl_c_leaves_what_is_done_and_the_cluster(machines: Any, tmp_path: Pat
     report = onnxamp.convert_folder(source, tmp_path / "out", cluster=machines.address)
     assert 0 < report.count("up to date") < 8
     assert report.count("converted") == 8 - report.count("up to date")
+
+
+ALONE = """
+import os, subprocess, sys
+from contextlib import closing
+from onnxamp._workers.cluster import connect
+
+with closing(connect("local", 1)) as cluster:
+    address = cluster.ray.get_runtime_context().gcs_address
+    stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    code = f"import ray; ray.init({address!r}, log_to_driver=False); print('in')"
+    done = subprocess.run([sys.executable, "-c", code], env=stranger, capture_output=True, text=True, timeout=100)
+    print(done.returncode != 0, "in" in done.stdout, cluster.ray.is_initialized())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(tuple(map(int, ray.__version__.split(".")[:2])) < (2, 52), reason="this version knows no tokens")
+def test_a_cluster_of_this_machine_serves_nobody_else() -> None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), own.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], env=own, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.stdout.split() == ["True", "False", "True"], done.stderr
