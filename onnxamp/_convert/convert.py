@@ -35,7 +35,7 @@ from onnxamp._model.data_files import referring_models
 from onnxamp._model.formats import is_text
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
-from onnxamp._model.saving import copy_file, save_model
+from onnxamp._model.saving import Saved, copy_file, save_model
 from onnxamp._model.shards import measured
 from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, load_external_data, unwritable, weight_bytes
 from onnxamp._ops.tables import read_table
@@ -304,26 +304,25 @@ def convert_to_file(
     as_they_are = sink.shard_bytes is None and (not external or (is_beside and sink.data_names == "onnx"))
     weights_stay = bool(stored.files) == external and as_they_are
     if converted.changed or not weights_stay or is_text(source):
-        written = save_model(
+        saved = save_model(
             converted.proto, target, converted.weights,
             external=external, shard_bytes=sink.shard_bytes, data_names=sink.data_names, keep=kept,
             progress=sink.progress, approve=sink.approve, workers=sink.workers, kept=sink.kept,
         )  # fmt: skip
         counts = converted.weights.counts()
     else:
-        copy_file(source, target, kept | stored.files, sink.approve)
-        written, counts = stored.size, {}
-    _LOG.info("wrote %s: %d bytes of weights", target, written)
-    notes = _notes(converted, plan)
+        saved = Saved(stored.size, tuple(copy_file(source, target, kept | stored.files, sink.approve)))
+        counts = {}
+    _LOG.info("wrote %s: %d bytes of weights", target, saved.size)
     return Conversion(
         source=source,
         target=target,
         plan=make_plan(analysis),
         summary=summary,
-        notes=notes,
+        notes=(*_notes(converted, plan), *saved.notes),
         weights=counts,
         bytes_before=stored.size,
-        bytes_after=written,
+        bytes_after=saved.size,
         causes=find_causes(analysis) if plan is None else (),
         speed_up=expected_speed_up(analysis, shapes),
     )

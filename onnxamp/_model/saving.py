@@ -3,19 +3,19 @@
 :mod:`onnxamp._model.staging` says what becomes of files when a process is killed.
 """
 
-import re
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, StringStringEntryProto, TensorProto, numpy_helper
 
-from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._errors import ArgumentError, ModelError, SourceChangedError
 from onnxamp._model.blobs import PIECE, Blob, Copied, Held, layout, stream_blobs, write_blobs
 from onnxamp._model.converter import EXTERNAL_MIN, WeightConverter
+from onnxamp._model.data_files import MARK, data_files_of, data_names_of, is_data_name, is_own, referring_models
 from onnxamp._model.external_data import data_location, external_tensor, forget_location
 from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.remote_stage import RemoteStage, remote_staging
@@ -23,10 +23,9 @@ from onnxamp._model.renaming import rename_data
 from onnxamp._model.shards import DataFile, write_data_files
 from onnxamp._model.sources import confirm_sources, release_sources
 from onnxamp._model.staging import Stage, staging
-from onnxamp._model.storage import load_model, unwritable
+from onnxamp._model.storage import unwritable
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import find_data, raw_data_head, replaced
-from onnxamp._ops.tables import read_table
 from onnxamp._paths.paths import is_remote, writing
 from onnxamp._state.state import Part
 from onnxamp._workers.executor import Workers
@@ -36,6 +35,13 @@ _TOKEN: Final = 16
 _DATA_FIELDS: Final = (
     "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data",
 )  # fmt: skip
+
+
+class Saved(NamedTuple):
+    """What was written: the bytes of all weights, and in sentences what became of data files that are in use."""
+
+    size: int
+    notes: tuple[str, ...] = ()
 
 
 def save_model(
@@ -51,7 +57,7 @@ def save_model(
     approve: Callable[[Path], None] | None = None,
     workers: Workers | None = None,
     kept: Part | None = None,
-) -> int:
+) -> Saved:
     """Write a model whole or not at all. ``model`` is changed: it refers to what was written afterwards.
 
     Args:
@@ -61,14 +67,12 @@ def save_model(
         external: put weights of at least EXTERNAL_MIN bytes into a data file beside the model ...
         shard_bytes: ... or into several, each of about this size.
         data_names: whose names data files get; see ``_data/presets.toml``.
-        keep: data files that are still needed. Others that an earlier save to ``path`` wrote are removed.
+        keep: data files that are still needed. Others that an earlier save to ``path`` wrote are removed, unless
+            another model beside it refers to them.
         progress: called with (bytes written, bytes in all) while large weights are written.
         approve: called with the new model under another name; if it raises, nothing changes.
         workers: who writes data files if there are several; None for this process.
         kept: keeps what is written until all is, for a run that is interrupted to go on.
-
-    Returns:
-        Bytes of all weights that were written.
 
     Raises:
         OutputError: the folder is missing or read-only, or the disk is full. Nothing was changed then.
@@ -86,26 +90,43 @@ def save_model(
             else:
                 _write_inline(model, blobs, stage.main, report)
             _approved(stage, approve)
-            identity = stage.identity()
-            stage.commit(lambda: _outdated(path, keep))
+            identity, left = stage.identity(), list[str]()
+            stage.commit(lambda: _outdated(path, keep, left))
     except (OSError, ValueError) as error:
         if isinstance(error, (ArgumentError, ModelError)):
             raise
         raise unwritable(path, error) from None
-    if external and blobs and not is_remote(path):
-        _name_as_usual(model, path, identity, [tensor for tensor, _ in blobs], data_names)
-    return total
+    if external and blobs:
+        left += _named_as_usual(model, path, identity, [tensor for tensor, _ in blobs], data_names)
+    return Saved(total, tuple(left))
 
 
-def _name_as_usual(
+def _named_as_usual(
     model: ModelProto, path: Path, identity: str, tensors: Sequence[TensorProto], data_names: str
-) -> None:
-    """Rename the data files of a result that is in its place, where those of its predecessor had the usual names."""
+) -> list[str]:
+    """Rename the data files of a result that is in its place, where those of its predecessor had the usual names.
+
+    Returns:
+        A sentence about names that are not free.
+    """
     places = [item for tensor in tensors for item in tensor.external_data if item.key == "location"]
     used = sorted({item.value for item in places}, key=lambda name: (len(name), name))
-    names = dict(zip(used, _data_names(path.name, len(used), data_names), strict=True))
-    if used == list(names.values()):
-        return
+    names = dict(zip(used, data_names_of(path.name, len(used), data_names), strict=True))
+    usual = list(names.values())
+    if used == usual:
+        return []
+    referring = {} if is_remote(path) else referring_models(path.parent, usual, path)
+    if not is_remote(path) and not referring and _renamed(model, path, identity, places, names):
+        return []
+    taken = next(iter(referring), None) or next((name for name in usual if (path.parent / name).exists()), usual[0])
+    why = f"{referring[taken].name} refers to {taken}" if referring else f"{taken} could not be replaced"
+    return [f"The weights are in {', '.join(used)}: {why}."]
+
+
+def _renamed(
+    model: ModelProto, path: Path, identity: str, places: Sequence[StringStringEntryProto], names: Mapping[str, str]
+) -> bool:
+    """Whether the data files of a result have new names now; ``places`` are where the model refers to them."""
     for item in places:
         item.value = names[item.value]
     renamed = False
@@ -115,6 +136,7 @@ def _name_as_usual(
         before = {new: old for old, new in names.items()}
         for item in places:
             item.value = before[item.value]
+    return renamed
 
 
 def _adding_up(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
@@ -124,7 +146,7 @@ def _adding_up(progress: Callable[[int, int], None], total: int) -> Callable[[in
     def report(written: int) -> None:
         nonlocal done
         done += written
-        progress(done, total)
+        progress(min(done, total), total)  # marks of data files are no weights
 
     return report
 
@@ -177,25 +199,22 @@ def _write_data(
     """Write all blobs to new data files, each once, and point the tensors to them; returns the names of the files."""
     unique = list(dict.fromkeys(blob for _, blob in blobs))
     places = dict(zip(unique, layout([blob.size for blob in unique], shard_bytes), strict=True))
-    names = _data_names(stage.path.name, places[unique[-1]][0] + 1 if unique else 0, data_names)
+    names = data_names_of(stage.path.name, places[unique[-1]][0] + 1 if unique else 0, data_names)
     files: list[DataFile] = [(stage.place(name), []) for name in names]
     for blob, (number, offset) in places.items():
         files[number][1].append((offset, blob))
+    for _, placed in files:
+        placed.append((max(offset + blob.size for offset, blob in placed), Held(MARK)))
     write_data_files(files, progress, workers, kept)
-    names = stage.publish(names)
+    names = stage.publish(
+        names, () if is_remote(stage.path) else referring_models(stage.path.parent, names, stage.path)
+    )
     for tensor, blob in blobs:
         number, offset = places[blob]
         for name in _DATA_FIELDS:
             tensor.ClearField(name)
         tensor.MergeFrom(external_tensor(names[number], offset, blob.size))
     return names
-
-
-def _data_names(base: str, count: int, style: str) -> list[str]:
-    """``model.onnx.data`` if one is enough, else ``model.onnx-00001-of-00003.data`` and so on; or in another style."""
-    row = read_table("presets")[style]
-    forms = [row["one"]] if count == 1 else [row["first"], *[row["other"]] * (count - 1)][:count]
-    return [form.format(name=base, number=index + 1, index=index, count=count) for index, form in enumerate(forms)]
 
 
 def _write_inline(
@@ -245,44 +264,62 @@ def _copy_bytes(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def copy_file(source: Path, target: Path, keep: frozenset[Path], approve: Callable[[Path], None] | None = None) -> None:
+def copy_file(
+    source: Path, target: Path, keep: frozenset[Path], approve: Callable[[Path], None] | None = None
+) -> list[str]:
     """Copy a model file whole or not at all; ``keep`` and ``approve`` as for :func:`save_model`.
+
+    Returns:
+        What became of data files that are in use, in sentences.
 
     Raises:
         OutputError: the target cannot be written.
     """
+    left: list[str] = []
     try:
         with _staging(target) as stage:
             _copy_bytes(source, stage.main)
             _approved(stage, approve)
-            stage.commit(lambda: _outdated(target, keep))
+            stage.commit(lambda: _outdated(target, keep, left))
     except OSError as error:
         if isinstance(error, ModelError):  # a data file is missing
             raise
         raise unwritable(target, error) from None
+    return left
 
 
-def _outdated(path: Path, keep: frozenset[Path]) -> list[Path]:
+def _outdated(path: Path, keep: frozenset[Path], left: list[str]) -> list[Path]:
     """The files to remove once ``path`` is replaced, which happens next: it is the last moment to look at sources.
+
+    Args:
+        path: what is replaced.
+        keep: files that are still needed.
+        left: gets a sentence about each data file of the present model that stays although the new one has no use for
+            it.
 
     Raises:
         SourceChangedError: what was read is no longer there.
     """
     confirm_sources()
-    files = _own_data_files(path, keep)
-    release_sources([path, *files])
-    return files
+    data = _data_of(path, keep)
+    referring = referring_models(path.parent, data, path)
+    removed = []
+    for name, file in data.items():
+        if name in referring:
+            left.append(f"{name} stays: {referring[name].name} refers to it.")
+        elif is_data_name(name, path.name) and is_own(file):
+            removed.append(file)
+        else:
+            left.append(f"{name}, with the weights of the model that was replaced, stays: onnxamp did not write it.")
+    release_sources([path, *removed])
+    return removed
 
 
-def _own_data_files(path: Path, keep: frozenset[Path]) -> list[Path]:
-    """Data files that an earlier save to ``path`` wrote: nothing refers to them once it is replaced."""
-    own = re.compile(re.escape(path.name) + r"(\.[0-9a-f]{8})?((-[0-9]{5}-of-[0-9]{5})?\.data|_data(_[0-9]+)?)")
-    files = {}
-    with suppress(OSError, ModelError):
-        if not any(own.fullmatch(file.name) for file in path.parent.iterdir()):
-            return []
-        for tensor in tensors_of(load_model(path)):
-            for item in tensor.external_data:
-                if item.key == "location" and isinstance(item.value, str) and own.fullmatch(item.value):
-                    files[item.value] = path.parent / item.value
-    return [data for data in files.values() if data.is_file() and data.resolve() not in keep]
+def _data_of(path: Path, keep: frozenset[Path]) -> dict[str, Path]:
+    """The data files of the present model at ``path`` that are not kept, by name."""
+    try:
+        names = data_files_of(path) if path.exists() else set[str]()
+    except (OSError, SourceChangedError):
+        return {}
+    files = {name: path.parent / name for name in sorted(names)}
+    return {name: file for name, file in files.items() if file.is_file() and file.resolve() not in keep}

@@ -25,7 +25,7 @@ every moment the file at ``path`` refers to data that are whole.
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -65,8 +65,9 @@ class Stage:
         """Where a data file is written."""
         return self.data / name
 
-    def publish(self, names: Sequence[str]) -> list[str]:
-        """Move data files beside the result, under their names or, if one is taken, under names with the token.
+    def publish(self, names: Sequence[str], avoid: Container[str] = ()) -> list[str]:
+        """Move data files beside the result, under their names or, if one is taken or to be avoided, under names with
+        the token.
 
         Returns:
             The final names, in order. Existing files are never replaced.
@@ -77,7 +78,7 @@ class Stage:
         for name in names:
             sync(self.data / name)
             (self.data / name).chmod(self._mode())
-        if not self.has_links():  # the token makes sure that nothing is replaced
+        if any(name in avoid for name in names) or not self.has_links():  # with the token, nothing is replaced
             return [(self.data / name).rename(self._with_token(name)).name for name in names]
         try:
             return self._named([self.path.parent / name for name in names], names)

@@ -81,14 +81,14 @@ def read_model(path: Path) -> ModelFile:
     Complexity: linear in the graph; memory is that of the graph and its small weights.
     """
     try:
-        data, stamp = _read_regular(path)
+        data, stamp = read_graph(path)
     except (OSError, ValueError) as error:
         kind = MissingModelError if isinstance(error, FileNotFoundError) else ModelError
         raise kind(f"Cannot read {str(path)!r}: {reason_of(error)}.") from None
     return ModelFile(*parse_model(data, repr(str(path))), stamp)
 
 
-def _read_regular(path: Path) -> tuple[bytes, FileStamp]:
+def read_graph(path: Path) -> tuple[bytes, FileStamp]:
     """The bytes of a model file without its large weights, and its stamp. Never waits for pipes or devices.
 
     Raises:

@@ -165,9 +165,16 @@ def test_over_the_source(model: Path) -> None:
 
 
 def test_over_the_source_with_its_data(tmp_path: Path) -> None:
+    """What an exporter wrote stays; what onnxamp wrote goes with the model that referred to it."""
     model = external(tmp_path, "model.onnx.data")
-    convert_file(model, model)
-    assert len(files(tmp_path)) == 2
+    data = (tmp_path / "model.onnx.data").read_bytes()
+    for dtype in ("float16", "bfloat16"):
+        convert_file(model, model, dtype=dtype)
+        assert len(files(tmp_path)) == 3
+    assert (tmp_path / "model.onnx.data").read_bytes() == data
+    convert_file(model, tmp_path / "low.onnx", external_data="always")
+    convert_file(tmp_path / "low.onnx", tmp_path / "low.onnx", external_data="never")
+    assert "low.onnx.data" not in files(tmp_path)
 
 
 def test_a_copy_over_an_earlier_result(model: Path) -> None:

@@ -1,0 +1,122 @@
+"""The data files of results: their names, the mark by which onnxamp knows its own, and which models refer to them.
+
+Models of a folder may share a data file. So a file is removed only if onnxamp wrote it, as its last bytes tell, and no
+other model beside it refers to it; and a new data file takes no name that another model refers to, even if nothing is
+there: such a model would read the weights of a stranger.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from onnxamp._errors import SourceChangedError
+from onnxamp._model.external_data import has_data_file
+from onnxamp._model.formats import parse_text
+from onnxamp._model.protos import tensors_of
+from onnxamp._model.storage import read_graph
+from onnxamp._ops.tables import read_table
+from onnxamp._paths.paths import read_range
+
+MARK: Final = b"\nwritten by onnxamp\n"
+"""The last bytes of a data file of ours, behind all weights."""
+
+_MODELS: Final = frozenset({".onnx", ".onnxtxt", ".onnxtext", ".textproto", ".txtpb", ".prototxt", ".pbtxt", ".json"})
+"""Suffixes of files that may hold a model."""
+
+
+def data_names_of(base: str, count: int, style: str) -> list[str]:
+    """``model.onnx.data`` if one is enough, else ``model.onnx-00001-of-00003.data`` and so on; or in another style."""
+    row = read_table("presets")[style]
+    forms = [row["one"]] if count == 1 else [row["first"], *[row["other"]] * (count - 1)][:count]
+    return [form.format(name=base, number=index + 1, index=index, count=count) for index, form in enumerate(forms)]
+
+
+def is_data_name(name: str, model: str) -> bool:
+    """Return whether a data file of the model of that name could be called so, in any style."""
+    form = re.escape(model) + r"(\.[0-9a-f]{8})?((-[0-9]{5}-of-[0-9]{5})?\.data|_data(_[0-9]+)?)"
+    return re.fullmatch(form, name) is not None
+
+
+def is_own(path: Path) -> bool:
+    """Return whether onnxamp wrote a data file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    size = path.stat().st_size
+    return size >= len(MARK) and read_range(path, size - len(MARK), len(MARK)) == MARK
+
+
+def data_files_of(path: Path) -> set[str]:
+    """Return the names of data files that a model file refers to, relative to its folder; none if it is no model.
+
+    Raises:
+        OSError: it cannot be read. SourceChangedError: it is written to.
+    """
+    try:
+        return _locations(read_graph(path)[0]) or set()
+    except ValueError:  # it is larger than any model, or a folder
+        return set()
+
+
+def _locations(data: bytes) -> set[str] | None:
+    """The names of data files in the bytes of a model; None if they are no model."""
+    if b"location" not in data:
+        return set()
+    model = ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        text = parse_text(data)
+        if text is None:
+            return None
+        model = text
+    external = (tensor for tensor in tensors_of(model) if has_data_file(tensor))
+    entries = (entry for tensor in external for entry in tensor.external_data if entry.key == "location")
+    return {os.path.normpath(entry.value) for entry in entries if isinstance(entry.value, str)}
+
+
+def referring_models(folder: Path, names: Iterable[str], but: Path | None = None) -> dict[str, Path]:
+    """Find the models of a folder that refer to files in it.
+
+    Args:
+        folder: the folder of the models and of the files.
+        names: of the files.
+        but: a model that does not count, since it is replaced.
+
+    Returns:
+        For each name that any model refers to, such a model. One that cannot be read may refer to all of them.
+
+    Complexity: linear in the graphs of the folder; bytes of large weights are not read.
+    """
+    wanted = sorted(set(names))
+    found: dict[str, Path] = {}
+    if not wanted:
+        return found
+    own = None if but is None else but.resolve()
+    with suppress(OSError):  # a folder that cannot be listed
+        for path in sorted(folder.iterdir()):
+            if path.suffix.lower() in _MODELS and path.is_file() and path.resolve() != own:
+                found |= {name: path for name in _referred(path, wanted) if name not in found}
+    return found
+
+
+def _referred(path: Path, names: Sequence[str]) -> Sequence[str]:
+    """Those of the names that a model file refers to."""
+    try:
+        data, _ = read_graph(path)
+    except ValueError:  # it is larger than any model
+        return ()
+    except (OSError, SourceChangedError):
+        return names
+    mentioned = [name for name in names if name.encode() in data]
+    used = _locations(data) if mentioned else set()
+    if used is None:  # of a model that is being written, say, nobody knows
+        return mentioned if path.suffix.lower() == ".onnx" else ()
+    return [name for name in mentioned if name in used]

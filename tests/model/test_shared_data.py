@@ -1,0 +1,179 @@
+"""Data files that several models of a folder refer to: nothing is removed or taken that another one needs."""
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from commands import run
+from graphs.case import add_weights, parse
+from onnx import ModelProto
+from stored import SIZE, answers, contents, external, files, inline, is_low, locations
+
+import onnxamp
+from onnxamp import convert_file
+from onnxamp._model.data_files import MARK, is_own, referring_models
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A decoder in two forms, as exporters write it: both refer to the data file of the first."""
+    first = external(tmp_path, "decoder.onnx.data")
+    first.rename(tmp_path / "decoder.onnx")
+    shutil.copy(tmp_path / "decoder.onnx", tmp_path / "decoder_with_past.onnx")
+    return tmp_path
+
+
+def test_in_place_leaves_the_other_model_alone(shared: Path) -> None:
+    wanted, sibling = answers(shared / "decoder.onnx"), shared / "decoder_with_past.onnx"
+    result = run("convert", shared / "decoder.onnx", "--in-place", "-v")
+    assert result.exit_code == 0, result.output
+    assert is_low(shared / "decoder.onnx")
+    np.testing.assert_array_equal(answers(sibling), wanted)
+    (name,) = set(locations(shared / "decoder.onnx").values())
+    assert sorted(files(shared)) == sorted(["decoder.onnx", "decoder.onnx.data", name, "decoder_with_past.onnx"])
+    told = " ".join(result.output.split())
+    assert "decoder.onnx.data stays: decoder_with_past.onnx refers to it." in told
+    assert f"The weights are in {name}: decoder_with_past.onnx refers to decoder.onnx.data." in told
+
+
+def test_both_in_place_one_after_the_other(shared: Path) -> None:
+    """Nobody refers to the old data then, but onnxamp did not write them."""
+    data = (shared / "decoder.onnx.data").read_bytes()
+    for name in ("decoder.onnx", "decoder_with_past.onnx"):
+        told = convert_file(shared / name, shared / name).notes
+        assert is_low(shared / name)
+    assert (shared / "decoder.onnx.data").read_bytes() == data
+    assert "decoder.onnx.data, with the weights of the model that was replaced, stays: onnxamp did not" in " ".join(
+        told
+    )
+    for name in ("decoder.onnx", "decoder_with_past.onnx"):
+        convert_file(shared / name, shared / name, dtype="bfloat16")
+    assert len(files(shared)) == 5
+
+
+def test_an_output_over_a_model_whose_data_others_need(shared: Path) -> None:
+    source = shared / "source.onnx"
+    onnx.save(inline(), source)
+    wanted = answers(shared / "decoder_with_past.onnx")
+    made = convert_file(source, shared / "decoder.onnx", external_data="always")
+    assert is_low(shared / "decoder.onnx")
+    np.testing.assert_array_equal(answers(shared / "decoder_with_past.onnx"), wanted)
+    assert any("decoder_with_past.onnx refers to" in note for note in made.notes)
+
+
+def test_a_result_of_ours_that_a_copy_refers_to(shared: Path) -> None:
+    """Our own data file goes with the result, unless somebody else has come to need it."""
+    low = shared / "low.onnx"
+    convert_file(shared / "decoder.onnx", low)
+    shutil.copy(low, shared / "copy.onnx")
+    for dtype in ("bfloat16", "float16"):
+        convert_file(shared / "decoder.onnx", low, dtype=dtype)
+        assert is_low(low, dtype=dtype)
+        assert is_low(shared / "copy.onnx")
+    (shared / "copy.onnx").unlink()
+    (name,) = set(locations(low).values())
+    assert files(shared) == sorted(
+        ["decoder.onnx", "decoder.onnx.data", "decoder_with_past.onnx", "low.onnx", "low.onnx.data", name]
+    )
+
+
+def test_a_name_that_another_model_expects_is_not_taken(shared: Path) -> None:
+    """The file is missing: the other model must not find the weights of a stranger there."""
+    (shared / "decoder.onnx.data").rename(shared / "elsewhere")
+    onnx.save(inline(), shared / "source.onnx")
+    convert_file(shared / "source.onnx", shared / "decoder.onnx", external_data="always")
+    assert not (shared / "decoder.onnx.data").exists()
+    assert is_low(shared / "decoder.onnx")
+
+
+@pytest.mark.parametrize("text", ["onnxtxt", "textproto", "json"])
+def test_models_in_text_count(shared: Path, text: str) -> None:
+    sibling = onnx.load(shared / "decoder_with_past.onnx", load_external_data=False)
+    (shared / "decoder_with_past.onnx").unlink()
+    onnx.save(sibling, shared / f"other.{text}", format=text)
+    assert set(referring_models(shared, ["decoder.onnx.data"], shared / "decoder.onnx")) == {"decoder.onnx.data"}
+
+
+def test_names_that_are_part_of_others_and_broken_models(tmp_path: Path) -> None:
+    external(tmp_path, "my_model.onnx.data").rename(tmp_path / "my_model.onnx")
+    assert referring_models(tmp_path, ["model.onnx.data"]) == {}
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes((tmp_path / "my_model.onnx").read_bytes()[:-1])
+    assert referring_models(tmp_path, ["my_model.onnx.data", "nothing.data"], tmp_path / "my_model.onnx") == {
+        "my_model.onnx.data": broken
+    }
+    broken.write_bytes(b"a note on model.onnx.data and its location")
+    assert referring_models(tmp_path, ["model.onnx.data"]) == {"model.onnx.data": broken}
+
+
+def test_a_link_to_the_model_is_the_model(shared: Path) -> None:
+    link = shared / "link.onnx"
+    link.symlink_to("decoder.onnx")
+    assert referring_models(shared, ["decoder.onnx.data"], shared / "decoder.onnx") == {
+        "decoder.onnx.data": shared / "decoder_with_past.onnx"
+    }
+    (shared / "decoder_with_past.onnx").unlink()
+    assert referring_models(shared, ["decoder.onnx.data"], shared / "decoder.onnx") == {}
+    (shared / "hard.onnx").hardlink_to(shared / "decoder.onnx")  # keeps the old contents
+    assert set(referring_models(shared, ["decoder.onnx.data"], shared / "decoder.onnx")) == {"decoder.onnx.data"}
+
+
+def test_data_files_of_ours_are_marked(tmp_path: Path) -> None:
+    model = external(tmp_path)
+    made = convert_file(model, tmp_path / "low.onnx", shard_bytes=4096)
+    names = set(locations(made.target).values())
+    assert len(names) > 1
+    assert all(is_own(tmp_path / name) for name in names)
+    assert not is_own(tmp_path / "weights.bin")
+    (tmp_path / "short").write_bytes(MARK[1:])
+    assert not is_own(tmp_path / "short")
+
+
+def test_a_folder_of_shared_models(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    out, before = tmp_path_factory.mktemp("out"), contents(shared)
+    for dtype in ("float16", "bfloat16"):
+        report = onnxamp.convert_folder(shared, out, dtype=dtype, validate=False, jobs=1)
+        assert report.count("converted") == 2
+        assert all(is_low(out / name, dtype=dtype) for name in ("decoder.onnx", "decoder_with_past.onnx"))
+        assert len([name for name in files(out) if name != ".onnxamp.json"]) == 4
+    assert contents(shared) == before
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_converted_in_a_folder_all_others_compute_the_same(tmp_path: Path, seed: int) -> None:
+    """Models that share data files in any way are converted over each other, and copied."""
+    rng = random.Random(seed)
+    kinds: dict[str, tuple[float, str]] = {}
+    for number in range(2):
+        path = tmp_path / f"m{number}.onnx"
+        onnx.save(
+            scaled(number + 1), path, save_as_external_data=True, location=f"m{number}.onnx.data", size_threshold=0
+        )
+        kinds[path.name] = (number + 1, "float32")
+    for _ in range(12):
+        source, target = rng.choice(sorted(kinds)), f"m{rng.randrange(4)}.onnx"
+        if rng.random() < 0.3 and source != target:
+            shutil.copy(tmp_path / source, tmp_path / target)
+            kinds[target] = kinds[source]
+        else:
+            options = {"shard_bytes": 9000} if rng.random() < 0.3 else {"external_data": rng.choice(["auto", "always"])}
+            convert_file(tmp_path / source, tmp_path / target, **options)
+            kinds[target] = (kinds[source][0], "float16")
+        for name, (scale, dtype) in kinds.items():
+            wanted = scaled(scale) if dtype == "float32" else onnxamp.convert_model(scaled(scale))
+            onnx.save(wanted, tmp_path / "wanted.bin")
+            np.testing.assert_allclose(answers(tmp_path / name), answers(tmp_path / "wanted.bin"), rtol=1e-2, atol=1e-3)
+
+
+def scaled(factor: float) -> ModelProto:
+    model = add_weights(parse(TEXT), {"first": (SIZE, SIZE), "second": (SIZE, SIZE)})
+    for tensor in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor) * np.float32(factor)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    return model
+
+
+TEXT = f"(float[N,{SIZE}] X) => (float[N,{SIZE}] Y) {{ h = MatMul (X, first) s = Softmax (h) Y = MatMul (s, second) }}"
