@@ -1,12 +1,14 @@
 """Models that are low precision already, raised to float32 before anything is decided: ``--from``.
 
 The numbers that a low-precision type holds are float32 numbers, so raising loses nothing; what was rounded away before
-does not come back. Inputs and outputs keep their types behind Casts, unless they are to become low precision.
+does not come back. Inputs and outputs keep their types behind Casts, unless they are to become low precision. Of
+sequences and optionals there is no Cast: a warning says that these change.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from onnxamp._dtypes import LOW_TYPES
+from onnxamp._dtypes import LOW_TYPES, element_name, readable_types
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.inline import inline_functions
@@ -17,6 +19,7 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.prepare import Prepared, prepare
 from onnxamp._runtime.emulate import emulate_graph
+from onnxamp._warnings import warn
 
 
 def prepared(model: Model, options: Options) -> Prepared:
@@ -34,6 +37,7 @@ def prepared(model: Model, options: Options) -> Prepared:
         wanted = "low-precision" if options.from_dtype == "auto" else options.from_dtype
         note = f"The model holds no {wanted} values: --from has nothing to raise."
         return replace(ready, notes=(note, *ready.notes))
+    warn(_changed(model.ask(graph_of), options))
     held = held_types(model.ask(graph_of))
     note = (
         f"The weights were {' and '.join(held)} before: all was raised to float32 first (--from), which brings back"
@@ -72,6 +76,19 @@ def held_types(graph: Graph) -> list[str]:
     """The low-precision types of a model's values, by name."""
     kinds = {kind for kind in graph.types if kind is not None}
     return [low.name for low in LOW_TYPES.values() if any(low.tensor in kind for kind in kinds)]
+
+
+def _changed(graph: Graph, options: Options) -> Iterator[str]:
+    """Sentences about inputs and outputs that cannot keep their types."""
+    main = graph.scopes[0]
+    for value in dict.fromkeys((*main.inputs, *main.outputs)):
+        name, kind = graph.values[value].name, graph.types[value] or ""
+        is_low = any(low.tensor in kind for low in LOW_TYPES.values())
+        if is_low and element_name(kind) == "" and options.keeps_io(name):
+            yield (
+                f"{name!r} is a {readable_types(kind)}, of which there is no Cast: it becomes float32 although"
+                " keep_io_types (--io-types) is to keep it, since from_dtype (--from) raises the model."
+            )
 
 
 def low_note(graph: Graph, options: Options) -> str | None:

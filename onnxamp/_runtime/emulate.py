@@ -37,6 +37,7 @@ from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
 from onnxamp._model.copying import BaseDir, copy_fields
 from onnxamp._model.protos import opset_imports
+from onnxamp._model.weights import embed
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import Accumulator
@@ -89,7 +90,7 @@ def emulate_graph(
     """:func:`emulate` of a model without functions that is resolved already; :func:`without_rounding` if asked.
 
     Without rounding, the inputs and outputs that ``keeps`` names have the types of the model, with Casts behind or in
-    front of them; but not those of sequences, of initializers, and of inputs with a default.
+    front of them; but not sequences and optionals, of which there is no Cast.
 
     With ``arithmetic``, float16 sums are off as they are on that target (:mod:`onnxamp._runtime.accumulate`);
     ``shapes``, by value, tell how long they are.
@@ -112,11 +113,11 @@ def emulate_graph(
 
 
 def _signature(view: View, elems: Sequence[int | None], keeps: Container[str]) -> frozenset[int]:
-    """Low-precision inputs of the model, and values that its nodes make and it returns, with these names."""
+    """Low-precision inputs and outputs of the model with these names; nodes that make bits have none."""
     main = view.scopes[0]
-    able = {value for value in (*main.inputs, *main.outputs) if elems[value] is not None}
-    named = (value for value in able if view.values[value].name in keeps)
-    return frozenset(v for v in named if view.values[v].origin is Origin.INPUT or _computes(view.producer(v)))
+    able = {value for value in main.inputs if view.values[value].origin in (Origin.INPUT, Origin.DEFAULT)}
+    able |= {v for v in main.outputs if view.values[v].origin is Origin.INITIALIZER or _computes(view.producer(v))}
+    return frozenset(value for value in able if elems[value] is not None and view.values[value].name in keeps)
 
 
 def _computes(node: Node | None) -> bool:
@@ -167,24 +168,32 @@ def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
     for entry in (*target.input, *target.output, *target.value_info):
         if entry.name not in kept:
             upcast_type(entry.type)
-    for tensor in source.initializer:
-        if scope.index == 0 and tensor.name in job.hollow:
-            elem = TensorProto.FLOAT if tensor.data_type in LOW_ELEMS else tensor.data_type
-            target.initializer.add(name=tensor.name, data_type=elem, dims=tensor.dims)
-        else:
-            upcast_tensor(tensor, target.initializer.add(), job.base_dir)
+    _initializers(job, scope, target, kept)
     for sparse in source.sparse_initializer:
         upcast_sparse(sparse, target.sparse_initializer.add(), job.base_dir)
     if scope.index == 0 and job.rounds:
         _round_inputs(job, scope, target)
     elif scope.index == 0:
-        for value in (value for value in dict.fromkeys(scope.inputs) if value in job.kept):
+        for value in sorted(value for value in job.kept if job.view.producer(value) is None):
             job.rounder.cast(target, job.view.values[value].name, _raised_name(job, value), TensorProto.FLOAT)
     else:
         for value, entry in zip(scope.outputs, target.output, strict=True):
             entry.name = job.name(value, entry.name)
     for index in scope.nodes:
         _emulate_node(job, job.view.nodes[index], target)
+
+
+def _initializers(job: _Job, scope: Scope, target: GraphProto, kept: Container[str]) -> None:
+    """Add the scope's initializers to its copy, in float32 but for those that keep their types."""
+    for tensor in scope.proto.initializer:
+        if scope.index == 0 and tensor.name in job.hollow:
+            elem = TensorProto.FLOAT if tensor.data_type in LOW_ELEMS else tensor.data_type
+            target.initializer.add(name=tensor.name, data_type=elem, dims=tensor.dims)
+        elif tensor.name in kept:
+            target.initializer.append(tensor)
+            embed(target.initializer[-1], job.base_dir)
+        else:
+            upcast_tensor(tensor, target.initializer.add(), job.base_dir)
 
 
 def _round_inputs(job: _Job, scope: Scope, target: GraphProto) -> None:

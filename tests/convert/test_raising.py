@@ -70,6 +70,61 @@ def test_inputs_and_outputs_follow_if_asked(text: str) -> None:
     assert some.graph.output[0].type.tensor_type.elem_type == TensorProto.BFLOAT16
 
 
+SIGNATURES = {
+    "an initializer is an output": "(float16[5,32] x) => (float16[5,32] y, float16[32,32] w) { y = MatMul (x, w) }",
+    "only an initializer is an output": "(float16[5,32] x) => (float16[32,32] w) { y = Relu (x) }",
+    "an initializer is an input": "(float16[5,32] x, float16[32,32] w) => (float16[5,32] y) { y = MatMul (x, w) }",
+    "an initializer is both": """(float16[5,32] x, float16[32,32] w) => (float16[5,32] y, float16[32,32] w) {
+        y = MatMul (x, w) }""",
+    "an input is an output": "(float16[5,32] x) => (float16[5,32] x, float16[5,32] y) { y = MatMul (x, w) }",
+    "a Constant is an output": """(float16[5,32] x) => (float16[5,32] y, float16[2] c) {
+        y = MatMul (x, w) c = Constant <value = float16[2] {15360, 15872}> () }""",
+    "a body reads it": """(float16[5,32] x, bool flag) => (float16[5,32] y, float16[32,32] w) {
+        y = If (flag) <then_branch = t () => (float16[5,32] p) { p = MatMul (x, w) },
+                       else_branch = e () => (float16[5,32] q) { q = Relu (x) }> }""",
+    "a loop passes it on": """(float16[5,32] x) => (float16[5,32] y, float16[k,32,32] s, float16[32,32] w) {
+        n = Constant <value = int64 {2}> ()
+        y, s = Loop (n, , x) <body = b (int64 i, bool g, float16[5,32] a)
+            => (bool h, float16[5,32] c, float16[32,32] d) {
+                h = Identity (g) c = MatMul (a, w) d = Identity (w) }> }""",
+}
+
+
+def signature(model: ModelProto) -> dict[str, int]:
+    return {entry.name: entry.type.tensor_type.elem_type for entry in (*model.graph.input, *model.graph.output)}
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_signature_stays(name: str, dtype: str, level: str) -> None:
+    model = low_model('<ir_version: 10, opset_import: ["" : 22]> g ' + SIGNATURES[name])
+    result = onnxamp.convert_model(model, level, dtype=dtype, from_dtype="auto", freeze_defaults=False)
+    onnx.checker.check_model(result, full_check=True)
+    assert signature(result) == signature(model)
+    if dtype == "float16":
+        feeds = {"x": np.ones((5, 32), np.float16)}
+        feeds |= {"flag": np.array(True)} if "flag" in signature(model) else {}
+        expected, found = (
+            onnxruntime.InferenceSession(one.SerializeToString()).run(None, feeds) for one in (model, result)
+        )
+        for one, other in zip(expected, found, strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_allclose(one.astype(float), other.astype(float), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("kind", ["seq", "optional"])
+def test_containers_that_cannot_keep_their_types_are_told(kind: str) -> None:
+    op = {"seq": "SequenceConstruct", "optional": "Optional"}[kind]
+    model = low_model(f"""<ir_version: 10, opset_import: ["" : 22]>
+        g (float16[5,32] x) => ({kind}(float16[5,32]) s) {{ y = Relu (x) s = {op} (y) }}""")
+    with pytest.warns(
+        onnxamp.OptionWarning, match=rf"'s' is a {kind}\(float16\), of which there is no Cast: it becomes"
+    ):
+        onnxamp.convert_model(model, from_dtype="auto")
+    onnxamp.convert_model(model, from_dtype="auto", keep_io_types=False)
+
+
 @pytest.mark.parametrize("flag", [None, True, False])
 def test_the_raised_model_computes_the_same(flag: bool | None) -> None:
     model = low_model(PLAIN if flag is None else BRANCHES)
