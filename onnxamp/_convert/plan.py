@@ -202,9 +202,10 @@ def _number(data: Mapping[str, Any], name: str) -> int:
     Raises:
         ValueError: it holds something else. KeyError: it is missing.
     """
-    if type(data[name]) is not int:
-        raise ValueError(f"{name} is {data[name]!r:.40}, not a whole number")
-    return data[name]
+    number = data[name]
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ValueError(f"{name} is {number!r:.40}, not a whole number")
+    return number
 
 
 def _records(kind: type[T], data: Mapping[str, Any], name: str) -> tuple[T, ...]:

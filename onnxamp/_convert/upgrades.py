@@ -235,7 +235,9 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     for key, indices in graph.by_key.items():
         steps = steps_of(key, current, opset)
         newer = lookup("", steps[-1].op, opset) if steps else None
-        for node in (graph.nodes[index] for index in indices) if newer is not None else ():
+        if newer is None:
+            continue
+        for node in map(graph.nodes.__getitem__, indices):
             values = (*node.inputs, *node.outputs)
             if node.signature is None or all(v == ABSENT or graph.types[v] not in LOW_TENSORS for v in values):
                 continue
