@@ -310,7 +310,7 @@ def read_one(path: Path) -> Mapping[str, Any]:
     return readers[0]()
 
 
-def file_readers(path: Path) -> Sequence[partial[Mapping[str, Any]]]:
+def file_readers(path: Path) -> Sequence[partial[dict[str, Array]]]:
     """What reads each sample of a file."""
     if not path.exists():
         raise MissingFileError(f"Cannot read inputs from {quoted(path)}: there is no such file.")
