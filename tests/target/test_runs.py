@@ -94,6 +94,14 @@ def test_webgpu_leaves_no_scatter_that_it_fails_at() -> None:
     run(make_session(result, "webgpu"), numbers(result))
 
 
+def test_a_norm_has_one_precision_for_webgpu() -> None:
+    model = parse("(float[2,8] x) => (float[2,8] y) { h = Relu (x) y = RMSNormalization (h, s) }", 23)
+    add_weights(model, {"s": (8,)})
+    for level, preset in itertools.product(("O1", "O2", "O3"), ("default", "fast", "mindspore")):
+        result = onnxamp.convert_model(model, level, target="webgpu", lists=preset)
+        assert len(set(types_of(result, "RMSNormalization"))) == 1, (level, preset)
+
+
 @pytest.mark.parametrize("target", ["any", "webgpu", "openvino"])
 @pytest.mark.parametrize("preset", ["mindspore", "default"])
 @pytest.mark.parametrize("constants", ["v", "kv"])
