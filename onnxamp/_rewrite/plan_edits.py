@@ -110,8 +110,8 @@ class _Maker:
         if index in self.ports.lowered:
             return  # the output of an original Cast from low precision: see lowered_values
         need_high, need_low = self.needs(index)
-        if index in self.ports.free and need_high and not need_low:
-            is_low = False  # whatever the user says of a Constant, or of a Cast: nobody would read its low copy
+        if index in self.ports.free and need_high != need_low:
+            is_low = need_low  # whatever a Constant, or a Cast of integers, is pinned to: nobody would read that
         if is_low:
             self.originals.remove(index)
             need_low = True
