@@ -38,8 +38,8 @@ class CandidateSolver:
     _work: tuple[int, int] = field(init=False)
     """Arithmetic and elements of all tunable nodes."""
     _priced: tuple[float, ...] = ()
-    _costs: dict[frozenset[str], tuple[list[int], int]] = field(default_factory=dict)
-    """Choice -> values that are cast, and bytes of weights."""
+    _costs: dict[frozenset[str], tuple[list[int], int, frozenset[str]]] = field(default_factory=dict)
+    """Choice -> values that are cast, bytes of weights, and the nodes that are lowered for it."""
     _rates: dict[float, frozenset[str]] = field(default_factory=dict)
     """Rate -> choice at the last prices: searches for several targets share most cuts."""
 
@@ -156,7 +156,7 @@ class CandidateSolver:
         """A choice with its predicted and measured properties; the prices predict, unless they cannot."""
         units = self.space.tunable
         chosen = [unit for unit in units if unit.key in low]
-        casts, weights = self._cost(low)
+        casts, weights, _ = self._cost(low)
         flops, traffic = self._work
         return Candidate(
             low=low,
@@ -174,13 +174,19 @@ class CandidateSolver:
         """The values that are cast where these nodes are low."""
         return self._cost(low)[0]
 
-    def _cost(self, low: frozenset[str]) -> tuple[list[int], int]:
+    def feasible(self, low: frozenset[str]) -> frozenset[str]:
+        """The nodes that are lowered if these are asked for: some depend on others."""
+        return self._cost(low)[2]
+
+    def _cost(self, low: frozenset[str]) -> tuple[list[int], int, frozenset[str]]:
         if low not in self._costs:
             space = self.space
             pins = {**space.pins, **{u.node: self.pinned[u.key] for u in space.tunable if u.key in self.pinned}}
             decision = self.problem.decide(exactly(space, low, pins))
             casts = space.estimate.casts(self.base.ports, decision)
-            self._costs[low] = casts, space.estimate.weight_bytes(self.base.ports, decision)
+            units = (*space.tunable, *space.followers)
+            lowered = frozenset(u.key for u in units if self._is_low(decision, u) and u.node not in pins)
+            self._costs[low] = casts, space.estimate.weight_bytes(self.base.ports, decision), lowered
         return self._costs[low]
 
     def _rounding(self, decision: Decision) -> set[int]:

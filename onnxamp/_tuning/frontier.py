@@ -167,7 +167,7 @@ class Frontier:
         return found
 
     def _priced(self, low: Choice, prices: Sequence[float]) -> Candidate:
-        return self.solver.candidate(low, prices, None)
+        return self.solver.candidate(self.solver.feasible(low), prices, None)
 
     def _admitted(self, items: Iterable[Candidate]) -> list[Candidate]:
         return sorted(filter(self.aim.admits, items), key=self.aim.merit)

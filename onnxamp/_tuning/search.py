@@ -46,6 +46,9 @@ _UNTRIED: Final = 0.5
 _NEIGHBOURS: Final = 4
 """Better choices that are measured beside the one that halving the list ends at: errors are not quite as predicted."""
 
+_FAR: Final = 4.0
+"""Ratio of an error to its prediction above which predictions are worthless."""
+
 _MARGIN: Final = 1.1
 """Factor on what converted models show of the errors of mask runs, once one of them missed the tolerance."""
 
@@ -159,7 +162,9 @@ class CandidateSearch:
             self.choices = self.frontier.choices(self.latest)
             self.tried = {low: self.solver.candidate(low, self.latest, one.error) for low, one in self.tried.items()}
         end = self._halved(self.choices)
-        if not self._neighbours_hold(self.choices[:end]):
+        if self._is_unpredictable():
+            self._extend()
+        elif not self._neighbours_hold(self.choices[:end]):
             self._halved(self._between(self.choices, end))
         self.stopped = self.stopped or self.is_over
         return self.best()
@@ -191,6 +196,32 @@ class CandidateSearch:
             if self.left > 0 or one.low in self.tried:
                 found = self._holds(one) or found
         return found
+
+    def _is_unpredictable(self) -> bool:
+        """Whether errors are far beyond what was predicted, as where the order of results flips."""
+        tried = (one for low, one in self.tried.items() if low not in self.known and one.error is not None)
+        return any(one.error > _FAR * one.predicted for one in tried if one.error is not None and one.predicted)
+
+    def _extend(self) -> None:
+        """Lower more than the best candidate: all other nodes, or on a miss halves of them, and so on.
+
+        No prediction is needed for that; but what is found depends on the tolerance.
+        """
+        best, units = self.best(), self.solver.space.tunable
+        low = frozenset[str]() if best is None else best.low
+        order = sorted(zip(units, self.latest, strict=True), key=lambda pair: pair[1] / pair[0].gain)
+        pinned = self.solver.pinned
+        chunks = [[u.key for u, cost in order if u.key not in low and u.key not in pinned and cost < inf]]
+        while chunks and self.left > 0:
+            chunk = chunks.pop()
+            if not chunk:
+                continue
+            more = low | set(chunk)
+            choice = self.solver.choose([0.0 if unit.key in more else inf for unit in units], 0.0)
+            if self._holds(self.solver.candidate(choice, self.latest, None)):
+                low = more
+            elif len(chunk) > 1:
+                chunks += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
 
     def _between(self, choices: Sequence[Candidate], end: int) -> list[Candidate]:
         """Choices between the one that holds and the next better one."""
