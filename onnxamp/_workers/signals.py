@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.machinery import ExtensionFileLoader
 from time import monotonic
 from types import FrameType
 from typing import Any, Final
@@ -31,6 +32,8 @@ _UNWINDING: Final = 20.0
 """Seconds in which the stack may unwind: more than workers get to end."""
 _CHILDREN: Final = 5.0
 """Seconds that worker processes get where nothing unwinds."""
+_SOON: Final = 0.05
+"""Seconds after which it is tried again to unwind."""
 _CLEANING: Final = 10.0
 """Seconds that the last acts get, children included."""
 _AGAIN: Final = 1.0
@@ -103,12 +106,14 @@ class Watch:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Unwind the stack, once: what cleans up must not be interrupted."""
-        del frame
         if self._is_closed:
             os._exit(INTERRUPTED + (self.number or number))
         if self.number and self._handled.is_set():
             return
         self.number = self.number or number
+        if _loads_library(frame):
+            threading.Timer(_SOON, signal.raise_signal, (number,)).start()
+            return
         self._handled.set()
         raise Ended(INTERRUPTED + number)
 
@@ -141,6 +146,15 @@ class Watch:
             for number in os.read(self._ours, 1):
                 if number in self._numbers:
                     return number
+
+
+def _loads_library(frame: FrameType | None) -> bool:
+    """Whether native code is being initialised, which may abort the process where Python raises an error in it."""
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def end_now(number: int) -> None:

@@ -118,7 +118,8 @@ def test_signals_at_any_moment(place: Path, command: str) -> None:
             time.sleep(rng.uniform(0.1, whole))
             process.send_signal(number)
             _, said = process.communicate()
-        assert process.returncode in (0, INTERRUPTED + number, -number)  # before Python runs, and when it ends
+        # a signal as such ends it before Python runs
+        assert process.returncode in (0, INTERRUPTED + number, -number), said
         assert "Traceback" not in said or process.returncode == -number
         assert left(place) == []
         ended += process.returncode != 0
@@ -141,3 +142,21 @@ def test_native_code_ends(place: Path, number: signal.Signals) -> None:
         process.communicate()
     assert process.returncode == INTERRUPTED + number
     assert left(place) == []
+
+
+LOADS = """
+from importlib.machinery import ExtensionFileLoader
+load = ExtensionFileLoader.exec_module
+def exec_module(self, module):
+    signal.raise_signal(signal.SIGTERM)
+    load(self, module)
+    print("loaded", flush=True)
+    ExtensionFileLoader.exec_module = load
+ExtensionFileLoader.exec_module = exec_module
+"""
+
+
+def test_libraries_are_loaded_to_the_end(place: Path) -> None:
+    with started(place, "inspect", "encoder.onnx", before=LOADS) as process:
+        output, said = process.communicate()
+    assert (process.returncode, output, said) == (INTERRUPTED + signal.SIGTERM, "loaded\n", "Aborted!\n")
