@@ -12,12 +12,14 @@ from onnx import NodeProto
 from onnxamp._api import converted_as
 from onnxamp._context import active_within
 from onnxamp._convert.plan import HazardRow, make_plan
+from onnxamp._decide.verdicts import told
 from onnxamp._dtypes import DtypeLike
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import Preset, preset
 from onnxamp._options.options import Options, Rule
+from onnxamp._report.text import as_sentence
 from onnxamp._runtime.device import compute_capability
 from onnxamp._runtime.session import cuda_available
 from onnxamp._warnings import HazardWarning, warn
@@ -100,7 +102,7 @@ def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[st
         more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
         yield (
             f"These nodes stay float32, because {options.dtype} would break the model there: {names}{more}."
-            f" {reason.capitalize()}: {rows[0].detail}."
+            f" {as_sentence(told(reason, rows[0].detail))}"
         )
 
 

@@ -340,7 +340,7 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
     notes += [_SOFTWARE_NOTE] if any(", software" in name for name in ran) else []
     notes += [_BROWSER_NOTE] if web else []
     notes += [_UNTOLD_NOTE] if any(row.seconds is None for model in models for row in model.facts.ops) else []
-    slower = (m.facts.model for m in models if any(t.speedup and t.speedup.high < 1 for t in m.timings))
+    slower = (m.facts.model for m in models if any(t.speedup and t.speedup.is_slower for t in m.timings))
     evidence = (Evidence(models[0].facts, model.facts, model.timings, model.provider == "cuda") for model in models[1:])
     return BenchReport(
         ran_on="; ".join(ran),

@@ -2,8 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from onnxamp._public import Shown
+
+SAME: Final = 0.02
+"""By how much two sessions of the same model may differ all the time, for the places of their weights in memory: of 18
+pairs on one CPU thread, two differed by 2 %, and four by more than their interval.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +25,25 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast as the first model: the median over rounds, and its 95 % interval (bootstrap)."""
+    """How many times as fast as the first model: the median over rounds, and its 95 % interval (bootstrap).
+
+    ``spread`` is how far single rounds are from the median: half of what lies between the 10th and the 90th percentile.
+    """
 
     value: float
     low: float
     high: float
+    spread: float = 0.0
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the model is slower than the first one by more than the spread, and than sessions of one model are."""
+        return self.high < 1 and self.value + max(self.spread, SAME) < 1
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the model is faster, likewise."""
+        return self.low > 1 and self.value - max(self.spread, SAME) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +132,7 @@ class BenchReport(Shown):
         models: one entry per model, the reference first.
         timings: one entry per model and batch size.
         profiled: batch size of the profiles; None for the inputs as they are.
-        slower: labels of models that are slower than the first at some batch size.
+        slower: labels of models that are slower than the first at some batch size, by more than the measured spread.
         causes: what slows the models down.
         notes: what to know when reading the numbers.
 

@@ -103,4 +103,5 @@ def ratio(reference: Blocks, other: Blocks) -> Ratio:
     quotients = np.array([median(one) / max(median(two), 1e-12) for one, two in zip(reference, other, strict=True)])
     drawn = np.random.default_rng(0).integers(0, quotients.size, (_RESAMPLES, quotients.size))
     low, high = np.quantile(np.median(quotients[drawn], axis=1), (0.025, 0.975))
-    return Ratio(float(np.median(quotients)), float(low), float(high))
+    p10, p90 = np.quantile(quotients, (0.1, 0.9))
+    return Ratio(float(np.median(quotients)), float(low), float(high), float(p90 - p10) / 2)

@@ -8,7 +8,7 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.decision import verdict_on
 from onnxamp._decide.ports import HIGH, NONE
-from onnxamp._decide.verdicts import Reason
+from onnxamp._decide.verdicts import Reason, told
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import Origin
@@ -92,4 +92,4 @@ def _reason(analysis: Analysis, variable: int, fixed: str = "schema: it takes fl
 def _told(reason: str, detail: str) -> str:
     if reason in (Reason.CUT.value, Reason.EXACT.value):
         return "fewest Casts: those for it would cost more than its bytes"
-    return f"{reason}: {detail}" if detail else reason
+    return told(reason, detail)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.decision import explain
 from onnxamp._decide.variable_names import variable_names
-from onnxamp._decide.verdicts import Hazard
+from onnxamp._decide.verdicts import Hazard, told
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
@@ -45,6 +45,11 @@ class PlanRow:
     low: bool
     reason: str
     detail: str
+
+    @property
+    def why(self) -> str:
+        """The reason in plain words, with its detail."""
+        return told(self.reason, self.detail, low=self.low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +138,7 @@ class Plan(Shown):
         keys = {row.key: printable(row.key) for row in self.rows}
         width = max(map(len, keys.values()), default=0)
         body = (
-            f"{keys[row.key]:<{width}}  {self.dtype if row.low else 'float32':<8}  {printable(row.op)}  {row.reason}"
-            + (f": {printable(row.detail)}" if row.detail else "")
+            f"{keys[row.key]:<{width}}  {self.dtype if row.low else 'float32':<8}  {printable(row.op)}  {printable(row.why)}"
             for row in sorted(self.rows, key=lambda row: row.op in CONSTANTS)  # which follow from the others
         )
         return "\n".join([head, *body])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import LOW
 from onnxamp._decide.problem import Problem
-from onnxamp._decide.verdicts import Reason, Verdict
+from onnxamp._decide.verdicts import Reason, Verdict, told
 
 _PRICED = {
     True: (Reason.WHITE, "the error of its float16 sum is worth it"),
@@ -60,7 +60,8 @@ def verdict_on(problem: Problem, pins: Pins, decision: Decision, variable: int) 
     if pin is not None:
         if pin.variable == variable or ports.variables[pin.variable].node == ports.variables[variable].node:
             return Verdict(variable, pin.low, pin.reason, pin.detail)
-        return Verdict(variable, pin.low, Reason.TIE, f"shares its precision: {pin.reason.value}, {pin.detail}")
+        why = told(pin.reason.value, pin.detail, low=pin.low)
+        return Verdict(variable, pin.low, Reason.TIE, f"shares its type with another node: {why}")
     if ports.variables[variable].param == "value":
         return Verdict(variable, low[variable], Reason.CONSTANT, "follows its readers")
     if root in pins.worthy:

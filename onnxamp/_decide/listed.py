@@ -8,7 +8,7 @@ from typing import Final
 from onnxamp._decide.ports import HIGH
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.variables import unknown_floats
-from onnxamp._decide.verdicts import Reason, Verdict
+from onnxamp._decide.verdicts import Reason, Verdict, told
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
@@ -55,7 +55,7 @@ def unmet_lists(problem: Problem, pins: Mapping[int, Verdict]) -> list[str]:
         refusal = _refusal(problem, pins, node) if node.key in options.user_white else None
         if refusal is not None:
             found.setdefault((node.key, refusal.reason), []).append((node, refusal.detail))
-    return [_told(op, reason, nodes) for (op, reason), nodes in found.items()]
+    return [_sentence(op, reason, nodes) for (op, reason), nodes in found.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ _WAYS_OUT: Final = {
 }
 
 
-def _told(op: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
+def _sentence(op: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
     first, detail = nodes[0]
     more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
     way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it all the same.")
-    return f"{op} of your white list stays float32 in {first.label!r}{more}: {reason}: {detail}. {way_out}".rstrip()
+    return f"{op} of your white list stays float32 in {first.label!r}{more}: {told(reason, detail)}. {way_out}".rstrip()

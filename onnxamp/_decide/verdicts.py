@@ -1,9 +1,12 @@
 """Reasons and verdicts: why a variable is low precision or float32."""
 
 from enum import Enum
+from functools import cache
+from typing import Any, Final
 
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.record import record
+from onnxamp._ops.tables import read_table
 
 
 class Reason(Enum):
@@ -32,6 +35,39 @@ class Reason(Enum):
     EXACT = "exact op"
     CONSTANT = "constant"
     CUT = "cut"
+
+    @property
+    def title(self) -> str:
+        """The reason in plain words, as a clause about a node."""
+        return title_of(self.value)
+
+
+def title_of(reason: str, *, low: bool = False) -> str:
+    """Return a reason in plain words.
+
+    Args:
+        reason: the reason as plans hold it.
+        low: whether it is that of a value in low precision.
+    """
+    words = _titles().get(reason, {"title": reason})  # plans of other versions may hold others
+    title: str = words.get("low", words["title"]) if low else words["title"]
+    return title
+
+
+def told(reason: str, detail: str = "", *, low: bool = False) -> str:
+    """Return a reason in plain words, with its detail; arguments as :func:`title_of`."""
+    if not detail or reason in _DETAILED:
+        return title_of(reason, low=low)
+    return detail if _titles().get(reason, {}).get("alone") else f"{title_of(reason, low=low)}: {detail}"
+
+
+_DETAILED: Final = frozenset({Reason.EXACT.value, Reason.CUT.value})
+"""Reasons whose titles say all that their details do."""
+
+
+@cache
+def _titles() -> dict[str, dict[str, Any]]:
+    return read_table("reasons")
 
 
 @record

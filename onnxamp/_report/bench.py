@@ -10,6 +10,7 @@ from onnxamp._report.text import size
 
 _OPS: Final = 12
 """Op types that the terminal shows without -v."""
+_ALIKE: Final = "as fast as"
 
 
 def bench_report(report: BenchReport) -> parts.Report:
@@ -62,7 +63,23 @@ def _verdict(report: BenchReport) -> parts.Verdict:
         return parts.Verdict(parts.Status.INEXACT, f"{', '.join(report.slower)} {verb} slower than {first}.")
     if len(report.models) == 1:
         return parts.Verdict(parts.Status.PASSED, "The model was timed.")
-    return parts.Verdict(parts.Status.PASSED, f"No model is slower than {first}.")
+    told = ", and ".join(_clause(models, how, first) for how, models in _standings(report).items())
+    return parts.Verdict(parts.Status.PASSED, f"{told}.")
+
+
+def _clause(models: Sequence[str], how: str, first: str) -> str:
+    within = ", within the spread" if how == _ALIKE else ""
+    return f"{', '.join(models)} {'is' if len(models) == 1 else 'are'} {how} {first}{within}"
+
+
+def _standings(report: BenchReport) -> dict[str, list[str]]:
+    """How models compare with the first -> the models; of several batch sizes the least favourable counts."""
+    found: dict[str, list[str]] = {}
+    for model in report.models[1:]:
+        ratios = [timing.speedup for timing in report.timings if timing.model == model.model and timing.speedup]
+        is_faster = bool(ratios) and all(ratio.is_faster for ratio in ratios)
+        found.setdefault("faster than" if is_faster else _ALIKE, []).append(model.model)
+    return found
 
 
 def _cause(cause: Cause, *, is_slower: bool) -> parts.Item:

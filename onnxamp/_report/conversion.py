@@ -9,6 +9,7 @@ from onnxamp._audit.findings import Audit
 from onnxamp._convert.causes import told
 from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import HazardRow, Plan
+from onnxamp._decide.verdicts import title_of
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._report import parts
 from onnxamp._report.comparison import (
@@ -24,7 +25,7 @@ from onnxamp._report.comparison import (
 )
 from onnxamp._report.contents import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.machine import document
-from onnxamp._report.text import count, percent, size, tally
+from onnxamp._report.text import as_sentence, count, percent, size, tally
 from onnxamp._state.plain import as_data
 
 _ROWS: Final = 12
@@ -33,19 +34,6 @@ _SIZES: Final = 40
 """Characters of the sizes of inputs that a figure gives."""
 _READERS: Final = 3
 """Readers of a weight that a table names."""
-_HAZARDS: Final = {
-    "constant range": "A constant exceeds the range of low precision",
-    "epsilon": "Low precision loses an epsilon, or what it guards",
-    "mask": "Low precision would change an attention mask",
-    "decomposed pattern": "Part of a decomposed op, whose inner values leave the range of low precision",
-    "index path": "Indices, positions or sizes carried in floats",
-    "large reduction": "A sum over very many elements",
-    "long float16 product": "The target would lose digits of a long product, which it sums up in float16",
-    "float16 accumulator": "The target would sum up or subtract in float16",
-    "quantized unit": "Fused into integer kernels by the runtime",
-    "runtime fusion": "A Cast here would be absorbed by a fusion of the runtime",
-    "wrong kernel": "A kernel computes wrong results in low precision in that version of the runtime",
-}
 
 
 def conversion_report(
@@ -132,7 +120,7 @@ def decision_table(plan: Plan) -> parts.Table:
             row.key,
             row.op,
             plan.dtype if row.low else "float32",
-            f"{row.reason}: {row.detail}" if row.detail else row.reason,
+            row.why,
         )
         for row in plan.rows
     )
@@ -245,7 +233,7 @@ def _why_nothing(made: Conversion) -> str:
     reason = reasons.most_common(1)[0][0]
     if reason == "cut":
         return "Most nodes stay float32 because the Casts around them would cost more than they gain."
-    return f"Most nodes stay float32 for this reason: {reason}."
+    return f"Most nodes stay float32 for this reason: {title_of(reason)}."
 
 
 def _hazard_title(plan: Plan) -> str:
@@ -254,17 +242,19 @@ def _hazard_title(plan: Plan) -> str:
     kept = {row.node for row in hazards} - low
     fates = [f"{count(len(kept), 'node')} kept float32"] if kept else []
     fates += [f"{count(len(low), 'node')} in {plan.dtype} anyway"] if low else []
-    return f"Hazards: {', '.join(fates)}"
+    twice = sum(times > 1 for times in Counter(row.node for row in hazards).values())
+    several = f" ({twice:,} of them for more than one reason)" if twice else ""
+    return f"Hazards: {', '.join(fates)}{several}"
 
 
 def _hazards(plan: Plan) -> Iterator[parts.Part]:
     """One item per kind of hazard, with its nodes."""
     hazards = _decisive_hazards(plan)
-    for reason, times in Counter(row.reason for row in hazards).most_common():
+    for reason, _ in Counter(row.reason for row in hazards).most_common():
         mine = [row for row in hazards if row.reason == reason]
         level = parts.Level.WARNING if any(row.low for row in mine) else parts.Level.NOTE
         members = tuple(f"{row.node}: {row.detail}" if row.detail else row.node for row in mine)
-        yield parts.Item(f"{_HAZARDS.get(reason, reason)}.", level, count(times, "node"), members)
+        yield parts.Item(as_sentence(title_of(reason)), level, count(len({row.node for row in mine}), "node"), members)
     if hazards and plan.options.hazards:
         text = "--force-low REGEX converts such nodes anyway, with all that share their precision; --no-hazards all."
         yield parts.Item(text, parts.Level.NONE)

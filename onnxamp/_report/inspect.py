@@ -9,6 +9,7 @@ from typing import Final
 from onnx import ModelProto
 
 from onnxamp._convert.plan import CONSTANTS, Plan
+from onnxamp._decide.verdicts import title_of
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.storage import weight_bytes
 from onnxamp._options.lists import Preset
@@ -87,7 +88,7 @@ def plan_report(plan: Plan) -> parts.Report:
 
 
 def _reasons(reasons: Sequence[tuple[str, int]]) -> list[parts.Table]:
-    rows = ((reason, f"{times:,}") for reason, times in reasons)
+    rows = ((title_of(reason), f"{times:,}") for reason, times in reasons)
     return [parts.table(("reason", "nodes"), rows, right=(1,), drop=())] if reasons else []
 
 

@@ -67,6 +67,11 @@ def count(number_of: int, noun: str) -> str:
     return f"{number_of:,} {noun}" + ("" if number_of == 1 else "s")
 
 
+def as_sentence(clause: str) -> str:
+    """A clause with a capital letter and a full stop; the rest of it stays as it is."""
+    return f"{clause[:1].upper()}{clause[1:]}."
+
+
 def change(before: int, after: int) -> str:
     """A count on both sides, once where they agree."""
     return f"{after:,}" if before == after else f"{before:,} → {after:,}"

@@ -10,11 +10,12 @@ from typing import Final
 from onnxamp._audit.findings import Audit
 from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import CONSTANTS
+from onnxamp._decide.verdicts import title_of
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report import parts
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import document
-from onnxamp._report.text import count, number, percent, size, tally
+from onnxamp._report.text import as_sentence, count, number, percent, size, tally
 from onnxamp._state.plain import as_data
 from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
 from onnxamp._tuning.worth import saved
@@ -278,7 +279,7 @@ def _kept(tuned: Tuned) -> Iterator[parts.Part]:
     nodes = {(row.scope, row.node): row for row in tuned.plan.rows if row.op not in CONSTANTS}
     for reason, times in Counter(row.reason for row in nodes.values() if not row.low).most_common():
         if reason in _UNMEASURED:
-            yield parts.Item(f"{reason}, as at other levels.", label=count(times, "node"))
+            yield parts.Item(as_sentence(f"{title_of(reason)}, as at other levels"), label=count(times, "node"))
 
 
 def tuning_json(made: Conversion, tuned: Tuned) -> str:

@@ -12,6 +12,7 @@ from onnxamp._convert.convert import rewritten
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.rounding import with_rounding
 from onnxamp._decide.decision import Prices
+from onnxamp._decide.verdicts import told
 from onnxamp._dtypes import LowType
 from onnxamp._model.blobs import Bits
 from onnxamp._model.converter import WeightConverter
@@ -233,4 +234,4 @@ def converted_model(analysis: Analysis, size: int, path: Path) -> Model:
 def _tie(base: Analysis, node: int) -> str | None:
     """The pin to float32 that a node shares with others."""
     pins = (base.pins.verdicts.get(base.ports.root(variable)) for variable in base.ports.of_node.get(node, {}).values())
-    return next((f"{pin.reason.value}: {pin.detail}" for pin in pins if pin is not None and not pin.low), None)
+    return next((told(pin.reason.value, pin.detail) for pin in pins if pin is not None and not pin.low), None)

@@ -266,13 +266,15 @@ def _() -> None:
 
 @row("(nothing) 2")
 def _() -> None:
-    with pytest.warns(onnxamp.OptionWarning, match="Sqrt of your white list stays float32 in .*: decomposed pattern"):
+    with pytest.warns(
+        onnxamp.OptionWarning, match="Sqrt of your white list stays float32 in .*: part of a decomposed op"
+    ):
         amp.custom_mixed_precision(ENCODER, white_list=["Sqrt"])
 
 
 @row("(nothing) 3")
 def _() -> None:
-    said = "These nodes stay float32, because float16 would .*'embeddings/norm/square' .Pow.*Decomposed pattern"
+    said = "These nodes stay float32, because float16 would .*'embeddings/norm/square' .Pow.*Part of a decomposed op"
     for level in ("O2", "O3"):
         with pytest.warns(onnxamp.HazardWarning, match=said) as caught:
             amp.auto_mixed_precision(ENCODER, level)

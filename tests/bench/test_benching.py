@@ -18,8 +18,10 @@ from onnxamp._bench.bench import BenchOptions
 from onnxamp._bench.causes import Evidence, find_causes, fused_ops
 from onnxamp._bench.executed import executed
 from onnxamp._bench.profiled import odd_channels, op_times, profile
-from onnxamp._bench.records import Bench, Latency, OpTime, Timing
+from onnxamp._bench.records import Bench, BenchReport, Cause, Latency, OpTime, Ratio, Timing
 from onnxamp._bench.timing import Timed, interleave, latency, ratio, timed, warm_up
+from onnxamp._report.bench import bench_json, bench_report
+from onnxamp._report.terminal import as_text
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.device import bytes_on_device, device_memory_used, device_present
 from onnxamp._runtime.session import cuda_available, make_session
@@ -386,10 +388,6 @@ class TestCommand:
         assert run("bench", CLASSIFIER, *arguments, "-q").output == ""
 
     def test_slower_models_are_warned_of(self) -> None:
-        from onnxamp._bench.records import BenchReport, Cause, Ratio
-        from onnxamp._report.bench import bench_json, bench_report
-        from onnxamp._report.terminal import as_text
-
         slow = replace(timing(1.0, 2.0), speedup=Ratio(0.5, 0.45, 0.55))
         first = replace(timing(1.0, 1.0), model="first")
         report = BenchReport(
@@ -409,6 +407,22 @@ class TestCommand:
         ):
             assert part in text
         assert json.loads(bench_json(report))["report"]["slower"] == ["m"]
+
+    @pytest.mark.parametrize(("speedup", "said", "slower"), [
+        (Ratio(0.99, 0.985, 0.995, 0.004), "m is as fast as first, within the spread.", False),
+        (Ratio(0.93, 0.91, 0.95, 0.1), "m is as fast as first, within the spread.", False),
+        (Ratio(0.93, 0.91, 0.95, 0.03), "m is slower than first.", True),
+        (Ratio(1.01, 1.005, 1.015, 0.004), "m is as fast as first, within the spread.", False),
+        (Ratio(1.5, 1.4, 1.6, 0.1), "m is faster than first.", False),
+    ])  # fmt: skip
+    def test_differences_within_the_spread_are_none(self, speedup: Ratio, said: str, slower: bool) -> None:
+        timings = replace(timing(1.0, 1.0), model="first"), replace(timing(1.0, 1.0), speedup=speedup)
+        report = BenchReport(
+            "CUDA (Test)", "onnxruntime 9", "made-up", (bench(MATMUL, name="first"), bench(MATMUL)), timings, 1,
+            ("m",) if speedup.is_slower else (), (), (),
+        )  # fmt: skip
+        assert speedup.is_slower == slower
+        assert said in shown(as_text(bench_report(report)))
 
     @pytest.mark.parametrize("option", ["--batch=x", "--batch=1,0", "--seconds=0", "--provider=tpu", "--dim=N"])
     def test_wrong_options(self, option: str) -> None:

@@ -45,8 +45,8 @@ def test_large_weights_are_named_with_readers_and_reasons(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("options", "reason"), [
-    ({"black_list": ["Gather"]}, "black list: Gather"),
-    ({"keep_high": ["e"]}, "user pattern: keep_high (--keep-fp32) 'e'"),
+    ({"black_list": ["Gather"]}, "on the black list: Gather"),
+    ({"keep_high": ["e"]}, "named in your options: keep_high (--keep-fp32) 'e'"),
 ])  # fmt: skip
 def test_the_users_own_reasons_are_given(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
     assert kept(tmp_path, **options)["table"][2] == {"e": reason}
@@ -55,7 +55,7 @@ def test_the_users_own_reasons_are_given(options: dict[str, Any], reason: str, t
 def test_a_repeated_plan_gives_its_own_reasons(tmp_path: Path) -> None:
     onnx.save(model(), tmp_path / "model.onnx")
     plan = onnxamp.plan_model(tmp_path / "model.onnx", black_list=["Gather"])
-    assert kept(tmp_path, plan=plan)["table"][2] == {"e": "black list: Gather"}
+    assert kept(tmp_path, plan=plan)["table"][2] == {"e": "on the black list: Gather"}
 
 
 def test_what_is_low_or_asked_to_stay_is_not_named(tmp_path: Path) -> None:

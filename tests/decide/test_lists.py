@@ -85,13 +85,13 @@ def test_plans_repeat_lists(tmp_path: Any) -> None:
 AGAINST = {
     "hazard": (
         (ENCODER,), {"white_list": ["ReduceSum", "Sqrt"]},
-        ("Sqrt of your white list stays float32 in 'embeddings/norm/deviation' and 4 more: decomposed pattern: part of"
-        " the normalisation around 'embeddings/norm/deviation'. force_low (--force-low) lowers it all the same."),
+        ("Sqrt of your white list stays float32 in 'embeddings/norm/deviation' and 4 more: part of a decomposed op,"
+        " whose inner values leave the range of low precision: part of the normalisation around 'embeddings/norm/deviation'. force_low (--force-low) lowers it all the same."),
     ),
     "kernel": (
         (parse("(float[N] X) => (float[N] Y) <float low = {0}> { [here] Y = Clip (X, low) }"),),
         {"white_list": ["Clip"], "dtype": "bfloat16"},
-        ("Clip of your white list stays float32 in 'here': no kernel: no bfloat16 kernel for Clip (opset 13) on cuda."
+        ("Clip of your white list stays float32 in 'here': no bfloat16 kernel for Clip (opset 13) on cuda."
         " Another target (--target) or opset (--opset) may have one."),
     ),
     "schema": (
@@ -115,7 +115,7 @@ AGAINST = {
         (parse("""(float[2,2] X, int64 i) => (float[2,2] Y) {
             [one] s = SequenceConstruct (X) [two] Y = SequenceAt (s, i) }"""),),
         {"white_list": ["SequenceAt"], "black_list": ["SequenceConstruct"]},
-        "SequenceAt of your white list stays float32 in 'two': black list: SequenceConstruct (shares its precision).",
+        "SequenceAt of your white list stays float32 in 'two': on the black list: SequenceConstruct (shares its precision).",
     ),
 }  # fmt: skip
 

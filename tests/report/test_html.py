@@ -18,6 +18,7 @@ from rich.console import Console
 
 import onnxamp
 from onnxamp._audit.findings import Finding
+from onnxamp._decide.verdicts import title_of
 from onnxamp._dtypes import LOW_TYPES
 from onnxamp._numerics.results import Cure, Judgement
 from onnxamp._report.comparison import diff_report
@@ -401,14 +402,17 @@ def test_facts_meet_at_their_node() -> None:
     assert page.nodes[page.first_bad] == bad
     assert [message.level for message in bad.messages] == [Level.ERROR, Level.ERROR]
     assert (bad.op, bad.precision) == ("Mul", "float16")
-    assert bad.reason == "cut: fewest Casts"
+    assert bad.reason == "low precision gains more than its Casts cost"
     masked = next(row for row in page.nodes if row.name == pages.label(2))
-    assert (masked.precision, masked.why) == ("float32", "black list")
-    assert masked.messages[0].text == "kept float32: mask: a sentinel lies before it"
+    assert (masked.precision, masked.why) == ("float32", "on the black list")
+    assert (
+        masked.messages[0].text
+        == "kept float32: low precision would change an attention mask: a sentinel lies before it"
+    )
     value = next(value for value in page.values if value.name == f"{pages.label(7)}_out")
     assert page.nodes[value.node].name == pages.label(7)
     assert value.local == pytest.approx(2e-4)
-    assert page.reasons == [("black list", 10)]
+    assert page.reasons == [("on the black list", 10)]
 
 
 def test_casts_between_floats_are_told_from_others() -> None:
@@ -437,7 +441,9 @@ def test_nodes_of_one_name_are_told_apart_by_scope_and_rank() -> None:
         pages.audit(0), nodes=(node, replace(node, position=1), replace(node, position=2, scope="if.then_branch"))
     )
     page = conversion_page(replace(made, plan=replace(made.plan, rows=rows)), None, audit)
-    assert [row.why for row in page.nodes] == ["white list", "user pattern", "cut"]
+    assert [row.why for row in page.nodes] == [
+        title_of("white list", low=True), title_of("user pattern"), title_of("cut", low=True),
+    ]  # fmt: skip
 
 
 def test_a_node_whose_op_is_called_otherwise_is_still_the_same_node() -> None:
@@ -524,4 +530,4 @@ def test_a_real_conversion(tmp_path: Path) -> None:
     precisions = [row.precision for row in page.nodes if row.op != "Cast"]
     assert precisions.count("float16") == made.summary.nodes["low"]
     assert precisions.count("float32") == made.summary.nodes["float32"]
-    assert {row.why for row in page.nodes if row.precision == "float32"} >= {"decomposed pattern"}
+    assert {row.why for row in page.nodes if row.precision == "float32"} >= {title_of("decomposed pattern")}

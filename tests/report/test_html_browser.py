@@ -116,8 +116,8 @@ def test_the_table_is_filtered(opened) -> None:
     tab.click("#reset")
     tab.check("#trouble")
     assert names(tab) == [row.name for row in page.nodes if row.level > 1]
-    tab.click("[data-why='black list']")
-    assert len(names(tab)) == dict(page.reasons)["black list"]
+    tab.click("[data-why='on the black list']")
+    assert len(names(tab)) == dict(page.reasons)["on the black list"]
 
 
 def test_pages_of_the_table(opened) -> None:

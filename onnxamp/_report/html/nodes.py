@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import Plan
+from onnxamp._decide.verdicts import title_of, told
 from onnxamp._dtypes import LOW_TYPES
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import FirstBad, LayerDiff, ValueCheck
@@ -265,18 +266,19 @@ def _add_plan(drafts: Sequence[_Draft], places: Places, plan: Plan) -> None:
         if place is not None:
             fate = f"{plan.dtype} despite a hazard" if hazard.low else "kept float32"
             level = Level.WARNING if hazard.low else Level.NOTE
-            text = f"{fate}: {hazard.reason}: {hazard.detail}" if hazard.detail else f"{fate}: {hazard.reason}"
+            text = f"{fate}: {told(hazard.reason, hazard.detail)}"
             drafts[place].messages.append(Message(level, text))
 
 
 def _row(draft: _Draft) -> NodeRow:
     texts: dict[str, list[str]] = {}
-    for param, reason, detail, _ in draft.verdicts:
-        texts.setdefault(f"{reason}: {detail}" if detail and detail != draft.op else reason, []).append(param)
+    for param, reason, detail, low in draft.verdicts:
+        texts.setdefault(told(reason, "" if detail == draft.op else detail, low=low), []).append(param)
     reason = next(iter(texts), "")
     if len(texts) > 1:
         reason = "; ".join(f"{', '.join(params)}: {text}" for text, params in texts.items())
-    kinds = [reason for _, reason, _, low in draft.verdicts if not low] or [kind for _, kind, _, _ in draft.verdicts]
+    high = [title_of(reason) for _, reason, _, low in draft.verdicts if not low]
+    kinds = high or [title_of(reason, low=True) for _, reason, _, _ in draft.verdicts]
     return NodeRow(
         draft.name, draft.op, draft.scope, draft.precision, draft.provider, kinds[0] if kinds else "", reason,
         draft.op == "Cast" and draft.precision == "mixed", tuple(dict.fromkeys(draft.messages)),

@@ -1,0 +1,65 @@
+"""What reports say of reasons: words that need no knowledge of the project, and each node counted once."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from commands import CLASSIFIER, run
+
+import onnxamp
+from onnxamp._decide.verdicts import Reason, title_of, told
+from onnxamp._ops.tables import read_table
+
+ENCODER = CLASSIFIER.parent / "encoder.onnx"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    shutil.copy(ENCODER, "model.onnx")
+
+
+def test_each_reason_has_a_title() -> None:
+    assert read_table("reasons").keys() == {reason.value for reason in Reason}
+    for reason in Reason:
+        assert len(reason.title.split()) > 2
+    assert title_of("cut") != title_of("cut", low=True)
+
+
+def test_details_follow_titles_or_replace_them() -> None:
+    assert told("black list", "Softmax") == "on the black list: Softmax"
+    assert told("tie", "shares its type with a float32 value") == "shares its type with a float32 value"
+    assert told("cut", "fewest Casts", low=True) == "low precision gains more than its Casts cost"
+    assert told("one of another version") == "one of another version"
+
+
+KEYS = "tie|cut|exact op|index path|white list|black list|level|constant|no kernel"
+INTERNAL = re.compile(rf"(?:  |: )({KEYS})(?::| +\d+$|$)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", [
+    ("inspect", "model.onnx", "-v"), ("convert", "model.onnx", "--no-validate", "-v"), ("view", "model.onnx", "-v"),
+])  # fmt: skip
+def test_no_key_of_a_reason_is_printed(command: tuple[str, ...]) -> None:
+    text = run(*command).output
+    assert not INTERNAL.findall(text)
+
+
+def test_plans_are_in_plain_words() -> None:
+    plan = onnxamp.plan_model("model.onnx")
+    assert {row.reason for row in plan.rows} >= {"cut", "constant"}
+    for row, line in zip(sorted(plan.rows, key=lambda row: row.op in ("initializer", "Constant")),
+                         str(plan).splitlines()[1:], strict=True):  # fmt: skip
+        assert line.endswith(told(row.reason, row.detail, low=row.low))
+
+
+def test_a_node_with_two_hazards_is_counted_once() -> None:
+    text = run("convert", "model.onnx", "--no-validate").output
+    title = re.search(r"Hazards: (\d+) nodes kept float32(?: \((\d+) of them for more than one reason\))?", text)
+    assert title is not None
+    hazards = onnxamp.plan_model("model.onnx").hazards
+    nodes = [row.node for row in hazards]
+    assert int(title[1]) == len(set(nodes))
+    assert int(title[2] or 0) == sum(nodes.count(node) > 1 for node in set(nodes))
