@@ -12,6 +12,7 @@ from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show, write_page
 from onnxamp._cli.options import (
     check_dims,
+    cure_time_option,
     custom_ops_option,
     model_argument,
     provider_of,
@@ -58,6 +59,7 @@ from onnxamp._target.versions import BUILDERS
 @state_option
 @click.option("--stop", is_flag=True, help="Stop at the first fault.")
 @click.option("--no-cure", is_flag=True, help="Do not search for options that fix a fault.")
+@cure_time_option
 @report_options("findings", "finding and value", silent="Print nothing; use the exit code.",
                 html=True)  # fmt: skip
 def command(model: Path, **options: Any) -> None:
@@ -95,10 +97,20 @@ def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
         run = first(model) if islands else check_whole(model, first)
         curable = run.first_bad is not None and not options["no_cure"]
         if curable and not islands:
-            trial = Trial(samples, provider=provider, progress=partial(progress, "looking for a fix"))
+            trial = Trial(
+                samples,
+                provider=provider,
+                seconds=options["cure_time"],
+                progress=partial(progress, "looking for a fix"),
+            )
             run = replace(run, cure=cure_whole(model, check, trial))
         elif curable:
-            trial = Trial(samples, provider=provider, progress=partial(progress, "looking for a fix"))
+            trial = Trial(
+                samples,
+                provider=provider,
+                seconds=options["cure_time"],
+                progress=partial(progress, "looking for a fix"),
+            )
             run = replace(run, cure=cure_run(model, run, trial))
         if not options["stop"] and run.skipped is None:
             progress("looking for exponents", 0, 0)

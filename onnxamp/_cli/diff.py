@@ -11,6 +11,7 @@ from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show, write_page
 from onnxamp._cli.options import (
     accept_option,
+    cure_time_option,
     custom_ops_option,
     metric_option,
     option_group,
@@ -20,6 +21,7 @@ from onnxamp._cli.options import (
     samples_of,
     sampling_arguments,
     state_option,
+    target_of_engine,
 )
 from onnxamp._cli.types import FILE, Target
 from onnxamp._cli.workers import place_of, place_options
@@ -27,7 +29,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._model.storage import write_file
-from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
+from onnxamp._numerics.cure import Recipe, Trial, cure_conversion, other_ways
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits, apply_limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
@@ -75,6 +77,7 @@ _LIMITS: Final = {
 @state_option
 @click.option("--save", type=FILE, help="Write the comparison as JSON.")
 @click.option("--no-cure", is_flag=True, help="Do not search for options that fix a failure.")
+@cure_time_option
 @report_options("comparison", "layer and metric", silent="Print nothing; use the exit code.",
                 html=True)  # fmt: skip
 def command(reference: Path, result: Path | None, **options: Any) -> None:
@@ -132,10 +135,15 @@ def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]
         opened(options["state"]) as state,
         place_of(options).sharing(len(comparison.samples), gpus=provider == "cuda") as comparison.workers,
     ):
-        report = comparison.compare(result, layers=layers or None, progress=partial(progress, "comparing"), state=state)
+        report = comparison.compare(
+            result,
+            layers=layers or None,
+            progress=partial(progress, "comparing"),
+            state=state,
+            seconds=options["cure_time"],
+        )
         is_shown = not options["quiet"] or options["html"] or options["save"]
-        is_cured = not options["no_cure"] and provider != BROWSER  # it is found by layers
-        if is_shown and is_cured and not report.passed and not report.skipped:
+        if is_shown and not options["no_cure"] and not report.passed and not report.skipped:
             report = replace(report, cure=_cure(original, result, report, comparison, options, progress))
     return report
 
@@ -146,10 +154,15 @@ def _cure(
     """A conversion of the original that would pass; None if it is not in float32, or nothing is low precision."""
     if report.reference_lowest != "float32" or report.lowest == "float32":
         return None
-    recipe = Recipe(Options(dtype=report.lowest, target=options["target"]), sampling_arguments(options))
+    target = target_of_engine(options, options["target"])
+    advice = "" if target == options["target"] else f"--target {target} converts for what {target} has. "
+    advice += other_ways(target, report.lowest)
+    if comparison.provider == BROWSER:  # cures are found by layers
+        return Cure("", (), f"Nothing was tried in the browser. {advice}", confirmed=False, trials=0)
+    recipe = Recipe(Options(dtype=report.lowest, target=target), sampling_arguments(options))
     assert result.path is not None
-    target = result.path.with_name(f"{result.path.stem}_cured.onnx")
+    output = result.path.with_name(f"{result.path.stem}_cured.onnx")
     trial = Trial(comparison.samples, comparison.limits, comparison.provider, options["budget"] * 2**20,
-                  options["metric"], progress=partial(progress, "looking for a fix"))  # fmt: skip
-    command = (str(original.path), str(target))
-    return cure_conversion(original, command, recipe, trial, tried=False, comparison=comparison)
+                  options["metric"], options["cure_time"], partial(progress, "looking for a fix"))  # fmt: skip
+    command = (str(original.path), str(output))
+    return cure_conversion(original, command, recipe, trial, tried=False, comparison=comparison, advice=advice)

@@ -12,6 +12,7 @@ from onnxamp._cli.types import FILE, OpsetType, OutputPath, Target, Words
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
+from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.levels import Level
@@ -21,7 +22,7 @@ from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.samples import Samples, load_samples
 from onnxamp._runtime.sampling import as_samples
-from onnxamp._runtime.session import Provider, is_plugin
+from onnxamp._runtime.session import BROWSER, Provider, is_plugin
 from onnxamp._runtime.sizes import Sizes
 from onnxamp._target.kernels import TARGETS
 from onnxamp._target.versions import device_of
@@ -89,15 +90,34 @@ def provider_of(options: dict[str, Any]) -> Provider | None:
     return None if provider == "auto" else provider
 
 
+def target_of_engine(options: dict[str, Any], target: str) -> str:
+    """The target of the engine of ``--provider``, where nobody asked for another; ``target`` if it has none."""
+    engine = (provider_of(options) or "cpu").partition(":")[0]
+    engine = _OF_BROWSER if engine == BROWSER else engine
+    asked = click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
+    own = engine == _OF_BROWSER or (is_plugin(engine) and engine in TARGETS)
+    return target if asked or not own or device_of(target) == engine else engine
+
+
+_OF_BROWSER: Final = "webgpu"
+"""What runs models in a browser."""
+
+
 def unlike_target(options: dict[str, Any], target: str) -> list[str]:
     """A warning where the engine of ``--provider`` has a target of its own, and nobody asked for another one."""
-    engine = (provider_of(options) or "cpu").partition(":")[0]
-    asked = click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
-    if asked or not is_plugin(engine) or engine not in TARGETS or device_of(target) == engine:
+    engine = target_of_engine(options, target)
+    if engine == target:
         return []
     return [
         f"Made for {target}, and judged on {engine}: --target {engine} converts for what it has and how it computes."
     ]
+
+
+cure_time_option: Final = click.option(
+    "--cure-time", metavar="SECONDS", type=click.FloatRange(0), default=SECONDS, show_default=True,
+    help="Time in which nodes are looked for that must stay float32 to pass.",
+)  # fmt: skip
+"""The option that limits the search for options that fix a failure."""
 
 
 provider_option: Final = click.option(

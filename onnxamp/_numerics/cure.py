@@ -7,11 +7,13 @@ local error, and each candidate is compared as the failing result was.
 import re
 import shlex
 from collections.abc import Callable, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final
 
 from onnxamp._convert.convert import convert
+from onnxamp._dtypes import LOW_TYPES
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.diff import Comparison
@@ -19,10 +21,12 @@ from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._numerics.results import Cure, DiffReport, LayerDiff
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
-from onnxamp._options.options import Options
+from onnxamp._options.options import Options, default_of
+from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
+from onnxamp._target.kernels import takes_anywhere
 
 _FEW: Final = 4
 MOST_NODES: Final = 64
@@ -89,7 +93,7 @@ def cure_conversion(
     comparison: Comparison | None = None,
     failed: DiffReport | None = None,
     rounder: WeightRounder | None = None,
-    advice: str = "Level O1, bfloat16 or wider limits may do.",
+    advice: str | None = None,
 ) -> Cure:
     """Find nodes to keep in float32 so that a conversion holds its limits.
 
@@ -100,7 +104,7 @@ def cure_conversion(
         trial: how candidates are compared.
         tried: whether the recipe as it is was what failed.
         comparison: what compares candidates, if it is at hand.
-        advice: what else may do, for users that apply nothing themselves.
+        advice: what else may do; None for what the target suggests.
         rounder: rounds weights with compensation where the recipe asks for it; None to make one.
         failed: what the recipe as it is came to, with layers, if that is known: the first trial then.
 
@@ -129,12 +133,17 @@ def cure_conversion(
     if report is None or not report.passed:
         kept = f" with up to {node_count(nodes)} in float32" if nodes else ""
         when = f" in {trial.seconds:.0f} s" if search.is_late else ""
-        text = f"No cure was found{when}: trials{kept} miss the limits, too. {advice}".rstrip()
+        if advice is None:
+            advice = other_ways(recipe.options.target, recipe.options.dtype)
+        misses = f": trials{kept} miss the limits, too" if report is not None or nodes else ""
+        text = f"No cure was found{when}{misses}. {advice}".rstrip()
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
     nodes = search.fewer(nodes)
     worst = max((diff.rel_l2 for diff in report.outputs if diff.is_float), default=0.0)
     if not nodes and not tried:
-        text = f"Tried: a conversion with onnxamp's lists and hazards holds (relative L2 {worst:.2g})."
+        device = recipe.options.target
+        meant = "" if device == default_of("target") else f" for {device}"
+        text = f"Tried: a conversion{meant} with onnxamp's lists and hazards holds (relative L2 {worst:.2g})."
     else:
         text = f"Tried: with {node_count(nodes)} more in float32 the conversion holds (relative L2 {worst:.2g})."
     return Cure(recipe.command(*command, nodes), nodes, text, confirmed=True, trials=search.trials)
@@ -158,7 +167,7 @@ class _Search:
         return monotonic() > self.until
 
     def compare(self, nodes: Sequence[str], *, layers: bool) -> DiffReport | None:
-        """Convert with these nodes in float32, and compare; None if it cannot be converted so."""
+        """Convert with these nodes in float32, and compare; None if it cannot be converted so, or in time."""
         self.trials += 1
         if self.trial.progress is not None:
             self.trial.progress(self.trials, TRIALS + _MORE)
@@ -166,7 +175,9 @@ class _Search:
             model = convert(self.original, self.recipe.keeping(nodes), rounder=self.rounder).embedded()
         except OnnxAmpError:  # the options contradict each other with these nodes
             return None
-        return self.comparison.compare(Model(model), layers=layers)
+        with suppress(OutOfTime):
+            return self.comparison.compare(Model(model), layers=layers, progress=stopping(self.until))
+        return None
 
     def fewer(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Leave out halves of the nodes, quarters, ... as long as the rest is enough."""
@@ -182,6 +193,31 @@ class _Search:
                     return nodes
             size = min(size // 2, len(nodes) // 2)
         return nodes
+
+
+class OutOfTime(Exception):  # noqa: N818 - nothing went wrong
+    """The time for a search is over in the midst of a run."""
+
+
+def stopping(until: float) -> Progress:
+    """Return a progress callback that ends a run at a time.
+
+    Raises:
+        OutOfTime: by the callback, when it is called later.
+    """
+
+    def told(done: int, total: int) -> None:
+        del done, total
+        if monotonic() > until:
+            raise OutOfTime
+
+    return told
+
+
+def other_ways(target: str, dtype: str) -> str:
+    """Return what else may do where no nodes in float32 make a conversion pass on a target."""
+    has_other = dtype == "float16" and takes_anywhere(target, "MatMul", LOW_TYPES["bfloat16"].tensor)
+    return f"Level O1{', bfloat16' if has_other else ''} or wider limits may do."
 
 
 def node_count(nodes: Sized) -> str:

@@ -13,7 +13,7 @@ from onnxamp._convert.convert import convert
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.check import check_run
-from onnxamp._numerics.cure import MOST_NODES, TRIALS, Trial, node_count
+from onnxamp._numerics.cure import MOST_NODES, TRIALS, OutOfTime, Trial, node_count, stopping
 from onnxamp._numerics.results import Cure, RunCheck
 from onnxamp._ops.profiles import profile_of
 from onnxamp._options.levels import Level
@@ -38,7 +38,7 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     if trial.provider is not None and is_plugin(trial.provider):
         return _cure_seen(Model.of(model), report, trial)
     nodes: dict[str, None] = {}
-    checked, trials = report, 0
+    checked, trials, until = report, 0, monotonic() + trial.seconds
     while checked.first_bad is not None and trials < CHECKS and len(nodes) <= MOST_NODES:
         around = _around_faults(checked)
         if not around:
@@ -49,9 +49,16 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
         trials += 1
         if trial.progress is not None:
             trial.progress(trials, CHECKS)
-        checked = check_run(model, trial.samples, provider=trial.provider, budget=trial.budget, keep=frozenset(nodes))
+        try:
+            checked = check_run(
+                model, trial.samples, provider=trial.provider, budget=trial.budget, keep=frozenset(nodes),
+                progress=stopping(until),
+            )  # fmt: skip
+        except OutOfTime:
+            break
     if checked.first_bad is not None or checked.skipped is not None:
-        text = f"No cure was found: trials with up to {node_count(nodes)} in float32 fail, too."
+        when = f" in {trial.seconds:.0f} s" if monotonic() > until else ""
+        text = f"No cure was found{when}: trials with up to {node_count(nodes)} in float32 fail, too."
         return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
     names = "|".join(map(re.escape, nodes))
     text = f"Tried: no fault is left with {node_count(nodes)} in float32. Convert the original again with"
@@ -86,13 +93,18 @@ def _cure_seen(model: Model, report: RunCheck, trial: Trial) -> Cure | None:
         kept = tuple(map(re.escape, nodes))
         try:
             result = convert(model, Options(Level.O3, from_dtype="auto", target=target, keep_high=kept)).embedded()
-            checked = check_run(Model(result), trial.samples, provider=trial.provider, budget=trial.budget)
+            checked = check_run(
+                Model(result), trial.samples, provider=trial.provider, budget=trial.budget, progress=stopping(until)
+            )
+        except OutOfTime:
+            break
         except OnnxAmpError:  # it cannot be raised to float32, or contradicts itself with these nodes
             return None
         if checked.first_bad is None or trials == TRIALS or len(nodes) > MOST_NODES or monotonic() > until:
             break
     if checked.first_bad is not None or checked.skipped is not None:
-        text = f"No cure was found: conversions with up to {node_count(nodes)} in float32 fail there, too."
+        when = f" in {trial.seconds:.0f} s" if monotonic() > until else ""
+        text = f"No cure was found{when}: conversions with up to {node_count(nodes)} in float32 fail there, too."
         return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
     options = [f"--target {target}"] if known is not None else []
     options += [f"--keep-fp32 {shlex.quote('|'.join(map(re.escape, nodes)))}"] if nodes else []

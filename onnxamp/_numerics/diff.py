@@ -4,7 +4,9 @@ import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from secrets import token_hex
+from time import monotonic
 from typing import Final, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
@@ -204,9 +206,12 @@ class Comparison:
                 input_failure("The model does not run", error, self.samples, number, self.reference.model)
 
     def compare(
-        self, result: Model, *, layers: bool | None, progress: Progress | None = None, state: State | None = None
-    ) -> DiffReport:
-        """As :func:`diff_models`; ``layers`` is None to compare layers only if outputs miss their limits."""
+        self, result: Model, *, layers: bool | None, progress: Progress | None = None, state: State | None = None,
+        seconds: float = inf,
+    ) -> DiffReport:  # fmt: skip
+        """As :func:`diff_models`; ``layers`` is None to compare layers only if outputs miss their limits, of as many
+        samples as there is time for in so many ``seconds``, and of one at least.
+        """
         if layers:
             choose_provider(self.provider)  # one that runs pieces
         one = self.reference
@@ -214,8 +219,11 @@ class Comparison:
         part = None if state is None else state.part("comparison", self._depends_on(other))
         report = self._compared(other, bool(layers), progress, part)
         if layers is None and not report.passed and report.outputs and self.provider != BROWSER:
-            deep = self._compared(other, True, progress, part)
+            deep = self._compared(other, True, progress, part, monotonic() + seconds)
             report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
+            if deep.samples < report.samples:
+                text = f"Layers were compared on {deep.samples} of {report.samples} samples, in {seconds:.0f} s."
+                report = replace(report, notes=(*report.notes, text))
         return replace(report, inputs=self.samples.summary, samples=self.samples.taken)
 
     @property
@@ -239,7 +247,9 @@ class Comparison:
             "the version of onnxamp or ONNX Runtime": versions(),
         }
 
-    def _compared(self, other: Executable, layers: bool, progress: Progress | None, part: Part | None) -> DiffReport:
+    def _compared(
+        self, other: Executable, layers: bool, progress: Progress | None, part: Part | None, until: float = inf
+    ) -> DiffReport:
         one, samples = self.reference, self.samples
         report = DiffReport(
             one.model.label, other.model.label, engine_name(self.provider, "float32"), samples.description,
@@ -267,6 +277,9 @@ class Comparison:
                     report = replace(report, noise=max(found.noise, report.noise or 0.0))
                 tally.add(number, found)
                 _LOG.debug("compared sample %d of %d", number + 1, samples.taken)
+                if monotonic() > until:
+                    report = replace(report, samples=number + 1)
+                    break
         report = finished(report, tally, self.limits)
         _LOG.info(
             "compared %s with %s on %s: %s", other.model.label, one.model.label, report.ran_on,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from onnxamp import convert_model
 from onnxamp._numerics.check import check_run
-from onnxamp._numerics.cure import TRIALS, Recipe, Trial, cure_conversion
+from onnxamp._numerics.cure import TRIALS, Recipe, Trial, cure_conversion, other_ways
 from onnxamp._numerics.cure_run import CHECKS, cure_run
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import make_limits
@@ -336,3 +336,22 @@ def test_a_careless_input_cast_is_cured_with_the_same_recipe():
     )
     assert cure.confirmed
     assert "root" in cure.nodes
+
+
+def test_the_time_for_a_search_ends_it_in_the_midst_of_a_run():
+    source = saved(NORM)
+    options = (*inputs(X=NORM_X), "--cure-time", "0")
+    assert run("convert", source, "-o", "low.onnx", "--no-validate", "-q").exit_code == 0
+    result = run("diff", source, "low.onnx", *options, "--cosine", "2")
+    assert result.exit_code == 1
+    assert "No cure was found in 0 s. Level O1, bfloat16 or wider limits may do." in " ".join(result.output.split())
+    saved("(float16[2] X) => (float16[2] Y) { [double] d = Add (X, X) [half] Y = Exp (d) }", "fault.onnx")
+    result = run("check", "fault.onnx", *inputs(X=np.float16([6e4, 1])), "--cure-time", "0")
+    assert result.exit_code == 1
+    assert "No cure was found in 0 s" in " ".join(result.output.split())
+
+
+def test_other_ways_are_those_of_the_target():
+    assert "bfloat16" in other_ways("cuda", "float16")
+    assert "bfloat16" not in other_ways("cuda", "bfloat16")
+    assert "bfloat16" not in other_ways("webgpu", "float16")

@@ -52,3 +52,20 @@ def test_nodes_are_offered_where_they_are_not(tmp_path) -> None:
     assert "--target webgpu --keep-fp32 'pool|flat'" in found.output
     again = onnxamp.convert_model(model_of(SMALL), level="O3", target="webgpu", keep_high=["pool|flat"])
     assert onnxamp.check_run(again, inputs, provider="webgpu").first_bad is None
+
+
+def test_a_comparison_offers_the_target_of_its_engine(tmp_path) -> None:
+    """Of what was made for CUDA, and compared on WebGPU."""
+    source, low = tmp_path / "m.onnx", tmp_path / "low.onnx"
+    onnx.save(model_of(LARGE), source)
+    onnx.save(made_for_cuda(LARGE), low)
+    arguments = ("diff", source, low, "--provider", "webgpu")
+    found = " ".join(run(*arguments).output.split())
+    assert "Tried: a conversion for webgpu with onnxamp's lists and hazards holds" in found
+    assert "--target webgpu" in found
+    assert "bfloat16" not in found
+    late = run(*arguments, "--cure-time", "0")
+    assert late.exit_code == 1
+    told = " ".join(late.output.split())
+    assert "No cure was found in 0 s. --target webgpu converts for what webgpu has." in told
+    assert "Layers were compared on 1 of" in told
