@@ -37,7 +37,7 @@ class Ratio:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the model is slower than the first one by more than the spread, and than sessions of one model are."""
+        """Whether the model is slower than the first one by more than the spread and than sessions of one model."""
         return self.high < 1 and self.value + max(self.spread, SAME) < 1
 
     @property

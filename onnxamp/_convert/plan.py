@@ -137,10 +137,10 @@ class Plan(Shown):
         head = f"{self.level} {self.dtype} for {self.target}: {self.casts} new Casts, cost {self.cost}"
         keys = {row.key: printable(row.key) for row in self.rows}
         width = max(map(len, keys.values()), default=0)
-        body = (
-            f"{keys[row.key]:<{width}}  {self.dtype if row.low else 'float32':<8}  {printable(row.op)}  {printable(row.why)}"
-            for row in sorted(self.rows, key=lambda row: row.op in CONSTANTS)  # which follow from the others
-        )
+        body = []
+        for row in sorted(self.rows, key=lambda row: row.op in CONSTANTS):  # which follow from the others
+            precision = self.dtype if row.low else "float32"
+            body.append(f"{keys[row.key]:<{width}}  {precision:<8}  {printable(row.op)}  {printable(row.why)}")
         return "\n".join([head, *body])
 
 
@@ -204,11 +204,11 @@ def _number(data: Mapping[str, Any], name: str) -> int:
     """A field that holds a whole number.
 
     Raises:
-        ValueError: it holds something else. KeyError: it is missing.
+        TypeError: it holds something else. KeyError: it is missing.
     """
     number = data[name]
     if not isinstance(number, int) or isinstance(number, bool):
-        raise ValueError(f"{name} is {number!r:.40}, not a whole number")
+        raise TypeError(f"{name} is {number!r:.40}, not a whole number")
     return number
 
 

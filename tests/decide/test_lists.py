@@ -86,7 +86,8 @@ AGAINST = {
     "hazard": (
         (ENCODER,), {"white_list": ["ReduceSum", "Sqrt"]},
         ("Sqrt of your white list stays float32 in 'embeddings/norm/deviation' and 4 more: part of a decomposed op,"
-        " whose inner values leave the range of low precision: part of the normalisation around 'embeddings/norm/deviation'. force_low (--force-low) lowers it all the same."),
+        " whose inner values leave the range of low precision: part of the normalisation around"
+        " 'embeddings/norm/deviation'. force_low (--force-low) lowers it all the same."),
     ),
     "kernel": (
         (parse("(float[N] X) => (float[N] Y) <float low = {0}> { [here] Y = Clip (X, low) }"),),
@@ -115,7 +116,8 @@ AGAINST = {
         (parse("""(float[2,2] X, int64 i) => (float[2,2] Y) {
             [one] s = SequenceConstruct (X) [two] Y = SequenceAt (s, i) }"""),),
         {"white_list": ["SequenceAt"], "black_list": ["SequenceConstruct"]},
-        "SequenceAt of your white list stays float32 in 'two': on the black list: SequenceConstruct (shares its precision).",
+        "SequenceAt of your white list stays float32 in 'two': on the black list: SequenceConstruct"
+        " (shares its precision).",
     ),
 }  # fmt: skip
 
