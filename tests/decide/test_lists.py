@@ -116,8 +116,10 @@ AGAINST = {
         (parse("""(float[2,2] X, int64 i) => (float[2,2] Y) {
             [one] s = SequenceConstruct (X) [two] Y = SequenceAt (s, i) }"""),),
         {"white_list": ["SequenceAt"], "black_list": ["SequenceConstruct"]},
-        "SequenceAt of your white list stays float32 in 'two': on the black list: SequenceConstruct"
-        " (shares its precision).",
+        (
+            "SequenceAt of your white list stays float32 in 'two': on the black list: SequenceConstruct"
+            " (shares its precision)."
+        ),
     ),
 }  # fmt: skip
 
