@@ -237,11 +237,11 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         newer = lookup("", steps[-1].op, opset) if steps else None
         if newer is None:
             continue
-        for node in map(graph.nodes.__getitem__, indices):
-            values = (*node.inputs, *node.outputs)
-            if node.signature is None or all(v == ABSENT or graph.types[v] not in LOW_TENSORS for v in values):
+        for node in (graph.nodes[index] for index in indices):
+            kinds = [None if value == ABSENT else graph.types[value] for value in (*node.inputs, *node.outputs)]
+            if node.signature is None or LOW_TENSORS.isdisjoint(kinds):
                 continue
-            bound = bind(node.signature, [None if value == ABSENT else graph.types[value] for value in node.inputs])
+            bound = bind(node.signature, kinds[: len(node.inputs)])
             is_run = runs_on(target, key, node.signature, bound, node.proto)
             if is_run and not runs_on(target, steps[-1].op, newer, bound, node.proto):
                 return Obstacle(opset, node.label, key, f"{target} has no kernel for its types there")
