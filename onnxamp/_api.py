@@ -1,6 +1,6 @@
 """The public functions of conversion: each turns its arguments into a Model and Options, and runs the pipeline.
 
-Those that convert warn of options that match nothing or cannot be obeyed; a Plan holds these warnings.
+Those that convert warn of options that match nothing, cannot be obeyed or break something; a Plan holds these warnings.
 """
 
 from collections.abc import Callable
@@ -85,14 +85,16 @@ def convert_model(
             nodes stand against it.
         black_list: more op types to keep in float32. Overrides the preset.
         keep_high: regular expressions: nodes whose whole name matches stay float32.
-        force_low: regular expressions: nodes whose whole name matches are lowered, whatever lists and hazards say.
+        force_low: regular expressions: nodes whose whole name matches are lowered, whatever lists and hazards say; a
+            warning names those that are known to break.
         keep_nodes: names of nodes, or of their outputs, taken literally: these nodes stay float32.
         low_weights: regular expressions: weights whose whole name matches, or that of a node that reads them, are
             stored in low precision. A reader that stays float32 gets them through a Cast.
         init_max: nodes that read a constant with an element beyond this magnitude stay float32.
         data_max: nodes that read or write a float beyond this magnitude on the samples stay float32; the model runs
             for that. Nodes in bodies of loops and branches are not looked at.
-        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
+        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do. Inputs with a
+            default that low precision breaks stay float32 in any case.
         target: where the result will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu" also of a
             version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that honour
             no types; or "any" (whatever ONNX allows, kernel or not).
@@ -140,7 +142,8 @@ def convert_model(
         RuntimeFailure: the level is "auto", or ``data_max`` is given, and the model does not run.
 
     Warns:
-        OptionWarning: an option matches nothing in the model, or cannot be obeyed.
+        OptionWarning: an option matches nothing in the model, cannot be obeyed, or breaks something; or the result
+            would have been wrong, which is a bug, so that the model stays float32.
 
     Example:
         >>> import onnxamp

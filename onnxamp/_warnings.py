@@ -1,7 +1,7 @@
 """All warnings that onnxamp gives when it does something else than it was asked for.
 
-OnnxAmpWarning (UserWarning) is the root of OptionWarning (an option matches nothing, or cannot be obeyed) and of
-HazardWarning (a level would lower nodes that are known to break; they stay float32).
+OnnxAmpWarning (UserWarning) is the root of OptionWarning (an option matches nothing, cannot be obeyed or breaks
+something) and of HazardWarning (a level would lower nodes that are known to break; they stay float32).
 """
 
 import sys
@@ -24,7 +24,8 @@ class OnnxAmpWarning(UserWarning):
 
 
 class OptionWarning(OnnxAmpWarning):
-    """An option matches nothing in the model, or cannot be obeyed; ``plan.warnings`` holds the same sentences.
+    """An option matches nothing in the model, cannot be obeyed, or breaks something; ``plan.warnings`` holds the same
+    sentences.
 
     Example:
         >>> import onnxamp, warnings
