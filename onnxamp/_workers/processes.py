@@ -174,7 +174,7 @@ def _serve(pipe: Connection, threads: int) -> None:
     """What a worker does: work on one item after the other until the main process closes the pipe."""
     for number in {signal.SIGINT, HANGUP} - {signal.SIGTERM}:  # the main process decides what ends
         signal.signal(number, signal.SIG_IGN)
-    watch = Watch([signal.SIGTERM])
+    Watch([signal.SIGTERM])
     os.environ[THREADS] = str(threads)
     station = Station()
     try:
@@ -187,4 +187,4 @@ def _serve(pipe: Connection, threads: int) -> None:
     except (EOFError, OSError):  # the main process closed the pipe, or died
         pass
     finally:
-        watch.close()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what runs at exit must not be unwound
