@@ -4,6 +4,7 @@ from typing import Final
 
 import click
 
+from onnxamp._cli.other_tools import told_of_other_tools
 from onnxamp._options.options import COMMAND_LINE
 
 _FEW: Final = 15
@@ -23,7 +24,23 @@ _HEADINGS: Final = {
 
 
 class GroupedCommand(click.Command):
-    """A command that lists its options by what they are for."""
+    """A command that lists its options by what they are for, and knows the names that other tools give them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what was typed.
+
+        Raises:
+            UsageError: an option is unknown; the message names what takes the place of other tools' options.
+        """
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            unknown = error.option_name if isinstance(error, click.NoSuchOption) else None
+            told = told_of_other_tools(typed, unknown)
+            if told is None:
+                raise
+            raise click.UsageError(told, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, under headings where there are many."""

@@ -91,6 +91,11 @@ def _() -> None:
 
     assert holds(module, *(name for name in float16.__all__ if not name.startswith("auto_")))
     assert module.DEFAULT_OP_BLOCK_LIST == float16.DEFAULT_OP_BLOCK_LIST
+    for one in (module, onnxruntime_transformers):
+        blocked = one.DEFAULT_OP_BLOCK_LIST + ["Gemm"]  # noqa: RUF005 - as scripts write it
+        assert low_nodes(one.convert_float_to_float16(model(), op_block_list=blocked)) == low_nodes(
+            one.convert_float_to_float16(model(), op_block_list=[*blocked])
+        )
 
 
 @row("`from onnxconverter_common.float16 import convert_float_to_float16`")

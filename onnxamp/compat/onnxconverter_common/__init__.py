@@ -7,7 +7,7 @@ Names, order and defaults of arguments are those of onnxconverter-common 1.16. T
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,12 +41,12 @@ __all__ = [
     "convert_tensor_float_to_float16",
 ]
 
-DEFAULT_OP_BLOCK_LIST: Final = (
+DEFAULT_OP_BLOCK_LIST: list[str] = [
     "ArrayFeatureExtractor", "Binarizer", "CastMap", "CategoryMapper", "DictVectorizer", "FeatureVectorizer", "Imputer",
     "LabelEncoder", "LinearClassifier", "LinearRegressor", "Normalizer", "OneHotEncoder", "RandomUniformLike",
     "SVMClassifier", "SVMRegressor", "Scaler", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "ZipMap",
     "NonMaxSuppression", "TopK", "RoiAlign", "Resize", "Range", "CumSum", "Min", "Max", "Upsample",
-)  # fmt: skip
+]  # fmt: skip
 """Op types that stay float32 where no ``op_block_list`` is given, as in onnxconverter-common 1.16."""
 
 Judge: TypeAlias = Callable[[list[Any], list[Any]], bool]

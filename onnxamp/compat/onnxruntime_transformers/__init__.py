@@ -27,12 +27,12 @@ __all__ = [
     "float_to_float16_max_diff",
 ]
 
-DEFAULT_OP_BLOCK_LIST: Final = (
+DEFAULT_OP_BLOCK_LIST: list[str] = [
     "ArrayFeatureExtractor", "Binarizer", "CastMap", "CategoryMapper", "DictVectorizer", "FeatureVectorizer", "Imputer",
     "LabelEncoder", "LinearClassifier", "LinearRegressor", "Normalizer", "OneHotEncoder", "RandomUniformLike",
     "SVMClassifier", "SVMRegressor", "Scaler", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "TreeEnsemble",
     "ZipMap", "NonMaxSuppression", "TopK", "RoiAlign", "Range", "CumSum", "Min", "Max", "Upsample",
-)  # fmt: skip
+]  # fmt: skip
 """Op types that stay float32 where no ``op_block_list`` is given, as in ONNX Runtime 1.31."""
 
 _LEAST: Final = 5.96e-08
