@@ -14,6 +14,7 @@ from onnxamp._audit.faults import import_faults, type_faults
 from onnxamp._audit.findings import Audit, Casts, Finding, NodeFacts, ordered
 from onnxamp._audit.hazards import low_hazards
 from onnxamp._audit.releases import loads_from, release_faults, wrong_results
+from onnxamp._audit.sizes import sized
 from onnxamp._audit.straight import refused_casts
 from onnxamp._audit.weights import weight_findings, weight_types
 from onnxamp._convert.hints import decomposed
@@ -95,8 +96,9 @@ def _static(source: Model, target: str, shapes: Mapping[str, Sequence[int]] | No
         return Audit(target, opset_imports(proto), (), ordered(findings), Casts(0, 0, 0), weight_types(proto))
     graph, faults = prepared.graph, type_faults(prepared.graph)
     sizes = graph.shapes_of(shapes or {})
-    placement = place_nodes(graph, sizes, target, {fault.node for fault in faults})
-    casts, redundant = cast_traffic(graph, sizes)
+    volumes = sized(graph, shapes)
+    placement = place_nodes(graph, sizes, volumes, target, {fault.node for fault in faults})
+    casts, redundant = cast_traffic(graph, volumes)
     findings = [Finding("note", "schema", "", "", note, "") for note in (*prepared.notes, *prepared.unfolded)]
     findings += [
         *import_faults(proto, graph),

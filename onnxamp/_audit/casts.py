@@ -1,16 +1,16 @@
 """The Casts of a model: how many there are, how much data they move, and which of them are redundant."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 from onnx import helper
 
 from onnxamp._audit.findings import Casts, Finding
+from onnxamp._audit.sizes import Sized
 from onnxamp._dtypes import ELEM_NUMBERS, LOW_TYPES, element_name, is_lossless
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import Shape, elements
-from onnxamp._graph.trips import loop_trips
+from onnxamp._graph.trips import DEFAULT_TRIPS, guessed_scopes, loop_trips
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._rewrite.casts import redundant_casts
 from onnxamp._rewrite.pairs import find_pairs
@@ -19,18 +19,23 @@ _FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", *(low.tensor for 
 _CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
 
 
-def cast_traffic(graph: Graph, shapes: Sequence[Shape | None]) -> tuple[Casts, list[Finding]]:
+def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
     """Estimate the Casts between floats in one run, and find redundant ones. Complexity: near linear.
 
     Casts of constants do not count: they run once, while the model is loaded.
     """
     types, constants, trips = graph.types, graph.constants, graph.ask(loop_trips)
-    count = moved = 0
+    count = moved = unsized = 0
+    guessed, assumed = guessed_scopes(graph), dict(sizes.assumed)
     for node in graph.nodes:
         if _is_float_cast(graph, node) and not constants.is_constant(node.inputs[0]):
             count += 1
             size = element_bytes(types[node.inputs[0]]) + element_bytes(types[node.outputs[0]])
-            moved += size * elements(shapes[node.inputs[0]]) * trips[node.scope]
+            number = sizes.elements(node.inputs[0])
+            unsized += number is None
+            if node.scope in guessed:
+                assumed["iterations of a loop"] = DEFAULT_TRIPS
+            moved += size * (number or 0) * trips[node.scope]
     redundant = {
         index for index in graph.ask(redundant_casts) if not constants.is_constant(graph.nodes[index].inputs[0])
     }
@@ -39,7 +44,7 @@ def cast_traffic(graph: Graph, shapes: Sequence[Shape | None]) -> tuple[Casts, l
         _redundancy(graph, graph.nodes[index], is_pair=index in pairs.ends | pairs.starts)
         for index in sorted(redundant)
     ]
-    return Casts(count, moved, len(redundant)), [*findings, *_lossy_pairs(graph, redundant)]
+    return Casts(count, moved, len(redundant), unsized, assumed), [*findings, *_lossy_pairs(graph, redundant)]
 
 
 def element_bytes(type_name: str | None) -> int:

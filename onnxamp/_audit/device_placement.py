@@ -13,9 +13,10 @@ from onnxamp._audit.casts import element_bytes
 from onnxamp._audit.findings import Finding
 from onnxamp._audit.host import host_nodes, is_constant
 from onnxamp._audit.placement_advice import advice, cure, home, in_float32
+from onnxamp._audit.sizes import Sized
 from onnxamp._dtypes import FLOAT, FLOAT16, LOW_TYPES, readable_types
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
@@ -47,12 +48,15 @@ class Placement:
     findings: Sequence[Finding]
 
 
-def place_nodes(graph: Graph, shapes: Sequence[Shape | None], target: str, broken: set[str]) -> Placement:
+def place_nodes(
+    graph: Graph, shapes: Sequence[Shape | None], volumes: Sized, target: str, broken: set[str]
+) -> Placement:
     """The provider of every node on a target ("cuda", one of a version, "tensorrt", or "any": unknown).
 
     Args:
         graph: the model.
-        shapes: by value index, for estimates.
+        shapes: by value index, as far as they are known for all inputs.
+        volumes: shapes for estimates.
         target: where it will run.
         broken: labels of nodes whose types are wrong: nothing is said about their kernels.
 
@@ -73,7 +77,7 @@ def place_nodes(graph: Graph, shapes: Sequence[Shape | None], target: str, broke
             if falls_back:
                 copied.add(node.index)
     if cpu_of(target) != target:
-        findings += _summary(graph, shapes, copied, len(shaping))
+        findings += _summary(graph, volumes, copied, len(shaping))
     return Placement(providers, findings)
 
 
@@ -265,15 +269,17 @@ def _folded(view: View) -> set[int]:
     return folded
 
 
-def _summary(graph: Graph, shapes: Sequence[Shape | None], copied: set[int], shaping: int) -> Iterator[Finding]:
+def _summary(graph: Graph, volumes: Sized, copied: set[int], shaping: int) -> Iterator[Finding]:
     """What all fallbacks cost together, and that shape arithmetic on the CPU costs nothing."""
     if copied:
         crossing = {value for node in copied for value in _crossing(graph, graph.nodes[node], copied)}
-        moved = sum(elements(shapes[value]) * element_bytes(graph.types[value]) for value in crossing)
+        counted = {value: number for value in crossing if (number := volumes.elements(value)) is not None}
+        moved = sum(number * element_bytes(graph.types[value]) for value, number in counted.items())
         tensors = "1 tensor" if len(crossing) == 1 else f"{len(crossing)} tensors"
         nodes = "1 node falls" if len(copied) == 1 else f"{len(copied)} nodes fall"
         volume = f"about {moved / 1e6:.1f} MB" if moved >= 1e5 else "less than 0.1 MB"
-        cost = f"{volume} ({tensors}) are copied to or from the host in every run"
+        left = f", {len(crossing) - len(counted)} of unknown size" if len(counted) < len(crossing) else ""
+        cost = f"{volume} ({tensors}{left}) are copied to or from the host in every run{volumes.told}"
         whose = "its" if len(copied) == 1 else "their"
         text = f"{nodes} back to CPU: " + (cost if crossing else f"{whose} inputs and outputs are on the host anyway")
         yield Finding("warning", "fallback", "", "", text, "")

@@ -1,7 +1,7 @@
 """What an audit returns: frozen records, which reports print and save."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from onnxamp._public import Shown
@@ -60,11 +60,22 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Casts:
-    """Estimated Cast traffic of one run: Casts between floats, the bytes they move, and how many are redundant."""
+    """Estimated Cast traffic of one run.
+
+    Attributes:
+        count: Casts between floats.
+        bytes: what they move, but for those of unknown size.
+        redundant: how many are redundant.
+        unsized: how many have an unknown size.
+        assumed: what is assumed: dimension of an input -> its size, where no inputs were given, and the iterations of
+            loops that are not constant.
+    """
 
     count: int
     bytes: int
     redundant: int
+    unsized: int = 0
+    assumed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

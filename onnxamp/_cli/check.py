@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show, write_page
+from onnxamp._cli.common import check_outputs, files_of, first_arrays, given_files, new_command, show, write_page
 from onnxamp._cli.options import (
     check_dims,
     cure_time_option,
@@ -23,7 +22,6 @@ from onnxamp._cli.options import (
 )
 from onnxamp._cli.types import Target
 from onnxamp._cli.workers import place_of, place_options
-from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run
@@ -74,7 +72,7 @@ def command(model: Path, **options: Any) -> None:
     check_outputs([*files_of(opened), *given_files(options)], [options["html"], options["state"]])
     check_dims(opened, options)
     samples = None if options["static"] and not options["build"] else samples_of(opened, options)
-    feeds = _first(samples)
+    feeds = first_arrays(samples)
     shapes = {name: feed.shape for name, feed in feeds.items()}
     audit = audit_model(opened, options["target"], shapes=shapes, build=feeds if options["build"] else None)
     run = None if options["static"] or samples is None else _run(opened, samples, options)
@@ -116,12 +114,3 @@ def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
             progress("looking for exponents", 0, 0)
             run = replace(run, fit=find_fit(model, run, Trial(samples, provider=provider), state))
     return run
-
-
-def _first(samples: Samples | None) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of the first sample, for whose shapes times are estimated and engines built."""
-    try:
-        feeds = samples[0] if samples is not None else {}
-    except OnnxAmpError:  # running the model will report it
-        return {}
-    return {name: feed for name, feed in feeds.items() if isinstance(feed, np.ndarray)}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import numpy as np
 
 from onnxamp._cli.door import door, note_report
 from onnxamp._cli.grouped import GroupedCommand
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from onnxamp._model.model import Model
     from onnxamp._numerics.results import DiffReport, LayerDiff
     from onnxamp._report.html.page import Page
+    from onnxamp._runtime.samples import Samples
     from onnxamp._tuning.results import Tuned
 
 
@@ -86,16 +88,27 @@ def write_page(page: "Page", path: Path) -> None:
 
 def write_conversion_page(
     made: "Conversion", result: "Model", validation: "DiffReport | None", tuned: "Tuned | None", path: Path,
-    layers: "Iterable[LayerDiff]" = (),
+    layers: "Iterable[LayerDiff]" = (), samples: "Samples | None" = None,
 ) -> None:  # fmt: skip
     """Write the HTML page of a conversion, which includes an audit of the result.
 
-    ``layers`` are the values of the result where there is no validation to show.
+    ``layers`` are the values of the result where there is no validation to show; ``samples`` are what ran.
     """
     from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - only the page shows it
     from onnxamp._report.html.page import conversion_page  # noqa: PLC0415
 
-    write_page(conversion_page(made, validation, audit_model(result, made.plan.target), tuned, layers), path)
+    shapes = {name: feed.shape for name, feed in first_arrays(samples).items()}
+    audit = audit_model(result, made.plan.target, shapes=shapes)
+    write_page(conversion_page(made, validation, audit, tuned, layers), path)
+
+
+def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of the first sample, if any, for whose shapes volumes are estimated and engines built."""
+    try:
+        feeds = samples[0] if samples is not None else {}
+    except OnnxAmpError:  # running the model reports it
+        return {}
+    return {name: feed for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
 
 
 def target_of(model: "Model", options: dict[str, Any], dtype: str, *, may_fail: bool = False) -> Path:

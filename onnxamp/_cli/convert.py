@@ -149,7 +149,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         if state is not None:
             state.drop(CONVERSION)
     if given["html"]:
-        write_conversion_page(made, Model.read(made.target, model), validation, tuned, given["html"])
+        write_conversion_page(made, Model.read(made.target, model), validation, tuned, given["html"], samples=samples)
     tell(text for text in made.plan.warnings if plan is None and text not in early)
     show(given, partial(conversion_report, made, validation), partial(conversion_json, made, validation))
     _finish(validation, made.target, quiet=given["quiet"])

@@ -130,7 +130,7 @@ def _tune(model: Path, options: dict[str, Any]) -> None:
     if options["save_plan"]:
         tuned.plan.save(options["save_plan"])
     if options["html"]:
-        write_conversion_page(made, Model.read(target), None, tuned, options["html"], layers)
+        write_conversion_page(made, Model.read(target), None, tuned, options["html"], layers, samples)
     tell(text for text in tuned.plan.warnings if text not in early)
     show(options, partial(tuning_report, made, tuned, state=options["state"]), partial(tuning_json, made, tuned))
     if not tuned.held:

@@ -21,6 +21,17 @@ def loop_trips(graph: Graph) -> list[int]:
     return trips
 
 
+def guessed_scopes(graph: Graph) -> frozenset[int]:
+    """Scopes that run as often as is assumed, or are within such ones."""
+    guessed = set[int]()
+    for scope in graph.scopes[1:]:
+        owner = graph.nodes[scope.owner]
+        is_guess = owner.key in ("Loop", "Scan", "SequenceMap") and _constant_trips(graph, owner) is None
+        if is_guess or scope.parent in guessed:
+            guessed.add(scope.index)
+    return frozenset(guessed)
+
+
 def _constant_trips(graph: Graph, node: Node) -> int | None:
     trips = graph.constants.integers(node.input(0)) if node.key == "Loop" and node.input(0) != ABSENT else None
     return trips[0] if trips else None

@@ -6,6 +6,7 @@ from typing import Final
 from onnxamp._audit.findings import Audit
 from onnxamp._report import parts
 from onnxamp._report.text import count, percent, size
+from onnxamp._runtime.sizes import listed
 
 PRECISIONS: Final = ("float16", "bfloat16", "mixed", "float32", "float64", "no floats")
 """Precisions of nodes, in the order in which they are shown."""
@@ -39,11 +40,13 @@ def traffic_figures(audit: Audit | None) -> tuple[parts.Figure, ...]:
         return ()
     casts = audit.casts
     redundant = f"{casts.redundant:,} redundant; " if casts.redundant else ""
+    at = f" at {listed(casts.assumed)} (assumed)" if casts.assumed and casts.count else ""
+    left = f"; {casts.unsized:,} of unknown size" if casts.unsized else ""
     return (
         parts.Figure(
             "Casts between floats",
             f"{casts.count:,}",
-            f"{redundant}about {size(casts.bytes)} moved per run",
+            f"{redundant}about {size(casts.bytes)} moved per run{at}{left}",
             count(casts.count, "Cast"),
         ),
     )
