@@ -14,7 +14,7 @@ import numpy as np
 from onnxamp._cli.door import door, note_report
 from onnxamp._cli.grouped import GroupedCommand
 from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError, OutputError
+from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.sources import watched_sources
 from onnxamp._paths.paths import is_remote, made_folder

@@ -85,8 +85,8 @@ def command(reference: Path, result: Path | None, **options: Any) -> None:
 
     REFERENCE may be a comparison written with --save: it is then judged by new limits without running anything.
 
-    Exit codes, as those of diff(1): 0 all outputs are within their limits; 1 they are not; 2 nothing was compared,
-    because of wrong usage, or a model that cannot be read or does not run.
+    Exit codes: 0 all outputs are within their limits; 1 they are not; 2 nothing was compared: wrong usage, or a model
+    that cannot be read or does not run. So are those of diff(1).
     """
     limits = make_limits({metric: options[name] for name, (metric, _) in _LIMITS.items()})
     limits = replace(limits, accept=options["accept"])

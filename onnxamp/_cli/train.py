@@ -96,7 +96,7 @@ def _manager(_: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--cast-model-type", type=click.Choice(["float32", "float16", "bfloat16"]),
               help="Compute everything in this type, whatever the level says.")  # fmt: skip
 @click.option("--boost-level", type=LevelChoice(BOOSTS), default="O0", show_default=True,
-              help="O1 keeps the state on the device; O2 also replays CUDA graphs.")  # fmt: skip
+              help="O1 keeps the state on the device; O2 also replays CUDA graphs (no plugin providers).")  # fmt: skip
 @click.option("--loss-scale", "scale", callback=_manager, metavar="fixed:N|dynamic:N|none",
               help="How the loss is scaled; N is the first scale [dynamic:16777216 at O2, else none].")  # fmt: skip
 @provider_option

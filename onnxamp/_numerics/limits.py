@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isnan
+from math import inf
 from typing import TypeAlias
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.nearest import suggestion
 from onnxamp._numerics.accept import Accept
-from onnxamp._numerics.metrics import AT_LEAST, AT_MOST, TOLERANCES, TensorDiff, metric_name
+from onnxamp._numerics.metrics import AT_LEAST, AT_MOST, BOUNDS, TOLERANCES, TensorDiff, metric_name
 from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
 from onnxamp._runtime.draws import NUMBERS
 
@@ -129,7 +129,7 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
 
     Raises:
         ArgumentTypeError: ``limits``, or the limit of a metric, is of another type.
-        ArgumentError: a metric is unknown, a text is no limit, or a limit can never hold.
+        ArgumentError: a metric is unknown, a text is no limit, or a limit is no value that the metric can have.
 
     Example:
         >>> import onnxamp
@@ -144,9 +144,7 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
         if metric not in AT_MOST and metric not in AT_LEAST:
             raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join((*AT_MOST, *AT_LEAST))}.")
         for name, limit in _by_output(metric, given):
-            if isnan(limit) or (limit < 0 and metric in AT_MOST):
-                text = f"{name}={limit:g}" if name else f"{limit:g}"
-                raise ArgumentError(f"The limit {text!r} for the {metric_name(metric)} can never hold.")
+            _check_bounds(metric, name, limit)
             made.setdefault(metric, {})[name] = limit
     return Limits(made)
 
@@ -160,6 +158,20 @@ def with_tolerance(limits: Limits, tolerance: LimitLike) -> Limits:
     if "rel_l2" in limits.of:
         raise ArgumentError("tolerance is the limit of rel_l2, which limits have, too: leave it out of one of them.")
     return replace(limits, of={**limits.of, **make_limits({"rel_l2": tolerance}).of})
+
+
+def _check_bounds(metric: str, output: str, limit: float) -> None:
+    """Check that a limit is a value that the metric can have: others hold never, or always.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    least, largest = BOUNDS[metric]
+    if least <= limit <= largest:
+        return
+    text = f"{output}={limit:g}" if output else f"{limit:g}"
+    between = f"between {least:g} and {largest:g}" if largest < inf else "0 or more" if least == 0 else "a number"
+    raise ArgumentError(f"The limit {text!r} for the {metric_name(metric)} is out of range: it must be {between}.")
 
 
 def _by_output(metric: str, given: LimitLike) -> Iterator[tuple[str, float]]:

@@ -41,6 +41,18 @@ AT_LEAST: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Those that a limit bounds from below."""
 
+BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        **dict.fromkeys(AT_MOST, (0.0, inf)),
+        "differing": (0.0, 1.0),
+        "snr_db": (-inf, inf),
+        "cosine": (-1.0, 1.0),
+        "argmax_agreement": (0.0, 1.0),
+        "top5_agreement": (0.0, 1.0),
+    }
+)
+"""The least and the largest value that each of them can have."""
+
 TOLERANCES: Final[Mapping[str, float]] = MappingProxyType({"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2})
 """Default limit of the relative L2 error per output, by the lower precision of the two models."""
 

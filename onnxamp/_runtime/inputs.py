@@ -32,8 +32,18 @@ def check_inputs(model: ModelProto, feeds: Mapping[str, Feed]) -> dict[str, Feed
     whose size the model fixes; where it declares a scalar, anything goes.
 
     Raises:
-        ArgumentError: an input is missing, unknown, of another kind or shape, or would change by the cast.
+        ArgumentError: an input is missing, unknown, of another kind or shape, or would change by the cast. It names
+            the file that the feeds were read from.
     """
+    try:
+        return _as_declared(model, feeds)
+    except ArgumentError as error:
+        if origin := getattr(feeds, "origin", ""):
+            raise ArgumentError(f"{str(error).removesuffix('.')} (in {origin}).") from error
+        raise
+
+
+def _as_declared(model: ModelProto, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
     defaults = {tensor.name for tensor in model.graph.initializer}
     defaults |= {tensor.values.name for tensor in model.graph.sparse_initializer}
     types = {entry.name: entry.type for entry in model.graph.input}

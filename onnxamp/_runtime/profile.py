@@ -13,7 +13,6 @@ A plugin provider that hands its kernels to a device and does not wait, as that 
 what the host did. Such times are not told.
 """
 
-import json
 import os
 from bisect import bisect_right
 from collections import defaultdict
@@ -27,7 +26,7 @@ import onnx
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError
-from onnxamp._runtime.profiled_run import profiled_run
+from onnxamp._runtime.profiled_run import profiled_run, read_events
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import Feed
 from onnxamp._workers.folders import temporary_folder
@@ -73,7 +72,7 @@ def node_times(
         session = make_session(model, provider, optimize=optimize, profile_to=str(Path(folder, "profile")))
         for _ in range(runs + 1):
             run(session, feeds)
-        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        events = read_events(Path(session.end_profiling()))
     return times_of(events)
 
 

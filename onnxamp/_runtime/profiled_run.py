@@ -83,8 +83,24 @@ def profiled_run(
         facts = json.loads(result.read_text(encoding="utf-8"))
         if "fault" in facts:
             raise RuntimeFailure(facts["fault"])
-        events = json.loads(Path(facts["profile"]).read_text(encoding="utf-8"))
+        events = read_events(Path(facts["profile"]))
     return ProfiledRun(events, facts["memory"])
+
+
+def read_events(path: Path) -> Sequence[Mapping[str, Any]]:
+    """The events that ONNX Runtime's profiler wrote.
+
+    Raises:
+        RuntimeFailure: the file is not whole, as on a full disk, which ONNX Runtime does not notice.
+    """
+    try:
+        events: Sequence[Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RuntimeFailure(
+            f"ONNX Runtime did not write its whole profile to {str(path.parent)!r}: is the disk full? TMPDIR names"
+            " another folder."
+        ) from error
+    return events
 
 
 def _array(name: str, feed: Feed) -> Any:

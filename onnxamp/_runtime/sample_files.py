@@ -56,6 +56,16 @@ _MAX_DEPTH: Final = 100
 _CHUNK: Final = 2**20
 
 
+class FileSample(dict[str, Any]):
+    """The arrays of a sample, by name, and the file that they were read from."""
+
+    __slots__ = ("origin",)
+
+    def __init__(self, arrays: Mapping[str, Any], origin: str = "") -> None:
+        super().__init__(arrays)
+        self.origin = origin
+
+
 def quoted(path: Path) -> str:
     """A path for messages: names with control characters are quoted."""
     text = str(path)
@@ -76,7 +86,7 @@ def read_npz(path: Path) -> dict[str, Array]:
             for member in members:
                 name = member.filename.removesuffix(".npy")
                 arrays[name] = _member(path, archive, member, name, is_new=name not in arrays)
-            return arrays
+            return FileSample(arrays, quoted(path))
     except ArgumentError:  # a ValueError too
         raise
     except _READ_FAILURES as error:
@@ -203,8 +213,8 @@ def _check_gaps(stream: BinaryIO, spans: Sequence[Span], size: int, *, in_list: 
             raise ValueError("it is not one list of objects")
 
 
-def read_json(path: Path, span: Span) -> dict[str, Array]:
-    """One sample of a JSON file, by name.
+def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:
+    """One sample of a JSON file, by name; ``number`` tells it from others, beginning with 1.
 
     Whole numbers become int64, other numbers float32 (float64 where that would overflow), truth values bool.
 
@@ -225,7 +235,7 @@ def read_json(path: Path, span: Span) -> dict[str, Array]:
             arrays[name] = _encoded(content) if isinstance(content, dict) else _listed(content)
         except _READ_FAILURES as error:
             raise _broken_array(path, name, error) from error
-    return arrays
+    return FileSample(arrays, f"{quoted(path)}{f', sample {number}' if number else ''}")
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -323,4 +333,5 @@ def file_readers(path: Path) -> Sequence[partial[dict[str, Array]]]:
         raise ArgumentError(text)
     if start.startswith(_ARCHIVE_START) or path.suffix.lower() == ".npz":
         return [partial(read_npz, path)]
-    return [partial(read_json, path, span) for span in json_samples(path)]
+    spans = json_samples(path)
+    return [partial(read_json, path, span, number if len(spans) > 1 else 0) for number, span in enumerate(spans, 1)]

@@ -74,7 +74,8 @@ def build_train_network(
             :func:`onnxamp.amp.auto_cast`, the level given there counts. A converted model keeps its precision at "O0";
             other levels convert it anew.
         boost_level: "O0" nothing; "O1" keeps the state on the device from step to step; "O2" keeps it in fixed buffers
-            and replays CUDA graphs, recorded once per batch size (on the CPU there are no graphs).
+            and replays CUDA graphs, recorded once per batch size (on the CPU there are no graphs; plugin providers do
+            not fill buffers, and take "O1" at most).
         cast_model_type: overrides the level: "float32" computes in float32; "float16" or "bfloat16", in any form of a
             dtype, computes everything in that. The loss scale remains that of the level.
         keep_batchnorm_fp32: whether all normalisations stay float32, also those written out in single ops. By default
@@ -108,6 +109,11 @@ def build_train_network(
     """
     _check(optimizer, boost_level, unknown)
     chosen = choose_provider(provider)
+    if boost_level == "O2" and is_plugin(chosen):  # seen: WebGPU leaves them as they are, OpenVINO ends the process
+        raise ArgumentError(
+            f"boost_level O2 (--boost-level) computes into fixed buffers, which plugin providers such as {chosen}"
+            " do not fill: take O1, or provider cuda or cpu (--provider)."
+        )
     decorated = network if isinstance(network, Decorated) else None
     options = _requested(level, dtype, decorated, active_cast())
     manager = _manager(loss_scale_manager, options.level)

@@ -706,7 +706,11 @@ def test_a_good_output_survives_a_failure(content: bytes) -> None:
 
 def test_verbose_shows_tracebacks() -> None:
     result = run("convert", "nothing.onnx", "-v")
-    assert isinstance(result.exception, onnxamp.ModelError)
+    assert result.exit_code == 1
+    trace, _, sentence = result.output.partition("\nError: ")
+    assert trace.startswith("Traceback (most recent call last):")
+    assert "onnxamp.MissingModelError: " in trace
+    assert sentence == "Cannot read 'nothing.onnx': No such file or directory.\n"
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -175,7 +175,7 @@ def test_what_cannot_be_tuned_ends_with_1(text: str) -> None:
     assert "not deterministic" in result.output
     Path("broken.onnx").write_bytes(b"\x08")
     assert run("tune", "broken.onnx").exit_code == 1
-    assert isinstance(run("tune", "broken.onnx", "-v").exception, onnxamp.ModelError)
+    assert "onnxamp.ModelError: " in run("tune", "broken.onnx", "-v").output
 
 
 def test_names_cannot_touch_the_terminal() -> None:
