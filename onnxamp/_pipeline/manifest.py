@@ -150,10 +150,17 @@ def _read(path: Path) -> tuple[Settings, dict[str, Any]]:
         raise ArgumentError(f'{where} names no models: write NAME = "FILE.onnx" under [models].')
     if not isinstance(data.get("function"), str):
         raise ArgumentError(f'{where} names no function that runs the models: write function = "FILE.py:NAME".')
-    tolerance = data.get("tolerance")
-    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(tolerance, (int, float))):
-        raise ArgumentError(f"{where}: tolerance must be a number, not {tolerance!r}.")
+    for name, (kinds, words) in _KINDS.items():
+        if name in data and (isinstance(data[name], bool) or not isinstance(data[name], kinds)):
+            raise ArgumentError(f"{where}: {name} must be {words}, not {data[name]!r}.")
     return Settings(**{name: data[name] for name in known if name in data}), data["models"]
+
+
+_KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+    "tolerance": ((int, float), "a number"), "metric": ((str,), "a text"), "better": ((str,), "a text"),
+    "dtypes": ((list,), "a list"), "levels": ((list,), "a list"), "options": ((dict,), "a table"),
+}  # fmt: skip
+"""What a manifest may hold besides its models and the function."""
 
 
 def _check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
