@@ -436,7 +436,7 @@ def test_exit_codes():
     assert run("diff", one, other).exit_code == 1
     assert run("diff", one, other, "--tolerance", "0.1").exit_code == 0
     assert run("diff", one, other, "--atol", "Y=1", "--rtol", "Y=1").exit_code == 0
-    assert run("diff", one, other, "--atol", "Y=1", "--snr", "Z=200").exit_code == 1
+    assert run("diff", one, other, "--atol", "Y=1", "--snr", "Y=200").exit_code == 1
     assert run("diff", one, "missing.onnx").exit_code == 2
     for wrong in (
         [one], [one, other, "--atol", "Q=1"], [one, other, "--atol", "much"], [one, other, "--inputs", "missing.npz"],
