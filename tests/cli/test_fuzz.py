@@ -166,7 +166,9 @@ def test_lines(made: dict[str, bytes], name: str) -> None:
 
 @fuzzed(40)
 @given(
-    descr=st.sampled_from(["<f4", ">f8", "<i8", "|O", "<U3", "|V4", "<M8[s]", "<f9", ["<f4"], [("a", "<f4")], None]),
+    descr=st.sampled_from(
+        ["<f4", ">f8", "<i8", "|O", "<U3", "|V4", "<M8[s]", "<f9", ["<f4"], [("a", "<f4")], None]
+    ),
     order=st.sampled_from([True, False, 0, "x"]),
     shape=st.lists(SCALARS, max_size=3).map(tuple) | SCALARS,
     size=st.integers(0, 64),
@@ -203,8 +205,9 @@ def test_manifests(made: dict[str, bytes], key: str, value: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 @pytest.mark.parametrize("data", [
-    b"", b"null", b"NaN", b"[]", b"{}", b"1", b"[" * 100_000, b'{"a":' * 50_000, b"\xff\xfe", b"\0" * 1000,
-    b"PK\x03\x04", b'{"format": Infinity}', b'{"onnxamp": "diff", "format": 1}', "\ufeff{}".encode(), b"1e999999",
+    b"", b"null", b"NaN", b"[]", b"{}", b"1", b"[" * 100_000, b'{"a":' * 50_000, b"\xff\xfe",
+    b"\0" * 1000, b"PK\x03\x04", b'{"format": Infinity}', b'{"onnxamp": "diff", "format": 1}',
+    "\ufeff{}".encode(), b"1e999999",
 ], ids=lambda data: repr(data[:12]))  # fmt: skip
 def test_files_of_another_kind(made: dict[str, bytes], name: str, data: bytes) -> None:
     survives(made, name, data)
