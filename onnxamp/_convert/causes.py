@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis, analyse
-from onnxamp._decide.verdicts import Reason
+from onnxamp._decide.verdicts import Reason, title_of
 from onnxamp._graph.view import ABSENT
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import preset
@@ -177,10 +177,9 @@ def told(cause: Cause) -> str:
     ops = ", ".join(f"{op} ×{times:,}" for op, times in islice(cause.ops.items(), _NAMED))
     more = ", …" if len(cause.ops) > _NAMED else ""
     nodes = f"{cause.nodes:,} node{'' if cause.nodes == 1 else 's'}"
-    is_own = cause.reason == SIGNATURE
-    what = (
-        "The model's inputs and outputs stay float32" if is_own else f"{nodes} in float32: {cause.reason} ({ops}{more})"
-    )
+    what = f"{nodes} in float32: {title_of(cause.reason)} ({ops}{more})"
+    if cause.reason == SIGNATURE:
+        what = "The model's inputs and outputs stay float32"
     return f"{what}. {cause.advice[:1].upper()}{cause.advice[1:]}{'.' if cause.advice else ''}".rstrip()
 
 

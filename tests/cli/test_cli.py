@@ -276,7 +276,9 @@ def test_lists_that_cannot_be_obeyed_are_mentioned() -> None:
     result = run("convert", "encoder.onnx", "--no-validate", "--no-fold", "--white", "Pow", "--white", "conv2d")
     assert result.exit_code == 0
     said = " ".join(result.output.split())
-    assert "Pow of your white list stays float32 in 'embeddings/norm/square' and 4 more: part of a decomposed op," in said
+    assert (
+        "Pow of your white list stays float32 in 'embeddings/norm/square' and 4 more: part of a decomposed op," in said
+    )
     assert "Your white list takes Pow off the black list of 'default'." in said
     assert "The op type 'conv2d' of your lists does not occur in the model." in said
 

@@ -65,10 +65,13 @@ def test_where_nothing_costs_anything_nothing_is_said(source: Path, options: dic
 
 def test_reports_say_it(source: Path) -> None:
     told = " ".join(commands.run("convert", source, "--lists", "conservative", "--no-validate").output.split())
-    assert "4 Casts: 2 nodes in float32: black list (LayerNormalization ×1, Softmax ×1). --lists default lowers" in told
+    assert (
+        "4 Casts: 2 nodes in float32: on the black list (LayerNormalization ×1, Softmax ×1). --lists default lowers"
+        in told
+    )
     assert "2 Casts: The model's inputs and outputs stay float32. --io-types low lowers them, too." in told
     told = " ".join(commands.run("inspect", source, "--level", "O2", "--black", "Softmax").output.split())
-    assert "2 Casts: 1 node in float32: black list (Softmax ×1). They are on your own black list." in told
+    assert "2 Casts: 1 node in float32: on the black list (Softmax ×1). They are on your own black list." in told
 
 
 # --- the expected speed-up ----------------------------------------------------------------------------------------
