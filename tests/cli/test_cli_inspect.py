@@ -64,7 +64,7 @@ def test_inspect() -> None:
 def test_inspect_one_level() -> None:
     path = small()
     result = run("inspect", path, "--level", "O2")
-    assert re.search(r"first:T +MatMul +float16 +white list: MatMul", result.output)
+    assert re.search(r"first:T +MatMul +float16 +on the white list: MatMul", result.output)
     report = json.loads(run("inspect", path, "--format", "json").output)
     assert (report["onnxamp"], report["format"]) == ("inspect", 1)
     assert sorted(report["levels"]) == ["O1", "O2", "O3"]

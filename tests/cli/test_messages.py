@@ -72,7 +72,7 @@ class TestInPlace:
 )
 def test_misspelt_op_types_are_named_as_onnx_spells_them(given: str, meant: str | None) -> None:
     result = run("convert", small(), "--white", given, "-q")
-    assert result.exit_code == 0
+    assert result.exit_code == 2
     assert result.output.count("Did you mean") == (meant is not None)
     assert meant is None or f"Did you mean '{meant}'?" in result.output
 
