@@ -40,7 +40,7 @@ def draw(path: Path) -> str:
     """The picture of a graph in ONNX's text syntax."""
     model = parser.parse_model(path.read_text(encoding="utf-8"))
     graph = model.graph
-    plan = onnxamp.plan_model(str(path), "O2", target=TARGETS.get(path.stem, "cuda"))
+    plan = onnxamp.plan_model(str(path), "O2", target=TARGETS.get(path.stem, "cuda"), fold=False)
     typed = shape_inference.infer_shapes(model).graph
     floats = {item.name for item in (*typed.value_info, *typed.output) if item.type.tensor_type.elem_type in FLOATS}
     kinds = {node.name: "high" if floats.intersection(node.output) else "none" for node in graph.node}
