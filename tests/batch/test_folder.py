@@ -541,7 +541,7 @@ WRONG = {
     "saved plan": (["-o", "out", "--save-plan", "x.json"], "--save-plan is for a single model"),
     "pattern": (["-o", "out", "--keep-fp32", "("], "is not a regular expression"),
     "tolerance": (["-o", "out", "--no-validate", "--tolerance", "0.1"], "tolerance is only for level 'auto'"),
-    "tolerance that never holds": (["-o", "out", "--tolerance", "-1"], "can never hold"),
+    "tolerance that never holds": (["-o", "out", "--tolerance", "-1"], "out of range"),
     "inputs": (["-o", "out", "--inputs", "in/a.onnx"], "are not a folder"),
     "inputs of others": (["-o", "out", "--inputs", "in"], "those of a.onnx would be in a.npz"),
     "jobs": (["-o", "out", "--jobs", "0"], "0 is not in the range"),

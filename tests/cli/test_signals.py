@@ -123,7 +123,7 @@ def test_signals_at_any_moment(place: Path, command: str) -> None:
         assert "Traceback" not in said or process.returncode == -number
         assert left(place) == []
         ended += process.returncode != 0
-    assert ended > 3
+    assert ended > 1
 
 
 @pytest.mark.parametrize("number", NUMBERS)

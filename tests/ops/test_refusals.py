@@ -57,13 +57,16 @@ def test_rules_are_about_kernels_that_there_are() -> None:
             assert rule["source"]
             assert rule["because"]
             for op in rule["ops"]:
-                schema = onnx.defs.get_schema(op, 14)
+                assert kernel_table(provider)[op]
+                if "::" in op:  # whose schema onnx does not have
+                    continue
+                schema = onnx.defs.get_schema(op)
                 named = {rule.get("attribute"), rule.get("asymmetric"), *rule.get("present", ())} - {None}
                 assert named <= set(schema.attributes)
                 assert rule.get("input", 0) < len(schema.inputs)
-                assert kernel_table(provider)[op]
                 if "default" in rule:
-                    assert schema.attributes[rule["attribute"]].default_value.i == rule["default"]
+                    default = helper.get_attribute_value(schema.attributes[rule["attribute"]].default_value)
+                    assert (default.decode() if isinstance(default, bytes) else default) == rule["default"]
 
 
 def transposed(attributes: str) -> ModelProto:

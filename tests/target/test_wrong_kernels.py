@@ -114,5 +114,5 @@ def test_the_report_says_in_a_sentence_what_is_wrong(tmp_path: Path) -> None:
         "--no-validate",
     )  # fmt: skip
     text = " ".join(done.stdout.split())
-    assert "1 node: A kernel computes wrong results in low precision in that version of the runtime." in text
+    assert "1 node: A kernel of that version of the runtime computes wrong results in low precision." in text
     assert "ONNX Runtime 1.24: its kernel sums up squares in float16" in text

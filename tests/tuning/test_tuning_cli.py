@@ -212,26 +212,14 @@ def test_convert_file_at_level_auto(tolerance: float) -> None:
 
 
 def test_page() -> None:
-    result = run(
-        "tune",
-        ENCODER,
-        "-o",
-        "out.onnx",
-        "--tolerance",
-        "5e-4",
-        "--samples",
-        1,
-        "--html",
-        "report.html",
-        "-q",
-        "--no-fold",
-    )
+    options = ["--tolerance", "7e-4", "--samples", 1, "--no-fold", "--html", "report.html", "-q"]
+    result = run("tune", ENCODER, "-o", "out.onnx", *options)
     assert (result.exit_code, result.output) == (0, "")
     page = Path("report.html").read_text(encoding="utf-8")
     for text in (
         "The tolerance is met",
         'id="front"',
-        "tolerance: 0.0005 or less",
+        "tolerance: 0.0007 or less",
         "of the squared error that is allowed",
     ):
         assert text in page

@@ -223,7 +223,8 @@ def test_ctrl_c_leaves_what_is_done_and_the_cluster(machines: Any, tmp_path: Pat
     for number in range(8):
         shutil.copy(MODELS[0], source / f"{number}.onnx")
     # whoever runs tests in the background ignores SIGINT, and children would, too
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import onnxamp.__main__"
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program += "; from onnxamp.__main__ import main; main()"
     command = [sys.executable, "-c", program, "convert", str(source), "-o", str(tmp_path / "out")]
     command += ["--cluster", machines.address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
