@@ -23,10 +23,14 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has other si
 
 ENCODER = next(path for path in MODELS if path.stem == "encoder")
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HANGS = 120
+"""Seconds after which a process that should end will never do."""
 ENDED = {INTERRUPTED + number for number in NUMBERS}
 PROGRAM = """
 import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores some
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from onnxamp.__main__ import main
 {before}
 main()
@@ -117,7 +121,7 @@ def test_signals_at_any_moment(place: Path, command: str) -> None:
         with started(place, *COMMANDS[command]) as process:
             time.sleep(rng.uniform(0.1, whole))
             process.send_signal(number)
-            _, said = process.communicate()
+            _, said = process.communicate(timeout=_HANGS)
         # a signal as such ends it before Python runs
         assert process.returncode in (0, INTERRUPTED + number, -number), said
         assert "Traceback" not in said or process.returncode == -number
@@ -139,7 +143,7 @@ def test_native_code_ends(place: Path, number: signal.Signals) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "native\n"
         process.send_signal(number)
-        process.communicate()
+        process.communicate(timeout=_HANGS)
     assert process.returncode == INTERRUPTED + number
     assert left(place) == []
 
