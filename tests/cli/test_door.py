@@ -201,7 +201,8 @@ class TestFullDisks:
         limit = "import resource, sys, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)"
         code = f"{limit}; sys.argv[0] = 'onnxamp'; runpy.run_module('onnxamp', run_name='__main__')"
         line = [sys.executable, "-c", code, str(blocks * 512), *command]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # it would be cut off, and break later imports
+        done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
         assert "Traceback" not in done.stderr
         assert "bug of onnxamp" not in done.stderr
         if blocks == 0:

@@ -587,6 +587,7 @@ def test_a_full_folder_is_an_error_with_a_way_out(tmp_path, monkeypatch):
     import resource
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be cut off, and break later imports
     before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[0][1]))
     try:
