@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import signal
+import sys
 import tempfile
 import tracemalloc
 import zipfile
