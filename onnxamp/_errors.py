@@ -22,7 +22,7 @@
 Each message says what is wrong, where, and what to do. Files on disk are intact when one of them is raised.
 """
 
-from onnxamp._public import printable
+from onnxamp._printable import printable
 
 
 class OnnxAmpError(Exception):

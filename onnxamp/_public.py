@@ -45,14 +45,6 @@ class Shown:
         return frame
 
 
-def printable(text: str) -> str:
-    """Text with its control and direction characters (terminal escapes in names, say) written out.
-
-    Names come from models, which nobody need trust: whatever goes to a terminal goes through here.
-    """
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def _views() -> Any:
     return import_module("onnxamp._report.views")
 

@@ -15,7 +15,7 @@ from onnxamp._cli.options import options_of, provider_of
 from onnxamp._cli.workers import place_of
 from onnxamp._convert.misspelt import refuse
 from onnxamp._errors import ArgumentError
-from onnxamp._public import printable
+from onnxamp._printable import printable
 from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar

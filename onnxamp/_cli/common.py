@@ -18,7 +18,7 @@ from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.sources import watched_sources
 from onnxamp._paths.paths import is_remote, made_folder
-from onnxamp._public import printable
+from onnxamp._printable import printable
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import fitted, print_report
 from onnxamp._runtime.custom_ops import custom_ops

@@ -46,7 +46,7 @@ from onnxamp._numerics.validation import Validation, conversion_limits
 from onnxamp._options.auto import TOLERANCE, is_auto
 from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.options import COMMAND_LINE, Options
-from onnxamp._public import printable
+from onnxamp._printable import printable
 from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import Told, progress_bar
 from onnxamp._runtime.samples import Samples

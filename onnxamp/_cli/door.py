@@ -12,7 +12,7 @@ import click
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError
 from onnxamp._paths.reading import reason_of
-from onnxamp._public import printable
+from onnxamp._printable import printable
 
 _INTERRUPTED: Final = 130
 """Exit code of a process that Ctrl-C ends: 128 and the number of the signal."""

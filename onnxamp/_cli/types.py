@@ -13,7 +13,7 @@ from onnxamp._dtypes import dtype_name
 from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError
 from onnxamp._options.opsets import check_opset
 from onnxamp._paths.paths import as_path, is_remote
-from onnxamp._public import printable
+from onnxamp._printable import printable
 from onnxamp._target.kernels import check_target
 
 

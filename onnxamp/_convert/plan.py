@@ -18,7 +18,8 @@ from onnxamp._options.checks import meant
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._paths.reading import cannot_read, reason_of
-from onnxamp._public import Shown, printable
+from onnxamp._printable import printable
+from onnxamp._public import Shown
 from onnxamp._state.plain import from_data
 
 T = TypeVar("T")

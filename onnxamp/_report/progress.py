@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from onnxamp._public import printable
+from onnxamp._printable import printable
 from onnxamp._report.terminal import make_console
 from onnxamp._report.text import percent
 

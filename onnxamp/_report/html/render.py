@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 
 from onnxamp._model.storage import write_file
 from onnxamp._paths.paths import as_path
-from onnxamp._public import printable
+from onnxamp._printable import printable
 from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.page import Page
 from onnxamp._report.html.plot import plot_of
