@@ -4,10 +4,10 @@ The Casts are counted by solving the same problem again without the reason in qu
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from onnxamp._convert.analysis import Analysis, analyse
 from onnxamp._decide.verdicts import Reason, title_of
@@ -64,6 +64,10 @@ _KERNELS: Final = frozenset({Reason.NO_KERNEL, Reason.WRONG_KERNEL})
 """Missing and wrong kernels of the target."""
 
 
+_Kept = Mapping[Reason, frozenset[int]]
+"""Nodes that stay float32, by the reason of their pin."""
+
+
 def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     """Return what keeps nodes in float32, the costliest reason first.
 
@@ -71,15 +75,16 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     """
     if analysis.options.level in (Level.O0, Level.AUTO):
         return ()
-    causes = [*_listed(analysis), *_pinned(analysis)]
+    kept = _kept_nodes(analysis)
+    causes = [*_listed(analysis, kept), *_pinned(analysis, kept)]
     if not any(cause.casts for cause in causes):
-        causes += _together(analysis)
-    causes += [*_wished(analysis), *_signature(analysis)]
+        causes += _together(analysis, kept)
+    causes += [*_wished(analysis, kept), *_signature(analysis)]
     return tuple(sorted(causes, key=lambda cause: (-cause.casts, -cause.nodes, cause.reason)))
 
 
-def _kept_nodes(analysis: Analysis) -> Mapping[Reason, frozenset[int]]:
-    """Return the nodes that stay float32, with those that share their precision, by the reason of their pin."""
+def _kept_nodes(analysis: Analysis) -> _Kept:
+    """Return the nodes that stay float32, with those that share their precision."""
     ports, found = analysis.ports, dict[Reason, set[int]]()
     for index, variable in enumerate(ports.variables):
         pin = analysis.pins.verdicts.get(ports.root(index))
@@ -88,17 +93,21 @@ def _kept_nodes(analysis: Analysis) -> Mapping[Reason, frozenset[int]]:
     return {reason: frozenset(nodes) for reason, nodes in found.items()}
 
 
-def _listed(analysis: Analysis) -> Iterator[Cause]:
+def _kept_for(kept: _Kept, reasons: frozenset[Reason]) -> frozenset[int]:
+    """Return the nodes that stay float32 for one of these reasons."""
+    return frozenset[int]().union(*(nodes for reason, nodes in kept.items() if reason in reasons))
+
+
+def _listed(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
     """Yield what the black list costs: the user's part, what another preset would lower, and the rest."""
+    by_op: dict[str, set[int]] = {}
+    for node in kept.get(Reason.BLACK, ()):
+        by_op.setdefault(analysis.graph.nodes[node].key, set()).add(node)
     groups: dict[str, set[int]] = {}
-    for node in _kept_nodes(analysis).get(Reason.BLACK, ()):
-        op = analysis.graph.nodes[node].key
-        if op not in analysis.options.black:  # it shares the precision of one that is
-            continue
-        advice = _list_advice(analysis.options, op)
-        groups.setdefault(advice, set()).add(node)
+    for op in by_op.keys() & analysis.options.black:  # others share the precision of one that is listed
+        groups.setdefault(_list_advice(analysis.options, op), set()).update(by_op[op])
     for advice, nodes in groups.items():
-        yield _cause(analysis, Reason.BLACK.value, frozenset({Reason.BLACK}), frozenset(nodes), advice)
+        yield _ignoring(analysis, Reason.BLACK.value, frozenset({Reason.BLACK}), frozenset(nodes), advice)
 
 
 def _list_advice(options: Options, op: str) -> str:
@@ -110,69 +119,63 @@ def _list_advice(options: Options, op: str) -> str:
     return "--lists fast lowers them" if op not in preset("fast").black else "--white OP lowers them"
 
 
-def _pinned(analysis: Analysis) -> Iterator[Cause]:
+def _pinned(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
     """Yield what hazards and missing kernels cost."""
-    kept = _kept_nodes(analysis)
-    hazards = frozenset[int]().union(*(nodes for reason, nodes in kept.items() if reason in _HAZARDS))
-    if hazards:
+    if hazards := _kept_for(kept, _HAZARDS):
         advice = "--force-low REGEX lowers such nodes all the same, --no-hazards all of them"
-        yield _cause(analysis, "known hazards", _HAZARDS, hazards, advice)
-    lacking = frozenset[int]().union(*(nodes for reason, nodes in kept.items() if reason in _KERNELS))
-    if lacking:
-        target = analysis.options.target
-        yield _cause(analysis, f"no {analysis.options.dtype} kernel on {target}", _KERNELS, lacking, "")
+        yield _ignoring(analysis, "known hazards", _HAZARDS, hazards, advice)
+    if lacking := _kept_for(kept, _KERNELS):
+        reason = f"no {analysis.options.dtype} kernel on {analysis.options.target}"
+        yield _ignoring(analysis, reason, _KERNELS, lacking, advice="")
 
 
-def _together(analysis: Analysis) -> Iterator[Cause]:
+def _together(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
     """Yield what the black list and hazards cost where neither of them alone costs anything."""
-    ignored = _HAZARDS | {Reason.BLACK}
-    kept = (nodes for reason, nodes in _kept_nodes(analysis).items() if reason in ignored)
-    if nodes := frozenset[int]().union(*kept):
-        yield _cause(analysis, "known hazards and the black list", ignored, nodes, "")
+    reasons = _HAZARDS | {Reason.BLACK}
+    if nodes := _kept_for(kept, reasons):
+        yield _ignoring(analysis, "known hazards and the black list", reasons, nodes, advice="")
 
 
-def _wished(analysis: Analysis) -> Iterator[Cause]:
+def _wished(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
     """Yield what the user's own choice of single nodes costs."""
-    options, kept = analysis.options, _kept_nodes(analysis)
     if nodes := kept.get(Reason.PATTERN):
-        freed = replace(options, keep_high=(), keep_nodes=())
-        yield _without_wishes(analysis, Reason.PATTERN, nodes, freed, "you named them (--keep-node, --keep-fp32)")
+        advice = "you named them (--keep-node, --keep-fp32)"
+        yield _changing(analysis, Reason.PATTERN.value, nodes, advice, keep_high=(), keep_nodes=())
     if nodes := kept.get(Reason.RULE):
-        yield _without_wishes(analysis, Reason.RULE, nodes, replace(options, rule=None), "your rule says so")
-
-
-def _without_wishes(analysis: Analysis, reason: Reason, nodes: frozenset[int], options: Options, advice: str) -> Cause:
-    """Return what wishes cost that other options do not have."""
-    saved = len(analysis.edits.casts) - len(analyse(analysis.graph, options).edits.casts)
-    return Cause(reason=reason.value, ops=_ops(analysis, nodes), casts=max(0, saved), advice=advice)
-
-
-def _ops(analysis: Analysis, nodes: frozenset[int]) -> Mapping[str, int]:
-    """Return how many nodes there are of each op type, the most frequent first."""
-    return dict(Counter(analysis.graph.nodes[node].key for node in sorted(nodes)).most_common())
-
-
-def _cause(analysis: Analysis, reason: str, ignored: frozenset[Reason], nodes: frozenset[int], advice: str) -> Cause:
-    """Return what reasons cost that keep nodes in float32."""
-    saved = 0
-    if analysis.edits.casts:
-        freed = analysis.without(dict.fromkeys(nodes, ignored))
-        saved = max(0, len(analysis.edits.casts) - len(freed.edits.casts))
-    return Cause(reason=reason, ops=_ops(analysis, nodes), casts=saved, advice=advice)
+        yield _changing(analysis, Reason.RULE.value, nodes, "your rule says so", rule=None)
 
 
 def _signature(analysis: Analysis) -> Iterator[Cause]:
     """Yield the Casts that go if the model's inputs and outputs may be low."""
-    options = analysis.options
-    if not analysis.edits.casts or options.keep_io_types is False:
-        return
-    freed = analyse(analysis.graph, replace(options, keep_io_types=False))
-    saved = len(analysis.edits.casts) - len(freed.edits.casts)
-    if saved > 0:
-        yield Cause(reason=SIGNATURE, ops={}, casts=saved, advice="--io-types low lowers them, too")
+    if analysis.options.keep_io_types is not False:
+        advice = "--io-types low lowers them, too"
+        cause = _changing(analysis, SIGNATURE, frozenset(), advice, keep_io_types=False)
+        if cause.casts:
+            yield cause
 
 
-def told(cause: Cause) -> str:
+def _ignoring(analysis: Analysis, reason: str, ignored: frozenset[Reason], nodes: frozenset[int], advice: str) -> Cause:
+    """Return what reasons cost that keep nodes in float32."""
+    return _cause(analysis, reason, nodes, advice, lambda: analysis.without(dict.fromkeys(nodes, ignored)))
+
+
+def _changing(analysis: Analysis, reason: str, nodes: frozenset[int], advice: str, **options: Any) -> Cause:
+    """Return what options cost that others do without."""
+    changed = replace(analysis.options, **options)
+    return _cause(analysis, reason, nodes, advice, lambda: analyse(analysis.graph, changed))
+
+
+def _cause(
+    analysis: Analysis, reason: str, nodes: frozenset[int], advice: str, without: Callable[[], Analysis]
+) -> Cause:
+    """Return what a reason costs, by the analysis ``without`` it; where there are no Casts nothing is analysed."""
+    casts = len(analysis.edits.casts)
+    saved = max(0, casts - len(without().edits.casts)) if casts else 0
+    ops = Counter(analysis.graph.nodes[node].key for node in sorted(nodes))
+    return Cause(reason=reason, ops=dict(ops.most_common()), casts=saved, advice=advice)
+
+
+def sentence_of(cause: Cause) -> str:
     """Return a cause as a sentence."""
     ops = ", ".join(f"{op} ×{times:,}" for op, times in islice(cause.ops.items(), _NAMED))
     more = ", …" if len(cause.ops) > _NAMED else ""
@@ -187,4 +190,4 @@ def cost_sentences(analysis: Analysis) -> Iterator[str]:
     """Yield what costs Casts, in sentences."""
     for cause in find_causes(analysis):
         if cause.casts:
-            yield f"{cause.casts:,} Cast{'' if cause.casts == 1 else 's'}: {told(cause)}"
+            yield f"{cause.casts:,} Cast{'' if cause.casts == 1 else 's'}: {sentence_of(cause)}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from onnxamp._audit.findings import Audit
-from onnxamp._convert.causes import told
+from onnxamp._convert.causes import sentence_of
 from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import HazardRow, Plan
 from onnxamp._decide.verdicts import title_of
@@ -157,7 +157,7 @@ def _causes(made: Conversion) -> Iterator[parts.Item]:
     """What keeps nodes in float32 and costs Casts, and the options that save them."""
     for cause in made.causes:
         if cause.casts:
-            yield parts.Item(told(cause), parts.Level.NOTE, count(cause.casts, "Cast"))
+            yield parts.Item(sentence_of(cause), parts.Level.NOTE, count(cause.casts, "Cast"))
 
 
 def _healed(validation: DiffReport | None) -> Iterator[parts.Part]:
