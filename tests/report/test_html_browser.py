@@ -200,7 +200,7 @@ def test_candidates_fit(opened, width) -> None:
     cut = tab.locator(".wide:has(table.candidate)").evaluate("one => one.scrollWidth - one.clientWidth")
     assert (cut > 0) == (width == 360)
     plot = tab.locator("#front .ground").bounding_box()
-    assert plot["width"] > 180
+    assert plot["width"] > 200
     for box in (mark.bounding_box() for mark in tab.locator("#front .candidate .mark").all()):
         assert plot["x"] <= box["x"] < box["x"] + box["width"] <= plot["x"] + plot["width"]
 
