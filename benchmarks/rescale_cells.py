@@ -31,10 +31,11 @@ from onnxamp._dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
-from onnxamp._numerics.ranges import RangeRun, largest_magnitudes
+from onnxamp._numerics.ranges import largest_magnitudes
 from onnxamp._options.rescaling import Rescaling, Unfit
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.engines import WholeModel, engine_name
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import make_session
 from onnxamp._target.roofline import device_called
@@ -232,7 +233,7 @@ def estimated(model: ModelProto, feeds: Feeds) -> float:
 def ranges(source: ModelProto | Path, feeds: Feeds) -> dict[str, float]:
     """The largest magnitude of each value of a float32 model."""
     model = Model.of(source)
-    found = largest_magnitudes(model, RangeRun(as_samples(feeds, model), "cpu"))
+    found = largest_magnitudes(model, Run(samples=as_samples(feeds, model), provider="cpu"))
     names = (name for node in model.proto.graph.node for name in node.output)
     return {name: float(f"{found[name]:.3g}") for name in names if found.get(name)}
 

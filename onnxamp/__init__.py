@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onnxamp._api import convert_file as convert_file
     from onnxamp._api import convert_model as convert_model
     from onnxamp._api import plan_model as plan_model
+    from onnxamp._api import tune_model as tune_model
     from onnxamp._audit.audit import audit_model as audit_model
     from onnxamp._audit.findings import Audit as Audit
     from onnxamp._batch.folder import FolderReport as FolderReport
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from onnxamp._bench.bench import BenchOptions as BenchOptions
     from onnxamp._bench.bench import bench_models as bench_models
     from onnxamp._bench.records import BenchReport as BenchReport
-    from onnxamp._convert.convert import Conversion as Conversion
     from onnxamp._convert.plan import Plan as Plan
     from onnxamp._convert.plan import load_plan as load_plan
     from onnxamp._errors import ArgumentError as ArgumentError
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from onnxamp._extract.around import extract_region as extract_region
     from onnxamp._extract.region import Region as Region
     from onnxamp._extract.region import save_region as save_region
+    from onnxamp._job.writing import Conversion as Conversion
     from onnxamp._numerics.check import check_run as check_run
     from onnxamp._numerics.diff import diff_models as diff_models
     from onnxamp._numerics.limits import Limits as Limits
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from onnxamp._runtime.samples import random_samples as random_samples
     from onnxamp._tuning.results import Tuned as Tuned
     from onnxamp._tuning.results import TunedModel as TunedModel
-    from onnxamp._tuning.tune import tune_model as tune_model
     from onnxamp._warnings import HazardWarning as HazardWarning
     from onnxamp._warnings import OnnxAmpWarning as OnnxAmpWarning
     from onnxamp._warnings import OptionWarning as OptionWarning
@@ -79,13 +79,12 @@ __version__ = "0.1.0"
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "": ("amp", "compat", "debugging", "train"),
-    "_api": ("apply_plan", "convert_file", "convert_model", "plan_model"),
+    "_api": ("apply_plan", "convert_file", "convert_model", "plan_model", "tune_model"),
     "_audit.audit": ("audit_model",),
     "_audit.findings": ("Audit",),
     "_batch.folder": ("FolderReport", "convert_folder"),
     "_bench.bench": ("BenchOptions", "bench_models"),
     "_bench.records": ("BenchReport",),
-    "_convert.convert": ("Conversion",),
     "_convert.plan": ("Plan", "load_plan"),
     "_errors": (
         "ArgumentError", "ArgumentTypeError", "CallOrderError", "ContradictionError", "ExternalDataError",
@@ -96,6 +95,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "_extract.around": ("extract_region",),
     "_extract.region": ("Region", "save_region"),
+    "_job.writing": ("Conversion",),
     "_numerics.check": ("check_run",),
     "_ops.custom": ("CustomOp",),
     "_numerics.diff": ("diff_models",),
@@ -109,7 +109,6 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_runtime.custom_ops": ("custom_ops",),
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
     "_tuning.results": ("Tuned", "TunedModel"),
-    "_tuning.tune": ("tune_model",),
     "_warnings": ("HazardWarning", "OnnxAmpWarning", "OptionWarning"),
     "amp": ("auto_cast", "auto_mixed_precision", "custom_mixed_precision", "get_black_list", "get_white_list"),
     "debugging": ("InferenceSession",),

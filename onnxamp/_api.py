@@ -3,38 +3,43 @@
 Those that convert warn of options that match nothing, cannot be obeyed or break something; a Plan holds these warnings.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
 from onnx import ModelProto
 
-from onnxamp._convert.convert import CONVERSION, Conversion, Converted, Sink, begun, convert, convert_to_file
-from onnxamp._convert.deciding import analyse_model, in_float32
-from onnxamp._convert.misspelt import refuse_misspelt
-from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._errors import ArgumentTypeError, InternalError
-from onnxamp._graph.collecting import no_collections
+from onnxamp._convert.convert import Converted
+from onnxamp._convert.plan import Plan
+from onnxamp._errors import ArgumentTypeError
+from onnxamp._job.pipeline import Request, convert_in_memory, convert_to_file, decide
+from onnxamp._job.validation import Validation
+from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
-from onnxamp._numerics.ranges import RangeRun, with_ranges
-from onnxamp._numerics.rounding import WeightRounder, rounder_of
-from onnxamp._ops.custom import declared_ops
-from onnxamp._options.auto import is_auto
+from onnxamp._numerics.accept import Accept, AcceptLike
+from onnxamp._options.auto import TOLERANCE, is_auto
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.levels import LevelName
+from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
+from onnxamp._runtime.engines import Progress
+from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._runtime.samples import SamplesLike
-from onnxamp._runtime.sampling import as_samples
-from onnxamp._state.state import State, StateLike, opened
-from onnxamp._tuning.arguments import Search, with_rounder
+from onnxamp._runtime.session import Provider
+from onnxamp._runtime.side import BUDGET
+from onnxamp._state.state import StateLike
+from onnxamp._target.versions import AUTO
+from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.metric import MetricLike
-from onnxamp._tuning.tune import tune_warned
+from onnxamp._tuning.results import TunedModel
+from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS
 from onnxamp._warnings import warn
-from onnxamp._workers.executor import Workers
 from onnxamp._workers.place import Place
+
+TUNING_SAMPLES = 4
+"""Random samples that level auto takes."""
 
 
 class SurgeonGraph(Protocol):
@@ -151,14 +156,31 @@ def convert_model(
         >>> onnx.TensorProto.FLOAT in {tensor.data_type for tensor in model16.graph.initializer}
         False
     """
-    settings = Options.of(level, options)
-    with declared_ops(settings.custom_ops):
-        if is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
-            source = Model.of(model)
-            search, rounder = with_rounder(source, settings, Search(tolerance, metric, samples))
-            plan = tune_warned(source, settings, search, rounder).plan
-            return _like(model, convert(source, plan.options, plan, rounder=rounder).embedded())
-        return convert_as(model, settings, samples=samples)
+    asked = Options.of(level, options)
+    is_auto(level, tolerance, samples, metric, measures=asked.takes_samples)
+    request = Request(
+        model=Model.of(model),
+        asked=asked,
+        run=RunOptions(samples=samples, count=_count(asked)),
+        search=Search(tolerance=tolerance, metric=metric),
+    )
+    converted, _ = convert_in_memory(request)
+    return _like(model, converted.embedded())
+
+
+def _of_writing(progress: Progress) -> Report:
+    """Return a report that passes on how much is written, and nothing else."""
+
+    def report(activity: str, done: int, total: int) -> None:
+        if activity == "writing":
+            progress(done, total)
+
+    return report
+
+
+def _count(options: Options) -> int:
+    """Return how many random samples measurements take."""
+    return TUNING_SAMPLES if options.level == Level.AUTO else 1
 
 
 @watched_sources()
@@ -172,20 +194,32 @@ def convert_file(
     shard_bytes: int | None = None,
     data_names: str = "onnx",
     progress: Callable[[int, int], None] | None = None,
-    tolerance: float = 1e-2,
+    tolerance: float | None = None,
     samples: SamplesLike | None = None,
     metric: MetricLike = "auto",
+    validate: bool = True,
+    provider: Provider | None = None,
     jobs: int | None = None,
     cluster: str | None = None,
     state: StateLike = None,
     **options: Unpack[OptionKeywords],
 ) -> Conversion:
-    """Convert a model file of any size, and write the result whole or not at all.
+    """Convert a model file of any size, validate the result, and write it whole or not at all.
+
+    As ``onnxamp convert`` does, this runs the result beside the original before it takes its place. If the result
+    fails, onnxamp searches for nodes that must stay float32, tries level O1, and writes what passes: at last the
+    float32 model. Where the original does not run on this machine, the result is written without validation.
 
     Args:
-        src: the model. Its external data are memory-mapped and streamed; at level "auto" the model is loaded and run.
+        src: the model. Its external data are memory-mapped and streamed.
         dst: the file to write; an existing one is replaced once the new one is complete.
-        level, tolerance, samples, metric, options: as :func:`convert_model`.
+        level, metric, options: as :func:`convert_model`.
+        tolerance: the largest error to accept. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
+            bfloat16), and what level "auto" tunes to (1e-2).
+        samples: the inputs on which the models are compared and measured; random ones by default.
+        validate: compare the result with the original. False writes it unseen, and runs no model that the options do
+            not ask to measure.
+        provider: where models run, "cuda", "cpu" or a plugin provider; None for CUDA if there is a device.
         plan: repeat the decisions of this plan; its level and options replace those of the call.
         external_data: "auto" (weights go to a data file if those of the source do, or if they exceed 1.9 GB),
             "always", or "never".
@@ -199,7 +233,8 @@ def convert_file(
             interrupted goes on with the others. Where it failed, they wait in a hidden folder beside ``dst``.
 
     Returns:
-        The plan, a summary of the result, and how many elements of each weight overflowed or underflowed.
+        The plan, a summary of the result, its validation, and how many elements of each weight overflowed or
+        underflowed.
 
     Raises:
         OutputError: the target cannot be written. ArgumentError: the state belongs to another conversion. Others as
@@ -209,28 +244,31 @@ def convert_file(
         >>> import onnxamp, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     conversion = onnxamp.convert_file("models/encoder.onnx", f"{folder}/encoder_fp16.onnx")
-        >>> conversion.bytes_after < conversion.bytes_before
-        True
+        >>> conversion.bytes_after < conversion.bytes_before, conversion.validation.passed
+        (True, True)
     """
-    settings = plan.options if plan else Options.of(level, options)
+    asked = plan.options if plan else Options.of(level, options)
     if plan is not None and options:
         warn([f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."])
-    with declared_ops(settings.custom_ops), opened(state) as kept, Place(jobs, cluster).sharing() as workers:
-        sink = Sink(as_path(dst), external_data, shard_bytes, progress, workers=workers, data_names=data_names)
-        source = Model.of(as_path(src))
-        sink, is_tuned = begun(kept, source, sink, settings, plan), False
-        if plan is None and is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
-            search, rounder = with_rounder(source, settings, Search(tolerance, metric, samples, state=kept))
-            plan, is_tuned = tune_warned(source, settings, search, rounder).plan, True
-            settings = plan.options
-        else:
-            settings, rounder = _measured(source, settings, samples, plan, kept, workers)
-        conversion = convert_to_file(source, sink, settings, plan, rounder=rounder)
-        if kept is not None:
-            kept.drop(CONVERSION)
-    if not is_tuned:
-        warn(conversion.plan.warnings)
-    return conversion
+    if plan is None:
+        is_auto(level, tolerance, samples, metric, measures=asked.takes_samples or validate, validates=validate)
+    request = Request(
+        model=Model.of(as_path(src)),
+        asked=asked,
+        plan=plan,
+        run=RunOptions(
+            samples=samples,
+            count=None if validate else _count(asked),
+            provider=provider,
+            place=Place(jobs, cluster),
+            state=state,
+            report=silent if progress is None else _of_writing(progress),
+        ),
+        search=Search(tolerance=TOLERANCE if tolerance is None else tolerance, metric=metric),
+        validation=Validation(tolerance=tolerance) if validate else None,
+    )
+    sink = Sink(as_path(dst), external_data, shard_bytes, data_names)
+    return convert_to_file(request, sink).conversion
 
 
 @unchanged_sources()
@@ -261,16 +299,16 @@ def plan_model(
         >>> plan.counts()["MatMul", True] > 0
         True
     """
-    settings = Options.of(level, options)
-    with declared_ops(settings.custom_ops):
-        source = Model.of(model)
-        if is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
-            return tune_warned(source, settings, Search(tolerance, metric, samples)).plan
-        settings, _ = _measured(source, settings, samples)
-        try:
-            return make_plan(analyse_model(source, settings)[1])
-        except InternalError as error:
-            return make_plan(in_float32(source, settings, error)[1])
+    asked = Options.of(level, options)
+    is_auto(level, tolerance, samples, metric, measures=asked.takes_samples)
+    request = Request(
+        model=Model.of(model),
+        asked=asked,
+        run=RunOptions(samples=samples, count=_count(asked)),
+        search=Search(tolerance=tolerance, metric=metric),
+    )
+    plan, _ = decide(request)
+    return plan
 
 
 @overload
@@ -305,9 +343,8 @@ def apply_plan(model: Any, plan: Plan, *, samples: SamplesLike | None = None) ->
     return convert_as(model, plan.options, plan, samples)
 
 
-@no_collections()
 def convert_as(model: Any, options: Options, plan: Plan | None = None, samples: SamplesLike | None = None) -> Any:
-    """:func:`convert_model` and :func:`apply_plan` behind their arguments; not for level "auto" without a plan."""
+    """Convert a model by settled options or a plan; not for level "auto" without a plan."""
     return converted_as(model, options, plan, samples)[1]
 
 
@@ -315,35 +352,115 @@ def convert_as(model: Any, options: Options, plan: Plan | None = None, samples: 
 def converted_as(
     model: Any, options: Options, plan: Plan | None = None, samples: SamplesLike | None = None
 ) -> tuple[Converted, Any]:
-    """What :func:`convert_as` did, and its result."""
-    with declared_ops(options.custom_ops):
-        source = Model.of(model)
-        settings, rounder = _measured(source, options, samples, plan)
-        converted = convert(source, settings, plan, rounder=rounder)
-    warn(converted.analysis.pins.warnings)
+    """Convert as :func:`convert_as`; return the conversion besides its result."""
+    request = Request(model=Model.of(model), asked=options, plan=plan, run=RunOptions(samples=samples))
+    converted, _ = convert_in_memory(request)
     return converted, _like(model, converted.embedded())
 
 
-def _measured(
-    model: Model,
-    options: Options,
-    samples: SamplesLike | None,
-    plan: Plan | None = None,
-    state: State | None = None,
-    workers: Workers | None = None,
-) -> tuple[Options, WeightRounder | None]:
-    """The options with what follows from the ranges that they ask for, and what rounds weights as they ask.
+@unchanged_sources()
+def tune_model(
+    model: ModelSource,
+    tolerance: float = 1e-2,
+    *,
+    metric: MetricLike = "auto",
+    samples: SamplesLike | None = None,
+    count: int = 4,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    device: str = AUTO,
+    times: str = "roofline",
+    provider: Provider | None = None,
+    runs: int = SENSITIVITY_RUNS,
+    state: StateLike = None,
+    pick: int | None = None,
+    progress: Report | None = None,
+    budget: int = BUDGET,
+    seconds: float = SECONDS,
+    allow_slower: bool = False,
+    accept: AcceptLike | None = None,
+    jobs: int | None = None,
+    cluster: str | None = None,
+    **options: Unpack[OptionKeywords],
+) -> TunedModel:
+    """Convert as much of a model to low precision as its measured accuracy allows.
 
-    Samples are made up where none are given, but not to repeat a plan: it was made for others, perhaps.
+    Args:
+        model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is not changed.
+        tolerance: the largest accepted error; see ``metric``.
+        metric: how the error is measured: "rel-l2", "cosine", "snr", "top1", "detections", "package:function", or a
+            function of the outputs of the float32 model and of the result, two dicts of arrays, that returns the
+            error; of several outputs the worst counts. "auto" is "detections" for models whose outputs list what an op
+            selected by its values (TopK, NonMaxSuppression, ...), and "rel-l2" for others.
+        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts, of tuples of arrays in the
+            order of the inputs, or of arrays, such as a loader of PyTorch. None for ``count`` random samples (with
+            ``seed``, and sizes of named dimensions from ``dims``).
+        device: the device to estimate times for, such as "A100" or "H100"; "auto" for the one that the target is for,
+            else the GPU that is installed, or an A100 where none is known.
+        times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler. On CUDA and on plugin
+            providers some choices are timed whole, too, which corrects the times of nodes; the fastest is returned,
+            be it level O2 or float32.
+        provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
+            is a device.
+        runs: mask runs that may measure sensitivities; candidates take up to 18 more.
+        state: a file that keeps measurements and candidates, so that an interrupted tuning resumes, another tolerance
+            needs few runs, and ``pick`` needs none.
+        pick: return this candidate instead of the best one, whatever its error. If the state holds the candidates of an
+            earlier tuning with the same arguments, nothing is measured.
+        progress: called with the current activity, the steps done, and their number.
+        budget: bytes of values and weights that a run on the CPU holds at a time, besides the model itself.
+        seconds: after so many, no further mask run is begun: candidates are those that were found until then. With a
+            state file, another tuning goes on where this one stopped.
+        allow_slower: choose the candidate with the most in low precision within the tolerance, whatever its time. Else
+            the fastest is chosen, and none that is slower than float32 by the estimate, unless it saves a larger share
+            of the bytes of weights than it takes more of the time.
+        accept: a function of the outputs of the original and of a candidate, by name, that returns True or False; or
+            "package:function". What it rejects misses the tolerance, whatever its error.
+        jobs: worker processes that share the samples; None for this process.
+        cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
+        options: those of :func:`onnxamp.convert_model`, except level and lists, which measurements replace.
+
+    Returns:
+        The converted model, and the outcome of the search, as a pair. If no candidate meets the tolerance, nothing is
+        lowered.
+
+    Raises:
+        RuntimeFailure: the model does not run, or misses the tolerance in float32 already.
+        ArgumentError: an argument is wrong. ModelError: the model cannot be read.
+
+    Example:
+        >>> import onnxamp
+        >>> model16, tuned = onnxamp.tune_model("models/classifier.onnx", 1e-2, count=1, provider="cpu")
+        >>> tuned.error <= 1e-2
+        True
     """
-    if plan is None:
-        refuse_misspelt(model, options)
-    asks = options.compensates and (plan is None or samples is not None)
-    if not options.lacks_ranges and not asks:
-        return options, None
-    found = as_samples(samples, model)
-    options = with_ranges(model, options, RangeRun(found, workers=workers, state=state))
-    return options, rounder_of(options, found) if asks else None
+    asked = Options.of(Level.AUTO, options)
+    search = Search(
+        tolerance=tolerance,
+        metric=metric,
+        device=device,
+        times=times,
+        runs=runs,
+        pick=pick,
+        seconds=seconds,
+        allow_slower=allow_slower,
+        accept=None if accept is None else Accept.of(accept),
+    )
+    search.check_state(state)
+    run = RunOptions(
+        samples=samples,
+        count=count,
+        seed=seed,
+        dims=dims or {},
+        provider=provider,
+        place=Place(jobs, cluster),
+        state=state,
+        report=progress or silent,
+        budget=budget,
+    )
+    converted, tuned = convert_in_memory(Request(model=Model.of(model), asked=asked, run=run, search=search))
+    assert tuned is not None
+    return TunedModel(converted.embedded(), tuned)
 
 
 def _like(model: Any, proto: ModelProto) -> Any:

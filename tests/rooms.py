@@ -25,6 +25,7 @@ ROOMS = (
     "_extract",
     "_bench",
     "_tuning",
+    "_job",
     "_pipeline",
     "_api",
     "_batch",

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onnxamp._batch.job import FolderOptions, Job
-from onnxamp._convert.convert import EXTERNAL_DATA
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._job.writing import EXTERNAL_DATA
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.limits import make_limits
 from onnxamp._options.auto import is_auto

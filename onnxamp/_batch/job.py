@@ -12,37 +12,28 @@ from typing import Any, Final
 from onnx import ModelProto
 
 from onnxamp._batch.state import Entry, Row, Stamp, stamps
-from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.misspelt import misspelt
-from onnxamp._convert.plan import Plan
-from onnxamp._convert.raising import reference_of
 from onnxamp._decide.unmatched import Unmatched
 from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError, SourceChangedError
+from onnxamp._job.pipeline import Request, convert_to_file
+from onnxamp._job.validation import Validation
+from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import Model
-from onnxamp._model.sources import release_sources, watched_sources
+from onnxamp._model.sources import watched_sources
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.cure import SECONDS
-from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.heal import convert_validated
-from onnxamp._numerics.ranges import RangeRun, with_ranges
 from onnxamp._numerics.results import DiffReport
-from onnxamp._numerics.rounding import WeightRounder, rounder_of
-from onnxamp._numerics.validation import Validation, conversion_limits
 from onnxamp._options.auto import TOLERANCE
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.custom_ops import custom_ops
-from onnxamp._runtime.engines import Executable
-from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples, load_samples
-from onnxamp._runtime.sampling import as_samples
+from onnxamp._runtime.run import RunOptions
+from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.sizes import Sizes
 from onnxamp._tuning.arguments import Search
-from onnxamp._tuning.fallback import measured_plan
 from onnxamp._tuning.results import Tuned
-from onnxamp._tuning.tune import tune
 from onnxamp._workers.executor import Memory
 
 Paged = Callable[[Conversion, DiffReport | None, Tuned | None, Path], None]
@@ -179,53 +170,57 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     model = Model.of(job.source)
     read = {**stamps(model.stock.files, job.home), **read_before(job)}
     unmatched = (*misspelt(model, options.conversion), *_absent_dims(options, model.proto))
-    is_auto, measures = options.conversion.level == Level.AUTO, options.conversion.lacks_ranges
-    measures = measures or options.conversion.compensates
-    comparison, samples = None, None
-    if options.validate:
-        limits = conversion_limits(options.conversion.dtype, options.tolerance, options.judge, is_tuned=is_auto)
-        comparison = Comparison.of(
-            reference_of(model, options.conversion), partial(_samples, options, job, model), limits, options.provider,
-            target=options.conversion.target,
-        )  # fmt: skip
-        samples = comparison.samples
-    elif is_auto or measures:
-        samples = _samples(options, job, model)
-    if samples is not None and not is_auto:
-        options = replace(
-            options, conversion=with_ranges(model, options.conversion, RangeRun(samples, options.provider))
-        )
     job.target.parent.mkdir(parents=True, exist_ok=True)
-    rounder = None if samples is None else rounder_of(options.conversion, samples, options.provider)
-    tuned, diff, sink = None, None, Sink(job.target, options.external_data, options.shard_bytes)
-    if is_auto:
-        if job.search is not None:
-            job.search.parent.mkdir(parents=True, exist_ok=True)
-        tuned = tune(model, options.conversion, _search(options, samples, job.search), rounder)
-    plan = tuned.plan if tuned else None
-    if comparison is None:
-        made = convert_to_file(model, sink, plan.options if plan else options.conversion, plan, rounder=rounder)
-        row = replace(_row(job.name, made), inputs=samples.description if samples else "")
-    else:
-        made, diff, row = _validated(options, job, model, comparison, sink, plan, rounder)
-    row = _noting(row, unmatched)
-    release_sources()  # the result is in its place
+    if job.search is not None:
+        job.search.parent.mkdir(parents=True, exist_ok=True)
+    sink = Sink(job.target, options.external_data, options.shard_bytes)
+    outcome = convert_to_file(_request(options, job, model), sink)
+    conversion = outcome.conversion
+    row = _noting(_row(job, conversion, outcome.samples), unmatched)
     if paged is not None and job.page is not None:
-        paged(made, diff, tuned, job.page)
+        paged(conversion, conversion.validation, outcome.tuned, job.page)
     if row.has_failed:
         return JobResult(row, read)
-    written = stamps({made.target, *data_files(load_model(made.target), folder_of(made.target))}, job.home)
-    return JobResult(
-        row, read, written, made.plan.options.as_json() if row.healed and made.plan.level != Level.AUTO else None
+    result = load_model(conversion.target)
+    written = stamps({conversion.target, *data_files(result, folder_of(conversion.target))}, job.home)
+    is_cured = bool(row.healed) and conversion.plan.level != Level.AUTO
+    return JobResult(row, read, written, conversion.plan.options.as_json() if is_cured else None)
+
+
+def _request(options: FolderOptions, job: Job, model: Model) -> Request:
+    """Return what is asked for one model: all options of the folder, or those that an earlier run found to pass."""
+    cured = None if job.cure is None else job.cure.cured
+    asked = options.conversion if cured is None else Options.from_json(cured)
+    judge = options.judge
+    validation = Validation(
+        tolerance=options.tolerance,
+        accept=judge,
+        layers=bool(job.page) or None,
+        heals=options.cures,
+        seconds=options.cure_seconds,
+        failed=job.failed,
+        sampling=_sampling(options, job, model),
     )
-
-
-def _search(options: FolderOptions, samples: Samples | None, state: Path | None = None) -> Search:
-    """How level auto measures."""
-    return Search(
-        TOLERANCE if options.tolerance is None else options.tolerance, options.metric, samples,
-        provider=options.provider, state=state, accept=options.judge, renews=True,
-    )  # fmt: skip
+    return Request(
+        model=model,
+        asked=replace(asked, strict_options=False),  # names are checked once all models are known
+        run=RunOptions(
+            samples=job.inputs,
+            count=options.samples,
+            seed=options.seed,
+            dims=_dims(options, model.proto),
+            provider=options.provider,
+            state=job.search,
+            renews=True,
+        ),
+        search=Search(
+            tolerance=TOLERANCE if options.tolerance is None else options.tolerance,
+            metric=options.metric,
+            accept=judge,
+        ),
+        validation=validation if options.validate else None,
+        warn=lambda _: None,  # the row holds them
+    )
 
 
 def _files(inputs: Path | None) -> list[Path]:
@@ -233,22 +228,6 @@ def _files(inputs: Path | None) -> list[Path]:
     if inputs is None:
         return []
     return [path for path in inputs.iterdir() if path.is_file()] if inputs.is_dir() else [inputs]
-
-
-def _samples(options: FolderOptions, job: Job, model: Model, reference: Executable | None = None) -> Samples:
-    """The model's own inputs, or made-up ones; ``reference`` is what results are compared with, if any are.
-
-    Raises:
-        ArgumentError: the inputs cannot be read or do not fit.
-    """
-    if job.inputs is not None:
-        samples = load_samples(job.inputs)
-        check_inputs(model.proto, samples[0])
-        return samples
-    return as_samples(
-        None, model, count=options.samples, seed=options.seed, dims=_dims(options, model.proto), reference=reference,
-        engines=(options.conversion.target, options.provider),
-    )  # fmt: skip
 
 
 def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
@@ -282,38 +261,33 @@ def _sampling(options: FolderOptions, job: Job, model: Model) -> tuple[str, ...]
     return *written, *(text for name, size in dims.items() for text in ("--dim", f"{name}={size}")), *judge
 
 
-def _row(name: str, made: Conversion) -> Row:
-    nodes = made.summary.nodes
-    return Row(
-        name, "converted", nodes.get("low", 0) + nodes.get("mixed", 0), sum(nodes.values()), made.summary.casts_added,
-        bytes_before=made.bytes_before, bytes_after=made.bytes_after, warnings=made.plan.warnings,
-    )  # fmt: skip
-
-
-def _validated(
-    options: FolderOptions, job: Job, model: Model, comparison: Comparison, sink: Sink, plan: Plan | None,
-    rounder: WeightRounder | None,
-) -> tuple[Conversion, DiffReport, Row]:  # fmt: skip
-    """Convert a model, and write what passes its validation; where nothing is cured, what fails goes elsewhere."""
-    samples = comparison.samples
-    validation = Validation(
-        comparison, job.failed, bool(job.page) or None, heals=options.cures,
-        sampling=_sampling(options, job, model), seconds=options.cure_seconds, progress=lambda *_: None,
-        rounder=rounder, tune=partial(measured_plan, model, _search(options, samples), rounder),
-    )  # fmt: skip
-    conversion = plan.options if plan else options.conversion
-    if job.cure is not None and job.cure.cured is not None:
-        conversion = Options.from_json(job.cure.cured)
-    made, diff = convert_validated(model, sink, conversion, validation, plan)
+def _row(job: Job, conversion: Conversion, samples: Samples) -> Row:
+    """Return what became of a model that was converted."""
+    nodes, diff = conversion.summary.nodes, conversion.validation
+    row = Row(
+        job.name,
+        "converted",
+        low=nodes.get("low", 0) + nodes.get("mixed", 0),
+        nodes=sum(nodes.values()),
+        casts=conversion.summary.casts_added,
+        bytes_before=conversion.bytes_before,
+        bytes_after=conversion.bytes_after,
+        inputs=samples.description,
+        warnings=conversion.plan.warnings,
+    )
+    if diff is None:
+        return row
     worst = max((output.rel_l2 for output in diff.outputs if output.is_float), default=None)
-    row = replace(_row(job.name, made), inputs=samples.description, error=worst, message=diff.skipped or "")
+    row = replace(row, error=worst, message=diff.skipped or "")
     if diff.cure is not None:
         cure = diff.cure
-        row = replace(row, healed=f"{cure.outcome} Without it: {cure.failure}", kept=cure.nodes, cure=cure.command)
-    elif job.cure is not None:
+        healed = f"{cure.outcome} Without it: {cure.failure}"
+        return replace(row, healed=healed, kept=cure.nodes, cure=cure.command)
+    if job.cure is not None:
         known = job.cure.row
-        row = replace(row, healed=known.healed, kept=known.kept, cure=known.cure)
-    elif not diff.passed and not diff.skipped:
+        return replace(row, healed=known.healed, kept=known.kept, cure=known.cure)
+    if not diff.passed and not diff.skipped:
         why = diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
-        row = replace(row, outcome="failed", message=f"It failed its validation, and is in {made.target}: {why}")
-    return made, diff, row
+        message = f"It failed its validation, and is in {conversion.target}: {why}"
+        return replace(row, outcome="failed", message=message)
+    return row

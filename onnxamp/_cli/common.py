@@ -15,6 +15,7 @@ from onnxamp._cli.door import door, note_report
 from onnxamp._cli.grouped import GroupedCommand
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError
+from onnxamp._job.validation import failed_name
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.sources import watched_sources
 from onnxamp._paths.paths import is_remote, made_folder
@@ -24,7 +25,7 @@ from onnxamp._report.terminal import fitted, print_report
 from onnxamp._runtime.custom_ops import custom_ops
 
 if TYPE_CHECKING:
-    from onnxamp._convert.convert import Conversion
+    from onnxamp._job.writing import Conversion
     from onnxamp._model.model import Model
     from onnxamp._numerics.results import DiffReport, LayerDiff
     from onnxamp._report.html.page import Page
@@ -140,11 +141,6 @@ def target_of(model: "Model", options: dict[str, Any], dtype: str, *, may_fail: 
     outputs = [target, options["save_plan"], options["html"], options["state"]]
     check_outputs([*files, *given_files(options)], [*outputs, *([failed_name(target)] if may_fail else [])])
     return target
-
-
-def failed_name(target: Path) -> Path:
-    """Where a result goes that fails its validation."""
-    return target.with_name(f"{target.stem}.failed{target.suffix}")
 
 
 def is_same_file(model: Path, target: Path) -> bool:

@@ -10,8 +10,8 @@ from click.core import ParameterSource
 
 from onnxamp._cli.common import IN_FOLDER, check_outputs, files_of, given_files, show, tell, write_page
 from onnxamp._cli.options import provider_of
-from onnxamp._convert.convert import Sink
 from onnxamp._errors import ArgumentError
+from onnxamp._job.writing import Sink
 from onnxamp._options.options import COMMAND_LINE
 from onnxamp._paths.paths import made_folder
 from onnxamp._pipeline.manifest import Pipeline, Settings, make_pipeline

@@ -1,6 +1,5 @@
 """``onnxamp tune``."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,27 +14,22 @@ from onnxamp._cli.options import (
     model_argument,
     options_of,
     output_options,
-    provider_of,
     run_options,
-    samples_of,
     state_option,
     target_option,
     unlike_target,
 )
 from onnxamp._cli.presets import preset_options
-from onnxamp._cli.workers import place_of, place_options
-from onnxamp._convert.convert import Sink, convert_to_file
-from onnxamp._convert.misspelt import early_warnings
+from onnxamp._cli.workers import place_options, run_options_of
+from onnxamp._job.pipeline import Request, convert_to_file
+from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
-from onnxamp._model.sources import release_sources
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.results import LayerDiff
-from onnxamp._numerics.rounding import rounder_of
 from onnxamp._options.levels import Level
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
-from onnxamp._runtime.engines import Progress
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.side import BUDGET
 from onnxamp._target.roofline import devices
 from onnxamp._target.versions import AUTO
@@ -43,7 +37,6 @@ from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.job import TIMES
 from onnxamp._tuning.metric import METRICS
 from onnxamp._tuning.search import CANDIDATE_RUNS, SECONDS, SENSITIVITY_RUNS
-from onnxamp._tuning.tune import tune
 
 
 @new_command("tune")
@@ -100,45 +93,52 @@ def command(model: Path, **options: Any) -> None:
         _tune(model, options)
 
 
-def _tune(model: Path, options: dict[str, Any]) -> None:
-    asked, opened = options_of(options, Level.AUTO), Model.of(model)
-    target = target_of(opened, options, asked.dtype)
-    early, samples = early_warnings(opened, asked), samples_of(opened, options)
-    tell([*early, *unlike_target(options, asked.target)])
-    with progress_bar(quiet=options["quiet"]) as progress:
-        search = Search(
-            options["tolerance"], options["metric"], samples, device=options["device"],
-            times=options["times"], provider=provider_of(options), runs=options["runs"], state=options["state"],
-            pick=options["pick"], progress=progress, budget=options["budget"] << 20,
-            seconds=options["search_time"], allow_slower=options["allow_slower"], accept=options["accept"],
-            place=place_of(options),
-        )  # fmt: skip
-        sink = Sink(target, options["external_data"], options["shard_size"], partial(progress, "writing"),
-                    data_names=options["data_names"] or "onnx")  # fmt: skip
-        rounder = rounder_of(asked, samples, search.provider, partial(progress, "rounding weights"))
-        tuned = tune(opened, asked, search, rounder)
+def _tune(path: Path, given: dict[str, Any]) -> None:
+    asked, model = options_of(given, Level.AUTO), Model.of(path)
+    target = target_of(model, given, asked.dtype)
+    tell(unlike_target(given, asked.target))
+    search = Search(
+        tolerance=given["tolerance"],
+        metric=given["metric"],
+        device=given["device"],
+        times=given["times"],
+        runs=given["runs"],
+        pick=given["pick"],
+        seconds=given["search_time"],
+        allow_slower=given["allow_slower"],
+        accept=given["accept"],
+    )
+    with progress_bar(quiet=given["quiet"]) as progress:
+        run = run_options_of(given, report=progress)
         layers: list[LayerDiff] = []
 
         def compare(written: Path) -> None:
-            told = partial(progress, "comparing values")
-            layers.extend(_layers(opened, written, samples, search, told))
+            layers.extend(_layers(model, written, run))
 
-        sink = replace(sink, approve=compare if options["html"] else None)  # it may replace the original
-        made = convert_to_file(opened, sink, tuned.plan.options, tuned.plan, rounder=rounder)
-        release_sources()  # the result is in its place
-    made = replace(made, plan=tuned.plan)  # its reasons are the measured ones
-    if options["save_plan"]:
-        tuned.plan.save(options["save_plan"])
-    if options["html"]:
-        write_conversion_page(made, Model.read(target), None, tuned, options["html"], layers, samples)
-    tell(text for text in tuned.plan.warnings if text not in early)
-    show(options, partial(tuning_report, made, tuned, state=options["state"]), partial(tuning_json, made, tuned))
+        sink = Sink(
+            target,
+            given["external_data"],
+            given["shard_size"],
+            given["data_names"] or "onnx",
+            approve=compare if given["html"] else None,  # the result may replace the original
+        )
+        outcome = convert_to_file(Request(model=model, asked=asked, run=run, search=search, warn=tell), sink)
+    conversion, tuned = outcome.conversion, outcome.tuned
+    assert tuned is not None
+    if given["save_plan"]:
+        tuned.plan.save(given["save_plan"])
+    if given["html"]:
+        result = Model.read(target)
+        write_conversion_page(conversion, result, None, tuned, given["html"], layers, outcome.samples)
+    report = partial(tuning_report, conversion, tuned, state=given["state"])
+    show(given, report, partial(tuning_json, conversion, tuned))
     if not tuned.held:
         raise click.ClickException(f"{target} was written, but exceeds the tolerance.")
 
 
-def _layers(model: Model, written: Path, samples: Samples, search: Search, progress: Progress) -> tuple[LayerDiff, ...]:
-    """Every value of the result next to the original's, for the page."""
+def _layers(model: Model, written: Path, run: RunOptions) -> tuple[LayerDiff, ...]:
+    """Compare every value of the result with the original's, for the page."""
     result = Model.read(written, model)
-    comparison = Comparison.of(model, samples, None, search.provider, budget=search.budget)
+    comparison = Comparison.of(model, run.draw(model), None, run.provider, budget=run.budget)
+    progress = partial(run.report, "comparing values")
     return comparison.compare(result, layers=True, progress=progress).layers

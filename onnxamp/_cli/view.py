@@ -18,11 +18,11 @@ from onnxamp._cli.options import (
     report_options,
 )
 from onnxamp._cli.types import FILE, LevelChoice
-from onnxamp._convert.convert import preview
 from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError
+from onnxamp._job.writing import preview
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.cure import Recipe

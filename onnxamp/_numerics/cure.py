@@ -23,6 +23,7 @@ from onnxamp._numerics.results import Cure, DiffReport, LayerDiff
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Options, default_of
 from onnxamp._runtime.engines import Progress
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
@@ -117,7 +118,7 @@ def cure_conversion(
             model, trial.samples, trial.limits, trial.provider, budget=trial.budget, metric=trial.metric,
             target=recipe.options.target,
         )  # fmt: skip
-    rounder = rounder or rounder_of(recipe.options, trial.samples, trial.provider)
+    rounder = rounder or rounder_of(recipe.options, Run(samples=trial.samples, provider=trial.provider))
     search = _Search(model, recipe, trial, comparison, monotonic() + trial.seconds, 0 if failed is None else 1, rounder)
     nodes: tuple[str, ...] = ()
     report = search.compare(nodes, layers=True) if failed is None else failed

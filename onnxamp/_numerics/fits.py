@@ -14,11 +14,12 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import check_run
 from onnxamp._numerics.cure import Trial
-from onnxamp._numerics.ranges import RangeRun, measured_ranges
+from onnxamp._numerics.ranges import measured_ranges
 from onnxamp._numerics.results import OutOfRange, RangeFit, RunCheck
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._options.rescaling import Rescaling
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import is_plugin
 from onnxamp._state.state import State
 
@@ -44,7 +45,7 @@ def find_fit(model: Model, run: RunCheck, trial: Trial, state: State | None = No
         return None
     provider = None if trial.provider is None or is_plugin(trial.provider) else trial.provider
     try:
-        graph, ranges = measured_ranges(model, _OPTIONS, RangeRun(trial.samples, provider, state=state))
+        graph, ranges = measured_ranges(model, _OPTIONS, Run(samples=trial.samples, provider=provider, state=state))
         rescaling = find_rescaling(graph, _OPTIONS, ranges)
         found = tuple(_out_of_range(graph, ranges.largest, rescaling))
         options = replace(_OPTIONS, rescaling=rescaling)

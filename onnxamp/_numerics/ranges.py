@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -21,46 +22,24 @@ from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.advice import input_failure
-from onnxamp._runtime.engines import Executable, Progress, engine_name
+from onnxamp._runtime.engines import Executable, engine_name
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.samples import Sample, Samples
+from onnxamp._runtime.run import Run
+from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.sent import Made, SampleWork, SentModel, run_samples, sent_samples
-from onnxamp._runtime.session import Provider, choose_provider, is_plugin
+from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET, parts_of, start
 from onnxamp._runtime.values import Feed
-from onnxamp._state.state import State, fingerprint
+from onnxamp._state.state import fingerprint
 from onnxamp._workers.executor import Crash, Memory, Workers
 
-
-@dataclass(frozen=True, slots=True)
-class RangeRun:
-    """How ranges are measured.
-
-    Attributes:
-        samples: inputs of the model.
-        provider: where the float32 model runs; None for CUDA if there is a device.
-        progress: called with the samples that have run, and their number.
-        workers: who runs the samples; None for this process.
-        state: keeps what each sample showed.
-    """
-
-    samples: Samples
-    provider: Provider | None = None
-    progress: Progress | None = None
-    workers: Workers | None = None
-    state: State | None = None
-
-    @property
-    def engine(self) -> Provider:
-        """The provider, but for plugin providers: the float32 model runs on the CPU beside them."""
-        chosen = choose_provider(self.provider)
-        return "cpu" if is_plugin(chosen) else chosen
+_ACTIVITY: Final = "measuring ranges"
 
 
-def with_ranges(model: Model, options: Options, run: RangeRun) -> Options:
+def with_ranges(model: Model, options: Options, run: Run) -> Options:
     """Options with the exponents that they ask for, and names of nodes in place of ``data_max``, found on samples.
 
     So decisions follow from the graph and the options alone, and plans repeat them without samples.
@@ -68,7 +47,7 @@ def with_ranges(model: Model, options: Options, run: RangeRun) -> Options:
     Args:
         model: the model.
         options: the options of the conversion.
-        run: how they are measured.
+        run: where and on which samples they are measured.
 
     Raises:
         RuntimeFailure: the model does not run, or a sample ends the process of a worker.
@@ -86,7 +65,7 @@ def with_ranges(model: Model, options: Options, run: RangeRun) -> Options:
     return replace(options, rescaling=found._replace(made_up=run.samples.made_up))
 
 
-def measured_ranges(model: Model, options: Options, run: RangeRun) -> tuple[Graph, Ranges]:
+def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ranges]:
     """The float32 model that exponents apply to, folded as the options say, and the ranges of its values.
 
     Where the target keeps sums in float16, those on the way to values are measured, too.
@@ -120,7 +99,7 @@ def _beyond(graph: Graph, options: Options, largest: Mapping[str, float], limit:
             yield node.proto.name or next(filter(None, node.proto.output))
 
 
-def largest_magnitudes(model: Model, run: RangeRun) -> dict[str, float]:
+def largest_magnitudes(model: Model, run: Run) -> dict[str, float]:
     """The largest magnitude of each float32 tensor of the main graph below 1e30, where masks begin, by name.
 
     Arguments and errors as :func:`with_ranges`.
@@ -129,7 +108,8 @@ def largest_magnitudes(model: Model, run: RangeRun) -> dict[str, float]:
     if run.state is not None:
         kept = KeptSamples(run.state.part("ranges", {}), run.samples, Magnitudes, _words(model, run))
     largest: dict[str, float] = {}
-    seen = _here(model, run, kept) if run.workers is None else _elsewhere(model, run, kept, run.workers)
+    workers = run.sample_workers
+    seen = _here(model, run, kept) if workers is None else _elsewhere(model, run, kept, workers)
     for number, found in enumerate(seen):
         if isinstance(found, Crash):
             raise RuntimeFailure(f"The ranges of sample {number + 1} cannot be measured. {found} Leave it out.")
@@ -148,27 +128,26 @@ class Magnitudes:
     largest: Mapping[str, float]
 
 
-def _words(model: Model, run: RangeRun) -> str:
+def _words(model: Model, run: Run) -> str:
     """What the ranges are of: several models of a job have theirs in one part of its state."""
-    engine = engine_name(run.engine, "float32")
+    engine = engine_name(run.float32_provider, "float32")
     return f"ranges {fingerprint(model_print(model), sample_print(run.samples, 0), engine, versions())}"
 
 
-def _here(model: Model, run: RangeRun, kept: KeptSamples[Magnitudes] | None) -> Iterator[Magnitudes | RuntimeFailure]:
+def _here(model: Model, run: Run, kept: KeptSamples[Magnitudes] | None) -> Iterator[Magnitudes | RuntimeFailure]:
     """What each sample shows, measured in this process."""
-    one, samples = _SampleRanges.of(model, run.engine), run.samples
+    one, samples, told = _SampleRanges.of(model, run.float32_provider), run.samples, run.progress(_ACTIVITY)
     for number, found in enumerate(each_sample(samples, kept, one.prepare, lambda number: one.run(samples[number]))):
         yield found
-        if run.progress is not None:
-            run.progress(number + 1, samples.expected)
+        told(number + 1, samples.expected)
 
 
 def _elsewhere(
-    model: Model, run: RangeRun, kept: KeptSamples[Magnitudes] | None, workers: Workers
+    model: Model, run: Run, kept: KeptSamples[Magnitudes] | None, workers: Workers
 ) -> Iterator[Magnitudes | RuntimeFailure | Crash]:
     """The same, measured by workers."""
-    work = RangeWork(SentModel.of(model), run.engine, first=next(sent_samples(run.samples)))
-    yield from run_samples(workers, work, run.samples, run.progress, kept)
+    work = RangeWork(SentModel.of(model), run.float32_provider, first=next(sent_samples(run.samples)))
+    yield from run_samples(workers, work, run.samples, run.progress(_ACTIVITY), kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,11 @@ from onnxamp._numerics.compensate import Floats, compensate
 from onnxamp._numerics.products import ProductWeight, product_weights
 from onnxamp._options.options import Options
 from onnxamp._runtime.advice import input_failure
-from onnxamp._runtime.engines import Executable, Progress
+from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.flow import fitted
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.session import Provider, choose_provider, is_plugin
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.side import BUDGET, Side, ancestors, parts_of
 from onnxamp._runtime.values import Feed, from_value, to_value
 
@@ -58,11 +57,9 @@ Found: TypeAlias = tuple[Chosen | None, tuple[float, float, float]]
 """The bits of a weight, None to round to nearest, and norms of its product's error before and after, and of that."""
 
 
-def rounder_of(
-    options: Options, samples: Samples, provider: Provider | None = None, progress: Progress | None = None
-) -> "WeightRounder | None":
-    """What rounds the weights of a conversion as its options ask for; None where that is to nearest in any case."""
-    return WeightRounder(samples, provider, progress) if options.may_compensate else None
+def rounder_of(options: Options, run: Run) -> "WeightRounder | None":
+    """Return what rounds the weights of a conversion as its options ask for; None to round all to nearest."""
+    return WeightRounder(run) if options.may_compensate else None
 
 
 def rounding_seconds(weights: Iterable[ProductWeight]) -> float:
@@ -81,15 +78,11 @@ class WeightRounder:
     """Rounds the weights of conversions of one model, on the same samples; what was found serves the next conversion.
 
     Attributes:
-        samples: inputs of the model.
-        provider: where the float32 model runs; None for CUDA if there is a device.
-        progress: called with the weights that are rounded, and their number.
+        run: the samples, and where the float32 model runs on them.
         budget: bytes of rows that are held at a time.
     """
 
-    samples: Samples
-    provider: Provider | None = None
-    progress: Progress | None = None
+    run: Run
     budget: int = 2 * BUDGET
     _found: dict[Key, Found] = field(default_factory=dict)
 
@@ -104,12 +97,11 @@ class WeightRounder:
         wide = [weight for weight in weights if weight.arrangement.depth > _WIDEST]
         keys = {weight.value: _key(weight, graph, low) for weight in weights if weight not in wide}
         missing = [weight for weight in weights if weight.value in keys and keys[weight.value] not in self._found]
-        total = len(missing)
+        total, told = len(missing), self.run.progress("rounding weights")
         for weight, rows in self._collected(graph, missing):
             self._found[keys[weight.value]] = _rounded(weight, graph, rows, low)
             total -= 1
-            if self.progress is not None:
-                self.progress(len(missing) - total, len(missing))
+            told(len(missing) - total, len(missing))
         for weight in missing:  # what no sample reaches
             self._found.setdefault(keys[weight.value], (None, (0.0, 0.0, 0.0)))
         found = {value: self._found[key] for value, key in keys.items()}
@@ -118,27 +110,26 @@ class WeightRounder:
         before, after = (_mean([norm[at] / norm[2] for norm in norms if norm[2]]) for at in (0, 1))
         _LOG.info("%d of %d weights are rounded with compensation", len(chosen), len(weights) + len(others))
         return RoundedWeights(
-            chosen, len(weights) + len(others), len(wide), before, after, self.samples.description,
-            self.samples.made_up,
+            chosen, len(weights) + len(others), len(wide), before, after, self.run.samples.description,
+            self.run.samples.made_up,
         )  # fmt: skip
 
     def _collected(self, graph: Graph, weights: Sequence[ProductWeight]) -> Iterator[tuple[ProductWeight, Floats]]:
         """Each weight that samples reach with the rows that it is multiplied by."""
         if not weights:
             return
-        provider = choose_provider(self.provider)
-        provider = "cpu" if is_plugin(provider) else provider
+        provider = self.run.float32_provider
         model = Model(graph.model, graph.folder)
         executable, waiting = Executable(model, provider, emulated=provider == "cpu", whole=False), list(weights)
         while waiting:
-            rows = _Rows(waiting, max(self.budget // len(self.samples), 1), len(self.samples))
-            for number, sample in enumerate(self.samples):
+            rows = _Rows(waiting, max(self.budget // len(self.run.samples), 1), len(self.run.samples))
+            for number, sample in enumerate(self.run.samples):
                 feeds = check_inputs(graph.model, sample)
                 try:
                     rows.note(executable.prepare(feeds), feeds, number)
                 except RuntimeFailure as error:
                     text = "The inputs of weights cannot be measured"
-                    raise RuntimeFailure(input_failure(text, error, self.samples, number, model)) from error
+                    raise RuntimeFailure(input_failure(text, error, self.run.samples, number, model)) from error
             done = {weight.value for weight in rows.chosen()}
             for weight in rows.chosen():
                 if weight.value in rows.parts:

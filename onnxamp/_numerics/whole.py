@@ -8,10 +8,11 @@ from onnxamp._convert.convert import convert
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.cure import Trial
-from onnxamp._numerics.ranges import RangeRun, with_ranges
+from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.results import Cure, RunCheck
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._runtime.run import Run
 
 _OPTIONS: Final = Options(Level.O3, hazards=False, target="float16-only", from_dtype="auto")
 _WAYS: Final = (("--fold", Options(Level.O0, fold=True, from_dtype="auto")),
@@ -67,7 +68,7 @@ def cure_whole(model: Model, check: Callable[[Model], RunCheck], trial: Trial) -
         if trial.progress is not None:
             trial.progress(trials, len(_WAYS))
         try:
-            asked = with_ranges(model, options, RangeRun(trial.samples, trial.provider))
+            asked = with_ranges(model, options, Run(samples=trial.samples, provider=trial.provider))
             again = check_whole(Model(convert(model, asked).embedded()), check)
         except OnnxAmpError:
             continue

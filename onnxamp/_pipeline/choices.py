@@ -14,11 +14,12 @@ from onnxamp._convert.upgrades import Proof
 from onnxamp._dtypes import low_type
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._numerics.ranges import RangeRun, with_ranges
+from onnxamp._numerics.ranges import with_ranges
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._pipeline.manifest import Member
 from onnxamp._pipeline.models import Calls
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._target.roofline import Device
@@ -136,6 +137,8 @@ def _asked(member: Member, model: Model, samples: Samples, provider: Provider) -
         rescaled = [level for level in levels if level != Level.O1]
         if not rescaled or low_type(dtype).max_finite > _MASKS:
             continue
-        ranged = with_ranges(model, member.asked(Level.O2, dtype, rescale=True), RangeRun(samples, provider))
+        ranged = with_ranges(
+            model, member.asked(Level.O2, dtype, rescale=True), Run(samples=samples, provider=provider)
+        )
         if ranged.rescaling is not None and ranged.rescaling.scaled:
             yield from (replace(ranged, level=level) for level in rescaled)

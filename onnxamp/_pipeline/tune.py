@@ -8,10 +8,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, Unpack
 
-from onnxamp._convert.convert import Conversion, Sink
 from onnxamp._convert.deciding import analyse_model
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import ModelSource
 from onnxamp._model.sources import confirm_sources, watched_sources
 from onnxamp._numerics.diff import Comparison
@@ -28,6 +28,7 @@ from onnxamp._pipeline.search import RUNS, SECONDS, PipelineSearch, Told
 from onnxamp._pipeline.state import PART, PipelineState, facts_of
 from onnxamp._pipeline.unmatched import UnmatchedNames, find_unmatched
 from onnxamp._pipeline.write import check_targets, write_pipeline
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import BUDGET
 from onnxamp._state.state import State, StateLike, opened
@@ -253,11 +254,9 @@ class _Job:
         self.progress(f"tuning {name} at {tolerance:.2g}", len(self.state.runs), self.asked.runs)
 
         def find() -> tuple[Plan, float]:
-            search = Search(
-                tolerance, samples=self.runs.samples(name), device=self.asked.device, provider=self.asked.provider,
-                budget=self.asked.budget, allow_slower=self.asked.allow_slower,
-            )  # fmt: skip
-            tuned = tune(member.model, asked, search)
+            search = Search(tolerance=tolerance, device=self.asked.device, allow_slower=self.asked.allow_slower)
+            run = Run(samples=self.runs.samples(name), provider=self.asked.provider, budget=self.asked.budget)
+            tuned = tune(member.model, asked, search, run)
             return tuned.plan, tuned.error
 
         words = f"{name} {tolerance!r} {written(asked)} {self.asked.device} {self.asked.allow_slower}"

@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._job.pipeline import Request, convert_to_file
+from onnxamp._job.validation import load_result
+from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.converter import WeightConverter
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
-from onnxamp._numerics.validation import load_result
 from onnxamp._paths.paths import made_folder
 from onnxamp._pipeline.choices import Choice
 from onnxamp._pipeline.manifest import Member
@@ -81,7 +82,8 @@ def write_pipeline(
         how = replace(sink(target), approve=go_on)
         plan = None if choice.is_float32 else choice.plan
         model = member.model if member.model.path is not None else _in_file(member.model, scratch / member.file)
-        made[member.name] = convert_to_file(model, how, choice.plan.options, plan)
+        request = Request(model=model, asked=choice.plan.options, plan=plan, warn=lambda _: None)
+        made[member.name] = convert_to_file(request, how).conversion
 
     written(members, {})
     return made

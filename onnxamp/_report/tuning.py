@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from onnxamp._audit.findings import Audit
-from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.verdicts import title_of
+from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report import parts
 from onnxamp._report.conversion import conversion_data, conversion_report

@@ -1,26 +1,17 @@
 """The arguments of a tuning, checked before anything takes time."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from onnxamp._errors import ArgumentError
-from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
-from onnxamp._numerics.rounding import WeightRounder, rounder_of
-from onnxamp._options.options import Options
+from onnxamp._options.auto import TOLERANCE
 from onnxamp._runtime.device import device_name
-from onnxamp._runtime.samples import SamplesLike
-from onnxamp._runtime.sampling import as_samples
-from onnxamp._runtime.session import Provider
-from onnxamp._runtime.side import BUDGET
 from onnxamp._state.state import StateLike
 from onnxamp._target.roofline import device_called, device_for, device_titled
 from onnxamp._target.versions import AUTO
 from onnxamp._tuning.job import TIMES
 from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS
-from onnxamp._tuning.sensitivity import Progress
-from onnxamp._workers.place import Place
 
 
 def meant_device(name: str, target: str = "") -> str:
@@ -35,52 +26,37 @@ def meant_device(name: str, target: str = "") -> str:
     return device_for(target) or device_titled(device_name())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The arguments of a tuning; see :func:`onnxamp.tune_model` for each field.
-
-    ``renews``: where the state file belongs to another tuning, begin anew.
+    """How level auto searches; see :func:`onnxamp.tune_model` for each field.
 
     Raises:
         ArgumentError: a value is not known.
     """
 
-    tolerance: float = 1e-2
+    tolerance: float = TOLERANCE
     metric: MetricLike = "auto"
-    samples: SamplesLike | None = None
-    count: int = 4
-    seed: int = 0
-    dims: Mapping[str, int] | None = None
     device: str = AUTO
-    times: str = "roofline"
-    provider: Provider | None = None
+    times: str = TIMES[0]
     runs: int = SENSITIVITY_RUNS
-    state: StateLike = None
     pick: int | None = None
-    progress: Progress | None = None
-    budget: int = BUDGET
     seconds: float = SECONDS
     allow_slower: bool = False
     accept: Accept | None = None
-    place: Place = field(default_factory=Place)
-    renews: bool = False
 
     def __post_init__(self) -> None:
         if self.device != AUTO:  # whose meaning the target tells
             device_called(self.device)
         if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
             raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
-        if self.state is not None and not isinstance(self.metric, str):
-            raise ArgumentError("A state file needs a metric that has a name: write it as 'package:function'.")
         if self.times not in TIMES:
             raise ArgumentError(f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}.")
 
+    def check_state(self, state: StateLike) -> None:
+        """Check that what a state file keeps can be recognized in another process.
 
-def with_rounder(model: Model, options: Options, search: Search) -> tuple[Search, WeightRounder | None]:
-    """The search on samples that are read once, and what rounds weights, if the options ask for it: there and behind.
-
-    Raises:
-        As :func:`onnxamp._runtime.samples.as_samples`.
-    """
-    samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
-    return replace(search, samples=samples), rounder_of(options, samples, search.provider)
+        Raises:
+            ArgumentError: there is a state, and the metric has no name.
+        """
+        if state is not None and not isinstance(self.metric, str):
+            raise ArgumentError("A state file needs a metric that has a name: write it as 'package:function'.")

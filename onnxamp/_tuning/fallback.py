@@ -9,6 +9,7 @@ from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._options.options import Options
+from onnxamp._runtime.run import Run
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.tune import tune
 
@@ -16,22 +17,21 @@ _LOG: Final = logging.getLogger("onnxamp")
 
 
 def measured_plan(
-    model: Model, search: Search, rounder: WeightRounder | None, options: Options, tolerance: float, seconds: float
+    model: Model, options: Options, search: Search, run: Run, rounder: WeightRounder | None
 ) -> Plan | None:
-    """What level auto finds within a tolerance; None where it lowers nothing, or the model cannot be tuned.
+    """Return what level auto finds; None where it lowers nothing, or the model cannot be tuned.
 
-    It lowers as much as it may, as the other levels do, whatever that is estimated to take.
+    It lowers as much as it may, as the other levels do, however long the result is estimated to take.
 
     Args:
         model: the original.
-        search: the other arguments of the tuning.
-        rounder: rounds weights, if the options ask for it.
         options: those of the conversion, at level auto.
-        tolerance: the largest accepted error.
-        seconds: time in which candidates are looked for.
+        search: the tolerance, and the time in which candidates are searched for.
+        run: on what models run.
+        rounder: rounds weights, if the options ask for it.
     """
     try:
-        tuned = tune(model, options, replace(search, tolerance=tolerance, seconds=seconds, allow_slower=True), rounder)
+        tuned = tune(model, options, replace(search, allow_slower=True), run, rounder)
     except OnnxAmpError as error:
         _LOG.info("level auto cannot be measured: %s", error)
         return None

@@ -12,44 +12,34 @@
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Final
 
 from onnxamp._convert.analysis import analyse
-from onnxamp._convert.convert import convert
 from onnxamp._convert.deciding import analyse_model
 from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
-from onnxamp._convert.misspelt import early_warnings
 from onnxamp._convert.raising import reference_of
 from onnxamp._convert.rounding import MADE_UP
 from onnxamp._errors import RuntimeFailure
-from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.sources import unchanged_sources
-from onnxamp._numerics.accept import Accept, AcceptLike
+from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.proof import UpgradeProof
-from onnxamp._numerics.ranges import RangeRun, with_ranges
+from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._numerics.rows import listed_outputs
-from onnxamp._ops.custom import declared_ops
 from onnxamp._ops.facts import op_facts
-from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import SamplesLike
-from onnxamp._runtime.sampling import as_samples
-from onnxamp._runtime.session import Provider
-from onnxamp._runtime.side import BUDGET
+from onnxamp._runtime.run import Report, Run
 from onnxamp._runtime.switch import WHERE_OPSET
-from onnxamp._state.state import Facts, State, StateLike, opened
+from onnxamp._state.state import Facts
 from onnxamp._target.roofline import Device, device_called
-from onnxamp._target.versions import AUTO
-from onnxamp._tuning.arguments import Search, meant_device, with_rounder
+from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.engine_times import measure_times
 from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.frontier import Aim
@@ -58,20 +48,17 @@ from onnxamp._tuning.masks import SharedMasks
 from onnxamp._tuning.metric import MetricLike
 from onnxamp._tuning.prints import given_prints, options_print
 from onnxamp._tuning.race import Race
-from onnxamp._tuning.results import Tuned, TunedModel
+from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.rounded import tune_rounded
 from onnxamp._tuning.runs import Backend, MaskedModel, choose_backend
-from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS, CandidateSearch
-from onnxamp._tuning.sensitivity import Progress
+from onnxamp._tuning.search import CandidateSearch
 from onnxamp._tuning.shared import Judge, Shared
 from onnxamp._tuning.space import choose_samples, find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
 from onnxamp._tuning.table import TABLES, table_of
 from onnxamp._tuning.timed import whole_times
 from onnxamp._tuning.verified import Outcome, verified
-from onnxamp._warnings import warn
 from onnxamp._workers.folders import temporary_folder
-from onnxamp._workers.place import Place
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SUBSET: Final = 4
@@ -81,134 +68,41 @@ _SINGLE_THREAD_BELOW: Final = 10**8
 """Floating-point operations of a run below which several threads per op do not pay off."""
 
 
-@unchanged_sources()
-def tune_model(
-    model: ModelSource,
-    tolerance: float = 1e-2,
-    *,
-    metric: MetricLike = "auto",
-    samples: SamplesLike | None = None,
-    count: int = 4,
-    seed: int = 0,
-    dims: Mapping[str, int] | None = None,
-    device: str = AUTO,
-    times: str = "roofline",
-    provider: Provider | None = None,
-    runs: int = SENSITIVITY_RUNS,
-    state: StateLike = None,
-    pick: int | None = None,
-    progress: Progress | None = None,
-    budget: int = BUDGET,
-    seconds: float = SECONDS,
-    allow_slower: bool = False,
-    accept: AcceptLike | None = None,
-    jobs: int | None = None,
-    cluster: str | None = None,
-    **options: Unpack[OptionKeywords],
-) -> TunedModel:
-    """Convert as much of a model to low precision as its measured accuracy allows.
+def tune(model: Model, options: Options, search: Search, run: Run, rounder: WeightRounder | None = None) -> Tuned:
+    """Search the lowest precision that holds a tolerance; the plan of the outcome converts the model.
 
     Args:
-        model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is not changed.
-        tolerance: the largest accepted error; see ``metric``.
-        metric: how the error is measured: "rel-l2", "cosine", "snr", "top1", "detections", "package:function", or a
-            function of the outputs of the float32 model and of the result, two dicts of arrays, that returns the
-            error; of several outputs the worst counts. "auto" is "detections" for models whose outputs list what an op
-            selected by its values (TopK, NonMaxSuppression, ...), and "rel-l2" for others.
-        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts, of tuples of arrays in the
-            order of the inputs, or of arrays, such as a loader of PyTorch. None for ``count`` random samples (with
-            ``seed``, and sizes of named dimensions from ``dims``).
-        device: the device to estimate times for, such as "A100" or "H100"; "auto" for the one that the target is for,
-            else the GPU that is installed, or an A100 where none is known.
-        times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler. On CUDA and on plugin
-            providers some choices are timed whole, too, which corrects the times of nodes; the fastest is returned,
-            be it level O2 or float32.
-        provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
-            is a device.
-        runs: mask runs that may measure sensitivities; candidates take up to 18 more.
-        state: a file that keeps measurements and candidates, so that an interrupted tuning resumes, another tolerance
-            needs few runs, and ``pick`` needs none.
-        pick: return this candidate instead of the best one, whatever its error. If the state holds the candidates of an
-            earlier tuning with the same arguments, nothing is measured.
-        progress: called with the current activity, the steps done, and their number.
-        budget: bytes of values and weights that a run on the CPU holds at a time, besides the model itself.
-        seconds: after so many, no further mask run is begun: candidates are those that were found until then. With a
-            state file, another tuning goes on where this one stopped.
-        allow_slower: choose the candidate with the most in low precision within the tolerance, whatever its time. Else
-            the fastest is chosen, and none that is slower than float32 by the estimate, unless it saves a larger share
-            of the bytes of weights than it takes more of the time.
-        accept: a function of the outputs of the original and of a candidate, by name, that returns True or False; or
-            "package:function". What it rejects misses the tolerance, whatever its error.
-        jobs: worker processes that share the samples; None for this process.
-        cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
-        options: those of :func:`onnxamp.convert_model`, except level and lists, which measurements replace.
-
-    Returns:
-        The converted model, and the outcome of the search, as a pair. If no candidate meets the tolerance, nothing is
-        lowered.
+        model: the model; it is not changed.
+        options: those of the conversion, at level auto.
+        search: the tolerance, and how to search.
+        run: the samples, and where and with whose help the model runs on them.
+        rounder: rounds weights with compensation, if the options may ask for it.
 
     Raises:
-        RuntimeFailure: the model does not run, or misses the tolerance in float32 already.
-        ArgumentError: an argument is wrong. ModelError: the model cannot be read.
-
-    Example:
-        >>> import onnxamp
-        >>> model16, tuned = onnxamp.tune_model("models/classifier.onnx", 1e-2, count=1, provider="cpu")
-        >>> tuned.error <= 1e-2
-        True
-    """
-    judge = None if accept is None else Accept.of(accept)
-    search = Search(
-        tolerance, metric, samples, count, seed, dims, device, times, provider, runs, state, pick, progress, budget,
-        seconds, allow_slower, judge, Place(jobs, cluster),
-    )  # fmt: skip
-    settings, opened = Options.of("auto", options), Model.of(model)
-    with declared_ops(settings.custom_ops):
-        search, rounder = with_rounder(opened, settings, search)
-        tuned = tune_warned(opened, settings, search, rounder)
-        made = convert(opened, tuned.plan.options, tuned.plan, rounder=rounder)
-        return TunedModel(made.embedded(), tuned)
-
-
-def tune_warned(model: Model, options: Options, search: Search, rounder: WeightRounder | None = None) -> Tuned:
-    """:func:`tune` that warns: of names that match nothing before anything runs, and of the rest at the end."""
-    early = early_warnings(model, options)
-    warn(early)
-    tuned = tune(model, options, search, rounder)
-    warn(text for text in tuned.plan.warnings if text not in early)
-    return tuned
-
-
-def tune(model: Model, options: Options, search: Search, rounder: WeightRounder | None = None) -> Tuned:
-    """:func:`tune_model` for a model that is read, and arguments that are checked; the plan converts it.
-
-    ``rounder`` is what :func:`with_rounder` gives.
+        As :func:`onnxamp.tune_model`.
     """
     options = replace(options, strict_options=False)  # names were checked, and plans repeat what was measured
     search = replace(search, device=meant_device(search.device, options.target))
-    backend = choose_backend(search.provider, options.target)
+    backend = choose_backend(run.provider, options.target)
     judge = Judge(search.metric, search.tolerance, _listed(model, search.metric), search.accept)
-    judge.made()  # checks it, too
-    samples = as_samples(search.samples, model, count=search.count, seed=search.seed, dims=search.dims)
-    told = search.progress or (lambda *_: None)
-    for number in samples.numbers() if samples.counted is None else ():  # each is run several times
-        told("taking samples", number + 1, samples.expected)
-    with (
-        opened(search.state, renew=search.renews) as state,
-        search.place.sharing(len(samples), gpus=backend.provider == "cuda") as workers,
-        temporary_folder() as folder,
-    ):
-        given = {} if state is None else given_prints(model, search, samples)
-        if state is not None and not search.renews:
-            for name in (*PARTS, TABLES):
-                state.check(name, given)  # before ranges are added to it
-        table = None if state is None or search.renews else table_of(state, given, options, search, backend)
-        if table is not None and search.pick is not None and (known := table.picked(search.pick)) is not None:
-            return known
-        shared = Shared(workers, judge, samples, rounder)
-        ranges = RangeRun(samples, search.provider, None, workers, state)
-        measured = partial(with_ranges, model, run=ranges)
-        once = partial(_tune_once, model, backend, shared, state, given, folder)
+    judge.made()  # checks it
+    samples = run.samples
+    if samples.counted is None:
+        for number in samples.numbers():  # each is run several times
+            run.report("taking samples", number + 1, samples.expected)
+    search.check_state(run.state)
+    state = run.state
+    given = {} if state is None else given_prints(model, search, samples)
+    if state is not None and not run.renews:
+        for name in (*PARTS, TABLES):
+            state.check(name, given)  # before ranges are added to it
+    table = None if state is None or run.renews else table_of(state, given, options, search, backend)
+    if table is not None and search.pick is not None and (known := table.picked(search.pick)) is not None:
+        return known
+    with temporary_folder() as folder:
+        shared = Shared(run.sample_workers, judge, samples, rounder)
+        measured = partial(with_ranges, model, run=run)
+        once = partial(_tune_once, model, backend, shared, run, given, folder)
         both = partial(tune_both, once=once, measured=measured)
         found = tune_rounded(measured(options), search, samples, both, once, is_free=rounder is not None)
         if search.pick is not None:
@@ -222,7 +116,7 @@ def _tune_once(
     model: Model,
     backend: Backend,
     shared: Shared,
-    state: State | None,
+    run: Run,
     given: Facts,
     folder: Path,
     options: Options,
@@ -232,7 +126,7 @@ def _tune_once(
     device, samples, judge = device_called(search.device), shared.samples, shared.judge.made()
     usual = replace(options, level=Level.O2)
     reference = reference_of(model, options)
-    comparison = Comparison.of(reference, samples, None, backend.provider, budget=search.budget, workers=shared.workers)
+    comparison = Comparison.of(reference, samples, None, backend.provider, budget=run.budget, workers=shared.workers)
     proof = UpgradeProof(comparison)
     upgraded, analysis = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
     graph, options = upgraded.graph, replace(options, folded=analysis.options.folded)
@@ -247,20 +141,22 @@ def _tune_once(
     if not backend.emulated and ready.path is None:
         ready = Model(ready.embedded())  # a session finds weights beside a file, or in the model
     part = None
-    if state is not None:
+    if run.state is not None:
         changed = "" if graph.model is model.proto else model_print(ready)
         facts = {**given, "the options": options_print(changed, space, options, backend)}
-        part = state.part(part_of(options), facts, renew=search.renews)
-    job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, folder, search.budget)
+        part = run.state.part(part_of(options), facts, renew=run.renews)
+    job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, folder, run.budget)
     told = (*upgraded.refused, *([MADE_UP] if options.compensates and samples.made_up else ()))
-    tuned, prices = _tuned(job, search, live, device)
+    tuned, prices = _tuned(job, search, run.report, live, device)
     plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))
     return Outcome(replace(tuned, plan=plan), job, prices, told)
 
 
-def _tuned(job: Job, search: Search, live: Sequence[frozenset[int]], device: Device) -> tuple[Tuned, list[float]]:
+def _tuned(
+    job: Job, search: Search, progress: Report, live: Sequence[frozenset[int]], device: Device
+) -> tuple[Tuned, list[float]]:
     """Measure, search, and verify; returns the error prices, too."""
-    space, judge, progress = job.space, job.metric, search.progress or (lambda *_: None)
+    space, judge = job.space, job.metric
     work = sum(unit.work.flops for unit in space.tunable)
     threads = 1 if work < _SINGLE_THREAD_BELOW else 0
     subset, workers = choose_samples(live, _SUBSET), job.shared.workers

@@ -1,27 +1,27 @@
 """What the functions of other converters have in common: everything becomes low precision but what is blocked."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from onnx import ModelProto, numpy_helper
 
 from onnxamp._amp import named_hazards
-from onnxamp._convert.convert import Converted, convert
+from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import make_plan
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._job.pipeline import Request, convert_in_memory
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
 from onnxamp._model.storage import load_external_data
 from onnxamp._model.weights import read_array
-from onnxamp._numerics.ranges import RangeRun, with_ranges
-from onnxamp._numerics.rounding import rounder_of
 from onnxamp._options.checks import checked_names
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import Preset
 from onnxamp._options.options import Options
+from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import SamplesLike
-from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._warnings import HazardWarning, warn
 from onnxamp.compat._numbers import Range
@@ -56,19 +56,15 @@ def convert_all_but(
     black = _keys(model.ask(graph_of), op_types, known)
     keywords = {"strict": True, "lists": _NO_LISTS, "black_list": black, "fold": False}
     settings = Options.of(Level.O2, keywords | options)
-    rounder = None
-    if settings.lacks_ranges or settings.compensates:
-        given = as_samples(samples, model)
-        settings, rounder = (
-            with_ranges(model, settings, RangeRun(given, provider)),
-            rounder_of(settings, given, provider),
-        )
-    converted = convert(model, settings, rounder=rounder)
+    request = Request(model=model, asked=settings, run=RunOptions(samples=samples, provider=provider))
+    converted, _ = convert_in_memory(request)
     plan = make_plan(converted.analysis)
-    warn(converted.analysis.pins.warnings)
     warn(named_hazards(plan.hazards, settings), HazardWarning)
     limited = None if within is None else _limited(converted, within)
-    return (converted if limited is None else convert(Model(limited), settings, plan, rounder=rounder)).embedded()
+    if limited is not None:
+        again = replace(request, model=Model(limited), plan=plan, warn=lambda _: None)  # they were given
+        converted, _ = convert_in_memory(again)
+    return converted.embedded()
 
 
 def _keys(graph: Graph, op_types: Iterable[str], known: Iterable[str]) -> list[str]:

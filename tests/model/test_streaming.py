@@ -22,8 +22,8 @@ from stored import SIZE, answers, contents, external, files, is_low, locations, 
 
 import onnxamp
 from onnxamp import convert_file
-from onnxamp._convert.convert import Sink
 from onnxamp._dtypes import LOW_TYPES
+from onnxamp._job.writing import Sink
 from onnxamp._model import blobs
 from onnxamp._model.blobs import layout
 from onnxamp._model.data_files import MARK

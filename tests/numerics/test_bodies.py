@@ -14,9 +14,10 @@ import onnxamp
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.bodies import with_body_ranges
-from onnxamp._numerics.ranges import RangeRun, measured_ranges
+from onnxamp._numerics.ranges import measured_ranges
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.sampling import as_samples
 
 LOOP = """(float[2] X) => (float[2] Y) <float[1] w = {200}, float[1] v = {0.01}> {
@@ -61,7 +62,7 @@ SCAN = """(float[3,2] X) => (float[2] Y, float[3,2] Z) <float[2] start = {0, 0},
 def ranges(text: str, feeds: dict[str, Any], opset: int = 21) -> dict[str, float]:
     model = parse(text, opset)
     options = Options(Level.O3, rescale=True)
-    _, found = measured_ranges(Model.of(model), options, RangeRun(as_samples(feeds, model), "cpu"))
+    _, found = measured_ranges(Model.of(model), options, Run(samples=as_samples(feeds, model), provider="cpu"))
     return {name: round(reach, 3) for name, reach in found.largest.items()}
 
 

@@ -18,6 +18,7 @@ from onnxamp._convert.rounding import MADE_UP
 from onnxamp._model.model import Model
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.sampling import as_samples
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -243,14 +244,17 @@ def test_many_passes_find_what_one_does() -> None:
     """Where the rows of all weights exceed the memory, samples run again for the next weights."""
     model, samples = Model(perceptron()), as_samples(correlated(3, 16, 24), perceptron())
     options = onnxamp.Options("O3", **HOW)
-    made = [convert(model, options, rounder=WeightRounder(samples, budget=budget)).proto for budget in (1, 1 << 30)]
+    made = [
+        convert(model, options, rounder=WeightRounder(Run(samples=samples), budget=budget)).proto
+        for budget in (1, 1 << 30)
+    ]
     assert made[0] == made[1]
 
 
 def test_a_weight_is_rounded_once_for_several_conversions() -> None:
     model, samples = Model(perceptron()), as_samples(correlated(2, 16, 24), perceptron())
     told: list[int] = []
-    rounder = WeightRounder(samples, progress=lambda done, _: told.append(done))
+    rounder = WeightRounder(Run(samples=samples, report=lambda _activity, done, _total: told.append(done)))
     first, second = (convert(model, onnxamp.Options("O3", **HOW), rounder=rounder).proto for _ in range(2))
     assert first == second
     assert told == [1, 2]

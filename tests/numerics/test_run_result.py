@@ -8,8 +8,8 @@ import pytest
 from commands import run
 from graphs.case import parse
 
+from onnxamp._job.validation import run_result
 from onnxamp._model.model import Model
-from onnxamp._numerics.validation import run_result
 
 SCATTER = (
     """(KIND[4] x, int64[1,1] at, KIND[1] u) => (KIND[4] y) { [adds] y = ScatterND <reduction = "add"> (x, at, u) }"""

@@ -10,10 +10,11 @@ from onnx import ModelProto
 
 import onnxamp
 from onnxamp._model.model import Model
-from onnxamp._numerics.ranges import RangeRun, measured_ranges
+from onnxamp._numerics.ranges import measured_ranges
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._options.rescaling import Rescaling
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.sampling import as_samples
 
 RNG = np.random.default_rng(0)
@@ -79,7 +80,7 @@ def test_magnitudes_bound_every_partial_sum() -> None:
     weights = {tensor.name: np.frombuffer(tensor.raw_data, np.float32) for tensor in model.graph.initializer}
     partial = np.cumsum(feeds["X"][:, :, None] * weights["w"].reshape(256, 64), axis=1)
     options = Options(Level.O3, rescale=True, target="webgpu")
-    _, ranges = measured_ranges(Model.of(model), options, RangeRun(as_samples(feeds, model), "cpu"))
+    _, ranges = measured_ranges(Model.of(model), options, Run(samples=as_samples(feeds, model), provider="cpu"))
     assert ranges.largest["h"] < 65504 < np.abs(partial).max() <= ranges.sums["h"].reach
     assert ranges.sums["h"].terms == 256
 

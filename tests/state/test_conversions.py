@@ -16,9 +16,11 @@ from graphs.case import parse
 from onnx import numpy_helper
 
 import onnxamp
-from onnxamp._convert.convert import Sink, begun, convert_to_file
+from onnxamp._job.job import Job
+from onnxamp._job.writing import Sink, unfinished, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
+from onnxamp._runtime.run import Run
 from onnxamp._state.state import opened
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="kills as Unix does, and needs its locks")
@@ -156,7 +158,8 @@ def test_interrupted_while_the_result_is_validated() -> None:
     def convert(approve: Callable[[Path], None]) -> None:
         with opened("s") as state:
             sink = Sink(Path("out/low.onnx"), shard_bytes=MB, approve=approve)
-            convert_to_file(model, begun(state, model, sink, Options()), Options())
+            job = Job(model=model, options=Options(), run=Run(state=state))
+            write_conversion(job, sink, kept=unfinished(job, sink))
 
     def interrupt(path: Path) -> None:
         assert Model.read(path).stock.files
@@ -201,14 +204,17 @@ def replaced(self, target):
     replace(self, target)
     if point == "commit" and self.name == "main" and Path(target).name == "low.onnx": die()
 Path.hardlink_to, Path.replace = linked, replaced
-from onnxamp._convert.convert import Sink, begun, convert_to_file
+from onnxamp._job.job import Job
+from onnxamp._job.writing import Sink, unfinished, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
+from onnxamp._runtime.run import Run
 from onnxamp._state.state import opened
 with opened("s") as state:
     model = Model.read(Path("big.onnx"))
     sink = Sink(Path("out/low.onnx"), shard_bytes=1 << 20, approve=lambda _: None)
-    convert_to_file(model, begun(state, model, sink, Options()), Options())
+    job = Job(model=model, options=Options(), run=Run(state=state))
+    write_conversion(job, sink, kept=unfinished(job, sink))
 """
     before = Model.read(Path("out/low.onnx")).embedded()
     assert subprocess.run([sys.executable, "-c", code, point], check=False).returncode == -9

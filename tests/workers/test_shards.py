@@ -14,11 +14,13 @@ from graphs.case import parse
 from onnx import numpy_helper
 
 import onnxamp
-from onnxamp._convert.convert import Sink, convert_to_file
 from onnxamp._graph.graph import Graph
+from onnxamp._job.job import Job
+from onnxamp._job.writing import Sink, write_conversion
 from onnxamp._model import shards
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
+from onnxamp._runtime.run import Run
 from onnxamp._workers.processes import Processes
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -89,10 +91,10 @@ def test_a_worker_that_dies_leaves_the_old_result(
     convert("out")
     before = written("out")
     model = Model.read(checkpoint)
-    sink = Sink(Path("out/low.onnx"), shard_bytes=MB, workers=pair)
+    sink = Sink(Path("out/low.onnx"), shard_bytes=MB)
     monkeypatch.setattr(shards, "_writing", _dying)
     with pytest.raises(onnxamp.OutputError, match=r"Cannot write .*The worker process ended with exit code 5"):
-        convert_to_file(model, sink, Options(level="O1"))
+        write_conversion(Job(model=model, options=Options(level="O1"), run=Run(workers=pair)), sink)
     assert written("out") == before
 
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from onnxamp._batch.find import page_of
 from onnxamp._batch.folder import FolderReport
 from onnxamp._batch.state import Row
-from onnxamp._convert.convert import Conversion
+from onnxamp._job.writing import Conversion
 from onnxamp._model.storage import write_file
 from onnxamp._numerics.results import DiffReport
 from onnxamp._paths.paths import made_folder

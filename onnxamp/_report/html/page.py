@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from onnxamp._audit.findings import Audit
-from onnxamp._convert.convert import Conversion
 from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import LOW_TYPES, LowType
+from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport, LayerDiff, RunCheck
 from onnxamp._report.check import check_report, finding_items
 from onnxamp._report.comparison import diff_report

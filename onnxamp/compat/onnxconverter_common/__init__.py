@@ -6,6 +6,7 @@ Names, order and defaults of arguments are those of onnxconverter-common 1.16. T
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -13,9 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxamp._convert.convert import Sink, convert, convert_to_file
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import graph_of
+from onnxamp._job.pipeline import Request, convert_in_memory, convert_to_file, decide
+from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
 from onnxamp._numerics.accept import Accept
@@ -23,10 +25,9 @@ from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._public import export
+from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search
-from onnxamp._tuning.results import Tuned
-from onnxamp._tuning.tune import tune
 from onnxamp._warnings import warn
 from onnxamp.compat._convert import convert_all_but
 from onnxamp.compat._numbers import Range, tensor_to_float16, to_float16
@@ -226,8 +227,8 @@ def auto_convert_mixed_precision(
         rtol, atol = 1e-5 if rtol is None else rtol, 1e-8 if atol is None else atol
     judge = _judge(Model.of(model), validate_fn, rtol, atol)
     opened = Model.of(model)
-    plan = _tuned(opened, feed_dict, judge, keep_io_types, None).plan
-    return convert(opened, plan.options, plan).embedded()
+    request = _accepted(opened, feed_dict, judge, keep_io_types, None)
+    return convert_in_memory(request)[0].embedded()
 
 
 @watched_sources()
@@ -287,9 +288,9 @@ def auto_convert_mixed_precision_model_path(
     else:
         judge = _judge(model, customized_validate_func, None, None)
     wanted: Provider = "cuda" if any("CUDA" in name for name in provider) else "cpu"
-    tuned = _tuned(model, input_feed, judge, keep_io_types, wanted)
+    request = _accepted(model, input_feed, judge, keep_io_types, wanted)
     target.parent.mkdir(parents=True, exist_ok=True)
-    convert_to_file(model, Sink(target), tuned.plan.options, tuned.plan)
+    convert_to_file(request, Sink(target))
 
 
 def _judge(model: Model, function: Judge | None, rtol: float | None, atol: float | None) -> Accept:
@@ -307,24 +308,28 @@ def _judge(model: Model, function: Judge | None, rtol: float | None, atol: float
     return Accept(getattr(function, "__qualname__", "numpy.allclose"), accepts)
 
 
-def _tuned(
+def _accepted(
     model: Model,
     feeds: Mapping[str, Any],
     judge: Accept,
     keep_io_types: bool | Iterable[str],
     provider: Provider | None,
-) -> Tuned:
-    """The most low precision that is accepted; the relative error is only to be below 100 %.
+) -> Request:
+    """Return the conversion with the most low precision that is accepted; the relative error may reach 100 %.
 
     Raises:
         ArgumentError: not even the last candidate, which lowers nothing, is accepted.
     """
-    search = Search(1.0, "rel-l2", dict(feeds), provider=provider, accept=judge, allow_slower=True)
-    tuned = tune(model, Options.of(Level.AUTO, {"keep_io_types": keep_io_types}), search)
-    warn(tuned.plan.warnings)
-    if not tuned.held:
+    request = Request(
+        model=model,
+        asked=Options.of(Level.AUTO, {"keep_io_types": keep_io_types}),
+        run=RunOptions(samples=dict(feeds), provider=provider),
+        search=Search(tolerance=1.0, metric="rel-l2", accept=judge, allow_slower=True),
+    )
+    plan, tuned = decide(request)
+    if tuned is None or not tuned.held:
         raise ArgumentError(f"No conversion is accepted by {judge.name!r}.")
-    return tuned
+    return replace(request, plan=plan, warn=lambda _: None)  # the warnings were given
 
 
 export(__name__, __all__)

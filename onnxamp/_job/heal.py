@@ -9,25 +9,28 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import monotonic
 from typing import Final
 
-from onnxamp._convert.convert import Conversion, Sink, convert_to_file
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import RuntimeFailure
+from onnxamp._job.job import Job
+from onnxamp._job.validation import RefusedError, Validation, Validator, failed_name
+from onnxamp._job.writing import Conversion, Sink, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
+from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import Cure, DiffReport
-from onnxamp._numerics.validation import RefusedError, Validation, convert_and_compare
 from onnxamp._numerics.whole import NO_ISLANDS
 from onnxamp._ops.profiles import computes_low
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.loading import the_loader
+from onnxamp._state.state import Part
+from onnxamp._tuning.fallback import measured_plan
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
@@ -37,59 +40,79 @@ _MEASURING: Final = 1 / 2
 
 
 def convert_validated(
-    model: Model, sink: Sink, options: Options, validation: Validation, plan: Plan | None = None
+    job: Job, sink: Sink, comparison: Comparison, validation: Validation, kept: Part | None = None
 ) -> tuple[Conversion, DiffReport]:
-    """Convert a model, and write what passes.
+    """Convert a model, and write a result that passes.
 
-    That is the conversion, one with more nodes in float32, one at level O1, one at level auto, or the float32 model.
+    That is the conversion itself, one with more nodes in float32, one at level O1, one at level auto, or the float32
+    model.
 
-    With a plan, which is not to be changed, where ``validation.heals`` is False, and for devices that honour no types,
-    a conversion that fails is written to ``validation.failed``.
+    With a plan, which must not change, where ``validation.heals`` is False, and for devices that ignore types, a
+    conversion that fails is written to ``validation.failed`` instead.
+
+    Args:
+        job: the conversion.
+        sink: where the result goes.
+        comparison: compares results with the original.
+        validation: what happens to a result that fails.
+        kept: what an interrupted run of the same conversion has done.
 
     Raises:
-        As :func:`onnxamp._convert.convert.convert_to_file` and :meth:`Comparison.compare`.
+        As :func:`onnxamp._job.writing.write_conversion` and :meth:`Comparison.compare`.
     """
     the_loader().start()
-    proof = UpgradeProof(validation.comparison, partial(validation.progress, "checking the upgrade"))
+    proof = UpgradeProof(comparison, job.run.progress("checking the upgrade"))
+    validator = Validator(comparison, sink, proof, kept)
     try:
-        return convert_and_compare(model, sink, options, validation, plan, proof)
+        return validator.convert(job, validation.layers)
     except RefusedError as error:
         refused = error
     failure = refused.report
     why = failure.failure or next(iter(failure.warnings), "")
     _LOG.info("the result failed its validation: %s", why)
-    everywhere = computes_low(options.target)
-    if plan is not None or everywhere or not validation.heals:
-        validation.failed.parent.mkdir(parents=True, exist_ok=True)
-        made = convert_to_file(model, replace(sink, target=validation.failed), options, plan, proof, validation.rounder)
-        return made, replace(failure, result=str(validation.failed), cure=NO_ISLANDS if everywhere else failure.cure)
+    if job.plan is not None or not validation.heals or computes_low(job.options.target):
+        return _write_failed(job, validator, validation, failure)
     if proof.has_refused:
-        options = replace(options, opset="keep")
-    for way in _ways(model, sink, options, validation, refused):
-        how = replace(validation, layers=False) if way.options.level == Level.O0 else validation
+        job = replace(job, options=replace(job.options, opset="keep"))
+    for way in _ways(job, validator, validation, refused):
+        layers = False if way.options.level == Level.O0 else validation.layers
         with suppress(RefusedError):
-            made, report = convert_and_compare(model, sink, way.options, how, way.plan, proof)
-            told = replace(
-                way.cure, applied=True, failure=why, first_bad=failure.first_bad, level=way.level,
-                casts=(refused.casts, made.summary.casts_after),
-            )  # fmt: skip
-            return made, replace(report, cure=told)
+            conversion, report = validator.convert(replace(job, options=way.options, plan=way.plan), layers)
+            cure = replace(
+                way.cure,
+                applied=True,
+                failure=why,
+                first_bad=failure.first_bad,
+                level=way.level,
+                casts=(refused.casts, conversion.summary.casts_after),
+            )
+            return conversion, replace(report, cure=cure)
     raise RuntimeFailure(
         "The float32 model does not agree with itself in a second run: no result can be validated (--no-validate)."
     )
 
 
-def _ways(
-    model: Model, sink: Sink, options: Options, validation: Validation, refused: RefusedError
-) -> Iterator["_Way"]:
-    """What may pass in place of a conversion that failed, the best first.
+def _write_failed(
+    job: Job, validator: Validator, validation: Validation, failure: DiffReport
+) -> tuple[Conversion, DiffReport]:
+    """Write a result that failed under another name."""
+    target = validation.failed or failed_name(validator.sink.target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sink = replace(validator.sink, target=target)
+    conversion = write_conversion(job, sink, kept=validator.kept, proof=validator.proof)
+    cure = NO_ISLANDS if computes_low(job.options.target) else failure.cure
+    return conversion, replace(failure, result=str(target), cure=cure)
 
-    Where an op breaks, that is one with it in float32. Where errors add up, none is at fault, and measurements tell
-    which cause the most.
+
+def _ways(job: Job, validator: Validator, validation: Validation, refused: RefusedError) -> Iterator["_Way"]:
+    """Yield the conversions to try in place of one that failed, the best first.
+
+    Where an op breaks, that is one with the op in float32. Where errors add up, no single op is to blame, and
+    measurements tell which ops cause the most.
     """
-    command = (str(model.path), str(sink.target))
+    options = job.options
     recipe = Recipe(replace(options, hazards=True), validation.sampling)
-    search = _Fallbacks(model, recipe, command, validation, refused, recipe.options == options)
+    search = _Fallbacks(job, validator, validation, recipe, refused, recipe.options == options)
     if options.level not in (Level.O2, Level.O3):
         yield from search.cured(1.0)
     elif refused.fault or (refused.report.first_bad is not None and refused.report.first_bad.breaks):
@@ -102,9 +125,12 @@ def _ways(
         yield from search.cured(_SEARCH)
         yield from search.lower()
     last = Options(
-        Level.O0, dtype=options.dtype, from_dtype=options.from_dtype, keep_io_types=options.keep_io_types,
+        Level.O0,
+        dtype=options.dtype,
+        from_dtype=options.from_dtype,
+        keep_io_types=options.keep_io_types,
         target=options.target,
-    )  # fmt: skip
+    )
     yield _Way(last, search.told(), Level.O0.value)
 
 
@@ -122,10 +148,10 @@ class _Way:
 class _Fallbacks:
     """Tries one thing after the other; ``outcomes`` tell of those that did not pass."""
 
-    model: Model
-    recipe: Recipe
-    command: tuple[str, str]
+    job: Job
+    validator: Validator
     validation: Validation
+    recipe: Recipe
     refused: RefusedError
     is_tried: bool
     """Whether the recipe is what was refused."""
@@ -137,6 +163,11 @@ class _Fallbacks:
     def __post_init__(self) -> None:
         self.until = monotonic() + self.validation.seconds
 
+    @property
+    def command(self) -> tuple[str, str]:
+        """The source and the target in suggested commands."""
+        return str(self.job.model.path), str(self.validator.sink.target)
+
     def told(self, outcome: str = "", command: str = "") -> Cure:
         """What was found at last, or that nothing was."""
         nodes, text = () if command else self.nodes, " ".join(filter(None, (*self.outcomes, outcome)))
@@ -144,16 +175,30 @@ class _Fallbacks:
 
     def cured(self, share: float) -> Iterator[_Way]:
         """More nodes in float32, found in a share of the time."""
-        compared, seconds = self.validation.comparison, self.validation.seconds
+        compared, seconds = self.validator.comparison, self.validation.seconds
         trial = Trial(
-            compared.samples, compared.limits, compared.provider, compared.reference.budget, seconds=seconds * share,
-            progress=lambda done, total: self.validation.progress(_looking(seconds), done, total),
-        )  # fmt: skip
+            compared.samples,
+            compared.limits,
+            compared.provider,
+            compared.reference.budget,
+            seconds=seconds * share,
+            progress=self.job.run.progress(f"looking for a fix (at most {seconds:.0f} s)"),
+        )
         fault = self.refused.fault
-        cure = _named_in(fault, self.model) if fault else cure_conversion(
-            self.model, self.command, self.recipe, trial, tried=self.is_tried, comparison=compared, advice="",
-            failed=self.refused.report if self.is_tried else None, rounder=self.validation.rounder,
-        )  # fmt: skip
+        if fault:
+            cure = _named_in(fault, self.job.model)
+        else:
+            cure = cure_conversion(
+                self.job.model,
+                self.command,
+                self.recipe,
+                trial,
+                tried=self.is_tried,
+                comparison=compared,
+                advice="",
+                failed=self.refused.report if self.is_tried else None,
+                rounder=self.job.rounder,
+            )
         _LOG.info("looked for a cure in %d trials: %s", cure.trials, cure.outcome)
         self.nodes, self.trials = cure.nodes, cure.trials
         if cure.confirmed:
@@ -171,15 +216,16 @@ class _Fallbacks:
 
     def measured(self) -> Iterator[_Way]:
         """What level auto finds."""
-        tune, options, seconds = self.validation.tune, self.recipe.options, self.validation.seconds
-        if tune is None or not seconds:
+        job, options, seconds = self.job, self.recipe.options, self.validation.seconds
+        if job.search is None or not seconds:
             return
         tolerance = _tolerance(self.refused.report)
         rounding = options.rounding if options.compensates else "nearest"
         auto = replace(self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding))
-        plan = tune(auto.options, tolerance, max(self.until - monotonic(), seconds * _MEASURING))
+        search = replace(job.search, tolerance=tolerance, seconds=max(self.until - monotonic(), seconds * _MEASURING))
+        plan = measured_plan(job.model, auto.options, search, replace(job.run, state=None), job.rounder)
         if plan is not None:
-            samples = self.validation.comparison.samples
+            samples = job.run.samples
             command = auto.tuning(*self.command, tolerance, len(samples) if samples.made_up else 0)
             told = self.told("Level auto measures what each op costs, and passes.", command)
             yield _Way(plan.options, told, Level.AUTO.value, plan)
@@ -190,10 +236,6 @@ def _tolerance(failed: DiffReport) -> float:
     """What every output has to hold."""
     limits = (one.limit for one in failed.judgements if one.metric in ("rel_l2", "detections"))
     return min(limits, default=TOLERANCES[failed.lowest])
-
-
-def _looking(seconds: float) -> str:
-    return f"looking for a fix (at most {seconds:.0f} s)"
 
 
 def _named_in(fault: str, model: Model) -> Cure:

@@ -1,0 +1,269 @@
+"""The conversion that users run. Every door leads here: functions, commands, folders, other converters' interfaces.
+
+    model -> samples and reference -> measurements that options ask for -> decide and rewrite -> validate, heal -> sink
+
+Python functions that return a model use :func:`convert_in_memory`, everything that writes a file
+:func:`convert_to_file`, and those that only decide :func:`decide`. They begin alike (:func:`_begun`) and measure alike
+(:func:`_settled`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from onnxamp._convert.convert import Converted, convert
+from onnxamp._convert.deciding import analyse_model, in_float32
+from onnxamp._convert.misspelt import early_warnings, refuse_misspelt
+from onnxamp._convert.plan import Plan, make_plan
+from onnxamp._convert.raising import reference_of
+from onnxamp._errors import InternalError
+from onnxamp._job.job import Job
+from onnxamp._model.model import Model
+from onnxamp._model.sources import release_sources
+from onnxamp._ops.custom import declared_ops
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
+from onnxamp._runtime.run import NO_SAMPLES, Run, RunOptions
+from onnxamp._runtime.session import choose_provider
+from onnxamp._state.state import opened
+from onnxamp._warnings import warn
+
+if TYPE_CHECKING:
+    from onnxamp._job.validation import Validation
+    from onnxamp._job.writing import Conversion, Sink
+    from onnxamp._numerics.diff import Comparison
+    from onnxamp._runtime.samples import Samples
+    from onnxamp._tuning.arguments import Search
+    from onnxamp._tuning.results import Tuned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A conversion as a user asks for it.
+
+    Attributes:
+        model: the model to convert; it is not changed.
+        asked: the options of the conversion.
+        plan: decisions to repeat; its options replace those.
+        run: on what, where and with whose help models run, if any have to.
+        search: how level auto searches: at that level, and where nothing else passes the validation. None for the
+            defaults at level auto, and to leave it out of a validation.
+        validation: how the result is validated; None to leave that out.
+        warn: takes warnings: those that are known early before anything runs, and the others at the end.
+    """
+
+    model: Model
+    asked: Options = field(default_factory=Options)
+    plan: Plan | None = None
+    run: RunOptions = field(default_factory=RunOptions)
+    search: "Search | None" = None
+    validation: "Validation | None" = None
+    warn: Callable[[Iterable[str]], None] = warn
+
+    @property
+    def options(self) -> Options:
+        """The options that hold."""
+        return self.asked if self.plan is None else self.plan.options
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether measurements decide."""
+        return self.options.level == Level.AUTO and self.plan is None
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether weights may be rounded on samples; a plan was made for other samples than random ones, perhaps."""
+        return self.options.may_compensate and (self.plan is None or self.run.samples is not None)
+
+    @property
+    def measures(self) -> bool:
+        """Whether the options ask for measurements on samples."""
+        if self.is_tuned or (self.plan is None and self.options.lacks_ranges):
+            return True
+        return self.options.compensates and self.is_rounded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a request whose result was written.
+
+    Attributes:
+        conversion: what was written, with its validation.
+        tuned: what level auto found; None at other levels.
+        samples: the samples that models ran on, if any did.
+    """
+
+    conversion: "Conversion"
+    tuned: "Tuned | None"
+    samples: "Samples"
+
+
+def convert_to_file(request: Request, sink: "Sink") -> Outcome:
+    """Convert a model that was read from a file, validate the result, and write it whole or not at all.
+
+    A result that fails its validation is healed, or written under another name, as the request says.
+
+    Raises:
+        ArgumentError: an option or a path has an impossible value, or the state belongs to another conversion.
+        OutputError: the target cannot be written.
+        RuntimeFailure: options ask for measurements, and the model does not run.
+        Others as :func:`onnxamp._convert.convert.convert`.
+    """
+    from onnxamp._job.writing import CONVERSION, unfinished, write_conversion  # noqa: PLC0415 - only files need it
+
+    with _begun(request) as (begun, comparison):
+        kept = unfinished(begun, sink)
+        early = _early_warnings(request)
+        job = _settled(request, begun, comparison)
+        job.run.report("converting", 0, 0)
+        if comparison is None:
+            conversion = write_conversion(job, sink, kept=kept)
+        else:
+            from onnxamp._job.heal import convert_validated  # noqa: PLC0415 - few conversions in Python need it
+
+            assert request.validation is not None
+            conversion, report = convert_validated(job, sink, comparison, request.validation, kept)
+            conversion = replace(conversion, validation=report)
+        release_sources()  # the result is in its place
+        if job.run.state is not None:
+            job.run.state.drop(CONVERSION)
+    if job.tuned is not None:
+        conversion = replace(conversion, plan=job.tuned.plan)  # its reasons are the measured ones
+    request.warn(text for text in conversion.plan.warnings if text not in early)
+    return Outcome(conversion=conversion, tuned=job.tuned, samples=job.run.samples)
+
+
+def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
+    """Convert a model, and return the result without validating it.
+
+    Returns:
+        The converted model, and what level auto found if that is the level.
+
+    Raises:
+        As :func:`convert_to_file`, apart from what is about writing.
+    """
+    with _begun(request) as (begun, _):
+        early = _early_warnings(request)
+        job = _settled(request, begun, None)
+        converted = convert(job.model, job.options, job.plan, rounder=job.rounder)
+    warnings = converted.analysis.pins.warnings if job.tuned is None else job.tuned.plan.warnings
+    request.warn(text for text in warnings if text not in early)
+    return converted, job.tuned
+
+
+def decide(request: Request) -> tuple[Plan, "Tuned | None"]:
+    """Decide the precision of every float without rewriting the model. The plan holds the warnings.
+
+    Raises:
+        As :func:`convert_in_memory`.
+    """
+    with _begun(request) as (begun, _):
+        early = _early_warnings(request)
+        job = _settled(request, begun, None)
+        if job.tuned is not None:
+            request.warn(text for text in job.tuned.plan.warnings if text not in early)
+            return job.tuned.plan, job.tuned
+        try:
+            return make_plan(analyse_model(job.model, job.options)[1]), None
+        except InternalError as error:
+            return make_plan(in_float32(job.model, job.options, error)[1]), None
+
+
+@contextmanager
+def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
+    """Draw samples, open the state, and start the worker processes that a request asks for.
+
+    Yields:
+        The conversion with nothing measured yet, and what compares results with the original if they are validated.
+    """
+    asked, options, model = request.run, request.options, request.model
+    runs = request.validation is not None or request.measures
+    with declared_ops(options.custom_ops):
+        comparison = _comparison(request)
+        samples = NO_SAMPLES
+        if comparison is not None:
+            samples = comparison.samples
+        elif request.measures:
+            samples = asked.draw(model)
+        on_gpu = runs and choose_provider(asked.provider) == "cuda"
+        with opened(asked.state, renew=asked.renews) as state, asked.place.sharing(gpus=int(on_gpu)) as workers:
+            run = Run(
+                samples=samples,
+                provider=asked.provider,
+                workers=workers,
+                state=state,
+                renews=asked.renews,
+                report=asked.report,
+                budget=asked.budget,
+            )
+            if comparison is not None:
+                comparison.workers = run.sample_workers
+            yield Job(model=model, options=options, plan=request.plan, run=run, search=request.search), comparison
+
+
+def _comparison(request: Request) -> "Comparison | None":
+    """Return what compares results with the original; None if they are not validated."""
+    validation = request.validation
+    if validation is None:
+        return None
+    from onnxamp._numerics.diff import Comparison  # noqa: PLC0415 - only validation and level auto need it
+
+    options, asked = request.options, request.run
+    return Comparison.of(
+        reference_of(request.model, options),
+        lambda reference: asked.draw(request.model, options.target, reference),
+        validation.limits(options.dtype, is_tuned=request.is_tuned),
+        asked.provider,
+        metric=validation.metric,
+        target=options.target,
+        budget=asked.budget,
+    )
+
+
+def _early_warnings(request: Request) -> list[str]:
+    """Give the warnings that are known before anything takes time, and return them.
+
+    Raises:
+        ArgumentError: a name matches nothing, and the options are strict about names.
+    """
+    if request.plan is not None:
+        return []
+    if not request.measures and request.validation is None:
+        refuse_misspelt(request.model, request.options)
+        return []
+    early = early_warnings(request.model, request.options)
+    request.warn(early)
+    return early
+
+
+def _settled(request: Request, job: Job, comparison: "Comparison | None") -> Job:
+    """Return a conversion with what its options ask to measure: level auto, ranges, and how weights are rounded.
+
+    Raises:
+        ArgumentError: a sample does not fit the model. RuntimeFailure: the model does not run.
+    """
+    if job.run.samples is NO_SAMPLES:
+        return job
+    if request.is_rounded:
+        from onnxamp._numerics.rounding import rounder_of  # noqa: PLC0415 - needs scipy, and few options ask for it
+
+        job = replace(job, rounder=rounder_of(job.options, job.run))
+    if request.is_tuned:
+        job = _tuned(job)
+    if comparison is not None:
+        comparison.try_reference(job.run.progress("running the original"))
+    if job.plan is None and job.options.lacks_ranges:
+        from onnxamp._numerics.ranges import with_ranges  # noqa: PLC0415 - few options ask for it
+
+        job = replace(job, options=with_ranges(job.model, job.options, job.run))
+    return job
+
+
+def _tuned(job: Job) -> Job:
+    """Return the conversion that level auto finds."""
+    from onnxamp._tuning.arguments import Search  # noqa: PLC0415 - only level auto needs it
+    from onnxamp._tuning.tune import tune  # noqa: PLC0415
+
+    tuned = tune(job.model, job.options, job.search or Search(), job.run, job.rounder)
+    return replace(job, tuned=tuned, plan=tuned.plan, options=tuned.plan.options)

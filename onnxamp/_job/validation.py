@@ -1,0 +1,242 @@
+"""Conversions that are validated before they are put in their place.
+
+A result is written to a temporary name, loaded there, built where the target has a builder, and compared with the
+original.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._job.job import Job
+from onnxamp._job.writing import Conversion, Sink, write_conversion
+from onnxamp._model.formats import is_text
+from onnxamp._model.model import Model
+from onnxamp._model.protos import all_nodes
+from onnxamp._numerics.accept import Accept
+from onnxamp._numerics.cure import SECONDS
+from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.limits import Limits, make_limits
+from onnxamp._numerics.metrics import TOLERANCES, DiffMetric
+from onnxamp._numerics.proof import UpgradeProof
+from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.whole import as_float16
+from onnxamp._ops.profiles import computes_low
+from onnxamp._options.auto import TOLERANCE
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
+from onnxamp._runtime.building import build_engine, can_build
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.loading import Loaded, load_file
+from onnxamp._runtime.session import Provider, is_plugin, make_session, run
+from onnxamp._state.state import Part
+from onnxamp._target.versions import BUILDERS, device_of
+
+_MARGIN: Final = 0.2
+"""Share of the default limits that is left to inputs that were not seen, where errors are draws."""
+
+
+class RefusedError(Exception):
+    """A result that failed its validation, before it was put in its place; ``fault`` is why it does not load."""
+
+    def __init__(self, report: DiffReport, casts: int, fault: str = "") -> None:
+        super().__init__()
+        self.report, self.casts, self.fault = report, casts, fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """How a result is compared with the original before it is put in its place, and what happens if it fails.
+
+    Attributes:
+        tolerance: the largest relative L2 error; None for the default of the low-precision type.
+        accept: judges outputs in place of the default limits.
+        metric: how outputs are compared.
+        layers: compare all values; None to do so only if outputs miss their limits.
+        heals: if the result fails, search for a conversion that passes.
+        seconds: about how long that search may take.
+        failed: where a result goes that fails and is not healed; None for NAME.failed.onnx beside the target.
+        sampling: the options of the command line that make another command run on the same inputs.
+    """
+
+    tolerance: float | None = None
+    accept: Accept | None = None
+    metric: DiffMetric = "auto"
+    layers: bool | None = None
+    heals: bool = True
+    seconds: float = SECONDS
+    failed: Path | None = None
+    sampling: tuple[str, ...] = ()
+
+    def limits(self, dtype: str, *, is_tuned: bool) -> Limits:
+        """Return the limits for results in a low-precision type.
+
+        Args:
+            dtype: the low-precision type.
+            is_tuned: whether the model was tuned to the tolerance; the default limit is accepted as well then.
+
+        Raises:
+            ArgumentError: no result can hold the tolerance.
+        """
+        if is_tuned:
+            tuned_to = TOLERANCE if self.tolerance is None else self.tolerance
+            return Limits(tolerance=max(tuned_to, TOLERANCES[dtype]), accept=self.accept)
+        if self.tolerance is None:
+            return Limits(margin=_MARGIN, accept=self.accept)
+        asked = make_limits({"rel_l2": self.tolerance})  # checks it
+        return replace(asked, accept=self.accept) if self.accept is not None else Limits(tolerance=self.tolerance)
+
+
+def failed_name(target: Path) -> Path:
+    """Return where a result goes that fails its validation."""
+    return target.with_name(f"{target.stem}.failed{target.suffix}")
+
+
+def _casts(model: Model) -> int:
+    return sum(node.op_type == "Cast" for node in all_nodes(model.proto.graph.node))
+
+
+@dataclass(frozen=True, slots=True)
+class Validator:
+    """Converts a model, and puts the result in its place if it passes.
+
+    Attributes:
+        comparison: compares results with the original.
+        sink: where the result goes.
+        proof: judges upgrades to a newer opset.
+        kept: what an interrupted run of the same conversion has done.
+    """
+
+    comparison: Comparison
+    sink: Sink
+    proof: UpgradeProof
+    kept: Part | None = None
+
+    def convert(self, job: Job, layers: bool | None) -> tuple[Conversion, DiffReport]:
+        """Convert, and write the result if it passes or cannot be compared.
+
+        Args:
+            job: the conversion.
+            layers: compare all values; None to do so only if outputs miss their limits.
+
+        Raises:
+            RefusedError: the result fails.
+        """
+        reports: list[DiffReport] = []
+
+        def approve(written: Path) -> None:
+            reports.append(self._judge(job, Model.read(written, job.model), layers))
+
+        sink = replace(self.sink, approve=approve)
+        shapes = _shapes(self.comparison)
+        conversion = write_conversion(job, sink, kept=self.kept, proof=self.proof, shapes=shapes)
+        return conversion, reports[0]
+
+    def _judge(self, job: Job, result: Model, layers: bool | None) -> DiffReport:
+        """Compare a result under a temporary name.
+
+        Raises:
+            RefusedError: it fails.
+        """
+        loaded, ran_in = self._load(job, result)
+        if loaded.fault:
+            raise RefusedError(self._unloadable(job.options, loaded), _casts(result), loaded.fault)
+        everywhere = computes_low(job.options.target)
+        report = self.comparison.compare(
+            as_float16(result) if everywhere else result,
+            layers=layers,
+            progress=job.run.progress("validating"),
+        )
+        ran_on = f"{report.ran_on} everywhere" if everywhere else report.ran_on
+        report = replace(report, ran_on=ran_on, result=str(self.sink.target), loaded=ran_in)
+        if report.passed or report.skipped:
+            return report
+        if job.options.level != Level.O0 or not is_plugin(self.comparison.provider):
+            raise RefusedError(report, _casts(result))
+        why = report.failure or next(iter(report.warnings), "")
+        return replace(report, failure=None, skipped=f"Float32 itself is wrong there: {why}")
+
+    def _load(self, job: Job, result: Model) -> tuple[Loaded, str]:
+        """Load a result, build it where the target has a builder, and run it where only that shows whether it runs.
+
+        Returns:
+            What the last of these steps came to, and the names of what loaded or built it.
+        """
+        target, reference, samples = job.options.target, self.comparison.reference, self.comparison.samples
+        provider = reference.provider
+        place = provider if provider == device_of(target) and not is_plugin(provider) else None
+        loaded = load_result(result, job.model, place)
+        ran_in = loaded.where(place)
+        if not loaded.fault and target in BUILDERS and can_build():
+            loaded = build_result(result, job.model, samples[0])
+            ran_in = " and ".join(filter(None, (ran_in, loaded.by)))
+        if not loaded.fault and place == "cpu" and samples.has(0) and result.stock.size <= reference.budget:
+            loaded = run_result(result, job.model, samples[0])
+        return loaded, ran_in
+
+    def _unloadable(self, options: Options, loaded: Loaded) -> DiffReport:
+        samples = self.comparison.samples
+        return DiffReport(
+            self.comparison.reference.model.label,
+            str(self.sink.target),
+            loaded.by,
+            samples.description,
+            len(samples),
+            options.dtype,
+            failure=f"{loaded.by} does not {loaded.does} the result: {loaded.fault}.",
+        )
+
+
+def _shapes(comparison: Comparison) -> Mapping[str, tuple[int, ...]] | None:
+    """Return the shapes of the first sample by input; None where there is none to be had."""
+    if not comparison.samples.has(0):
+        return None
+    feeds = comparison.samples[0].items()
+    return {name: feed.shape for name, feed in feeds if isinstance(feed, np.ndarray)}
+
+
+def load_result(result: Model, original: Model, place: Provider | None) -> Loaded:
+    """Load the file of a result. A fault that the original has as well is none of the conversion, so it does not count.
+
+    Args:
+        result: the result, read from its file.
+        original: what it was converted from, read from a file as well.
+        place: the provider, if it is the one that the result is meant for: kernels that another lacks are no fault.
+    """
+    found = load_file(result, place)
+    if found.fault and original.path is not None:
+        return Loaded() if load_file(original, place, in_text=is_text(original.path)).fault else found
+    return found
+
+
+def run_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Loaded:
+    """Run a result on ONNX Runtime's CPU provider, whose kernels may fail although the session loads.
+
+    A failure counts only where the original runs.
+    """
+    fault = _failure_of(result, feeds)
+    if fault and _failure_of(original, feeds):
+        return Loaded()
+    return Loaded("ONNX Runtime", fault, "run")
+
+
+def _failure_of(model: Model, feeds: Mapping[str, Any]) -> str:
+    """Return why ONNX Runtime's CPU provider does not run a model, as a clause; "" where it does."""
+    try:
+        run(make_session(model.path or model.embedded(), lean=True), check_inputs(model.proto, feeds))
+    except (ArgumentError, RuntimeFailure) as error:
+        return str(error).removesuffix(".")
+    return ""
+
+
+def build_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Loaded:
+    """Build an engine of a result. Refusals count only where the original is built."""
+    built = build_engine(result, feeds)
+    if built.refusals and build_engine(original, feeds).refusals:
+        return Loaded()
+    told = (f"{refusal.text} ({refusal.node})" if refusal.node else refusal.text for refusal in built.refusals)
+    return Loaded(built.by, "; ".join(told), "build")

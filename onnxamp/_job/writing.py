@@ -1,0 +1,299 @@
+"""The last step of a conversion: the result is written to a file, whole or not at all."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from onnx import ModelProto
+
+from onnxamp._convert.causes import Cause, find_causes
+from onnxamp._convert.convert import Converted, convert
+from onnxamp._convert.estimate import SpeedUp, expected_speed_up
+from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
+from onnxamp._convert.plan import Plan, make_plan, plan_json
+from onnxamp._convert.raising import low_note
+from onnxamp._convert.summary import Summary, summarize
+from onnxamp._convert.upgrades import Proof
+from onnxamp._errors import ArgumentError
+from onnxamp._graph.collecting import no_collections
+from onnxamp._graph.graph import Graph
+from onnxamp._job.job import Job
+from onnxamp._model.data_files import referring_models
+from onnxamp._model.formats import is_text
+from onnxamp._model.lowering import ConversionCounts
+from onnxamp._model.model import Model
+from onnxamp._model.saving import Saved, copy_file, save_model
+from onnxamp._model.shards import measured
+from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, unwritable, weight_bytes
+from onnxamp._numerics.results import DiffReport
+from onnxamp._ops.tables import read_table
+from onnxamp._options.options import Options
+from onnxamp._paths.paths import is_remote
+from onnxamp._public import Shown
+from onnxamp._runtime.fingerprints import file_print, versions
+from onnxamp._state.state import Part, fingerprint
+
+_LOG: Final = logging.getLogger("onnxamp")
+EXTERNAL_DATA: Final = ("auto", "always", "never")
+"""When weights go to a data file beside the model."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Conversion(Shown):
+    """The outcome of :func:`onnxamp.convert_file`.
+
+    Attributes:
+        source: the model that was read.
+        target: the model that was written.
+        plan: what was decided, and why.
+        summary: nodes and Casts of the result by precision.
+        notes: what was done besides, which options would save Casts, and which op types of the lists do not occur, in
+            sentences.
+        weights: name of a weight -> numbers of elements that overflowed, underflowed or were flushed.
+        bytes_before: size of all weights of the source in bytes.
+        bytes_after: size of all weights of the target in bytes.
+        causes: what keeps nodes in float32, how many Casts that costs, and which option would lower them.
+        speed_up: what the conversion should gain by an estimate; None where none can be made.
+        validation: how the result compares with the original; None if it was not validated.
+
+    Example:
+        >>> import onnxamp, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     conversion = onnxamp.convert_file("models/encoder.onnx", f"{folder}/low.onnx")
+        >>> conversion.source.name, conversion.target.name, conversion.plan.level
+        ('encoder.onnx', 'low.onnx', 'O2')
+    """
+
+    source: Path
+    target: Path
+    plan: Plan
+    summary: Summary
+    notes: tuple[str, ...]
+    weights: Mapping[str, ConversionCounts]
+    bytes_before: int
+    bytes_after: int
+    causes: tuple[Cause, ...] = ()
+    speed_up: SpeedUp | None = None
+    validation: DiffReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where and how to write a converted model.
+
+    Attributes:
+        target: the file.
+        external_data: whether weights go to a data file: "auto", "always" or "never".
+        shard_bytes: size in bytes at which the data file is split; None for one file.
+        data_names: whose names data files get: "onnx" or "transformers.js".
+        approve: called with the new model under another name; if it raises, nothing is put in place.
+
+    Raises:
+        ArgumentError: a value is unknown, or the target is a folder. OutputError: its folder does not exist.
+    """
+
+    target: Path
+    external_data: str = "auto"
+    shard_bytes: int | None = None
+    data_names: str = "onnx"
+    approve: Callable[[Path], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.data_names not in (styles := read_table("presets")):
+            raise ArgumentError(f"Unknown data_names {self.data_names!r}: choose one of {', '.join(styles)}.")
+        if self.external_data not in EXTERNAL_DATA:
+            raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {self.external_data!r}.")
+        if self.shard_bytes is not None and self.shard_bytes <= 0:
+            raise ArgumentError(f"shard_bytes must be positive, not {self.shard_bytes!r}.")
+        if self.shard_bytes is not None and self.external_data == "never":
+            raise ArgumentError("shard_bytes splits external data: it excludes external_data='never'.")
+        if self.target.is_dir():
+            raise ArgumentError(f"The output {str(self.target)!r} is a folder: name a file.")
+        if not is_remote(self.target) and not self.target.parent.is_dir():
+            raise unwritable(self.target, FileNotFoundError())
+
+    def destination(self, stored: StoredWeights) -> Path:
+        """The target, with a symbolic link resolved.
+
+        Raises:
+            ArgumentError: the model that is converted stores weights there, or another one beside the target.
+        """
+        target = self.target.resolve() if self.target.is_symlink() else self.target
+        if target.resolve() in stored.files:
+            raise ArgumentError(f"{str(target)!r} holds weights of the model: give the output another name.")
+        others = referring_models(target.parent, [target.name] if target.exists() else [], target)
+        if others:
+            user = str(others[target.name])
+            raise ArgumentError(f"{str(target)!r} holds weights of {user!r}: give the output another name.")
+        return target
+
+    def is_external(self, stored: StoredWeights, low_bytes: int) -> bool:
+        """Whether the result's weights go to a data file.
+
+        Args:
+            stored: the weights of the original.
+            low_bytes: how many of their bytes the conversion halves.
+
+        Raises:
+            ArgumentError: external_data is "never", but one file cannot hold the weights.
+        """
+        size = stored.size - low_bytes // 2
+        if self.external_data == "never" and size > INLINE_LIMIT:
+            raise ArgumentError(
+                f"{size} bytes of weights do not fit into one file, since protobuf ends at 2 GiB: use external_data="
+                "'auto' or 'always'."
+            )
+        is_needed = size > INLINE_LIMIT or bool(stored.files)
+        return self.external_data == "always" or (self.external_data == "auto" and is_needed)
+
+
+CONVERSION: Final = "conversion"
+"""Part of a state file: what is left of a conversion that did not end."""
+
+
+def unfinished(job: Job, sink: Sink) -> Part | None:
+    """Return what an interrupted run of the same conversion has done; None where nothing is kept.
+
+    Raises:
+        ArgumentError: the state belongs to another conversion.
+    """
+    state = job.run.state
+    depends_on_samples = job.options.compensates
+    if state is None or job.run.renews or depends_on_samples:
+        return None
+    model = job.model
+    assert model.path is not None
+    files = sorted({model.path.resolve(), *model.stock.files})
+    wanted = sink.external_data, sink.shard_bytes, sink.data_names
+    facts = {
+        "the model": fingerprint(*map(file_print, files)),
+        "the options": fingerprint(json.dumps(job.options.as_json(), sort_keys=True), repr(wanted)),
+        "the plan": "" if job.plan is None else fingerprint(json.dumps(plan_json(job.plan), sort_keys=True)),
+        "the output": str(sink.target),
+        "the version of onnxamp or ONNX Runtime": versions(),
+    }
+    return state.part(CONVERSION, facts)
+
+
+@no_collections()
+def write_conversion(
+    job: Job,
+    sink: Sink,
+    *,
+    kept: Part | None = None,
+    proof: Proof | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Conversion:
+    """Convert a model that was read from a file, and write the result whole or not at all.
+
+    An unchanged model is copied byte by byte where its weights may stay where they are.
+
+    Args:
+        job: the conversion.
+        sink: where the result goes.
+        kept: what an interrupted run has done, from :func:`unfinished`.
+        proof: judges an upgrade to a newer opset that nobody asked for.
+        shapes: shapes of the inputs by name, for which the speed-up is estimated.
+
+    Raises:
+        ArgumentError: the target holds weights of the model.
+        OutputError: the target cannot be written. Others as :func:`onnxamp._convert.convert.convert`.
+    """
+    model, run = job.model, job.run
+    source, stored = model.path, model.stock
+    assert source is not None
+    target = sink.destination(stored)
+    with measured(model, run.workers, kept):
+        converted = convert(model, job.options, job.plan, deferred=True, proof=proof, rounder=job.rounder)
+    summary = summarize(converted.prepared, converted.analysis, job.plan)
+    external = sink.is_external(stored, summary.low_weight_bytes - 2 * converted.prepared.widened)
+    protected = frozenset() if target.exists() and target.samefile(source) else stored.files
+    if converted.changed or not _weights_stay(sink, source, target, stored, external=external) or is_text(source):
+        saved = save_model(
+            converted.proto,
+            target,
+            converted.weights,
+            external=external,
+            shard_bytes=sink.shard_bytes,
+            data_names=sink.data_names,
+            keep=protected,
+            progress=run.progress("writing"),
+            approve=sink.approve,
+            workers=run.workers,
+            kept=kept,
+        )
+        counts = converted.weights.counts()
+    else:
+        copies = copy_file(source, target, protected | stored.files, sink.approve)
+        saved = Saved(stored.size, tuple(copies))
+        counts = {}
+    _LOG.info("wrote %s: %d bytes of weights", target, saved.size)
+    return Conversion(
+        source=source,
+        target=target,
+        plan=make_plan(converted.analysis),
+        summary=summary,
+        notes=(*_notes(converted, job.plan), *saved.notes),
+        weights=counts,
+        bytes_before=stored.size,
+        bytes_after=saved.size,
+        causes=find_causes(converted.analysis) if job.plan is None else (),
+        speed_up=expected_speed_up(converted.analysis, shapes),
+    )
+
+
+def _weights_stay(sink: Sink, source: Path, target: Path, stored: StoredWeights, *, external: bool) -> bool:
+    """Return whether the weights of an unchanged model may stay in the files that hold them."""
+    if bool(stored.files) != external or sink.shard_bytes is not None:
+        return False
+    is_beside = source.absolute().parent.resolve() == target.resolve().parent
+    return not external or (is_beside and sink.data_names == "onnx")
+
+
+@no_collections()
+def preview(model: Model, target: Path, options: Options, plan: Plan | None = None) -> tuple[Conversion, ModelProto]:
+    """Return what :func:`write_conversion` would do, and the model that it would write to ``target``.
+
+    Nothing is written, and no model runs.
+
+    Raises:
+        As :func:`onnxamp._convert.convert.convert`.
+    """
+    assert model.path is not None
+    trusted: list[int] = []
+
+    def trust(graph: Graph) -> None:
+        trusted.append(graph.book.opsets[""])
+
+    converted = convert(model, replace(options, rounding="nearest"), plan, proof=trust)
+    notes = _notes(converted, plan)
+    opset = converted.analysis.graph.book.opsets[""]
+    if opset in trusted:
+        told = f"Nothing ran, so the upgrade to opset {opset} is trusted here:"
+        notes = (*notes, f"{told} convert first sees whether the float32 model computes the same there.")
+    conversion = Conversion(
+        source=model.path,
+        target=target,
+        plan=make_plan(converted.analysis),
+        summary=summarize(converted.prepared, converted.analysis, plan),
+        notes=notes,
+        weights=converted.weights.counts(),
+        bytes_before=model.stock.size,
+        bytes_after=weight_bytes(converted.proto),
+        causes=find_causes(converted.analysis) if plan is None else (),
+        speed_up=expected_speed_up(converted.analysis, None),
+    )
+    return conversion, converted.proto
+
+
+def _notes(converted: Converted, plan: Plan | None) -> tuple[str, ...]:
+    """What was done besides, and which options would save Casts."""
+    analysis = converted.analysis
+    hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis))))
+    hints += (*converted.prepared.unfolded, *converted.prepared.refused)
+    hints += (converted.rounded.note(),) if converted.rounded is not None else ()
+    hints += tuple(filter(None, (low_note(analysis.graph, analysis.options), *analysis.problem.overrides.notes)))
+    return (*converted.prepared.notes, *hints) if converted.changed else hints

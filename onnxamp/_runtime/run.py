@@ -1,0 +1,120 @@
+"""How a job runs models: on which samples, where, with whose help, and who hears how far it is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeAlias
+
+from onnxamp._model.model import Model
+from onnxamp._runtime.engines import Executable, Progress
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.samples import Samples, SamplesLike
+from onnxamp._runtime.sampling import as_samples
+from onnxamp._runtime.session import Provider, choose_provider, is_plugin
+from onnxamp._runtime.side import BUDGET
+from onnxamp._state.state import State, StateLike
+from onnxamp._workers.executor import Workers
+from onnxamp._workers.place import Place
+
+NO_SAMPLES: Final = Samples("", ())
+"""What a job has that runs no model."""
+
+
+Report: TypeAlias = Callable[[str, int, int], None]
+"""Hears what a job is doing, how much of it is done, and how much there is (0 if that is unknown)."""
+
+
+def silent(activity: str, done: int, total: int) -> None:
+    """Ignore how far a job is."""
+    del activity, done, total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A job that has begun: everything that runs a model for it takes these from here.
+
+    Attributes:
+        samples: inputs of the model.
+        provider: where results run; None for CUDA if there is a device.
+        workers: the processes that share the work; None for this process alone.
+        state: keeps what was measured and written, for an interrupted job to go on.
+        renews: begin anew where the state belongs to another job, instead of refusing it.
+        report: hears how far the job is.
+        budget: bytes of values and weights to hold at a time.
+    """
+
+    samples: Samples = NO_SAMPLES
+    provider: Provider | None = None
+    workers: Workers | None = None
+    state: State | None = None
+    renews: bool = False
+    report: Report = silent
+    budget: int = BUDGET
+
+    @property
+    def float32_provider(self) -> Provider:
+        """Where float32 models run: on the CPU if the provider is a plugin, and else on the provider itself."""
+        chosen = choose_provider(self.provider)
+        return "cpu" if is_plugin(chosen) else chosen
+
+    @property
+    def sample_workers(self) -> Workers | None:
+        """The processes that share samples; None where there is one sample at most."""
+        return None if self.samples.counted in (0, 1) else self.workers
+
+    def progress(self, activity: str) -> Progress:
+        """Return a callback that reports the progress of one activity."""
+        return partial(self.report, activity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a user wants a job to run, before it is known what the model takes.
+
+    Attributes:
+        samples: inputs of the model, in any form that public functions take; None for random ones.
+        count: how many random ones; None for as many as a verdict takes.
+        seed: seed of random ones.
+        dims: sizes of named dimensions of random ones.
+        provider: as for :class:`Run`, and so are ``report`` and ``budget``.
+        place: the worker processes to use.
+        state: the file that keeps what was done.
+        renews: replace a state that belongs to another job.
+    """
+
+    samples: SamplesLike | None = None
+    count: int | None = 1
+    seed: int = 0
+    dims: Mapping[str, int] = field(default_factory=dict)
+    provider: Provider | None = None
+    place: Place = field(default_factory=Place)
+    state: StateLike = None
+    renews: bool = False
+    report: Report = silent
+    budget: int = BUDGET
+
+    def draw(self, model: Model, target: str | None = None, reference: Executable | None = None) -> Samples:
+        """Return the samples that are asked for.
+
+        Args:
+            model: the model that they are for.
+            target: what results are meant for, where they are judged.
+            reference: what results are compared with, where they are; it keeps its outputs of the first sample.
+
+        Raises:
+            ArgumentError: the samples cannot be read or do not fit the model, or it has no such dimension.
+        """
+        samples = as_samples(
+            self.samples,
+            model,
+            count=self.count,
+            seed=self.seed,
+            dims=self.dims,
+            reference=reference,
+            engines=(target, self.provider),
+        )
+        if self.samples is not None:
+            check_inputs(model.proto, samples[0])
+        elif self.dims:
+            samples[0]  # names a dimension that the model lacks
+        return samples
