@@ -233,7 +233,7 @@ def estimated(model: ModelProto, feeds: Feeds) -> float:
 def ranges(source: ModelProto | Path, feeds: Feeds) -> dict[str, float]:
     """The largest magnitude of each value of a float32 model."""
     model = Model.of(source)
-    found = largest_magnitudes(model, Run(samples=as_samples(feeds, model), provider="cpu"))
+    found = largest_magnitudes(model, Run(inputs=as_samples(feeds, model), provider="cpu"))
     names = (name for node in model.proto.graph.node for name in node.output)
     return {name: float(f"{found[name]:.3g}") for name in names if found.get(name)}
 

@@ -3,42 +3,42 @@
 Those that convert warn of options that match nothing, cannot be obeyed or break something; a Plan holds these warnings.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from os import PathLike
-from typing import Any, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overload
 
 from onnx import ModelProto
 
 from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentTypeError
-from onnxamp._job.pipeline import Request, convert_in_memory, convert_to_file, decide
-from onnxamp._job.validation import Validation
-from onnxamp._job.writing import Conversion, Sink
+from onnxamp._job.pipeline import convert_in_memory, convert_to_file, decide
+from onnxamp._job.request import Request, Validation
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
-from onnxamp._numerics.accept import Accept, AcceptLike
 from onnxamp._options.auto import TOLERANCE, is_auto
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
-from onnxamp._runtime.engines import Progress
-from onnxamp._runtime.run import Report, RunOptions, silent
-from onnxamp._runtime.samples import SamplesLike
-from onnxamp._runtime.session import Provider
-from onnxamp._runtime.side import BUDGET
-from onnxamp._state.state import StateLike
+from onnxamp._runtime.run import BUDGET, Report, RunOptions, silent
 from onnxamp._target.versions import AUTO
-from onnxamp._tuning.arguments import Search
-from onnxamp._tuning.metric import MetricLike
-from onnxamp._tuning.results import TunedModel
-from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS
+from onnxamp._tuning.arguments import SECONDS, SENSITIVITY_RUNS, Search
 from onnxamp._warnings import warn
 from onnxamp._workers.place import Place
 
-TUNING_SAMPLES = 4
+if TYPE_CHECKING:
+    from onnxamp._job.writing import Conversion
+    from onnxamp._numerics.accept import AcceptLike
+    from onnxamp._runtime.engines import Progress
+    from onnxamp._runtime.samples import SamplesLike
+    from onnxamp._runtime.session import Provider
+    from onnxamp._state.state import StateLike
+    from onnxamp._tuning.metric import MetricLike
+    from onnxamp._tuning.results import TunedModel
+
+TUNING_SAMPLES: Final = 4
 """Random samples that level auto takes."""
 
 
@@ -57,12 +57,12 @@ G = TypeVar("G", bound=SurgeonGraph)
 @overload
 def convert_model(
     model: ModelProto | str | PathLike[str], level: LevelName = "O2", *, tolerance: float = 1e-2,
-    samples: SamplesLike | None = None, metric: MetricLike = "auto", **options: Unpack[OptionKeywords],
+    samples: "SamplesLike | None" = None, metric: "MetricLike" = "auto", **options: Unpack[OptionKeywords],
 ) -> ModelProto: ...  # fmt: skip
 @overload
 def convert_model(
-    model: G, level: LevelName = "O2", *, tolerance: float = 1e-2, samples: SamplesLike | None = None,
-    metric: MetricLike = "auto", **options: Unpack[OptionKeywords],
+    model: G, level: LevelName = "O2", *, tolerance: float = 1e-2, samples: "SamplesLike | None" = None,
+    metric: "MetricLike" = "auto", **options: Unpack[OptionKeywords],
 ) -> G: ...  # fmt: skip
 @unchanged_sources()
 def convert_model(
@@ -70,8 +70,8 @@ def convert_model(
     level: LevelName = "O2",
     *,
     tolerance: float = 1e-2,
-    samples: SamplesLike | None = None,
-    metric: MetricLike = "auto",
+    samples: "SamplesLike | None" = None,
+    metric: "MetricLike" = "auto",
     **options: Unpack[OptionKeywords],
 ) -> Any:
     """Convert a float32 ONNX model to mixed precision.
@@ -168,7 +168,7 @@ def convert_model(
     return _like(model, converted.embedded())
 
 
-def _of_writing(progress: Progress) -> Report:
+def _of_writing(progress: "Progress") -> Report:
     """Return a report that passes on how much is written, and nothing else."""
 
     def report(activity: str, done: int, total: int) -> None:
@@ -193,17 +193,17 @@ def convert_file(
     external_data: str = "auto",
     shard_bytes: int | None = None,
     data_names: str = "onnx",
-    progress: Callable[[int, int], None] | None = None,
+    progress: "Progress | None" = None,
     tolerance: float | None = None,
-    samples: SamplesLike | None = None,
-    metric: MetricLike = "auto",
+    samples: "SamplesLike | None" = None,
+    metric: "MetricLike" = "auto",
     validate: bool = True,
-    provider: Provider | None = None,
+    provider: "Provider | None" = None,
     jobs: int | None = None,
     cluster: str | None = None,
-    state: StateLike = None,
+    state: "StateLike" = None,
     **options: Unpack[OptionKeywords],
-) -> Conversion:
+) -> "Conversion":
     """Convert a model file of any size, validate the result, and write it whole or not at all.
 
     As ``onnxamp convert`` does, this runs the result beside the original before it takes its place. If the result
@@ -267,6 +267,8 @@ def convert_file(
         search=Search(tolerance=TOLERANCE if tolerance is None else tolerance, metric=metric),
         validation=Validation(tolerance=tolerance) if validate else None,
     )
+    from onnxamp._job.writing import Sink  # noqa: PLC0415 - only files need it
+
     sink = Sink(as_path(dst), external_data, shard_bytes, data_names)
     return convert_to_file(request, sink).conversion
 
@@ -277,8 +279,8 @@ def plan_model(
     level: LevelName = "O2",
     *,
     tolerance: float = 1e-2,
-    samples: SamplesLike | None = None,
-    metric: MetricLike = "auto",
+    samples: "SamplesLike | None" = None,
+    metric: "MetricLike" = "auto",
     **options: Unpack[OptionKeywords],
 ) -> Plan:
     """Decide the precision of every float without rewriting the model.
@@ -313,11 +315,11 @@ def plan_model(
 
 @overload
 def apply_plan(
-    model: ModelProto | str | PathLike[str], plan: Plan, *, samples: SamplesLike | None = None
+    model: ModelProto | str | PathLike[str], plan: Plan, *, samples: "SamplesLike | None" = None
 ) -> ModelProto: ...
 @overload
-def apply_plan(model: G, plan: Plan, *, samples: SamplesLike | None = None) -> G: ...
-def apply_plan(model: Any, plan: Plan, *, samples: SamplesLike | None = None) -> Any:
+def apply_plan(model: G, plan: Plan, *, samples: "SamplesLike | None" = None) -> G: ...
+def apply_plan(model: Any, plan: Plan, *, samples: "SamplesLike | None" = None) -> Any:
     """Convert a model as a plan says.
 
     Args:
@@ -343,14 +345,14 @@ def apply_plan(model: Any, plan: Plan, *, samples: SamplesLike | None = None) ->
     return convert_as(model, plan.options, plan, samples)
 
 
-def convert_as(model: Any, options: Options, plan: Plan | None = None, samples: SamplesLike | None = None) -> Any:
+def convert_as(model: Any, options: Options, plan: Plan | None = None, samples: "SamplesLike | None" = None) -> Any:
     """Convert a model by settled options or a plan; not for level "auto" without a plan."""
     return converted_as(model, options, plan, samples)[1]
 
 
 @unchanged_sources()
 def converted_as(
-    model: Any, options: Options, plan: Plan | None = None, samples: SamplesLike | None = None
+    model: Any, options: Options, plan: Plan | None = None, samples: "SamplesLike | None" = None
 ) -> tuple[Converted, Any]:
     """Convert as :func:`convert_as`; return the conversion besides its result."""
     request = Request(model=Model.of(model), asked=options, plan=plan, run=RunOptions(samples=samples))
@@ -363,26 +365,26 @@ def tune_model(
     model: ModelSource,
     tolerance: float = 1e-2,
     *,
-    metric: MetricLike = "auto",
-    samples: SamplesLike | None = None,
+    metric: "MetricLike" = "auto",
+    samples: "SamplesLike | None" = None,
     count: int = 4,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
     device: str = AUTO,
     times: str = "roofline",
-    provider: Provider | None = None,
+    provider: "Provider | None" = None,
     runs: int = SENSITIVITY_RUNS,
-    state: StateLike = None,
+    state: "StateLike" = None,
     pick: int | None = None,
     progress: Report | None = None,
     budget: int = BUDGET,
     seconds: float = SECONDS,
     allow_slower: bool = False,
-    accept: AcceptLike | None = None,
+    accept: "AcceptLike | None" = None,
     jobs: int | None = None,
     cluster: str | None = None,
     **options: Unpack[OptionKeywords],
-) -> TunedModel:
+) -> "TunedModel":
     """Convert as much of a model to low precision as its measured accuracy allows.
 
     Args:
@@ -434,6 +436,9 @@ def tune_model(
         >>> tuned.error <= 1e-2
         True
     """
+    from onnxamp._numerics.accept import Accept  # noqa: PLC0415 - loads what runs models
+    from onnxamp._tuning.results import TunedModel  # noqa: PLC0415
+
     asked = Options.of(Level.AUTO, options)
     search = Search(
         tolerance=tolerance,

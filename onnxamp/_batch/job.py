@@ -15,20 +15,19 @@ from onnxamp._batch.state import Entry, Row, Stamp, stamps
 from onnxamp._convert.misspelt import misspelt
 from onnxamp._decide.unmatched import Unmatched
 from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError, SourceChangedError
-from onnxamp._job.pipeline import Request, convert_to_file
-from onnxamp._job.validation import Validation
+from onnxamp._job.pipeline import convert_to_file
+from onnxamp._job.request import Request, Validation
 from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import Model
 from onnxamp._model.sources import watched_sources
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.accept import Accept
-from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.results import DiffReport
 from onnxamp._options.auto import TOLERANCE
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.custom_ops import custom_ops
-from onnxamp._runtime.run import RunOptions
+from onnxamp._runtime.run import CURE_SECONDS, RunOptions
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.sizes import Sizes
@@ -61,7 +60,7 @@ class FolderOptions:
     dims: Mapping[str, int] = field(default_factory=dict)
     provider: Provider | None = None
     cures: bool = True
-    cure_seconds: float = SECONDS
+    cure_seconds: float = CURE_SECONDS
     libraries: tuple[str, ...] = ()
     accept: str | None = None
 
@@ -261,7 +260,7 @@ def _sampling(options: FolderOptions, job: Job, model: Model) -> tuple[str, ...]
     return *written, *(text for name, size in dims.items() for text in ("--dim", f"{name}={size}")), *judge
 
 
-def _row(job: Job, conversion: Conversion, samples: Samples) -> Row:
+def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
     """Return what became of a model that was converted."""
     nodes, diff = conversion.summary.nodes, conversion.validation
     row = Row(
@@ -272,7 +271,7 @@ def _row(job: Job, conversion: Conversion, samples: Samples) -> Row:
         casts=conversion.summary.casts_added,
         bytes_before=conversion.bytes_before,
         bytes_after=conversion.bytes_after,
-        inputs=samples.description,
+        inputs="" if samples is None else samples.description,
         warnings=conversion.plan.warnings,
     )
     if diff is None:

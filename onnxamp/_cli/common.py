@@ -15,7 +15,7 @@ from onnxamp._cli.door import door, note_report
 from onnxamp._cli.grouped import GroupedCommand
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError
-from onnxamp._job.validation import failed_name
+from onnxamp._job.request import failed_name
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.sources import watched_sources
 from onnxamp._paths.paths import is_remote, made_folder

@@ -30,11 +30,10 @@ from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._cli.workers import place_options, run_options_of
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._errors import ArgumentError
-from onnxamp._job.pipeline import Request, convert_to_file
-from onnxamp._job.validation import Validation
+from onnxamp._job.pipeline import convert_to_file
+from onnxamp._job.request import Request, Validation
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
-from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.results import DiffReport
 from onnxamp._options.auto import TOLERANCE, is_auto
 from onnxamp._options.levels import Level, LevelName
@@ -42,6 +41,7 @@ from onnxamp._options.options import COMMAND_LINE
 from onnxamp._printable import printable
 from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import progress_bar
+from onnxamp._runtime.run import CURE_SECONDS
 from onnxamp._runtime.session import choose_provider
 from onnxamp._tuning.arguments import Search
 
@@ -66,7 +66,7 @@ from onnxamp._tuning.arguments import Search
 @click.option("--retry", is_flag=True, help="A folder of models: try again what failed before for the same reason.")
 @click.option("--no-cure", is_flag=True, help="If the result fails its validation, write it as NAME.failed.onnx"
               " instead of keeping more nodes in float32.")  # fmt: skip
-@click.option("--cure-time", metavar="SECONDS", type=click.FloatRange(0), default=SECONDS, show_default=True,
+@click.option("--cure-time", metavar="SECONDS", type=click.FloatRange(0), default=CURE_SECONDS, show_default=True,
               help="Time in which nodes are looked for that must stay float32 to pass, or measured.")  # fmt: skip
 @output_options
 @preset_options

@@ -12,7 +12,6 @@ from onnxamp._cli.types import FILE, OpsetType, OutputPath, Target, Words
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
-from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.levels import Level
@@ -20,6 +19,7 @@ from onnxamp._options.options import COMMAND_LINE, Options, default_of
 from onnxamp._runtime.draws import LEAST, MOST
 from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.run import CURE_SECONDS
 from onnxamp._runtime.samples import Samples, load_samples
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import BROWSER, Provider, is_plugin
@@ -114,7 +114,7 @@ def unlike_target(options: dict[str, Any], target: str) -> list[str]:
 
 
 cure_time_option: Final = click.option(
-    "--cure-time", metavar="SECONDS", type=click.FloatRange(0), default=SECONDS, show_default=True,
+    "--cure-time", metavar="SECONDS", type=click.FloatRange(0), default=CURE_SECONDS, show_default=True,
     help="Time in which nodes are looked for that must stay float32 to pass.",
 )  # fmt: skip
 """The option that limits the search for options that fix a failure."""

@@ -20,7 +20,7 @@ from onnxamp._pipeline.search import SECONDS
 from onnxamp._pipeline.tune import PipelineArguments, run_tuning
 from onnxamp._report.pipeline import pipeline_json, pipeline_report
 from onnxamp._report.progress import progress_bar
-from onnxamp._tuning.job import TIMES
+from onnxamp._tuning.arguments import TIMES
 
 _OF_MODELS: Final = {
     "inputs": "its function brings them",

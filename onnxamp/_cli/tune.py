@@ -21,7 +21,8 @@ from onnxamp._cli.options import (
 )
 from onnxamp._cli.presets import preset_options
 from onnxamp._cli.workers import place_options, run_options_of
-from onnxamp._job.pipeline import Request, convert_to_file
+from onnxamp._job.pipeline import convert_to_file
+from onnxamp._job.request import Request
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
@@ -29,14 +30,12 @@ from onnxamp._numerics.results import LayerDiff
 from onnxamp._options.levels import Level
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
-from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.side import BUDGET
+from onnxamp._runtime.run import BUDGET, RunOptions
 from onnxamp._target.roofline import devices
 from onnxamp._target.versions import AUTO
-from onnxamp._tuning.arguments import Search
-from onnxamp._tuning.job import TIMES
+from onnxamp._tuning.arguments import SECONDS, SENSITIVITY_RUNS, TIMES, Search
 from onnxamp._tuning.metric import METRICS
-from onnxamp._tuning.search import CANDIDATE_RUNS, SECONDS, SENSITIVITY_RUNS
+from onnxamp._tuning.search import CANDIDATE_RUNS
 
 
 @new_command("tune")

@@ -21,11 +21,11 @@ from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.engines import Progress, engine_name
 from onnxamp._runtime.flow import Flow, make_flow
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples, SamplesLike
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH
-from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.values import Feed
 
 

@@ -15,7 +15,8 @@ from typing import Final
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import RuntimeFailure
 from onnxamp._job.job import Job
-from onnxamp._job.validation import RefusedError, Validation, Validator, failed_name
+from onnxamp._job.request import Validation, failed_name
+from onnxamp._job.validation import RefusedError, Validator
 from onnxamp._job.writing import Conversion, Sink, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes

@@ -7,9 +7,9 @@ Python functions that return a model use :func:`convert_in_memory`, everything t
 (:func:`_settled`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onnxamp._convert.convert import Converted, convert
@@ -19,69 +19,18 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.raising import reference_of
 from onnxamp._errors import InternalError
 from onnxamp._job.job import Job
-from onnxamp._model.model import Model
+from onnxamp._job.request import Request
 from onnxamp._model.sources import release_sources
 from onnxamp._ops.custom import declared_ops
-from onnxamp._options.levels import Level
-from onnxamp._options.options import Options
-from onnxamp._runtime.run import NO_SAMPLES, Run, RunOptions
-from onnxamp._runtime.session import choose_provider
+from onnxamp._runtime.run import Run
 from onnxamp._state.state import opened
-from onnxamp._warnings import warn
+from onnxamp._tuning.arguments import Search
 
 if TYPE_CHECKING:
-    from onnxamp._job.validation import Validation
     from onnxamp._job.writing import Conversion, Sink
     from onnxamp._numerics.diff import Comparison
     from onnxamp._runtime.samples import Samples
-    from onnxamp._tuning.arguments import Search
     from onnxamp._tuning.results import Tuned
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A conversion as a user asks for it.
-
-    Attributes:
-        model: the model to convert; it is not changed.
-        asked: the options of the conversion.
-        plan: decisions to repeat; its options replace those.
-        run: on what, where and with whose help models run, if any have to.
-        search: how level auto searches: at that level, and where nothing else passes the validation. None for the
-            defaults at level auto, and to leave it out of a validation.
-        validation: how the result is validated; None to leave that out.
-        warn: takes warnings: those that are known early before anything runs, and the others at the end.
-    """
-
-    model: Model
-    asked: Options = field(default_factory=Options)
-    plan: Plan | None = None
-    run: RunOptions = field(default_factory=RunOptions)
-    search: "Search | None" = None
-    validation: "Validation | None" = None
-    warn: Callable[[Iterable[str]], None] = warn
-
-    @property
-    def options(self) -> Options:
-        """The options that hold."""
-        return self.asked if self.plan is None else self.plan.options
-
-    @property
-    def is_tuned(self) -> bool:
-        """Whether measurements decide."""
-        return self.options.level == Level.AUTO and self.plan is None
-
-    @property
-    def is_rounded(self) -> bool:
-        """Whether weights may be rounded on samples; a plan was made for other samples than random ones, perhaps."""
-        return self.options.may_compensate and (self.plan is None or self.run.samples is not None)
-
-    @property
-    def measures(self) -> bool:
-        """Whether the options ask for measurements on samples."""
-        if self.is_tuned or (self.plan is None and self.options.lacks_ranges):
-            return True
-        return self.options.compensates and self.is_rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +40,12 @@ class Outcome:
     Attributes:
         conversion: what was written, with its validation.
         tuned: what level auto found; None at other levels.
-        samples: the samples that models ran on, if any did.
+        samples: the samples that models ran on; None if none did.
     """
 
     conversion: "Conversion"
     tuned: "Tuned | None"
-    samples: "Samples"
+    samples: "Samples | None"
 
 
 def convert_to_file(request: Request, sink: "Sink") -> Outcome:
@@ -131,7 +80,7 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
     if job.tuned is not None:
         conversion = replace(conversion, plan=job.tuned.plan)  # its reasons are the measured ones
     request.warn(text for text in conversion.plan.warnings if text not in early)
-    return Outcome(conversion=conversion, tuned=job.tuned, samples=job.run.samples)
+    return Outcome(conversion=conversion, tuned=job.tuned, samples=job.run.inputs)
 
 
 def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
@@ -178,25 +127,16 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
         The conversion with nothing measured yet, and what compares results with the original if they are validated.
     """
     asked, options, model = request.run, request.options, request.model
-    runs = request.validation is not None or request.measures
     with declared_ops(options.custom_ops):
         comparison = _comparison(request)
-        samples = NO_SAMPLES
+        run = Run(provider=asked.provider, renews=asked.renews, report=asked.report, budget=asked.budget)
         if comparison is not None:
-            samples = comparison.samples
+            run = replace(run, inputs=comparison.samples)
         elif request.measures:
-            samples = asked.draw(model)
-        on_gpu = runs and choose_provider(asked.provider) == "cuda"
+            run = replace(run, inputs=asked.draw(model))
+        on_gpu = run.runs_models and run.float32_provider == "cuda"
         with opened(asked.state, renew=asked.renews) as state, asked.place.sharing(gpus=int(on_gpu)) as workers:
-            run = Run(
-                samples=samples,
-                provider=asked.provider,
-                workers=workers,
-                state=state,
-                renews=asked.renews,
-                report=asked.report,
-                budget=asked.budget,
-            )
+            run = replace(run, workers=workers, state=state)
             if comparison is not None:
                 comparison.workers = run.sample_workers
             yield Job(model=model, options=options, plan=request.plan, run=run, search=request.search), comparison
@@ -207,13 +147,14 @@ def _comparison(request: Request) -> "Comparison | None":
     validation = request.validation
     if validation is None:
         return None
-    from onnxamp._numerics.diff import Comparison  # noqa: PLC0415 - only validation and level auto need it
+    from onnxamp._job.validation import limits_of  # noqa: PLC0415 - loads what runs models
+    from onnxamp._numerics.diff import Comparison  # noqa: PLC0415
 
     options, asked = request.options, request.run
     return Comparison.of(
         reference_of(request.model, options),
         lambda reference: asked.draw(request.model, options.target, reference),
-        validation.limits(options.dtype, is_tuned=request.is_tuned),
+        limits_of(validation, options.dtype, is_tuned=request.is_tuned),
         asked.provider,
         metric=validation.metric,
         target=options.target,
@@ -243,7 +184,7 @@ def _settled(request: Request, job: Job, comparison: "Comparison | None") -> Job
     Raises:
         ArgumentError: a sample does not fit the model. RuntimeFailure: the model does not run.
     """
-    if job.run.samples is NO_SAMPLES:
+    if not job.run.runs_models:
         return job
     if request.is_rounded:
         from onnxamp._numerics.rounding import rounder_of  # noqa: PLC0415 - needs scipy, and few options ask for it
@@ -262,8 +203,7 @@ def _settled(request: Request, job: Job, comparison: "Comparison | None") -> Job
 
 def _tuned(job: Job) -> Job:
     """Return the conversion that level auto finds."""
-    from onnxamp._tuning.arguments import Search  # noqa: PLC0415 - only level auto needs it
-    from onnxamp._tuning.tune import tune  # noqa: PLC0415
+    from onnxamp._tuning.tune import tune  # noqa: PLC0415 - only level auto needs it
 
     tuned = tune(job.model, job.options, job.search or Search(), job.run, job.rounder)
     return replace(job, tuned=tuned, plan=tuned.plan, options=tuned.plan.options)

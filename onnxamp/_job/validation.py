@@ -13,15 +13,14 @@ import numpy as np
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job.job import Job
+from onnxamp._job.request import Validation
 from onnxamp._job.writing import Conversion, Sink, write_conversion
 from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
-from onnxamp._numerics.accept import Accept
-from onnxamp._numerics.cure import SECONDS
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits, make_limits
-from onnxamp._numerics.metrics import TOLERANCES, DiffMetric
+from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.whole import as_float16
@@ -48,52 +47,25 @@ class RefusedError(Exception):
         self.report, self.casts, self.fault = report, casts, fault
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
-    """How a result is compared with the original before it is put in its place, and what happens if it fails.
+def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
+    """Return the limits that a validation sets for results in a low-precision type.
 
-    Attributes:
-        tolerance: the largest relative L2 error; None for the default of the low-precision type.
-        accept: judges outputs in place of the default limits.
-        metric: how outputs are compared.
-        layers: compare all values; None to do so only if outputs miss their limits.
-        heals: if the result fails, search for a conversion that passes.
-        seconds: about how long that search may take.
-        failed: where a result goes that fails and is not healed; None for NAME.failed.onnx beside the target.
-        sampling: the options of the command line that make another command run on the same inputs.
+    Args:
+        validation: how results are validated.
+        dtype: the low-precision type.
+        is_tuned: whether the model was tuned to the tolerance; the default limit is accepted as well then.
+
+    Raises:
+        ArgumentError: no result can hold the tolerance.
     """
-
-    tolerance: float | None = None
-    accept: Accept | None = None
-    metric: DiffMetric = "auto"
-    layers: bool | None = None
-    heals: bool = True
-    seconds: float = SECONDS
-    failed: Path | None = None
-    sampling: tuple[str, ...] = ()
-
-    def limits(self, dtype: str, *, is_tuned: bool) -> Limits:
-        """Return the limits for results in a low-precision type.
-
-        Args:
-            dtype: the low-precision type.
-            is_tuned: whether the model was tuned to the tolerance; the default limit is accepted as well then.
-
-        Raises:
-            ArgumentError: no result can hold the tolerance.
-        """
-        if is_tuned:
-            tuned_to = TOLERANCE if self.tolerance is None else self.tolerance
-            return Limits(tolerance=max(tuned_to, TOLERANCES[dtype]), accept=self.accept)
-        if self.tolerance is None:
-            return Limits(margin=_MARGIN, accept=self.accept)
-        asked = make_limits({"rel_l2": self.tolerance})  # checks it
-        return replace(asked, accept=self.accept) if self.accept is not None else Limits(tolerance=self.tolerance)
-
-
-def failed_name(target: Path) -> Path:
-    """Return where a result goes that fails its validation."""
-    return target.with_name(f"{target.stem}.failed{target.suffix}")
+    tolerance, accept = validation.tolerance, validation.accept
+    if is_tuned:
+        tuned_to = TOLERANCE if tolerance is None else tolerance
+        return Limits(tolerance=max(tuned_to, TOLERANCES[dtype]), accept=accept)
+    if tolerance is None:
+        return Limits(margin=_MARGIN, accept=accept)
+    asked = make_limits({"rel_l2": tolerance})  # checks it
+    return replace(asked, accept=accept) if accept is not None else Limits(tolerance=tolerance)
 
 
 def _casts(model: Model) -> int:

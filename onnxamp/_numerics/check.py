@@ -20,11 +20,11 @@ from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
 from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples, SamplesLike
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
-from onnxamp._runtime.side import BUDGET
 from onnxamp._state.state import Facts, StateLike, fingerprint, opened
 from onnxamp._workers.executor import Crash, Workers
 from onnxamp._workers.place import Place

@@ -23,10 +23,9 @@ from onnxamp._numerics.results import Cure, DiffReport, LayerDiff
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Options, default_of
 from onnxamp._runtime.engines import Progress
-from onnxamp._runtime.run import Run
+from onnxamp._runtime.run import BUDGET, CURE_SECONDS, Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.side import BUDGET
 from onnxamp._target.kernels import takes_anywhere
 
 _FEW: Final = 4
@@ -41,9 +40,6 @@ _MORE: Final = 4
 
 _ROUNDED: Final = 1e-6
 """Local relative error from which on a node has been rounded: float32 alone stays below."""
-
-SECONDS: Final = 60.0
-"""Time for which cures are looked for unless another is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,7 @@ class Trial:
     provider: Provider | None = None
     budget: int = BUDGET
     metric: DiffMetric = "auto"
-    seconds: float = SECONDS
+    seconds: float = CURE_SECONDS
     """After which no further candidate is tried."""
     progress: Callable[[int, int], None] | None = None
 
@@ -118,7 +114,7 @@ def cure_conversion(
             model, trial.samples, trial.limits, trial.provider, budget=trial.budget, metric=trial.metric,
             target=recipe.options.target,
         )  # fmt: skip
-    rounder = rounder or rounder_of(recipe.options, Run(samples=trial.samples, provider=trial.provider))
+    rounder = rounder or rounder_of(recipe.options, Run(inputs=trial.samples, provider=trial.provider))
     search = _Search(model, recipe, trial, comparison, monotonic() + trial.seconds, 0 if failed is None else 1, rounder)
     nodes: tuple[str, ...] = ()
     report = search.compare(nodes, layers=True) if failed is None else failed

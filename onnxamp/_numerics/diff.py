@@ -32,11 +32,11 @@ from onnxamp._runtime.engines import (
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
+from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples, SamplesLike
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import BROWSER, Provider, choose_provider
-from onnxamp._runtime.side import BUDGET
 from onnxamp._state.state import Facts, Part, State, StateLike, fingerprint, opened
 from onnxamp._target.kernels import check_target
 from onnxamp._workers.executor import Crash, Workers

@@ -45,7 +45,7 @@ def find_fit(model: Model, run: RunCheck, trial: Trial, state: State | None = No
         return None
     provider = None if trial.provider is None or is_plugin(trial.provider) else trial.provider
     try:
-        graph, ranges = measured_ranges(model, _OPTIONS, Run(samples=trial.samples, provider=provider, state=state))
+        graph, ranges = measured_ranges(model, _OPTIONS, Run(inputs=trial.samples, provider=provider, state=state))
         rescaling = find_rescaling(graph, _OPTIONS, ranges)
         found = tuple(_out_of_range(graph, ranges.largest, rescaling))
         options = replace(_OPTIONS, rescaling=rescaling)

@@ -27,11 +27,11 @@ from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.run import Run
+from onnxamp._runtime.run import BUDGET, Run
 from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.sent import Made, SampleWork, SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.side import BUDGET, parts_of, start
+from onnxamp._runtime.side import parts_of, start
 from onnxamp._runtime.values import Feed
 from onnxamp._state.state import fingerprint
 from onnxamp._workers.executor import Crash, Memory, Workers

@@ -33,8 +33,8 @@ from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.flow import fitted
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.run import Run
-from onnxamp._runtime.side import BUDGET, Side, ancestors, parts_of
+from onnxamp._runtime.run import BUDGET, Run
+from onnxamp._runtime.side import Side, ancestors, parts_of
 from onnxamp._runtime.values import Feed, from_value, to_value
 
 if TYPE_CHECKING:

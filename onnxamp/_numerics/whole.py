@@ -68,7 +68,7 @@ def cure_whole(model: Model, check: Callable[[Model], RunCheck], trial: Trial) -
         if trial.progress is not None:
             trial.progress(trials, len(_WAYS))
         try:
-            asked = with_ranges(model, options, Run(samples=trial.samples, provider=trial.provider))
+            asked = with_ranges(model, options, Run(inputs=trial.samples, provider=trial.provider))
             again = check_whole(Model(convert(model, asked).embedded()), check)
         except OnnxAmpError:
             continue

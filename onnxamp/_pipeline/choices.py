@@ -137,8 +137,6 @@ def _asked(member: Member, model: Model, samples: Samples, provider: Provider) -
         rescaled = [level for level in levels if level != Level.O1]
         if not rescaled or low_type(dtype).max_finite > _MASKS:
             continue
-        ranged = with_ranges(
-            model, member.asked(Level.O2, dtype, rescale=True), Run(samples=samples, provider=provider)
-        )
+        ranged = with_ranges(model, member.asked(Level.O2, dtype, rescale=True), Run(inputs=samples, provider=provider))
         if ranged.rescaling is not None and ranged.rescaling.scaled:
             yield from (replace(ranged, level=level) for level in rescaled)

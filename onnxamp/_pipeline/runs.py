@@ -17,8 +17,8 @@ from onnxamp._pipeline.manifest import Pipeline
 from onnxamp._pipeline.models import Calls, PipelineModel
 from onnxamp._pipeline.state import BROKEN, Measured
 from onnxamp._runtime.engines import Executable, Outputs, WholeModel
+from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.side import BUDGET
 from onnxamp._runtime.values import Feed
 from onnxamp._tuning.job import converted_model
 from onnxamp._tuning.metric import Metric

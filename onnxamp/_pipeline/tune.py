@@ -28,9 +28,8 @@ from onnxamp._pipeline.search import RUNS, SECONDS, PipelineSearch, Told
 from onnxamp._pipeline.state import PART, PipelineState, facts_of
 from onnxamp._pipeline.unmatched import UnmatchedNames, find_unmatched
 from onnxamp._pipeline.write import check_targets, write_pipeline
-from onnxamp._runtime.run import Run
+from onnxamp._runtime.run import BUDGET, Run
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.side import BUDGET
 from onnxamp._state.state import State, StateLike, opened
 from onnxamp._target.roofline import device_called
 from onnxamp._target.versions import AUTO
@@ -255,7 +254,7 @@ class _Job:
 
         def find() -> tuple[Plan, float]:
             search = Search(tolerance=tolerance, device=self.asked.device, allow_slower=self.asked.allow_slower)
-            run = Run(samples=self.runs.samples(name), provider=self.asked.provider, budget=self.asked.budget)
+            run = Run(inputs=self.runs.samples(name), provider=self.asked.provider, budget=self.asked.budget)
             tuned = tune(member.model, asked, search, run)
             return tuned.plan, tuned.error
 

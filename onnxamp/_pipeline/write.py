@@ -10,7 +10,8 @@ from pathlib import Path
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._job.pipeline import Request, convert_to_file
+from onnxamp._job.pipeline import convert_to_file
+from onnxamp._job.request import Request
 from onnxamp._job.validation import load_result
 from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.converter import WeightConverter

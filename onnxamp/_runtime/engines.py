@@ -17,8 +17,9 @@ from onnxamp._runtime.device import device_name
 from onnxamp._runtime.observe import Observed, observe
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.plugins import engine_called
+from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.session import BROWSER, Provider, assigned_nodes, is_plugin, make_session, run
-from onnxamp._runtime.side import BUDGET, run_together
+from onnxamp._runtime.side import run_together
 from onnxamp._runtime.values import Feed, as_typed
 
 if TYPE_CHECKING:

@@ -3,22 +3,23 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from onnxamp._model.model import Model
-from onnxamp._runtime.engines import Executable, Progress
-from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples, SamplesLike
-from onnxamp._runtime.sampling import as_samples
-from onnxamp._runtime.session import Provider, choose_provider, is_plugin
-from onnxamp._runtime.side import BUDGET
-from onnxamp._state.state import State, StateLike
-from onnxamp._workers.executor import Workers
 from onnxamp._workers.place import Place
 
-NO_SAMPLES: Final = Samples("", ())
-"""What a job has that runs no model."""
+if TYPE_CHECKING:
+    from onnxamp._model.model import Model
+    from onnxamp._runtime.engines import Executable, Progress
+    from onnxamp._runtime.samples import Samples, SamplesLike
+    from onnxamp._runtime.session import Provider
+    from onnxamp._state.state import State, StateLike
+    from onnxamp._workers.executor import Workers
 
+BUDGET: Final = 128 << 20
+"""Bytes of values and weights that a run holds at a time unless another number is given."""
+
+CURE_SECONDS: Final = 60.0
+"""Time in which onnxamp searches for a conversion that passes unless another is given."""
 
 Report: TypeAlias = Callable[[str, int, int], None]
 """Hears what a job is doing, how much of it is done, and how much there is (0 if that is unknown)."""
@@ -34,7 +35,7 @@ class Run:
     """A job that has begun: everything that runs a model for it takes these from here.
 
     Attributes:
-        samples: inputs of the model.
+        inputs: samples of the model's inputs; None for a job that runs no model.
         provider: where results run; None for CUDA if there is a device.
         workers: the processes that share the work; None for this process alone.
         state: keeps what was measured and written, for an interrupted job to go on.
@@ -43,26 +44,39 @@ class Run:
         budget: bytes of values and weights to hold at a time.
     """
 
-    samples: Samples = NO_SAMPLES
-    provider: Provider | None = None
-    workers: Workers | None = None
-    state: State | None = None
+    inputs: "Samples | None" = None
+    provider: "Provider | None" = None
+    workers: "Workers | None" = None
+    state: "State | None" = None
     renews: bool = False
     report: Report = silent
     budget: int = BUDGET
 
     @property
-    def float32_provider(self) -> Provider:
+    def runs_models(self) -> bool:
+        """Whether models run at all."""
+        return self.inputs is not None
+
+    @property
+    def samples(self) -> "Samples":
+        """The samples that models run on."""
+        assert self.inputs is not None, "this job runs no model"
+        return self.inputs
+
+    @property
+    def float32_provider(self) -> "Provider":
         """Where float32 models run: on the CPU if the provider is a plugin, and else on the provider itself."""
+        from onnxamp._runtime.session import choose_provider, is_plugin  # noqa: PLC0415 - loads ONNX Runtime
+
         chosen = choose_provider(self.provider)
         return "cpu" if is_plugin(chosen) else chosen
 
     @property
-    def sample_workers(self) -> Workers | None:
+    def sample_workers(self) -> "Workers | None":
         """The processes that share samples; None where there is one sample at most."""
         return None if self.samples.counted in (0, 1) else self.workers
 
-    def progress(self, activity: str) -> Progress:
+    def progress(self, activity: str) -> "Progress":
         """Return a callback that reports the progress of one activity."""
         return partial(self.report, activity)
 
@@ -82,18 +96,18 @@ class RunOptions:
         renews: replace a state that belongs to another job.
     """
 
-    samples: SamplesLike | None = None
+    samples: "SamplesLike | None" = None
     count: int | None = 1
     seed: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
-    provider: Provider | None = None
+    provider: "Provider | None" = None
     place: Place = field(default_factory=Place)
-    state: StateLike = None
+    state: "StateLike" = None
     renews: bool = False
     report: Report = silent
     budget: int = BUDGET
 
-    def draw(self, model: Model, target: str | None = None, reference: Executable | None = None) -> Samples:
+    def draw(self, model: "Model", target: str | None = None, reference: "Executable | None" = None) -> "Samples":
         """Return the samples that are asked for.
 
         Args:
@@ -104,6 +118,9 @@ class RunOptions:
         Raises:
             ArgumentError: the samples cannot be read or do not fit the model, or it has no such dimension.
         """
+        from onnxamp._runtime.inputs import check_inputs  # noqa: PLC0415 - only what runs models needs samples
+        from onnxamp._runtime.sampling import as_samples  # noqa: PLC0415
+
         samples = as_samples(
             self.samples,
             model,

@@ -13,15 +13,13 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._model.protos import stored_bytes
 from onnxamp._runtime.flow import Flow, fitted
 from onnxamp._runtime.pieces import Piece, Runner
+from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.values import Feed, from_value, to_value
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
 T = TypeVar("T")
-
-BUDGET: Final = 128 * 2**20
-"""Default number of bytes of values and weights that a piece may hold."""
 
 _NODES: Final = 1024
 """Nodes that a piece may have: ONNX Runtime 1.31 loads in time that grows much faster than their number."""

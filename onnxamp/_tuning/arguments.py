@@ -1,17 +1,26 @@
 """The arguments of a tuning, checked before anything takes time."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from onnxamp._errors import ArgumentError
-from onnxamp._numerics.accept import Accept
 from onnxamp._options.auto import TOLERANCE
-from onnxamp._runtime.device import device_name
-from onnxamp._state.state import StateLike
 from onnxamp._target.roofline import device_called, device_for, device_titled
 from onnxamp._target.versions import AUTO
-from onnxamp._tuning.job import TIMES
-from onnxamp._tuning.metric import MetricLike
-from onnxamp._tuning.search import SECONDS, SENSITIVITY_RUNS
+
+if TYPE_CHECKING:
+    from onnxamp._numerics.accept import Accept
+    from onnxamp._state.state import StateLike
+    from onnxamp._tuning.metric import MetricLike
+
+TIMES: Final = ("roofline", "measured")
+"""Where the times of nodes come from."""
+
+SENSITIVITY_RUNS: Final = 32
+"""Mask runs that measuring sensitivities may take by default."""
+
+SECONDS: Final = 60.0
+"""Time for all runs of a search by default; large models take some seconds for each."""
 
 
 def meant_device(name: str, target: str = "") -> str:
@@ -23,6 +32,8 @@ def meant_device(name: str, target: str = "") -> str:
     """
     if name != AUTO:
         return device_called(name).name
+    from onnxamp._runtime.device import device_name  # noqa: PLC0415 - loads ONNX Runtime
+
     return device_for(target) or device_titled(device_name())
 
 
@@ -35,14 +46,14 @@ class Search:
     """
 
     tolerance: float = TOLERANCE
-    metric: MetricLike = "auto"
+    metric: "MetricLike" = "auto"
     device: str = AUTO
     times: str = TIMES[0]
     runs: int = SENSITIVITY_RUNS
     pick: int | None = None
     seconds: float = SECONDS
     allow_slower: bool = False
-    accept: Accept | None = None
+    accept: "Accept | None" = None
 
     def __post_init__(self) -> None:
         if self.device != AUTO:  # whose meaning the target tells
@@ -52,7 +63,7 @@ class Search:
         if self.times not in TIMES:
             raise ArgumentError(f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}.")
 
-    def check_state(self, state: StateLike) -> None:
+    def check_state(self, state: "StateLike") -> None:
         """Check that what a state file keeps can be recognized in another process.
 
         Raises:

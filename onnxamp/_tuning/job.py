@@ -22,8 +22,8 @@ from onnxamp._numerics.products import product_weights
 from onnxamp._numerics.rounding import rounding_seconds
 from onnxamp._runtime.engines import OutputCache
 from onnxamp._runtime.kept import KeptSamples
+from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.side import BUDGET
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Compensation, KeptNode
@@ -32,9 +32,6 @@ from onnxamp._tuning.sensitivity import LocalError, Progress, local_of, measure_
 from onnxamp._tuning.shared import Shared
 from onnxamp._tuning.space import UNSEEN, SearchSpace, exactly
 from onnxamp._tuning.state import TuningState
-
-TIMES: Final = ("roofline", "measured")
-"""Where the times of nodes come from."""
 
 _IN_MEMORY: Final = 256 << 20
 """Bytes of weights up to which converted models are kept in memory."""

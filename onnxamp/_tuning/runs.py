@@ -23,10 +23,11 @@ from onnxamp._runtime.kept import KeptSamples
 from onnxamp._runtime.observe import settle, shapes_of
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.profile import node_times
+from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.shell import Shell, take_weights
-from onnxamp._runtime.side import BUDGET, batched, run_together
+from onnxamp._runtime.side import batched, run_together
 from onnxamp._runtime.switch import Ports, Switched, node_key, switched
 from onnxamp._runtime.values import as_typed
 from onnxamp._tuning.metric import Metric

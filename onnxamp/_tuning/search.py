@@ -25,14 +25,8 @@ from onnxamp._tuning.space import TunableNode
 from onnxamp._tuning.state import TuningState
 from onnxamp._tuning.worth import is_worth
 
-SENSITIVITY_RUNS: Final = 32
-"""Mask runs that measuring sensitivities may take, by default."""
-
 CANDIDATE_RUNS: Final = 16
 """Mask runs that candidates may take. Two more go to the reference, and to the float32 model against itself."""
-
-SECONDS: Final = 60.0
-"""Time for all of them, by default; large models take some seconds for each."""
 
 _FOR_BLOCKS: Final = 0.4
 """Share of the time after which no further block is halved."""

@@ -24,8 +24,8 @@ from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.engines import Executable, OutputCache, part_of
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.side import BUDGET
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.space import TunableNode
 

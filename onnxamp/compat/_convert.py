@@ -11,7 +11,8 @@ from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import make_plan
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph, graph_of
-from onnxamp._job.pipeline import Request, convert_in_memory
+from onnxamp._job.pipeline import convert_in_memory
+from onnxamp._job.request import Request
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
 from onnxamp._model.storage import load_external_data

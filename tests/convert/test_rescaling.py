@@ -77,7 +77,7 @@ def test_a_residual_stream_becomes_low(decoder: ModelProto) -> None:
     assert sorted(set(ops(result)) - {"Cast"}) == sorted(set(ops(decoder)))
     assert error_of(decoder, result, IDS) < 2e-3
     largest = largest_magnitudes(
-        Model.of(onnxamp.apply_plan(decoder, float32_plan(decoder))), Run(samples=as_samples(IDS, decoder))
+        Model.of(onnxamp.apply_plan(decoder, float32_plan(decoder))), Run(inputs=as_samples(IDS, decoder))
     )
     assert max(largest.values()) < 65504 / 2
 
@@ -110,7 +110,7 @@ def test_values_are_compared_as_they_are_stored(decoder: ModelProto) -> None:
             assert (measured.rel_l2 < 2e-3, measured.alarm) == (True, None), row
     largest = {row.value: row.accumulated.reference_max for row in rows if row.accumulated is not None}
     assert largest == pytest.approx(
-        largest_magnitudes(Model.of(decoder), Run(samples=as_samples(IDS, decoder))) | largest
+        largest_magnitudes(Model.of(decoder), Run(inputs=as_samples(IDS, decoder))) | largest
     )
     assert max(largest.values()) > 65504, "in the original's units"
 

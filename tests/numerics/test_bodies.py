@@ -62,7 +62,7 @@ SCAN = """(float[3,2] X) => (float[2] Y, float[3,2] Z) <float[2] start = {0, 0},
 def ranges(text: str, feeds: dict[str, Any], opset: int = 21) -> dict[str, float]:
     model = parse(text, opset)
     options = Options(Level.O3, rescale=True)
-    _, found = measured_ranges(Model.of(model), options, Run(samples=as_samples(feeds, model), provider="cpu"))
+    _, found = measured_ranges(Model.of(model), options, Run(inputs=as_samples(feeds, model), provider="cpu"))
     return {name: round(reach, 3) for name, reach in found.largest.items()}
 
 

@@ -245,7 +245,7 @@ def test_many_passes_find_what_one_does() -> None:
     model, samples = Model(perceptron()), as_samples(correlated(3, 16, 24), perceptron())
     options = onnxamp.Options("O3", **HOW)
     made = [
-        convert(model, options, rounder=WeightRounder(Run(samples=samples), budget=budget)).proto
+        convert(model, options, rounder=WeightRounder(Run(inputs=samples), budget=budget)).proto
         for budget in (1, 1 << 30)
     ]
     assert made[0] == made[1]
@@ -254,7 +254,7 @@ def test_many_passes_find_what_one_does() -> None:
 def test_a_weight_is_rounded_once_for_several_conversions() -> None:
     model, samples = Model(perceptron()), as_samples(correlated(2, 16, 24), perceptron())
     told: list[int] = []
-    rounder = WeightRounder(Run(samples=samples, report=lambda _activity, done, _total: told.append(done)))
+    rounder = WeightRounder(Run(inputs=samples, report=lambda _activity, done, _total: told.append(done)))
     first, second = (convert(model, onnxamp.Options("O3", **HOW), rounder=rounder).proto for _ in range(2))
     assert first == second
     assert told == [1, 2]

@@ -80,7 +80,7 @@ def test_magnitudes_bound_every_partial_sum() -> None:
     weights = {tensor.name: np.frombuffer(tensor.raw_data, np.float32) for tensor in model.graph.initializer}
     partial = np.cumsum(feeds["X"][:, :, None] * weights["w"].reshape(256, 64), axis=1)
     options = Options(Level.O3, rescale=True, target="webgpu")
-    _, ranges = measured_ranges(Model.of(model), options, Run(samples=as_samples(feeds, model), provider="cpu"))
+    _, ranges = measured_ranges(Model.of(model), options, Run(inputs=as_samples(feeds, model), provider="cpu"))
     assert ranges.largest["h"] < 65504 < np.abs(partial).max() <= ranges.sums["h"].reach
     assert ranges.sums["h"].terms == 256
 

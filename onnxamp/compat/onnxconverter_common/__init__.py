@@ -16,7 +16,8 @@ from onnx import ModelProto, TensorProto
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import graph_of
-from onnxamp._job.pipeline import Request, convert_in_memory, convert_to_file, decide
+from onnxamp._job.pipeline import convert_in_memory, convert_to_file, decide
+from onnxamp._job.request import Request
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources

@@ -1,0 +1,94 @@
+"""A conversion as users ask for it: everything that may be said about it, before any model is looked at."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxamp._convert.plan import Plan
+from onnxamp._model.model import Model
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
+from onnxamp._runtime.run import CURE_SECONDS, RunOptions
+from onnxamp._tuning.arguments import Search
+from onnxamp._warnings import warn
+
+if TYPE_CHECKING:
+    from onnxamp._numerics.accept import Accept
+    from onnxamp._numerics.metrics import DiffMetric
+
+
+def failed_name(target: Path) -> Path:
+    """Return where a result goes that fails its validation."""
+    return target.with_name(f"{target.stem}.failed{target.suffix}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """How a result is compared with the original before it is put in its place, and what happens if it fails.
+
+    Attributes:
+        tolerance: the largest relative L2 error; None for the default of the low-precision type.
+        accept: judges outputs in place of the default limits.
+        metric: how outputs are compared.
+        layers: compare all values; None to do so only if outputs miss their limits.
+        heals: if the result fails, search for a conversion that passes.
+        seconds: about how long that search may take.
+        failed: where a result goes that fails and is not healed; None for NAME.failed.onnx beside the target.
+        sampling: the options of the command line that make another command run on the same inputs.
+    """
+
+    tolerance: float | None = None
+    accept: "Accept | None" = None
+    metric: "DiffMetric" = "auto"
+    layers: bool | None = None
+    heals: bool = True
+    seconds: float = CURE_SECONDS
+    failed: Path | None = None
+    sampling: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A conversion as a user asks for it.
+
+    Attributes:
+        model: the model to convert; it is not changed.
+        asked: the options of the conversion.
+        plan: decisions to repeat; its options replace those.
+        run: on what, where and with whose help models run, if any have to.
+        search: how level auto searches: at that level, and where nothing else passes the validation. None for the
+            defaults at level auto, and to leave it out of a validation.
+        validation: how the result is validated; None to leave that out.
+        warn: takes warnings: those that are known early before anything runs, and the others at the end.
+    """
+
+    model: Model
+    asked: Options = field(default_factory=Options)
+    plan: Plan | None = None
+    run: RunOptions = field(default_factory=RunOptions)
+    search: Search | None = None
+    validation: "Validation | None" = None
+    warn: Callable[[Iterable[str]], None] = warn
+
+    @property
+    def options(self) -> Options:
+        """The options that hold."""
+        return self.asked if self.plan is None else self.plan.options
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether measurements decide."""
+        return self.options.level == Level.AUTO and self.plan is None
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether weights may be rounded on samples; a plan was made for other samples than random ones, perhaps."""
+        return self.options.may_compensate and (self.plan is None or self.run.samples is not None)
+
+    @property
+    def measures(self) -> bool:
+        """Whether the options ask for measurements on samples."""
+        if self.is_tuned or (self.plan is None and self.options.lacks_ranges):
+            return True
+        return self.options.compensates and self.is_rounded
