@@ -6,6 +6,8 @@ Names are imported when they are first used, so that ``import onnxamp`` and each
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from onnxamp._public import Shown
+
 if TYPE_CHECKING:
     from onnxamp import amp as amp
     from onnxamp import compat as compat
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from onnxamp._api import tune_model as tune_model
     from onnxamp._audit.audit import audit_model as audit_model
     from onnxamp._audit.findings import Audit as Audit
-    from onnxamp._batch.folder import FolderReport as FolderReport
     from onnxamp._batch.folder import convert_folder as convert_folder
     from onnxamp._bench.bench import BenchOptions as BenchOptions
     from onnxamp._bench.bench import bench_models as bench_models
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from onnxamp._extract.around import extract_region as extract_region
     from onnxamp._extract.region import Region as Region
     from onnxamp._extract.region import save_region as save_region
+    from onnxamp._job.folder import FolderReport as FolderReport
     from onnxamp._job.writing import Conversion as Conversion
     from onnxamp._numerics.check import check_run as check_run
     from onnxamp._numerics.diff import diff_models as diff_models
@@ -82,7 +84,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_api": ("apply_plan", "convert_file", "convert_model", "plan_model", "tune_model"),
     "_audit.audit": ("audit_model",),
     "_audit.findings": ("Audit",),
-    "_batch.folder": ("FolderReport", "convert_folder"),
+    "_batch.folder": ("convert_folder",),
     "_bench.bench": ("BenchOptions", "bench_models"),
     "_bench.records": ("BenchReport",),
     "_convert.plan": ("Plan", "load_plan"),
@@ -95,6 +97,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "_extract.around": ("extract_region",),
     "_extract.region": ("Region", "save_region"),
+    "_job.folder": ("FolderReport",),
     "_job.writing": ("Conversion",),
     "_numerics.check": ("check_run",),
     "_ops.custom": ("CustomOp",),
@@ -137,3 +140,11 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _views() -> Any:
+    """Import what makes reports of results; most programs never show one."""
+    return import_module("onnxamp._report.views")
+
+
+Shown.views = _views

@@ -22,7 +22,8 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
-from onnxamp._runtime.run import BUDGET, Report, RunOptions, silent
+from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._target.versions import AUTO
 from onnxamp._tuning.arguments import SECONDS, SENSITIVITY_RUNS, Search
 from onnxamp._warnings import warn

@@ -1,28 +1,27 @@
 """Public names: the modules that users import them from, and how results show themselves."""
 
 import sys
-from collections.abc import Iterable
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 class Shown:
-    """A result: in a shell it shows a screen of its report, in a notebook its page. :meth:`to_pandas` takes it apart.
-
-    Reports are made above all data, so results find theirs by its name.
-    """
+    """A result that shows itself: a screen of its report in a shell, its page in a notebook, its records as a table."""
 
     __slots__ = ()
 
+    views: ClassVar[Callable[[], Any]]
+    """Returns the module that makes reports of results. The package sets it, since reports are made above all data."""
+
     def __repr__(self) -> str:
-        text: str = _views().as_screen(self)
+        text: str = Shown.views().as_screen(self)
         return text
 
     def _repr_html_(self) -> str:
-        html: str = _views().as_html(self)
+        html: str = Shown.views().as_html(self)
         return html
 
     def to_pandas(self, table: str = "") -> "pd.DataFrame":
@@ -41,12 +40,8 @@ class Shown:
             >>> plan.to_pandas().groupby("op")["low"].sum()["MatMul"] > 0  # doctest: +SKIP
             True
         """
-        frame: pd.DataFrame = _views().as_frame(self, table)
+        frame: pd.DataFrame = Shown.views().as_frame(self, table)
         return frame
-
-
-def _views() -> Any:
-    return import_module("onnxamp._report.views")
 
 
 def export(module: str, names: Iterable[str]) -> None:

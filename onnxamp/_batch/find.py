@@ -28,11 +28,6 @@ def index_of(html: Path | None) -> Path | None:
     return path
 
 
-def page_of(pages: Path, name: str) -> Path:
-    """The page of a model: its path below the folder of the pages."""
-    return pages / f"{name}.html"
-
-
 def check_options(options: FolderOptions) -> None:
     """Refuse wrong options before the first model is read.
 

@@ -4,25 +4,23 @@ import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
-from importlib import import_module
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Unpack
+from typing import Final, NamedTuple, Unpack
 
-from onnxamp._batch.find import check_options, find_jobs, index_of, page_of, size_of
+from onnxamp._batch.find import check_options, find_jobs, index_of, size_of
 from onnxamp._batch.job import FolderOptions, Job, JobResult, failed, jobs_of, read_before
-from onnxamp._batch.state import Entry, Row, fingerprint, load_state, save_state
-from onnxamp._convert.misspelt import everywhere, refuse_or_warn
-from onnxamp._decide.unmatched import Unmatched
+from onnxamp._batch.state import Entry, fingerprint, load_state, save_state
+from onnxamp._convert.misspelt import refuse_or_warn
+from onnxamp._job.folder import FolderProgress, FolderReport, Row, page_of
 from onnxamp._model.staging import sweep
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, is_remote, made_folder
-from onnxamp._public import Shown
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.fingerprints import runtime_version
 from onnxamp._runtime.session import Provider, is_plugin
@@ -38,58 +36,6 @@ SEARCHES: Final = ".onnxamp"
 """Folder, among the results, of what level auto measured."""
 _SAVE_EVERY: Final = 5.0
 """Seconds between two writes of the state: what a killed run loses at most."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class FolderReport(Shown):
-    """What became of the models of a folder.
-
-    Attributes:
-        source: the folder with the models.
-        target: the folder with the results.
-        jobs: number of worker processes.
-        seconds: how long it took.
-        rows: one per model, sorted by name.
-
-    Example:
-        >>> import onnxamp, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     report = onnxamp.convert_folder("models", folder, jobs=1, validate=False)
-        >>> report.count("converted") == len(report.rows)
-        True
-    """
-
-    source: Path
-    target: Path
-    jobs: int
-    seconds: float
-    rows: tuple[Row, ...]
-
-    @property
-    def unmatched(self) -> tuple[Unmatched, ...]:
-        """Names in options that match nothing in any model that was looked at."""
-        return everywhere(row.unmatched for row in self.rows if row.unmatched is not None)
-
-    def count(self, outcome: str) -> int:
-        """Number of models with that outcome: "converted", "up to date", "failed" or "failed before"."""
-        return sum(row.outcome == outcome for row in self.rows)
-
-
-@dataclass(frozen=True, slots=True)
-class FolderProgress:
-    """How far a run is. Reported when a model is started (``row`` is None) and when it is done.
-
-    Attributes:
-        done: models that are done, those that were up to date included.
-        total: models in all.
-        running: names of the models that are being converted.
-        row: what became of the model that is done.
-    """
-
-    done: int
-    total: int
-    running: tuple[str, ...]
-    row: Row | None
 
 
 Told = Callable[[FolderProgress], None]
@@ -201,8 +147,8 @@ def run_folder(
         found = [replace(job, search=target / SEARCHES / f"{job.name}-{prints.search[:8]}.json") for job in found]
     rows, waiting = _known(found, state, prints, target, retry=retry)
     waiting.sort(key=size_of, reverse=True)  # so that no worker starts a large one last
-    paged, used, saved = _pages().write_job_page if index is not None else None, 1, time.monotonic()
-    work, mixes = partial(jobs_of, options, paged), options.provider is not None and is_plugin(options.provider)
+    used, saved = 1, time.monotonic()
+    work, mixes = partial(jobs_of, options), options.provider is not None and is_plugin(options.provider)
     try:
         with (
             cleaned_up(partial(_save, target, state, waiting)),
@@ -225,7 +171,9 @@ def run_folder(
         _save(target, state, waiting)
     report = FolderReport(source, target, used, time.perf_counter() - start, tuple(rows[job.name] for job in found))
     if index is not None:
-        _pages().write_index(report, index)
+        from onnxamp._report.html.folder import write_index  # noqa: PLC0415 - only pages need it
+
+        write_index(report, index)
     return report
 
 
@@ -233,11 +181,6 @@ def _save(target: Path, state: Mapping[str, Entry], waiting: Sequence[Job]) -> N
     """Save what is known of models, if any was to be converted."""
     if waiting:
         save_state(target, state)
-
-
-def _pages() -> Any:
-    """What writes pages, which are made above all data."""
-    return import_module("onnxamp._report.html.folder")
 
 
 def _known(

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from onnx import ModelProto
 
-from onnxamp._batch.state import Entry, Row, Stamp, stamps
+from onnxamp._batch.state import Entry, Stamp, stamps
 from onnxamp._convert.misspelt import misspelt
 from onnxamp._decide.unmatched import Unmatched
 from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError, SourceChangedError
+from onnxamp._job.folder import Row
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request, Validation
 from onnxamp._job.writing import Conversion, Sink
@@ -22,21 +23,18 @@ from onnxamp._model.model import Model
 from onnxamp._model.sources import watched_sources
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.accept import Accept
-from onnxamp._numerics.results import DiffReport
 from onnxamp._options.auto import TOLERANCE
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.custom_ops import custom_ops
-from onnxamp._runtime.run import CURE_SECONDS, RunOptions
+from onnxamp._runtime.defaults import CURE_SECONDS
+from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.sizes import Sizes
 from onnxamp._tuning.arguments import Search
-from onnxamp._tuning.results import Tuned
 from onnxamp._workers.executor import Memory
 
-Paged = Callable[[Conversion, DiffReport | None, Tuned | None, Path], None]
-"""Writes the page of a conversion to a path; workers import it, so it is a function of a module."""
 _TRANSIENT: Final = (OutputError, ExternalDataError, SourceChangedError, OSError, MemoryError)
 """Errors that the same files may not meet again."""
 
@@ -117,13 +115,13 @@ class JobResult:
     may_pass: bool = False
 
 
-def jobs_of(options: FolderOptions, paged: Paged | None, _: Memory) -> Callable[[Job], JobResult]:
+def jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], JobResult]:
     """The work of a folder: what is done with each job."""
-    return partial(run_job, options, paged)
+    return partial(run_job, options)
 
 
-def run_job(options: FolderOptions, paged: Paged | None, job: Job) -> JobResult:
-    """Run a job, and let ``paged`` write its page. Whatever goes wrong ends up in the row.
+def run_job(options: FolderOptions, job: Job) -> JobResult:
+    """Run a job, and write its page if one is wanted. Whatever goes wrong ends up in the row.
 
     Raises:
         MemoryError: the memory does not suffice.
@@ -135,7 +133,7 @@ def run_job(options: FolderOptions, paged: Paged | None, job: Job) -> JobResult:
             watched_sources(apart=True),
             custom_ops(options.conversion.custom_ops, library=options.libraries),
         ):
-            result = _run(options, job, paged)
+            result = _run(options, job)
     except MemoryError:  # another machine may have more
         raise
     except OnnxAmpError as error:
@@ -165,7 +163,7 @@ def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) ->
     return JobResult(row, {**stamps(data, job.home), **read}, may_pass=isinstance(error, _TRANSIENT))
 
 
-def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
+def _run(options: FolderOptions, job: Job) -> JobResult:
     model = Model.of(job.source)
     read = {**stamps(model.stock.files, job.home), **read_before(job)}
     unmatched = (*misspelt(model, options.conversion), *_absent_dims(options, model.proto))
@@ -176,8 +174,10 @@ def _run(options: FolderOptions, job: Job, paged: Paged | None) -> JobResult:
     outcome = convert_to_file(_request(options, job, model), sink)
     conversion = outcome.conversion
     row = _noting(_row(job, conversion, outcome.samples), unmatched)
-    if paged is not None and job.page is not None:
-        paged(conversion, conversion.validation, outcome.tuned, job.page)
+    if job.page is not None:
+        from onnxamp._report.html.folder import write_job_page  # noqa: PLC0415 - only pages need it
+
+        write_job_page(conversion, outcome.tuned, job.page)
     if row.has_failed:
         return JobResult(row, read)
     result = load_model(conversion.target)

@@ -17,9 +17,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from onnxamp._decide.unmatched import Unmatched
+from onnxamp._job.folder import Row
 from onnxamp._model.storage import write_file
 from onnxamp._paths.paths import as_path, is_remote
 
@@ -31,55 +32,6 @@ _KIND: Final = "zoo state"
 
 Stamp = tuple[int, int]
 """Size in bytes, and modification time in nanoseconds."""
-Outcome = Literal["converted", "up to date", "failed", "failed before"]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What became of one model.
-
-    Attributes:
-        name: path of the model below the folder, with slashes.
-        outcome: "converted", "up to date", "failed", or "failed before": then nothing was tried.
-        low: number of the result's nodes in low precision, wholly or in part.
-        nodes: number of all its nodes.
-        casts: number of Casts that were added.
-        error: worst relative L2 error of a float output; None if nothing was compared.
-        seconds: how long it took.
-        bytes_before: bytes of the weights of the model.
-        bytes_after: bytes of the weights of the result.
-        inputs: description of the inputs on which the models ran.
-        message: why it failed, or was not validated.
-        healed: what had to stay float32 to pass validation, and why; "" if nothing had to.
-        kept: the nodes that had to.
-        cure: the command that converts the model alone in that way.
-        trace: traceback of an unexpected error.
-        warnings: about options that cannot be obeyed, in sentences.
-        unmatched: names in options that match nothing in this model; None where it was not looked at.
-    """
-
-    name: str
-    outcome: Outcome = "failed"
-    low: int = 0
-    nodes: int = 0
-    casts: int = 0
-    error: float | None = None
-    seconds: float = 0.0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    inputs: str = ""
-    message: str = ""
-    healed: str = ""
-    kept: tuple[str, ...] = ()
-    cure: str = ""
-    trace: str = ""
-    warnings: tuple[str, ...] = ()
-    unmatched: tuple[Unmatched, ...] | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether there is no result, or one that failed its validation: now, or before."""
-        return self.outcome in ("failed", "failed before")
 
 
 @dataclass(frozen=True, slots=True)

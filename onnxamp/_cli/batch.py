@@ -8,13 +8,14 @@ from typing import Any, Final
 
 import click
 
-from onnxamp._batch.folder import FolderProgress, Told, run_folder
+from onnxamp._batch.folder import Told, run_folder
 from onnxamp._batch.job import FolderOptions
 from onnxamp._cli.common import IN_FOLDER, show
 from onnxamp._cli.options import options_of, provider_of
 from onnxamp._cli.workers import place_of
 from onnxamp._convert.misspelt import refuse
 from onnxamp._errors import ArgumentError
+from onnxamp._job.folder import FolderProgress
 from onnxamp._printable import printable
 from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.machine import document

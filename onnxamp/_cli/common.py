@@ -27,7 +27,7 @@ from onnxamp._runtime.custom_ops import custom_ops
 if TYPE_CHECKING:
     from onnxamp._job.writing import Conversion
     from onnxamp._model.model import Model
-    from onnxamp._numerics.results import DiffReport, LayerDiff
+    from onnxamp._numerics.results import LayerDiff
     from onnxamp._report.html.page import Page
     from onnxamp._runtime.samples import Samples
     from onnxamp._tuning.results import Tuned
@@ -88,7 +88,7 @@ def write_page(page: "Page", path: Path) -> None:
 
 
 def write_conversion_page(
-    made: "Conversion", result: "Model", validation: "DiffReport | None", tuned: "Tuned | None", path: Path,
+    made: "Conversion", result: "Model", tuned: "Tuned | None", path: Path,
     layers: "Iterable[LayerDiff]" = (), samples: "Samples | None" = None,
 ) -> None:  # fmt: skip
     """Write the HTML page of a conversion, which includes an audit of the result.
@@ -100,7 +100,7 @@ def write_conversion_page(
 
     shapes = {name: feed.shape for name, feed in first_arrays(samples).items()}
     audit = audit_model(result, made.plan.target, shapes=shapes)
-    write_page(conversion_page(made, validation, audit, tuned, layers), path)
+    write_page(conversion_page(made, made.validation, audit, tuned, layers), path)
 
 
 def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:

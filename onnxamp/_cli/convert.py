@@ -41,7 +41,7 @@ from onnxamp._options.options import COMMAND_LINE
 from onnxamp._printable import printable
 from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import progress_bar
-from onnxamp._runtime.run import CURE_SECONDS
+from onnxamp._runtime.defaults import CURE_SECONDS
 from onnxamp._runtime.session import choose_provider
 from onnxamp._tuning.arguments import Search
 
@@ -129,8 +129,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         conversion.plan.save(given["save_plan"])
     if given["html"]:
         result = Model.read(conversion.target, model)
-        write_conversion_page(conversion, result, validation, outcome.tuned, given["html"], samples=outcome.samples)
-    show(given, partial(conversion_report, conversion, validation), partial(conversion_json, conversion, validation))
+        write_conversion_page(conversion, result, outcome.tuned, given["html"], samples=outcome.samples)
+    show(given, partial(conversion_report, conversion), partial(conversion_json, conversion))
     _finish(validation, conversion.target, quiet=given["quiet"])
 
 

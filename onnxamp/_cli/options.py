@@ -16,10 +16,10 @@ from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.levels import Level
 from onnxamp._options.options import COMMAND_LINE, Options, default_of
+from onnxamp._runtime.defaults import CURE_SECONDS
 from onnxamp._runtime.draws import LEAST, MOST
 from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.run import CURE_SECONDS
 from onnxamp._runtime.samples import Samples, load_samples
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import BROWSER, Provider, is_plugin

@@ -30,7 +30,8 @@ from onnxamp._numerics.results import LayerDiff
 from onnxamp._options.levels import Level
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
-from onnxamp._runtime.run import BUDGET, RunOptions
+from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime.run import RunOptions
 from onnxamp._target.roofline import devices
 from onnxamp._target.versions import AUTO
 from onnxamp._tuning.arguments import SECONDS, SENSITIVITY_RUNS, TIMES, Search
@@ -128,7 +129,7 @@ def _tune(path: Path, given: dict[str, Any]) -> None:
         tuned.plan.save(given["save_plan"])
     if given["html"]:
         result = Model.read(target)
-        write_conversion_page(conversion, result, None, tuned, given["html"], layers, outcome.samples)
+        write_conversion_page(conversion, result, tuned, given["html"], layers, outcome.samples)
     report = partial(tuning_report, conversion, tuned, state=given["state"])
     show(given, report, partial(tuning_json, conversion, tuned))
     if not tuned.held:

@@ -5,7 +5,8 @@ from typing import Any, Final
 import click
 
 from onnxamp._cli.options import given_samples, option_group, provider_of
-from onnxamp._runtime.run import BUDGET, Report, RunOptions
+from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime.run import Report, RunOptions
 from onnxamp._workers.place import Place
 
 place_options: Final = option_group(

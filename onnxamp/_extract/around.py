@@ -18,10 +18,10 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.branches import resolve_branches
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, engine_name
 from onnxamp._runtime.flow import Flow, make_flow
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples, SamplesLike
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import Provider, choose_provider

@@ -9,7 +9,8 @@ from onnxamp._convert.plan import Plan
 from onnxamp._model.model import Model
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
-from onnxamp._runtime.run import CURE_SECONDS, RunOptions
+from onnxamp._runtime.defaults import CURE_SECONDS
+from onnxamp._runtime.run import RunOptions
 from onnxamp._tuning.arguments import Search
 from onnxamp._warnings import warn
 

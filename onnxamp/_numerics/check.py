@@ -15,12 +15,12 @@ from onnxamp._numerics.watch import WatchedRun
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, Progress, engine_name, part_of
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples, SamplesLike
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.sent import SentModel, run_samples, sent_samples

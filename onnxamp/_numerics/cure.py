@@ -22,8 +22,9 @@ from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._numerics.results import Cure, DiffReport, LayerDiff
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Options, default_of
+from onnxamp._runtime.defaults import BUDGET, CURE_SECONDS
 from onnxamp._runtime.engines import Progress
-from onnxamp._runtime.run import BUDGET, CURE_SECONDS, Run
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._target.kernels import takes_anywhere

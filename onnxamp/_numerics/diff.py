@@ -23,6 +23,7 @@ from onnxamp._numerics.walk import SideBySide
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import (
     Executable,
     Progress,
@@ -32,7 +33,6 @@ from onnxamp._runtime.engines import (
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
-from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples, SamplesLike
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.sent import SentModel, run_samples, sent_samples

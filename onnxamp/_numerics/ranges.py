@@ -22,12 +22,13 @@ from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.advice import input_failure
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, engine_name
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.kept import KeptSamples, each_sample
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.run import BUDGET, Run
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.sent import Made, SampleWork, SentModel, run_samples, sent_samples
 from onnxamp._runtime.session import Provider

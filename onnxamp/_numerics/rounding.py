@@ -29,11 +29,12 @@ from onnxamp._numerics.compensate import Floats, compensate
 from onnxamp._numerics.products import ProductWeight, product_weights
 from onnxamp._options.options import Options
 from onnxamp._runtime.advice import input_failure
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.flow import fitted
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.run import BUDGET, Run
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.side import Side, ancestors, parts_of
 from onnxamp._runtime.values import Feed, from_value, to_value
 

@@ -14,10 +14,10 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._numerics.measure import Measurement, measure
 from onnxamp._numerics.meters import FLOATS, multiplied
 from onnxamp._numerics.pairing import Pairing, pair
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.pieces import Piece, Runner
-from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.side import Side, ancestors, fitting, parts_of, start
 from onnxamp._runtime.values import Feed

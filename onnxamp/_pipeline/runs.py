@@ -16,8 +16,8 @@ from onnxamp._pipeline.choices import Choice, recorded
 from onnxamp._pipeline.manifest import Pipeline
 from onnxamp._pipeline.models import Calls, PipelineModel
 from onnxamp._pipeline.state import BROKEN, Measured
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, Outputs, WholeModel
-from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import Feed
 from onnxamp._tuning.job import converted_model

@@ -28,7 +28,8 @@ from onnxamp._pipeline.search import RUNS, SECONDS, PipelineSearch, Told
 from onnxamp._pipeline.state import PART, PipelineState, facts_of
 from onnxamp._pipeline.unmatched import UnmatchedNames, find_unmatched
 from onnxamp._pipeline.write import check_targets, write_pipeline
-from onnxamp._runtime.run import BUDGET, Run
+from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import Provider
 from onnxamp._state.state import State, StateLike, opened
 from onnxamp._target.roofline import device_called

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from onnxamp._batch.folder import FolderReport
-from onnxamp._batch.state import Row as Outcome
+from onnxamp._job.folder import FolderReport
+from onnxamp._job.folder import Row as Outcome
 from onnxamp._report import parts
 from onnxamp._report.text import count, number, size
 

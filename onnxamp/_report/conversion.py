@@ -36,11 +36,9 @@ _READERS: Final = 3
 """Readers of a weight that a table names."""
 
 
-def conversion_report(
-    made: Conversion, validation: DiffReport | None = None, audit: Audit | None = None
-) -> parts.Report:
-    """All that a conversion has to say; ``audit`` is of the result."""
-    plan = made.plan
+def conversion_report(made: Conversion, audit: Audit | None = None) -> parts.Report:
+    """Return all that a conversion and its validation have to say; ``audit`` is of the result."""
+    plan, validation = made.plan, made.validation
     return parts.Report(
         f"convert, {plan.level} {plan.dtype} for {plan.target}",
         _verdict(made, validation),
@@ -70,7 +68,7 @@ def preview_report(made: Conversion, audit: Audit, command: str) -> parts.Report
     sentence = f"Level {plan.level} puts {low:,} of {count(floats, 'float node')} in {plan.dtype}."
     why = () if any(row.low for row in plan.rows) else (_why_nothing(made),)
     return replace(
-        conversion_report(made, None, audit),
+        conversion_report(made, audit),
         task=f"view, {plan.level} {plan.dtype} for {plan.target}",
         verdict=parts.Verdict(parts.Status.UNKNOWN, sentence, (*why, "Nothing ran, and no model was written.")),
         models=(str(made.source),),
@@ -316,13 +314,15 @@ def _sizes(made: Conversion, audit: Audit | None) -> Iterable[parts.Part]:
     return [group for group in bars if any(bar.shares for bar in group.bars)] + list(traffic_figures(audit))
 
 
-def conversion_json(made: Conversion, validation: DiffReport | None) -> str:
-    """A conversion without its decisions (``--save-plan`` writes those), and the validation."""
-    return document("convert", conversion_data(made) | {"verdict": status_of(validation), "validation": validation})
+def conversion_json(made: Conversion) -> str:
+    """Return a conversion without its decisions (``--save-plan`` writes those), and its validation."""
+    judged = {"verdict": status_of(made.validation), "validation": made.validation}
+    return document("convert", conversion_data(made) | judged)
 
 
 def conversion_data(made: Conversion) -> dict[str, Any]:
-    """A conversion in JSON's types, without its decisions."""
-    facts: dict[str, Any] = as_data(replace(made, plan=replace(made.plan, rows=())))
+    """Return a conversion in JSON's types, without its decisions and its validation."""
+    facts: dict[str, Any] = as_data(replace(made, plan=replace(made.plan, rows=()), validation=None))
+    del facts["validation"]
     del facts["plan"]["rows"]
     return facts

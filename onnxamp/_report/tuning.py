@@ -11,7 +11,6 @@ from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.verdicts import title_of
 from onnxamp._job.writing import Conversion
-from onnxamp._numerics.results import DiffReport
 from onnxamp._report import parts
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import document
@@ -44,13 +43,12 @@ _UNMEASURED: Final = frozenset(
 def tuning_report(
     made: Conversion,
     tuned: Tuned,
-    validation: DiffReport | None = None,
     *,
     state: Path | None = None,
     audit: Audit | None = None,
 ) -> parts.Report:
     """All that a tuning has to say; ``state`` is the file that its measurements are in, ``audit`` is of the result."""
-    base = conversion_report(made, validation, audit)
+    base = conversion_report(made, audit)
     several = len(tuned.candidates) > 1 and state is not None
     told = parts.Step("--pick K with the same --state writes candidate K without running again.")
     report = replace(
@@ -59,7 +57,7 @@ def tuning_report(
         sections=(*_sections(tuned, state), *base.sections),
         steps=(*base.steps, *([told] if several else [])),
     )
-    if validation is not None:
+    if made.validation is not None:
         return report
     task = report.task.replace("convert", "tune", 1)
     return replace(report, task=task, verdict=_verdict(tuned), ran=(tuned.ran_on, tuned.inputs))

@@ -13,11 +13,11 @@ from onnx import ModelProto
 from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.browser.session import WebSession, open_browser, open_web
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.device import device_name
 from onnxamp._runtime.observe import Observed, observe
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.plugins import engine_called
-from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.session import BROWSER, Provider, assigned_nodes, is_plugin, make_session, run
 from onnxamp._runtime.side import run_together
 from onnxamp._runtime.values import Feed, as_typed

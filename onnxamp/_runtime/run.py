@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:
@@ -14,12 +15,6 @@ if TYPE_CHECKING:
     from onnxamp._runtime.session import Provider
     from onnxamp._state.state import State, StateLike
     from onnxamp._workers.executor import Workers
-
-BUDGET: Final = 128 << 20
-"""Bytes of values and weights that a run holds at a time unless another number is given."""
-
-CURE_SECONDS: Final = 60.0
-"""Time in which onnxamp searches for a conversion that passes unless another is given."""
 
 Report: TypeAlias = Callable[[str, int, int], None]
 """Hears what a job is doing, how much of it is done, and how much there is (0 if that is unknown)."""

@@ -11,9 +11,9 @@ from onnx import TensorProto, numpy_helper
 from onnxamp._dtypes import LowType
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.protos import stored_bytes
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.flow import Flow, fitted
 from onnxamp._runtime.pieces import Piece, Runner
-from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.values import Feed, from_value, to_value
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.products import product_weights
 from onnxamp._numerics.rounding import rounding_seconds
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import OutputCache
 from onnxamp._runtime.kept import KeptSamples
-from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric

@@ -16,6 +16,7 @@ from onnxamp._model.blobs import Bits
 from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile, emulated_arithmetic
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, OutputCache, Outputs, WholeModel, engine_name
 from onnxamp._runtime.flow import flow_of
 from onnxamp._runtime.inputs import check_inputs
@@ -23,7 +24,6 @@ from onnxamp._runtime.kept import KeptSamples
 from onnxamp._runtime.observe import settle, shapes_of
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.profile import node_times
-from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.shell import Shell, take_weights

@@ -21,10 +21,10 @@ from onnxamp._numerics.pairing import Pairing, pair
 from onnxamp._numerics.walk import SideBySide, Walked
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.advice import input_failure
+from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, OutputCache, part_of
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.run import BUDGET
 from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.space import TunableNode

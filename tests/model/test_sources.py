@@ -242,7 +242,7 @@ def test_a_model_of_a_folder(replacer: Replacer, tmp_path: Path) -> None:
         store(home, network(), "inline")
         job = Job("model.onnx", home / "model.onnx", home / "out.onnx", home / "failed.onnx", None, home)
         with replacer.before(at, home, lambda: by_rename(tmp_path / "new" / "model.onnx", home / "model.onnx")):
-            done = run_job(FolderOptions(), None, job)
+            done = run_job(FolderOptions(), job)
         assert done.row.has_failed != (home / "out.onnx").exists()
         if done.row.has_failed:
             assert "changed while it was read" in done.row.message

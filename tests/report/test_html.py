@@ -133,7 +133,7 @@ def test_terminal_and_page_advise_the_same() -> None:
     said = list(conversion_notes(made))
     assert len(said) == 5
     console = Console(width=1000, file=io.StringIO())
-    console.print(as_text(conversion_report(made, None)))
+    console.print(as_text(conversion_report(made)))
     words = Reader(render(conversion_page(made, None, None))).words
     for sentence in said:
         assert sentence in words

@@ -9,8 +9,7 @@ import pages
 import pytest
 
 from onnxamp._audit.findings import Finding
-from onnxamp._batch.folder import FolderReport
-from onnxamp._batch.state import Row
+from onnxamp._job.folder import FolderReport, Row
 from onnxamp._report.html.folder import write_index
 from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.render import write

@@ -5,8 +5,7 @@ from functools import partial
 
 import pytest
 
-from onnxamp._batch.folder import FolderProgress
-from onnxamp._batch.state import Row
+from onnxamp._job.folder import FolderProgress, Row
 from onnxamp._report import progress
 from onnxamp._report.progress import progress_bar, progress_lines
 

@@ -22,7 +22,7 @@ from commands import MODELS
 from repository import ROOT
 
 import onnxamp
-from onnxamp._batch.folder import FolderProgress
+from onnxamp._job.folder import FolderProgress
 from onnxamp._report.machine import diff_json
 from onnxamp._workers.cluster import Cluster, connect
 from onnxamp._workers.executor import Crash, Work

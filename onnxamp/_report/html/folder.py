@@ -4,12 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from onnxamp._batch.find import page_of
-from onnxamp._batch.folder import FolderReport
-from onnxamp._batch.state import Row
+from onnxamp._job.folder import FolderReport, Row, page_of
 from onnxamp._job.writing import Conversion
 from onnxamp._model.storage import write_file
-from onnxamp._numerics.results import DiffReport
 from onnxamp._paths.paths import made_folder
 from onnxamp._report.batch import batch_report, status_of
 from onnxamp._report.parts import Status
@@ -37,7 +34,7 @@ class Line:
     cells: tuple[Cell, ...]
 
 
-def write_job_page(made: Conversion, diff: DiffReport | None, tuned: Tuned | None, path: Path) -> None:
+def write_job_page(made: Conversion, tuned: Tuned | None, path: Path) -> None:
     """Write the page of one model, and the folders that lead to it.
 
     Raises:
@@ -48,7 +45,7 @@ def write_job_page(made: Conversion, diff: DiffReport | None, tuned: Tuned | Non
     from onnxamp._report.html.render import write  # noqa: PLC0415
 
     made_folder(path.parent)
-    write(conversion_page(made, diff, audit_model(made.target, made.plan.target), tuned), path)
+    write(conversion_page(made, made.validation, audit_model(made.target, made.plan.target), tuned), path)
 
 
 def write_index(report: FolderReport, path: Path) -> None:

@@ -69,7 +69,8 @@ def conversion_page(
     """
     if made is None:
         return diff_page(diff, audit)
-    report = tuning_report(made, tuned, diff, audit=audit) if tuned else conversion_report(made, diff, audit)
+    made = replace(made, validation=diff)
+    report = tuning_report(made, tuned, audit=audit) if tuned else conversion_report(made, audit)
     page = _page(_with_findings(report, audit), audit, diff.layers if diff else layers, diff, made.plan)
     return replace(page, low=LOW_TYPES[made.plan.dtype], plot=plot_of(tuned) if tuned else None)
 

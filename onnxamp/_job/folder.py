@@ -1,0 +1,116 @@
+"""The outcome of converting a folder of models."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from onnxamp._convert.misspelt import everywhere
+from onnxamp._decide.unmatched import Unmatched
+from onnxamp._public import Shown
+
+Outcome = Literal["converted", "up to date", "failed", "failed before"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of one model.
+
+    Attributes:
+        name: path of the model below the folder, with slashes.
+        outcome: "converted", "up to date", "failed", or "failed before": then nothing was tried.
+        low: number of the result's nodes in low precision, wholly or in part.
+        nodes: number of all its nodes.
+        casts: number of Casts that were added.
+        error: worst relative L2 error of a float output; None if nothing was compared.
+        seconds: how long it took.
+        bytes_before: bytes of the weights of the model.
+        bytes_after: bytes of the weights of the result.
+        inputs: description of the inputs on which the models ran.
+        message: why it failed, or was not validated.
+        healed: what had to stay float32 to pass validation, and why; "" if nothing had to.
+        kept: the nodes that had to.
+        cure: the command that converts the model alone in that way.
+        trace: traceback of an unexpected error.
+        warnings: about options that cannot be obeyed, in sentences.
+        unmatched: names in options that match nothing in this model; None where it was not looked at.
+    """
+
+    name: str
+    outcome: Outcome = "failed"
+    low: int = 0
+    nodes: int = 0
+    casts: int = 0
+    error: float | None = None
+    seconds: float = 0.0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    inputs: str = ""
+    message: str = ""
+    healed: str = ""
+    kept: tuple[str, ...] = ()
+    cure: str = ""
+    trace: str = ""
+    warnings: tuple[str, ...] = ()
+    unmatched: tuple[Unmatched, ...] | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is no result, or one that failed its validation: now, or before."""
+        return self.outcome in ("failed", "failed before")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FolderReport(Shown):
+    """What became of the models of a folder.
+
+    Attributes:
+        source: the folder with the models.
+        target: the folder with the results.
+        jobs: number of worker processes.
+        seconds: how long it took.
+        rows: one per model, sorted by name.
+
+    Example:
+        >>> import onnxamp, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = onnxamp.convert_folder("models", folder, jobs=1, validate=False)
+        >>> report.count("converted") == len(report.rows)
+        True
+    """
+
+    source: Path
+    target: Path
+    jobs: int
+    seconds: float
+    rows: tuple[Row, ...]
+
+    @property
+    def unmatched(self) -> tuple[Unmatched, ...]:
+        """Names in options that match nothing in any model that was looked at."""
+        return everywhere(row.unmatched for row in self.rows if row.unmatched is not None)
+
+    def count(self, outcome: str) -> int:
+        """Number of models with that outcome: "converted", "up to date", "failed" or "failed before"."""
+        return sum(row.outcome == outcome for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderProgress:
+    """How far a run is. Reported when a model is started (``row`` is None) and when it is done.
+
+    Attributes:
+        done: models that are done, those that were up to date included.
+        total: models in all.
+        running: names of the models that are being converted.
+        row: what became of the model that is done.
+    """
+
+    done: int
+    total: int
+    running: tuple[str, ...]
+    row: Row | None
+
+
+def page_of(pages: Path, name: str) -> Path:
+    """The page of a model: its path below the folder of the pages."""
+    return pages / f"{name}.html"
