@@ -26,7 +26,7 @@ class Tool:
 
 
 TOOLS = (
-    Tool("onnxamp", "onnxamp", (f"-e{ROOT}",), "onnxamp.convert_file(source, target)", shares=True),
+    Tool("onnxamp", "onnxamp", (f"-e{ROOT}",), "onnxamp.convert_file(source, target, validate=False)", shares=True),
     Tool(
         "onnxruntime",
         "onnxruntime.transformers",

@@ -175,7 +175,7 @@ class TestMissingFiles:
         tensor.external_data.add(key="location", value="weights.bin")
         model.graph.initializer.append(tensor)
         with pytest.raises(FileNotFoundError, match=r"'.*weights.bin' of the weight 'w' is missing") as caught:
-            onnxamp.convert_file(saved(model), "out.onnx")
+            onnxamp.convert_file(saved(model), "out.onnx", validate=False)
         assert isinstance(caught.value, onnxamp.MissingDataError)
         assert isinstance(caught.value, onnxamp.ExternalDataError)
 

@@ -36,7 +36,7 @@ def optimised(model, tmp_path, level):
 def test_converts_and_stays_accurate(path, level, dtype, tmp_path):
     result = tmp_path / "result.onnx"
     opset = {"opset": 13} if path.stem == "ultraface_rfb_320" and dtype == "bfloat16" else {}
-    onnxamp.convert_file(path, result, level, dtype=dtype, **opset)
+    onnxamp.convert_file(path, result, level, dtype=dtype, **opset, validate=False)
     model = onnx.load(result)
     onnx.checker.check_model(model, full_check=True)
     given = path.with_suffix(".npz")
@@ -94,7 +94,7 @@ def test_hazards_are_what_saves_the_classifier(tmp_path):
     assert {row.reason for row in plan.hazards} >= {"decomposed pattern"}
     errors = {}
     for hazards in (True, False):
-        onnxamp.convert_file(path, result, "O3", hazards=hazards)
+        onnxamp.convert_file(path, result, "O3", hazards=hazards, validate=False)
         found = diff_models(path, result, samples, provider="cpu")
         errors[hazards] = max(diff.rel_l2 for diff in found.outputs)
     assert errors[True] < 1e-3
@@ -103,7 +103,7 @@ def test_hazards_are_what_saves_the_classifier(tmp_path):
 
 def test_first_bad_value_is_named(tmp_path):
     path, result = ROOT / "models" / "decoder.onnx", tmp_path / "result.onnx"
-    onnxamp.convert_file(path, result, "O3", hazards=False)
+    onnxamp.convert_file(path, result, "O3", hazards=False, validate=False)
     found = diff_models(path, result, provider="cpu")
     assert found.failure is not None
     assert found.first_bad is not None

@@ -131,7 +131,7 @@ def test_mutated_models(
         source.write_bytes(mutate(rng.choice(whole_models), rng))
         wishes = {"level": rng.choice(("O0", "O1", "O2", "O3")), "dtype": rng.choice(("float16", "bfloat16"))}
         try:
-            onnxamp.convert_file(source, target, **wishes, target=rng.choice(("cuda", "cpu", "any")))
+            onnxamp.convert_file(source, target, **wishes, target=rng.choice(("cuda", "cpu", "any")), validate=False)
             onnx.load(target)
         except InternalError:
             raise

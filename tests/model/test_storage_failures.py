@@ -56,7 +56,7 @@ def test_nothing_outside_the_models_folder_is_read(model: Path, way: str) -> Non
     for convert in (
         onnxamp.convert_model,
         onnxamp.plan_model,
-        lambda path: convert_file(path, path.with_name("o.onnx")),
+        lambda path: convert_file(path, path.with_name("o.onnx"), validate=False),
     ):
         with pytest.raises(onnxamp.ExternalDataError, match=r"'first'.*(outside the model's folder|is missing)"):
             convert(model)
@@ -78,7 +78,7 @@ BAD_ENTRIES = {
 def test_entries_that_lie(model: Path, entries: dict[str, Any], said: str) -> None:
     relocated(model, **entries)
     with pytest.raises(onnxamp.ExternalDataError, match=rf"'first'.*{said}") as caught:
-        convert_file(model, model.with_name("low.onnx"))
+        convert_file(model, model.with_name("low.onnx"), validate=False)
     assert isinstance(caught.value, onnxamp.ModelError)
     assert files(model.parent) == ["model.onnx", "weights.bin"]
 
@@ -87,7 +87,7 @@ def test_a_short_data_file(model: Path) -> None:
     data = model.with_name("weights.bin")
     data.write_bytes(data.read_bytes()[:100])
     with pytest.raises(onnxamp.ExternalDataError, match="which holds 100 bytes: copy or export both again"):
-        convert_file(model, model.with_name("low.onnx"))
+        convert_file(model, model.with_name("low.onnx"), validate=False)
 
 
 # --- whole or not at all ----------------------------------------------------------------------------------------
@@ -107,11 +107,11 @@ def test_a_full_disk_changes_nothing(
     model: Path, monkeypatch: pytest.MonkeyPatch, level: str, external_data: str, step: str
 ) -> None:
     target = model.with_name("low.onnx")
-    convert_file(model, target)
+    convert_file(model, target, validate=False)
     before = contents(model.parent)
     monkeypatch.setattr(*PLACES[step], full)
     with pytest.raises(onnxamp.OutputError, match=r"low\.onnx.*No space left on device.*untouched") as caught:
-        convert_file(model, target, level, external_data=external_data)
+        convert_file(model, target, level, external_data=external_data, validate=False)
     assert "\n" not in str(caught.value)
     assert contents(model.parent) == before
 
@@ -123,13 +123,13 @@ def test_a_read_only_folder(model: Path, tmp_path: Path) -> None:
     if os.access(folder, os.W_OK):
         pytest.skip("this user may write everywhere")
     with pytest.raises(onnxamp.OutputError, match="Permission denied"):
-        convert_file(model, folder / "low.onnx")
+        convert_file(model, folder / "low.onnx", validate=False)
     assert files(folder) == []
 
 
 def test_a_missing_folder(model: Path) -> None:
     with pytest.raises(onnxamp.OutputError, match=r"nowhere.*does not exist; create it"):
-        convert_file(model, model.parent / "nowhere" / "low.onnx")
+        convert_file(model, model.parent / "nowhere" / "low.onnx", validate=False)
     assert files(model.parent) == ["model.onnx", "weights.bin"]
 
 
@@ -140,7 +140,7 @@ def test_an_interruption_leaves_nothing_behind(model: Path, monkeypatch: pytest.
     before = contents(model.parent)
     monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        convert_file(model, model.with_name("low.onnx"))
+        convert_file(model, model.with_name("low.onnx"), validate=False)
     assert contents(model.parent) == before
 
 
@@ -150,7 +150,7 @@ def test_no_output_takes_the_place_of_data_that_are_read(model: Path) -> None:
     np.savez(inputs, X=np.zeros((1, 64), np.float32))
     before = contents(model.parent)
     with pytest.raises(onnxamp.ArgumentError, match=r"weights\.bin.*holds weights of the model"):
-        convert_file(model, data)
+        convert_file(model, data, validate=False)
     for taken in (data, inputs, model):
         for command in (
             ("convert", model, "-o", model.with_name("o.onnx"), "--html", taken),
@@ -169,7 +169,7 @@ def test_devices_and_pipes_are_not_replaced(model: Path) -> None:
     os.mkfifo(model.with_name("pipe"))
     for place in (Path("/dev/null"), model.with_name("pipe")):
         with pytest.raises(onnxamp.OutputError, match="not a regular file"):
-            convert_file(model, place)
+            convert_file(model, place, validate=False)
         assert run("convert", model, "-o", place).exit_code == 2
         assert place.exists()
         assert not place.is_file()
@@ -184,7 +184,7 @@ def test_a_disk_that_fails_at_each_call_in_turn(
 ) -> None:
     """Whichever call of the system fails, once: the old result is there, or the new one; and nothing else."""
     target = model.with_name("low.onnx")
-    convert_file(model, target, external_data=external_data)
+    convert_file(model, target, external_data=external_data, validate=False)
     old, failed = answers(target), 0
     calls = {name: getattr(os, name) for name in CALLS}
     for number in range(200):
@@ -202,12 +202,12 @@ def test_a_disk_that_fails_at_each_call_in_turn(
             for name in CALLS:
                 patch.setattr(os, name, partial(failing, name))
             with suppress(onnxamp.OutputError):
-                convert_file(model, target, external_data=external_data)
+                convert_file(model, target, external_data=external_data, validate=False)
         if count <= 0:
             break
         failed += 1
         np.testing.assert_array_equal(answers(target), old)
-        convert_file(model, target, external_data=external_data)
+        convert_file(model, target, external_data=external_data, validate=False)
         assert set(files(model.parent)) == {"model.onnx", "weights.bin", "low.onnx", *locations(target).values()}
     assert 8 < failed < 200
 
@@ -220,13 +220,13 @@ def test_files_that_may_not_grow(model: Path, external_data: str, monkeypatch: p
 
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be cut off, and break later imports
     target = model.with_name("low.onnx")
-    convert_file(model, target)
+    convert_file(model, target, validate=False)
     before, limits = contents(model.parent), resource.getrlimit(resource.RLIMIT_FSIZE)
     for size in (0, 1, 500, 4096, 10_000):
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
             with pytest.raises(onnxamp.OutputError, match=r"low\.onnx.*(File too large|requested and)"):
-                convert_file(model, target, "O3", external_data=external_data)
+                convert_file(model, target, "O3", external_data=external_data, validate=False)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert contents(model.parent) == before

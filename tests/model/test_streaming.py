@@ -52,7 +52,7 @@ def test_tensors_larger_than_a_piece(tmp_path: Path, wish: str) -> None:
     source, target = big(tmp_path, 16), tmp_path / "low.onnx"
     counted = Path("/proc/self/io").exists()
     before = bytes_read() if counted else 0
-    convert_file(source, target, external_data=wish)
+    convert_file(source, target, external_data=wish, validate=False)
     assert not counted or bytes_read() - before < 1.1 * source.stat().st_size
     assert normal(onnx.load(target)) == normal(onnxamp.convert_model(source))
 
@@ -86,7 +86,7 @@ def test_a_source_that_shrinks_is_an_error(model: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "touch", cut)
     with pytest.raises(onnxamp.SourceChangedError, match="changed while it was read"):
-        convert_file(model, model.with_name("low.onnx"))
+        convert_file(model, model.with_name("low.onnx"), validate=False)
     assert files(model.parent) == before
 
 
@@ -118,7 +118,7 @@ def test_initializers_that_share_their_data_are_written_once(tmp_path: Path) -> 
     del second.external_data[:]
     second.external_data.extend(first.external_data)
     onnx.save(proto, path)
-    made = convert_file(path, tmp_path / "low.onnx")
+    made = convert_file(path, tmp_path / "low.onnx", validate=False)
     assert (tmp_path / "low.onnx.data").stat().st_size == SIZE * SIZE * 2 + len(MARK)
     assert made.weights["first"] == made.weights["second"]
     assert made.weights["first"].elements == SIZE * SIZE
@@ -131,7 +131,7 @@ def test_small_weights_of_a_data_file_do_not_stay_there(tmp_path: Path) -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.array([3, 2]), "shape"))
     onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     (tmp_path / "other").mkdir()
-    convert_file(tmp_path / "m.onnx", tmp_path / "other" / "low.onnx", "O3")
+    convert_file(tmp_path / "m.onnx", tmp_path / "other" / "low.onnx", "O3", validate=False)
     assert numpy_helper.to_array(onnx.load(tmp_path / "other" / "low.onnx").graph.initializer[0]).tolist() == [3, 2]
 
 
@@ -150,26 +150,26 @@ def shards(folder: Path, name: str = "low.onnx") -> list[str]:
 
 def test_shards(model: Path) -> None:
     target = model.with_name("low.onnx")
-    convert_file(model, target, shard_bytes=10_000)
+    convert_file(model, target, shard_bytes=10_000, validate=False)
     names = ["low.onnx-00001-of-00002.data", "low.onnx-00002-of-00002.data"]
     assert shards(model.parent) == names
     assert sorted(locations(target).values()) == names
     assert is_low(target)
-    convert_file(model, target, shard_bytes=100_000)
+    convert_file(model, target, shard_bytes=100_000, validate=False)
     assert files(model.parent) == ["low.onnx", "low.onnx.data", "model.onnx", "weights.bin"]
-    convert_file(model, target, shard_bytes=1)
+    convert_file(model, target, shard_bytes=1, validate=False)
     assert shards(model.parent) == names
-    convert_file(model, target, shard_bytes=1)
+    convert_file(model, target, shard_bytes=1, validate=False)
     assert shards(model.parent) == names
     assert len(files(model.parent)) == 5
     assert is_low(target)
-    convert_file(model, target, external_data="never")
+    convert_file(model, target, external_data="never", validate=False)
     assert files(model.parent) == ["low.onnx", "model.onnx", "weights.bin"]
 
 
 def test_a_disk_that_fills_up_at_the_second_shard(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = model.with_name("low.onnx")
-    convert_file(model, target, shard_bytes=1)
+    convert_file(model, target, shard_bytes=1, validate=False)
     before = contents(model.parent)
     touch = Path.touch
 
@@ -180,14 +180,14 @@ def test_a_disk_that_fills_up_at_the_second_shard(model: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "touch", full)
     with pytest.raises(onnxamp.OutputError, match="No space left"):
-        convert_file(model, target, shard_bytes=1)
+        convert_file(model, target, shard_bytes=1, validate=False)
     assert contents(model.parent) == before
 
 
 def test_shards_need_a_size_and_data_files(model: Path) -> None:
     for wishes in ({"shard_bytes": 0}, {"shard_bytes": 10, "external_data": "never"}):
         with pytest.raises(onnxamp.ArgumentError, match="shard_bytes"):
-            convert_file(model, model.with_name("low.onnx"), **wishes)
+            convert_file(model, model.with_name("low.onnx"), **wishes, validate=False)
 
 
 @pytest.mark.parametrize(("size", "count"), [("9kB", 2), ("9KiB", 2), ("0.1 MB", 0), ("8191", 2), ("1g", 0)])
@@ -252,7 +252,7 @@ def test_safetensors_as_a_source(tmp_path: Path, groups: list[list[int]], odd: b
     expected = answers(path)
     as_safetensors(path, groups, odd)
     (tmp_path / "weights.bin").unlink()
-    convert_file(path, tmp_path / "low.onnx")
+    convert_file(path, tmp_path / "low.onnx", validate=False)
     assert is_low(tmp_path / "low.onnx")
     np.testing.assert_allclose(answers(tmp_path / "low.onnx"), expected, rtol=2e-2, atol=2e-3)
     assert onnxamp.convert_model(path).graph.initializer[0].data_type == TensorProto.FLOAT16
@@ -326,7 +326,9 @@ def lossy(folder: Path, size: int = 64) -> Path:
 def test_losses_are_counted_while_weights_are_written(tmp_path: Path, wish: str) -> None:
     """Of each weight, which is larger than a piece, in sum."""
     size = 1100
-    made = convert_file(lossy(tmp_path, size), tmp_path / "low.onnx", "O3", external_data=wish, hazards=False)
+    made = convert_file(
+        lossy(tmp_path, size), tmp_path / "low.onnx", "O3", external_data=wish, hazards=False, validate=False
+    )
     assert made.weights == dict.fromkeys(("w", "k"), ConversionCounts(size * size, 3, 5, 7))
 
 
@@ -346,12 +348,13 @@ def test_losses_are_reported(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from onnxamp import convert_file
-convert_file(sys.argv[1], sys.argv[2])
+convert_file(sys.argv[1], sys.argv[2], validate=False)
 for _ in sys.stdin:
     child = os.fork()
     while child == 0:
         for dtype in ("float16", "bfloat16"):
-            convert_file(sys.argv[1], sys.argv[2], dtype=dtype, external_data="always", shard_bytes=1 << 20)
+            options = {"external_data": "always", "shard_bytes": 1 << 20, "validate": False}
+            convert_file(sys.argv[1], sys.argv[2], dtype=dtype, **options)
             print("done", flush=True)
     print(child, flush=True)
     os.waitpid(child, 0)
@@ -425,8 +428,8 @@ for code in sys.stdin:
 """
 """Forks a process for each line, which is run; it prints the most bytes that were held."""
 WAYS = {
-    "library": "onnxamp.convert_file({source!r}, {target!r})",
-    "data file": "onnxamp.convert_file({source!r}, {target!r}, external_data='always')",
+    "library": "onnxamp.convert_file({source!r}, {target!r}, validate=False)",
+    "data file": "onnxamp.convert_file({source!r}, {target!r}, external_data='always', validate=False)",
     "in memory": "onnxamp.convert_model({source!r})",
     "command": "group.main(['convert', {source!r}, '-o', {target!r}, '--no-validate', '-q'], standalone_mode=False)",
 }

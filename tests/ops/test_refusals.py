@@ -89,7 +89,7 @@ def test_checks_say_where_such_nodes_run() -> None:
 def test_low_nodes_that_fall_back_are_told(tmp_path: Any) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(transposed("pads = [0, 0, 1, 1]"), path)
-    made = onnxamp.convert_file(path, tmp_path / "low.onnx")
+    made = onnxamp.convert_file(path, tmp_path / "low.onnx", validate=False)
     assert made.summary.fallbacks == (("Y", "ConvTranspose"),)
     low = audit_model(onnx.load(tmp_path / "low.onnx"))
     assert next(node.provider for node in low.nodes if node.op == "ConvTranspose") == "CPU"

@@ -52,7 +52,7 @@ def test_every_small_model_is_converted_well(tmp_path: Path) -> None:
     assert [spec.name for spec in subjects.QUICK] == [spec.name for spec in subjects.FULL]
     for spec in subjects.QUICK:
         source, target = spec.file(tmp_path), tmp_path / "low.onnx"
-        onnxamp.convert_file(source, target)
+        onnxamp.convert_file(source, target, validate=False)
         verdict = judge(source, target)
         assert (verdict["loads"], verdict["verdict"]) == (True, "within limits"), spec.name
         assert verdict["error"] < 1e-2

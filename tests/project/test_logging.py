@@ -14,7 +14,7 @@ MODEL = Path(__file__).parents[2] / "models" / "classifier.onnx"
 
 def test_stages_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "onnxamp"):
-        onnxamp.convert_file(MODEL, tmp_path / "low.onnx")
+        onnxamp.convert_file(MODEL, tmp_path / "low.onnx", validate=False)
         onnxamp.diff_models(MODEL, tmp_path / "low.onnx", provider="cpu")
     assert {record.name for record in caplog.records} == {"onnxamp"}
     told = [record.getMessage() for record in caplog.records]

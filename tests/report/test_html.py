@@ -525,7 +525,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_real_conversion(tmp_path: Path) -> None:
     model = ROOT / "models" / "encoder.onnx"
-    made = onnxamp.convert_file(model, tmp_path / "out.onnx", fold=False)
+    made = onnxamp.convert_file(model, tmp_path / "out.onnx", fold=False, validate=False)
     page = conversion_page(made, None, None)
     precisions = [row.precision for row in page.nodes if row.op != "Cast"]
     assert precisions.count("float16") == made.summary.nodes["low"]

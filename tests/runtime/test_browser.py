@@ -349,7 +349,7 @@ class TestRuns:
 class TestNumbers:
     def test_it_is_a_second_witness_of_float16(self, tmp_path: Path) -> None:
         low = tmp_path / "low.onnx"
-        onnxamp.convert_file(ENCODER, low, level="O2", target="webgpu")
+        onnxamp.convert_file(ENCODER, low, level="O2", target="webgpu", validate=False)
         seen = onnxamp.diff_models(ENCODER, low, provider="browser")
         assert seen.passed
         assert seen.lowest == "float16"

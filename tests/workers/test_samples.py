@@ -134,7 +134,7 @@ def test_ranges_are_those_of_one_process(folder: Path) -> None:
         found.append((Path("low.onnx").read_bytes(), Path("plan.json").read_text()))
     assert found[0] == found[1]
     given = random_samples(model("decoder"), 5)
-    onnxamp.convert_file(model("decoder"), "low.onnx", "O3", rescale=True, samples=list(given), jobs=2)
+    onnxamp.convert_file(model("decoder"), "low.onnx", "O3", rescale=True, samples=list(given), jobs=2, validate=False)
     assert Path("low.onnx").read_bytes() == found[0][0]
     assert json.loads(found[0][1])["options"]["rescaling"]["made_up"]
 
