@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from onnxamp._audit.findings import Audit, Casts, Finding, NodeFacts
-from onnxamp._convert.kept import KeptWeight
 from onnxamp._convert.plan import HazardRow, Plan, PlanRow
-from onnxamp._convert.summary import Summary
+from onnxamp._convert.summary import KeptWeight, Summary
 from onnxamp._job.writing import Conversion
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._numerics.compare import compare

@@ -1,6 +1,8 @@
 """What can be said about a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -8,26 +10,178 @@ from typing import Any, Final
 from onnx import ModelProto
 
 from onnxamp._audit.casts import cast_traffic
-from onnxamp._audit.device_placement import place_nodes
-from onnxamp._audit.engine import with_engine
+from onnxamp._audit.device_placement import distinct_typings, place, place_nodes
 from onnxamp._audit.faults import import_faults, type_faults
-from onnxamp._audit.findings import Audit, Casts, Finding, NodeFacts, ordered
+from onnxamp._audit.findings import Audit, Casts, Engine, Finding, LoadsFrom, NodeFacts, ordered
 from onnxamp._audit.hazards import low_hazards
-from onnxamp._audit.releases import loads_from, release_faults, wrong_results
 from onnxamp._audit.sizes import sized
-from onnxamp._audit.straight import refused_casts
 from onnxamp._audit.weights import weight_findings, weight_types
 from onnxamp._convert.hints import decomposed
+from onnxamp._decide.dequantized import shared_factors, split_scales
+from onnxamp._decide.reads import straight_reads
+from onnxamp._decide.straight import constant_reads, passed_states, stacked_up
+from onnxamp._decide.wrong_kernels import wrong_kernels
 from onnxamp._dtypes import FLOAT, LOW_TYPES
-from onnxamp._errors import ModelError, OpsetError
+from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
+from onnxamp._ops.profiles import Profile, profile_of
+from onnxamp._ops.tables import read_table
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
+from onnxamp._runtime.building import Refusal, build_engine
 from onnxamp._target.kernels import check_target
+from onnxamp._target.versions import BUILDERS, VERSIONED, device_of, known_versions, release, version_of
+
+
+def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
+    """Nodes around Casts, or results of loops, that the target's builder may refuse. Complexity: linear in nodes."""
+    profile = profile_of(target)
+    if profile is None:
+        return
+    low_names = {low.tensor: low.name for low in LOW_TYPES.values()}
+    for node in stacked_up(graph, profile):
+        if name := low_names.get(graph.types[node.outputs[0]] or ""):
+            text = f"a loop stacks up its {name} as they are: {target}'s builder may refuse that"
+            yield Finding("warning", "kernel", node.label, node.key, text, f"Convert for {target}, or make it float32.")
+    for node, position in constant_reads(graph, profile):
+        text = f"input {position} is a constant: {target}'s builder takes none there"
+        yield Finding("error", "kernel", node.label, node.key, text, "Put an Identity before it.")
+    yield from _products(graph, profile, target)
+    for state, moved in passed_states(graph, profile):
+        owner, readers = graph.producer(state), {node.key for value in moved for node, _ in graph.consumers(value)}
+        if owner is not None and "Cast" in readers:
+            text = f"its body moves a state that is cast behind it: {target}'s builder may refuse that"
+            action = f"Convert for {target}, or give what reads the state one type."
+            yield Finding("warning", "kernel", owner.label, owner.key, text, action)
+    for read in straight_reads(graph, profile):
+        made = graph.producer(read.value)
+        if made is None or made.key != "Cast" or graph.types[read.value] != FLOAT:
+            continue
+        for low in LOW_TYPES.values():
+            if graph.types[made.input(0)] == low.tensor:
+                what = "stacks up" if read.owner.bodies else "reads"
+                text = f"it {what} float32 that is a Cast of {low.name}: {target}'s builder may refuse that"
+                action = f"Convert for {target}, or keep what the Cast reads float32, too (--keep-fp32 NAME)."
+                yield Finding("warning", "kernel", read.owner.label, read.owner.key, text, action)
+
+
+def _products(graph: Graph, profile: Profile, target: str) -> Iterator[Finding]:
+    """Products of dequantized numbers that the target's builder may refuse."""
+    for node, *dequantized in split_scales(graph, profile):
+        kinds = [graph.types[found.outputs[0]] for found in dequantized]
+        if kinds[0] != kinds[1]:
+            text = f"its factors are dequantized to different types: {target}'s builder may refuse that"
+            yield Finding("warning", "kernel", node.label, node.key, text, "Give both scales one type.")
+    for first, node in shared_factors(graph, profile):
+        if graph.types[node.outputs[0]] != graph.types[first.outputs[0]]:
+            text = f"it shares a dequantized factor with a product of another type: {target}'s builder may refuse that"
+            yield Finding("warning", "kernel", node.label, node.key, text, "Give both products one type.")
+
+
+def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:
+    """The oldest version of ONNX Runtime from which on all load the model, and why the one before it does not.
+
+    None where the newest one does not load it either, or the target has no versions.
+
+    Complexity: linear in nodes, and in distinct typings times versions.
+    """
+    device, oldest = device_of(target), ""
+    if device not in VERSIONED:
+        return None
+    _keys, examples = distinct_typings(graph, device)
+    for version in reversed(known_versions()):
+        older = f"{device}@{version}"
+        reason = next(_unloadable(graph, model, older), "")
+        for example in () if reason else examples.values():
+            found = place(older, example)
+            if found.severity == "error":
+                reason = f"{example.node.key}: {found.text.partition(':')[0]}"
+                break
+        if reason:
+            return LoadsFrom(oldest, f"{version}: {reason}") if oldest else None
+        oldest = version
+    return LoadsFrom(oldest, "")
+
+
+def release_faults(graph: Graph, model: ModelProto, target: str) -> Iterator[Finding]:
+    """Why the target's version of ONNX Runtime does not load the model, whatever its kernels."""
+    if version_of(target):
+        action = "Export the model for an older opset and IR version, or use a newer ONNX Runtime."
+        for text in _unloadable(graph, model, target):
+            yield Finding(
+                "error", "opset", "", "", f"ONNX Runtime {version_of(target)} does not load it: {text}", action
+            )
+
+
+def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
+    """Low nodes whose kernels are wrong on the target, or in its version."""
+    newer = ", or use a newer ONNX Runtime" if version_of(target) else ""
+    for low in LOW_TYPES.values():
+        for node, why in wrong_kernels(graph, low.name, target):
+            if any(value != ABSENT and graph.types[value] == low.tensor for value in node.inputs):
+                action = f"Keep it float32 (--keep-fp32 NAME){newer}."
+                yield Finding("warning", "kernel", node.label, node.key, why, action)
+
+
+def _unloadable(graph: Graph, model: ModelProto, target: str) -> Iterator[str]:
+    newest = release(target)
+    if model.ir_version > newest.ir_version:
+        yield f"its IR version is {model.ir_version}, and {newest.ir_version} the newest that is read"
+    opset = graph.book.opsets.get("", 0)
+    if opset > newest.opset:
+        yield f"its opset is {opset}, and {newest.opset} the newest that is known"
+
+
+_LOW: Final = frozenset({*(low.name for low in LOW_TYPES.values()), "mixed"})
+"""Precisions of nodes that are low in part at least."""
+
+
+def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
+    """Build an engine from a model, and add to its audit what the builder says.
+
+    Args:
+        audit: what is known without building.
+        model: the model.
+        feeds: inputs whose shapes the engine is for, where the model leaves them open.
+
+    Raises:
+        ArgumentError: the audit is for a target that builds no engines.
+        RuntimeFailure: the builder is not installed.
+    """
+    if audit.target not in BUILDERS:
+        raise ArgumentError(f"Only for {' and '.join(BUILDERS)} engines are built, not for {audit.target!r}.")
+    built = build_engine(model, feeds)
+    nodes = {node.node: node for node in audit.nodes}
+    said = [_finding(audit.target, built.by, refusal, nodes.get(refusal.node)) for refusal in built.refusals]
+    findings = ordered((*said, *audit.findings))
+    return replace(audit, findings=findings, engine=Engine(built.by, not built.refusals, built.size))
+
+
+def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> Finding:
+    """A refusal, with what to do about it."""
+    rule = next((row for row in _rules(target) if row["says"] in refusal.text), None)
+    why = f" ({rule['rule']})" if rule is not None else ""
+    text = f"{by} refuses it: {refusal.text}{why}"
+    if node is None:
+        action = str(rule.get("cure", "")) if rule is not None else ""
+        return Finding("error", "engine", refusal.node, "", text, action or "Look at the ops that it names.")
+    if node.precision in _LOW:
+        action = f"Keep it float32: convert with --target {target}, or with --keep-node NAME or --black {node.op}."
+    else:
+        action = "No precision cures it: replace the op, or load a plugin that has it."
+    return Finding("error", "engine", node.node, node.op, text, action)
+
+
+@cache
+def _rules(target: str) -> Sequence[Mapping[str, str]]:
+    """Rules of strong typing, by what the builder says where they are broken."""
+    rules: Sequence[Mapping[str, str]] = read_table(f"targets/{target}").get("rules", ())
+    return rules
+
 
 _FOLD: Final = (
     "onnxamp convert --fold makes one op of each. A normalisation may be low precision then: its kernel sums in"

@@ -6,24 +6,160 @@ TensorRT builds all nodes or nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from onnxamp._audit.casts import element_bytes
 from onnxamp._audit.findings import Finding
-from onnxamp._audit.host import host_nodes, is_constant
-from onnxamp._audit.placement_advice import advice, cure, home, in_float32
 from onnxamp._audit.sizes import Sized
-from onnxamp._dtypes import FLOAT, FLOAT16, LOW_TYPES, readable_types
+from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, readable_types
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import Shape
+from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import computes_low
+from onnxamp._ops.tables import read_table
 from onnxamp._target.kernels import carries, fails, kernel_table, runs_on
 from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of, device_of, version_of
+
+
+def home(target: str) -> str:
+    """The target's provider, as reports name it."""
+    return device_of(target).upper()
+
+
+def advice(target: str, node: Node, bound: Mapping[str, str], refused: str | None) -> str:
+    """How to bring a node back to the target's provider."""
+    signature = node.signature
+    assert signature is not None
+    if refused is not None:
+        return "If it costs too much, export it another way: no precision brings it back."
+    rows = kernel_table(target).get(node.key, ()) if device_of(target) != "cpu" else ()
+    raised = in_float32(bound)
+    if any(kernel.takes(signature, raised) for kernel in rows):
+        return f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
+    older = [kernel for kernel in rows if kernel.since < signature.since and _admits(kernel.types, bound)]
+    if older:
+        version = signature.since - 1
+        return f"{home(target)} has a kernel for older versions of the op: export with opset {version} or lower."
+    if device_of(target) == "cpu":
+        return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
+    return "It falls back in every precision: if it costs too much, replace the op."
+
+
+def cure(target: str, node: Node, bound: Mapping[str, str]) -> str:
+    """What to do about a node without a kernel."""
+    signature = node.signature
+    assert signature is not None
+    raised = in_float32(bound)
+    providers = dict.fromkeys((target, cpu_of(target)))
+    if any(k.takes(signature, raised) for p in providers for k in kernel_table(p).get(node.key, ())):
+        also = " or use float16" if any(BFLOAT16.tensor in found for found in bound.values()) else ""
+        return f"Keep it float32 (--keep-fp32 NAME){also}."
+    newer = [k.since for p in providers for k in kernel_table(p).get(node.key, ()) if k.since > signature.since]
+    if newer:
+        return f"Upgrade the model: kernels start at opset {min(newer)}."
+    return "Replace the op, or register your own kernels for it."
+
+
+def in_float32(bound: Mapping[str, str]) -> dict[str, str]:
+    """Types of parameters, with float32 in place of low precision."""
+    types = dict(bound)
+    for low in LOW_TYPES.values():
+        types = {param: kind.replace(low.tensor, FLOAT) for param, kind in types.items()}
+    return types
+
+
+def _admits(allowed: Mapping[str, frozenset[str]], bound: Mapping[str, str]) -> bool:
+    return all(bound[name] in types for name, types in allowed.items() if name in bound)
+
+
+_FEW: Final = 100
+"""Elements up to which a constant may be on the host or on the device."""
+
+_STAYING: Final = frozenset(
+    f"tensor({name})"
+    for name in ("float16", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz")
+)
+"""Types of inputs that keep a node on the target, since the CPU has few kernels for them."""
+
+
+@cache
+def memory_table(target: str, which: str) -> Mapping[str, frozenset[int]]:
+    """Op key -> positions of its "inputs" or "outputs" that the target's kernels expect in host memory."""
+    table = read_table("kernels/memory").get(target, {}).get(which, {})
+    return {op: frozenset(ports) for op, ports in table.items()}
+
+
+def host_nodes(graph: Graph, shapes: Sequence[Shape | None], providers: Sequence[str], target: str) -> set[int]:
+    """The nodes that run on the CPU because their inputs are there: no data move for them.
+
+    Args:
+        graph: the model.
+        shapes: by value index.
+        providers: by node, the provider if only kernels counted.
+        target: "cuda" or "cpu".
+
+    Complexity: linear in nodes and ports.
+    """
+    on_host, nodes, readers = set[int](), set[int](), set[int]()  # values, nodes, and nodes that read such values
+    for index in graph.order:
+        node = graph.nodes[index]
+        values: Sequence[int] = node.outputs
+        if providers[index] == target.upper():
+            if index in readers and _prefers_host(graph, shapes, node, target, on_host):
+                nodes.add(index)
+            else:
+                ports = memory_table(target, "outputs").get(node.key, frozenset())
+                values = [value for port, value in enumerate(node.outputs) if port in ports]
+        elif index in readers and providers[index] == "CPU":
+            if _prefers_host(graph, shapes, node, target, on_host):
+                nodes.add(index)
+        else:
+            continue
+        on_host.update(values)
+        uses = (use for value in values if value != ABSENT for use in graph.uses[value])
+        readers.update(_reader(graph, index, user) for user, _ in uses)
+    return nodes
+
+
+def _prefers_host(
+    graph: Graph, shapes: Sequence[Shape | None], node: Node, target: str, on_host: AbstractSet[int]
+) -> bool:
+    """Whether all inputs of the node are on the host, and not because its kernel expects them there."""
+    wanted = memory_table(target, "inputs").get(node.key, frozenset())
+    for port, value in enumerate(node.inputs):
+        if value == ABSENT or graph.types[value] in _STAYING:
+            return False
+        own = graph.values[value].scope == node.scope
+        if _is_small(graph, shapes, value) or (own and graph.values[value].origin is Origin.INPUT):
+            continue
+        if not (own and value in on_host) or port in wanted:
+            return False
+    return True
+
+
+def is_constant(view: View, value: int) -> bool:
+    """Whether the value is an initializer that callers cannot override, or the output of a Constant."""
+    producer = view.producer(value)
+    return view.values[value].origin is Origin.INITIALIZER or (producer is not None and producer.key == "Constant")
+
+
+def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
+    shape, stored = shapes[value], is_constant(view, value) or view.values[value].origin is Origin.DEFAULT
+    return stored and shape is not None and elements(shape) <= _FEW
+
+
+def _reader(view: View, maker: int, user: int) -> int:
+    """The node in the maker's own graph that reads its value: the user, or the node around the user."""
+    while view.nodes[user].scope != view.nodes[maker].scope:
+        user = view.scopes[view.nodes[user].scope].owner
+    return user
+
 
 NONE: Final = "none"
 """Provider of a node that nothing runs."""

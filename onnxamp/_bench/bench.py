@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from onnx import ModelProto
 
 from onnxamp._bench.causes import Evidence, find_causes
-from onnxamp._bench.profiled import profile
 from onnxamp._bench.records import Bench, BenchReport, Timing
-from onnxamp._bench.timing import Clock, Timed, interleave, latency, ratio, timed, warm_up
+from onnxamp._bench.timing import Clock, Timed, interleave, latency, profile, ratio, timed, warm_up
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.stats import lowest_precision

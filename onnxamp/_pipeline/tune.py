@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Final, Unpack
 
 from onnxamp._convert.deciding import analyse_model
+from onnxamp._convert.misspelt import among, misspelt, refuse
 from onnxamp._convert.plan import Plan
+from onnxamp._decide.unmatched import Unmatched
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import ModelSource
@@ -26,7 +28,6 @@ from onnxamp._pipeline.results import TunedMember, TunedPipeline
 from onnxamp._pipeline.runs import PipelineRuns
 from onnxamp._pipeline.search import RUNS, SECONDS, PipelineSearch, Told
 from onnxamp._pipeline.state import PART, PipelineState, facts_of
-from onnxamp._pipeline.unmatched import UnmatchedNames, find_unmatched
 from onnxamp._pipeline.write import check_targets, write_pipeline
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.run import Run
@@ -40,6 +41,34 @@ from onnxamp._tuning.runs import Backend, choose_backend
 from onnxamp._tuning.tune import tune
 from onnxamp._warnings import warn
 from onnxamp._workers.folders import temporary_folder
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedNames:
+    """Names in options that match nothing.
+
+    Attributes:
+        by_model: name of a model -> what would be said of those that match nothing in it.
+        anywhere: those that match nothing in any model whose options hold them.
+    """
+
+    by_model: Mapping[str, frozenset[str]]
+    anywhere: tuple[Unmatched, ...]
+
+
+def find_unmatched(pipeline: Pipeline) -> UnmatchedNames:
+    """Look for the names of all options in the models.
+
+    Raises:
+        ArgumentError: one matches nothing, and the options are strict about names.
+    """
+    asked = {member.name: member.asked(Level.O2, "float16") for member in pipeline.members}
+    found = {member.name: misspelt(member.model, asked[member.name]) for member in pipeline.members}
+    anywhere = among((asked[name], rows) for name, rows in found.items())
+    if any(options.strict_options for options in asked.values()):
+        refuse(anywhere)
+    return UnmatchedNames({name: frozenset(one.text for one in rows) for name, rows in found.items()}, anywhere)
+
 
 _LOG: Final = logging.getLogger("onnxamp")
 

@@ -1,20 +1,120 @@
 """Which gradients low precision flushes to zero: those of a step, beside those of the same step in float32."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
-from typing import Any
+from math import ceil, floor, log2, nan
+from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from onnxamp._decide.exponents import solve
+from onnxamp._decide.relations import Problem, Window
+from onnxamp._dtypes import FLOAT, FLOAT16
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.names import NewNames
+from onnxamp._graph.view import ABSENT
 from onnxamp._model.copying import copy_without
 from onnxamp._numerics.compare import compare
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, make_session, run
-from onnxamp.train._layer_scales import holds_float16, layer_scales, layers_of, with_sizes
+from onnxamp.train._step import LOSS
 from onnxamp.train._update import SCALE
+
+_HEADROOM: Final = 4
+"""A gradient may grow by so much before it overflows."""
+
+_DIGITS: Final = 8
+"""The root mean square of a gradient is to be so many times the smallest normal number."""
+
+
+def layers_of(graph: Graph, gradients: Sequence[str]) -> dict[str, int]:
+    """Float32 values that are linear in the loss scale -> the last layer whose gradient they lead to.
+
+    Args:
+        graph: a step in float32.
+        gradients: the values that hold the weights' gradients, in the order of the layers.
+
+    Complexity: linear in reads.
+    """
+    names = graph.scopes[0].names
+    reached = {names[SCALE]} if SCALE in names else set(_seeds(graph))
+    for index in graph.order:
+        node = graph.nodes[index]
+        if reached.intersection(node.inputs):
+            reached.update(node.outputs)
+    layers = {names[name]: layer for layer, name in enumerate(gradients)}
+    for index in reversed(graph.order):
+        node = graph.nodes[index]
+        leads = max((layers[value] for value in node.outputs if value in layers), default=ABSENT)
+        for value in reached.intersection(node.inputs) if leads != ABSENT else ():
+            layers[value] = max(leads, layers.get(value, leads))
+    floats = (value for value in layers if graph.types[value] == FLOAT and value != names.get(SCALE))
+    return {graph.values[value].name: layers[value] for value in floats}
+
+
+def _seeds(graph: Graph) -> Iterator[int]:
+    """The ones that gradients start from where nothing scales the loss: what constants make behind it."""
+    loss = graph.values[graph.scopes[0].names[LOSS]].producer
+    for node in graph.nodes[loss + 1 :]:
+        if all(value == ABSENT or graph.constants.is_constant(value) for value in node.inputs):
+            yield from node.outputs
+
+
+def with_sizes(model: ModelProto, values: Sequence[str]) -> tuple[list[NodeProto], list[str]]:
+    """Nodes that compute the largest magnitude and the root mean square of each value, and their outputs."""
+    names = NewNames({name for node in model.graph.node for name in node.output})
+    nodes, outputs = list[NodeProto](), list[str]()
+    for value in values:
+        size, largest, square, root = (names.fresh(f"{value}_{kind}") for kind in ("abs", "largest", "square", "root"))
+        nodes += [
+            helper.make_node("Abs", [value], [size]),
+            helper.make_node("ReduceMax", [size], [largest], keepdims=0),
+            helper.make_node("Mul", [value, value], [square]),
+            helper.make_node("ReduceMean", [square], [root], keepdims=0),
+        ]
+        outputs += [largest, root]
+    return nodes, outputs
+
+
+def layer_scales(layers: Mapping[str, int], sizes: Sequence[Any], count: int, scale: float) -> list[float]:
+    """The loss scale of each layer.
+
+    Args:
+        layers: as :func:`layers_of` returns.
+        sizes: largest magnitude and mean square of each of its values in turn, at the loss scale ``scale``.
+        count: number of layers.
+    """
+    problem = Problem()
+    exponents = [problem.variable() for _ in range(count)]
+    for layer, exponent in enumerate(exponents):  # the loss is behind the last layer
+        change = problem.variable()
+        behind = [(exponents[layer + 1], -1)] if layer + 1 < count else []
+        problem.relations.append(((exponent, 1), *behind, (change, -1)))
+        problem.costs[change] = 1
+    for layer, window in _windows(layers, sizes):
+        known = problem.windows.get(exponents[layer], window)
+        least = max(known.least, window.least)
+        problem.windows[exponents[layer]] = Window(least, max(min(known.most, window.most), least))
+    found = solve(problem).exponents
+    return [scale * 2.0 ** -found[exponent] for exponent in exponents]
+
+
+def _windows(layers: Mapping[str, int], sizes: Sequence[Any]) -> Iterator[tuple[int, Window]]:
+    for number, layer in enumerate(layers.values()):
+        largest, mean = float(sizes[2 * number]), float(sizes[2 * number + 1])
+        if np.isfinite(largest) and np.isfinite(mean) and mean:
+            least = ceil(log2(largest * _HEADROOM / FLOAT16.max_finite))
+            most = floor(log2(mean**0.5 / (_DIGITS * FLOAT16.smallest_normal)))
+            yield layer, Window(least, max(least, most))
+
+
+def holds_float16(model: ModelProto) -> bool:
+    """Whether float16 holds any of a step's values: other types have float32's range."""
+    held = {tensor.data_type for tensor in model.graph.initializer}
+    casts = (item.i for node in model.graph.node if node.op_type == "Cast" for item in node.attribute)
+    return TensorProto.FLOAT16 in held or TensorProto.FLOAT16 in casts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """A model in training: its state, steps, checkpoints, and the trained model."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,17 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.samples import SamplesLike
+from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._checker import TensorChecker
 from onnxamp.debugging._steps import StepWatch
-from onnxamp.train._checkpoints import check_state, read_checkpoint, write_checkpoint
-from onnxamp.train._feeds import Feeds, draw_masks, typed_feeds
-from onnxamp.train._fit import train
+from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
 from onnxamp.train._halves import Halves, StepGradients, StepResult
 from onnxamp.train._held import RESULTS, Held, values_of
 from onnxamp.train._masters import Masters, with_arrays
 from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._saved import trained_model
+from onnxamp.train._saved import check_state, read_checkpoint, trained_model, write_checkpoint
 from onnxamp.train._scale import LossScale
 from onnxamp.train._scaling import LossScaleManager
 from onnxamp.train._step import LOSS, Step
@@ -33,6 +32,49 @@ from onnxamp.train._update import APPLY, DIVISOR, NORM, OVERFLOW, RATE
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+
+class Trained(Protocol):
+    """What :func:`train` needs of a network."""
+
+    source: ModelProto
+    steps: int
+
+    def step(self, feeds: Mapping[str, Any]) -> StepResult:
+        """Make one training step."""
+
+
+def train(
+    net: Trained,
+    batches: Iterable[Mapping[str, Any]] | SamplesLike,
+    epochs: int,
+    *,
+    progress: bool,
+    report: Callable[[int, StepResult], None] | None,
+) -> list[float]:
+    """:meth:`onnxamp.train.TrainNetwork.fit`."""
+    if isinstance(batches, (str, PathLike, Mapping)):
+        batches = as_samples(batches, net.source)
+    from onnxamp._report.progress import progress_bar  # noqa: PLC0415 - only a terminal needs it
+
+    means, total = [], len(batches) * epochs if isinstance(batches, Sized) else 0
+    done = 0
+    with progress_bar(quiet=not progress) as advance:
+        for epoch in range(epochs):
+            losses = []
+            items: Iterable[Any] = batches.after(epoch) if isinstance(batches, Batches) else batches
+            for feeds in items:
+                result = net.step(feeds)
+                losses.append(result.loss)
+                done += 1
+                advance(f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}", done, total)
+                if report is not None:
+                    report(net.steps, result)
+            if not losses:
+                raise ArgumentError("There are no batches, or they cannot be iterated more than once.")
+            means.append(float(np.mean(losses)))
+    return means
+
 
 STEPS: Final = "train/steps"
 """In checkpoints: the number of steps made, which decides rates, updates and dropout masks."""

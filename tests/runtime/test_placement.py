@@ -26,7 +26,7 @@ from train_nets import conv_net
 
 from onnxamp import OnnxAmpError, convert_model
 from onnxamp._audit.audit import audit_model
-from onnxamp._audit.host import memory_table
+from onnxamp._audit.device_placement import memory_table
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
