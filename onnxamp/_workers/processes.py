@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._workers.executor import Crash, Station, Work
+from onnxamp._workers.mapped import survive_truncation
 from onnxamp._workers.signals import HANGUP, Watch
 from onnxamp._workers.threads import THREADS
 
@@ -175,6 +176,7 @@ def _serve(pipe: Connection, threads: int) -> None:
     for number in {signal.SIGINT, HANGUP} - {signal.SIGTERM}:  # the main process decides what ends
         signal.signal(number, signal.SIG_IGN)
     Watch([signal.SIGTERM])
+    survive_truncation()
     os.environ[THREADS] = str(threads)
     station = Station()
     try:

@@ -20,6 +20,8 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Final
 
+from onnxamp._workers.mapped import survive_truncation
+
 INTERRUPTED: Final = 128
 """What a shell adds to the number of the signal that ended a process."""
 
@@ -195,6 +197,7 @@ def obey(command: Callable[[], object]) -> None:
         SystemExit: with 128 and the number of the signal that came. Whatever the command raises, if none did.
     """
     watch = Watch((signal.SIGINT, signal.SIGTERM, HANGUP))
+    survive_truncation()
     try:
         command()
     except BaseException:
