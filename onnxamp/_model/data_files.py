@@ -1,14 +1,13 @@
 """The data files of results: their names, the mark by which onnxamp knows its own, and which models refer to them.
 
-Models of a folder may share a data file. So a file is removed only if onnxamp wrote it, as its last bytes tell, and no
-other model beside it refers to it; and a new data file takes no name that another model refers to, even if nothing is
-there: such a model would read the weights of a stranger.
+Models of a folder and of its parent may share a data file. So a file is removed only if onnxamp wrote it, as its last
+bytes tell, and no other model there refers to it; and a new data file takes no name that another model refers to, even
+if nothing is there: such a model would read the weights of a stranger.
 """
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,13 +20,15 @@ from onnxamp._model.formats import parse_text
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.storage import read_graph
 from onnxamp._ops.tables import read_table
-from onnxamp._paths.paths import read_range
+from onnxamp._paths.paths import is_remote, read_range
 
 MARK: Final = b"\nwritten by onnxamp\n"
 """The last bytes of a data file of ours, behind all weights."""
 
 _MODELS: Final = frozenset({".onnx", ".onnxtxt", ".onnxtext", ".textproto", ".txtpb", ".prototxt", ".pbtxt", ".json"})
 """Suffixes of files that may hold a model."""
+_MOST_ABOVE: Final = 500
+"""Models in parent folders that are looked into."""
 
 
 def data_names_of(base: str, count: int, style: str) -> list[str]:
@@ -83,40 +84,73 @@ def _locations(data: bytes) -> set[str] | None:
 
 
 def referring_models(folder: Path, names: Iterable[str], but: Path | None = None) -> dict[str, Path]:
-    """Find the models of a folder that refer to files in it.
+    """Find the models that refer to files of a folder: those in it, and those in its parent, which may name a file
+    ``folder/name``.
 
     Args:
-        folder: the folder of the models and of the files.
+        folder: the folder of the files.
         names: of the files.
         but: a model that does not count, since it is replaced.
 
     Returns:
-        For each name that any model refers to, such a model. One that cannot be read may refer to all of them.
+        For each name that any model refers to, such a model. One that cannot be read may refer to all of them, and so
+        may those of a parent with more than :data:`_MOST_ABOVE`.
 
-    Complexity: linear in the graphs of the folder; bytes of large weights are not read.
+    Complexity: linear in the graphs of both folders; bytes of large weights are not read.
     """
-    wanted = sorted(set(names))
+    wanted = {name: _place(folder, name) for name in sorted(set(names))}
     found: dict[str, Path] = {}
     if not wanted:
         return found
     own = None if but is None else but.resolve()
-    with suppress(OSError):  # a folder that cannot be listed
-        for path in sorted(folder.iterdir()):
-            if path.suffix.lower() in _MODELS and path.is_file() and path.resolve() != own:
-                found |= {name: path for name in _referred(path, wanted) if name not in found}
-    return found
+    above = [path for parent in _parents(folder) for path in _models_in(parent)]
+    for path in (*_models_in(folder), *above[:_MOST_ABOVE]):
+        if path.resolve() != own:
+            found |= {name: path for name in _referred(path, wanted) if name not in found}
+    return dict.fromkeys(wanted, above[_MOST_ABOVE]) | found if len(above) > _MOST_ABOVE else found
 
 
-def _referred(path: Path, names: Sequence[str]) -> Sequence[str]:
-    """Those of the names that a model file refers to."""
+def label_beside(model: Path, folder: Path) -> str:
+    """Return the name of a model for readers who are in the folder: ``model.onnx`` or ``../model.onnx``."""
+    return model.name if model.parent == folder else os.path.relpath(_place(model.parent, model.name), folder.resolve())
+
+
+def _place(folder: Path, location: str) -> Path:
+    """Return where a model in the folder finds a data file, whether there is one or not."""
+    path = folder / location
+    try:
+        return path.parent.resolve() / path.name
+    except (OSError, ValueError, RuntimeError):  # no file can have that name
+        return path
+
+
+def _parents(folder: Path) -> set[Path]:
+    """Return the folders from which models reach into this one: two where it is a symbolic link; none behind a URL."""
+    if is_remote(folder):
+        return set()
+    return {folder.absolute().parent.resolve(), folder.resolve().parent} - {folder.resolve()}
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that may hold a model, in order; none if it cannot be listed."""
+    try:
+        return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in _MODELS and path.is_file()]
+    except OSError:
+        return []
+
+
+def _referred(path: Path, wanted: Mapping[str, Path]) -> Sequence[str]:
+    """Return those of the names that a model file refers to; ``wanted`` holds their places."""
     try:
         data, _ = read_graph(path)
     except ValueError:  # it is larger than any model
         return ()
     except (OSError, SourceChangedError):
-        return names
-    mentioned = [name for name in names if name.encode() in data]
+        return list(wanted)
+    mentioned = {name: place for name, place in wanted.items() if place.name.encode() in data}
     used = _locations(data) if mentioned else set()
     if used is None:  # of a model that is being written, say, nobody knows
-        return mentioned if path.suffix.lower() == ".onnx" else ()
-    return [name for name in mentioned if name in used]
+        return list(mentioned) if path.suffix.lower() == ".onnx" else ()
+    names = {place.name for place in mentioned.values()}
+    places = {_place(path.parent, location) for location in used if Path(location).name in names}
+    return [name for name, place in mentioned.items() if place in places]

@@ -15,7 +15,15 @@ from onnx import ModelProto, StringStringEntryProto, TensorProto, numpy_helper
 from onnxamp._errors import ArgumentError, ModelError, SourceChangedError
 from onnxamp._model.blobs import PIECE, Blob, Copied, Held, layout, stream_blobs, write_blobs
 from onnxamp._model.converter import EXTERNAL_MIN, WeightConverter
-from onnxamp._model.data_files import MARK, data_files_of, data_names_of, is_data_name, is_own, referring_models
+from onnxamp._model.data_files import (
+    MARK,
+    data_files_of,
+    data_names_of,
+    is_data_name,
+    is_own,
+    label_beside,
+    referring_models,
+)
 from onnxamp._model.external_data import data_location, external_tensor, forget_location
 from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.remote_stage import RemoteStage, remote_staging
@@ -119,7 +127,8 @@ def _named_as_usual(
     if not is_remote(path) and not referring and _renamed(model, path, identity, places, names):
         return []
     taken = next(iter(referring), None) or next((name for name in usual if (path.parent / name).exists()), usual[0])
-    why = f"{referring[taken].name} refers to {taken}" if referring else f"{taken} could not be replaced"
+    user = label_beside(referring[taken], path.parent) if referring else ""
+    why = f"{user} refers to {taken}" if referring else f"{taken} could not be replaced"
     return [f"The weights are in {', '.join(used)}: {why}."]
 
 
@@ -306,7 +315,7 @@ def _outdated(path: Path, keep: frozenset[Path], left: list[str]) -> list[Path]:
     removed = []
     for name, file in data.items():
         if name in referring:
-            left.append(f"{name} stays: {referring[name].name} refers to it.")
+            left.append(f"{name} stays: {label_beside(referring[name], path.parent)} refers to it.")
         elif is_data_name(name, path.name) and is_own(file):
             removed.append(file)
         else:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._workers.executor import Crash, Station, Work
-from onnxamp._workers.signals import HANGUP, Watch
+from onnxamp._workers.mapped import survive_truncation
+from onnxamp._workers.signals import HANGUP, Ended, Watch, end_now
 from onnxamp._workers.threads import THREADS
 
 _GRACE: Final = 10.0
@@ -175,6 +176,7 @@ def _serve(pipe: Connection, threads: int) -> None:
     for number in {signal.SIGINT, HANGUP} - {signal.SIGTERM}:  # the main process decides what ends
         signal.signal(number, signal.SIG_IGN)
     Watch([signal.SIGTERM])
+    survive_truncation()
     os.environ[THREADS] = str(threads)
     station = Station()
     try:
@@ -186,5 +188,7 @@ def _serve(pipe: Connection, threads: int) -> None:
             pipe.send(station.do(item))
     except (EOFError, OSError):  # the main process closed the pipe, or died
         pass
+    except Ended:
+        end_now(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what runs at exit must not be unwound

@@ -20,6 +20,8 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Final
 
+from onnxamp._workers.mapped import survive_truncation
+
 INTERRUPTED: Final = 128
 """What a shell adds to the number of the signal that ended a process."""
 
@@ -191,19 +193,26 @@ def _end_children() -> None:
 def obey(command: Callable[[], object]) -> None:
     """Run what a program is for. Interrupts, requests to terminate and hang-ups end it within seconds.
 
+    What a signal ended does not tear down the interpreter: the code and the threads of native libraries may be in any
+    state, and C++ aborts where it meets that in its own clean-up. All that is to be done has been done by unwinding, or
+    is an act. So the exit code is 128 and the number of the signal, whatever a library makes of its end.
+
     Raises:
-        SystemExit: with 128 and the number of the signal that came. Whatever the command raises, if none did.
+        Whatever the command raises, if no signal came.
     """
     watch = Watch((signal.SIGINT, signal.SIGTERM, HANGUP))
+    survive_truncation()
     try:
         command()
     except BaseException:
         if not watch.number:
             raise
     finally:
-        watch.close()
+        if not watch.number:
+            watch.close()
     if watch.number:
-        with suppress(OSError, ValueError):  # the terminal may be gone
-            sys.stderr.write("Aborted!\n")
-            sys.stderr.flush()
-        raise SystemExit(INTERRUPTED + watch.number)
+        for stream, text in ((sys.stdout, ""), (sys.stderr, "Aborted!\n")):
+            with suppress(OSError, ValueError):  # the terminal may be gone
+                stream.write(text)
+                stream.flush()
+        end_now(watch.number)

@@ -148,6 +148,27 @@ def test_native_code_ends(place: Path, number: signal.Signals) -> None:
     assert left(place) == []
 
 
+ABORTS = """
+import ctypes
+library = ctypes.CDLL(None)
+library.on_exit(library.abort, None)
+from onnxamp._runtime import pieces
+def make_session(*_, **__):
+    signal.raise_signal({number})
+pieces.make_session = make_session
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="on_exit is of glibc")
+@pytest.mark.parametrize("number", NUMBERS)
+def test_native_libraries_are_not_torn_down(place: Path, number: signal.Signals) -> None:
+    """One that aborts when the process exits does not get to it, and nothing is left to do by then."""
+    with started(place, *COMMANDS["convert"], before=ABORTS.format(number=int(number))) as process:
+        output, said = process.communicate(timeout=_HANGS)
+    assert (process.returncode, output, said) == (INTERRUPTED + number, "", "Aborted!\n")
+    assert left(place) == []
+
+
 LOADS = """
 from importlib.machinery import ExtensionFileLoader
 load = ExtensionFileLoader.exec_module

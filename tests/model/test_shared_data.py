@@ -1,5 +1,6 @@
 """Data files that several models of a folder refer to: nothing is removed or taken that another one needs."""
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from click.testing import Result
 from commands import run
 from graphs.case import add_weights, parse
 from onnx import ModelProto
@@ -14,6 +16,7 @@ from stored import SIZE, answers, contents, external, files, inline, is_low, loc
 
 import onnxamp
 from onnxamp import convert_file
+from onnxamp._model import data_files
 from onnxamp._model.data_files import MARK, is_own, referring_models
 
 
@@ -26,6 +29,10 @@ def shared(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def told(result: Result) -> str:
+    return " ".join(result.output.split())
+
+
 def test_in_place_leaves_the_other_model_alone(shared: Path) -> None:
     wanted, sibling = answers(shared / "decoder.onnx"), shared / "decoder_with_past.onnx"
     result = run("convert", shared / "decoder.onnx", "--in-place", "-v")
@@ -34,20 +41,19 @@ def test_in_place_leaves_the_other_model_alone(shared: Path) -> None:
     np.testing.assert_array_equal(answers(sibling), wanted)
     (name,) = set(locations(shared / "decoder.onnx").values())
     assert sorted(files(shared)) == sorted(["decoder.onnx", "decoder.onnx.data", name, "decoder_with_past.onnx"])
-    told = " ".join(result.output.split())
-    assert "decoder.onnx.data stays: decoder_with_past.onnx refers to it." in told
-    assert f"The weights are in {name}: decoder_with_past.onnx refers to decoder.onnx.data." in told
+    assert "decoder.onnx.data stays: decoder_with_past.onnx refers to it." in told(result)
+    assert f"The weights are in {name}: decoder_with_past.onnx refers to decoder.onnx.data." in told(result)
 
 
 def test_both_in_place_one_after_the_other(shared: Path) -> None:
     """Nobody refers to the old data then, but onnxamp did not write them."""
     data = (shared / "decoder.onnx.data").read_bytes()
     for name in ("decoder.onnx", "decoder_with_past.onnx"):
-        told = convert_file(shared / name, shared / name, validate=False).notes
+        notes = convert_file(shared / name, shared / name, validate=False).notes
         assert is_low(shared / name)
     assert (shared / "decoder.onnx.data").read_bytes() == data
     assert "decoder.onnx.data, with the weights of the model that was replaced, stays: onnxamp did not" in " ".join(
-        told
+        notes
     )
     for name in ("decoder.onnx", "decoder_with_past.onnx"):
         convert_file(shared / name, shared / name, dtype="bfloat16", validate=False)
@@ -119,6 +125,66 @@ def test_a_link_to_the_model_is_the_model(shared: Path) -> None:
     assert referring_models(shared, ["decoder.onnx.data"], shared / "decoder.onnx") == {}
     (shared / "hard.onnx").hardlink_to(shared / "decoder.onnx")  # keeps the old contents
     assert set(referring_models(shared, ["decoder.onnx.data"], shared / "decoder.onnx")) == {"decoder.onnx.data"}
+
+
+@pytest.mark.parametrize("place", ["sub", "link"])
+def test_a_model_of_the_parent_folder_keeps_its_data(tmp_path: Path, place: str) -> None:
+    """``main.onnx`` refers to ``sub/decoder.onnx.data``, which onnxamp wrote, and to nothing else there."""
+    sub, main = tmp_path / "sub", tmp_path / "main.onnx"
+    sub.mkdir()
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "link").symlink_to("../sub")
+    source, folder = sub / "source.onnx", tmp_path / "links" / "link" if place == "link" else sub
+    decoder = folder / "decoder.onnx"
+    onnx.save(inline(), source)
+    assert run("convert", source, "-o", decoder, "--external-data", "always").exit_code == 0
+    proto = onnx.load(decoder, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = f".//sub/{entry.value}" if entry.key == "location" else entry.value
+    onnx.save(proto, main)
+    wanted, before = answers(main), contents(sub)["decoder.onnx.data"]
+    for _ in range(2):
+        result = run("convert", source, "-o", decoder, "--external-data", "always", "--dtype", "bfloat16")
+        assert result.exit_code == 0, result.output
+        assert is_low(decoder, dtype="bfloat16")
+        np.testing.assert_array_equal(answers(main), wanted)
+    assert contents(sub)["decoder.onnx.data"] == before
+    (name,) = set(locations(decoder).values())
+    assert files(sub) == sorted(["decoder.onnx", "decoder.onnx.data", name, "source.onnx"])
+    assert f"The weights are in {name}: ../main.onnx refers to decoder.onnx.data." in told(result).replace(
+        f"..{os.sep}", "../"
+    )
+    taken = run("convert", source, "-o", decoder.with_name("decoder.onnx.data"))
+    assert (taken.exit_code, "main.onnx': choose another name for the output." in told(taken)) == (2, True)
+
+
+def test_a_name_that_a_model_of_the_parent_folder_expects_is_not_taken(tmp_path: Path) -> None:
+    sub = tmp_path / "sub"
+    sub.mkdir()
+    external(tmp_path, "low.onnx.data")
+    proto = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = f"sub/{entry.value}" if entry.key == "location" else entry.value
+    onnx.save(proto, tmp_path / "model.onnx")
+    onnx.save(inline(), sub / "source.onnx")
+    result = run("convert", sub / "source.onnx", "-o", sub / "low.onnx", "--external-data", "always")
+    assert result.exit_code == 0, result.output
+    assert is_low(sub / "low.onnx")
+    assert "low.onnx.data" not in files(sub)
+
+
+def test_only_so_many_models_of_the_parent_folder_are_read(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind them any may refer to anything."""
+    monkeypatch.setattr(data_files, "_MOST_ABOVE", 1)
+    sub = tmp_path / "sub"
+    sub.mkdir()
+    assert referring_models(sub, ["x.data"]) == {"x.data": tmp_path / "decoder_with_past.onnx"}
+    (tmp_path / "decoder_with_past.onnx").unlink()
+    assert referring_models(sub, ["x.data"]) == {}
 
 
 def test_data_files_of_ours_are_marked(tmp_path: Path) -> None:
