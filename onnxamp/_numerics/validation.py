@@ -33,7 +33,7 @@ from onnxamp._runtime.building import build_engine, can_build
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loading import Loaded, load_file
 from onnxamp._runtime.session import Provider, is_plugin, make_session, run
-from onnxamp._target.versions import BUILDERS, device_of
+from onnxamp._target.versions import BUILDERS, device_of, older_installed, version_meant
 
 _MARGIN: Final = 0.2
 """Share of the default limits that is left to inputs that were not seen, where errors are draws."""
@@ -207,7 +207,11 @@ def build_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Lo
 
 
 def _unloadable(compared: Comparison, sink: Sink, options: Options, loaded: Loaded) -> DiffReport:
+    failure = f"{loaded.by} does not {loaded.does} the result: {loaded.fault.removesuffix('.')}."
+    here = older_installed(options.target)
+    if here:
+        failure += f" It was converted for ONNX Runtime {version_meant(options.target)} (--target {here} is this one)."
     return DiffReport(
         compared.reference.model.label, str(sink.target), loaded.by, compared.samples.description,
-        len(compared.samples), options.dtype, failure=f"{loaded.by} does not {loaded.does} the result: {loaded.fault}.",
+        len(compared.samples), options.dtype, failure=failure,
     )  # fmt: skip
