@@ -5,9 +5,9 @@
     python scripts/make_kernel_history.py DIR            write the history of all releases in DIR
 
 Run the second once per release, in an environment with its onnxruntime-gpu and the libraries of CUDA, and with the
-last patch of each release; or with the wheel onnxruntime, which has the same kernels for the CPU and none for CUDA. DIR
-then holds DIR/VERSION/{cuda,cpu}.json, in the form that make_kernel_tables.py reads, with the newest IR version and opset
-that the release loads.
+last patch of each release; or with the wheel onnxruntime, which has the same kernels for the CPU and none for CUDA.
+DIR then holds DIR/VERSION/{cuda,cpu}.json, in the form that make_kernel_tables.py reads, with the newest IR version and
+opset that the release loads.
 
 The history goes backwards: under each provider, a release maps the ops that differ from the release after it to their
 rows at the time, as in the tables of make_kernel_tables.py, or to null if it had no kernel of them. "sha256" is the

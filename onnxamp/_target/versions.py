@@ -135,7 +135,7 @@ def installed_target() -> str:
 
 
 def older_installed(target: str) -> str:
-    """Return the target in the version of the installed ONNX Runtime if that is older than the one meant, or else ""."""
+    """Return the target in the version of the installed ONNX Runtime, if that is older than the one meant, or ""."""
     import onnxruntime as ort  # noqa: PLC0415 - only this needs it
 
     device, installed = device_of(target), ".".join(ort.__version__.split(".")[:2])
